@@ -150,16 +150,16 @@ from stepengine.tools.repair import make_repairer
 from stepengine.tools.schemas import JsonSchema
 from stepengine.workspace.argv import parse_command
 from stepengine.workspace.connection import _Broken
-from stepengine.workspace.connection import _parse_head as parsed_frame
+from stepengine.workspace.connection import _parse_frame_head as parsed_frame
 from stepengine.workspace.contained_paths import contained_paths
 from stepengine.workspace.line_ends import keep_line_ends
 from stepengine.workspace.path_rules import PROTECTED, SECRETS, PathRules, possible_paths
 from stepengine.workspace.paths import printable_name
 from stepengine.workspace.patterns import GlobPattern, IgnorePattern, find_pattern_problem, max_search_columns
 from stepengine.workspace.remote_files import RemotePlace as FarPlace
-from stepengine.workspace.remote_files import RemoteSystem, _parse_entry, _read_listing
-from stepengine.workspace.repository import _parse_status
-from stepengine.workspace.skills import _parse_head
+from stepengine.workspace.remote_files import RemoteSystem, _parse_entry, _parse_listing
+from stepengine.workspace.repository import _parse_git_status
+from stepengine.workspace.skills import _parse_skill_head
 from stepengine.workspace.text import decode_text, read_line_range
 from stepengine.workspace.urls import parse_url, resolve_redirect
 
@@ -573,7 +573,7 @@ def framed(head: bytes) -> Any:
 
 def far_listing(data: bytes) -> Any:
     with contextlib.suppress(WorkspaceLost):
-        return [_parse_entry(one) for one in _read_listing(data, RemoteSystem(FarPlace(name="x", argv=tuple, env={})))]
+        return [_parse_entry(one) for one in _parse_listing(data, RemoteSystem(FarPlace(name="x", argv=tuple, env={})))]
 
 
 def _sent(text: str) -> None:
@@ -729,7 +729,7 @@ PLACES = (
     # --- what a repository and earlier runs say
     Place(
         "head of a skill",
-        _parse_head,
+        _parse_skill_head,
         tuple([of(unit) for unit in ("[", "a: ", "&a ", "*a ", "? ", "!!x ", '"', "'", "a: b\n", "|\n", "\\")]),
         ("workspace/skills.py",),
         most=16 * 1024,
@@ -798,7 +798,7 @@ PLACES = (
     ),
     Place(
         "status of git",
-        partial(_parse_status, top=PACKAGE),
+        partial(_parse_git_status, top=PACKAGE),
         (ofb("1 "), ofb("2 a\0"), ofb("? a\0"), ofb("# branch.head "), ofb("\xff")),
         ("workspace/repository.py",),
     ),

@@ -540,7 +540,7 @@ IN_JSON = [
     for row in YIELDS
     if row.for_sandbox
     and attrs.has(row.kind)
-    and not hasattr(untrusted_handlers._YieldReading, f"_make_{row.name.lower()}")
+    and not hasattr(untrusted_handlers._YieldDecoder, f"_make_{row.name.lower()}")
 ]
 
 
@@ -551,7 +551,7 @@ def test_a_yieldable_without_a_reader_leaves_the_sandbox_as_json(row):
     example = EXAMPLES[row.name]
     made = inside[row.name](**{field.name: getattr(example, field.name) for field in attrs.fields(row.kind)})
     left, known = untrusted_handlers._sandbox_value_to_json(SimpleNamespace(name=row.name, attributes=vars(made))), None
-    read = untrusted_handlers._YieldReading(known).decode_yield(left)  # type: ignore[arg-type]  # which only schemas need
+    read = untrusted_handlers._YieldDecoder(known).decode_yield(left)  # type: ignore[arg-type]  # which only schemas need
     assert example == read
 
 

@@ -20,7 +20,7 @@ from attrs import frozen
 from stepengine.errors import JournalError
 from stepengine.journal.sources import parse_database_path
 from stepengine.journal.sqlite import BUSY_SECONDS, ensure_database
-from stepengine.workspace.write_ahead import Database, describe_error
+from stepengine.workspace.write_ahead import Database, describe_database_error
 
 if TYPE_CHECKING:
     import sqlite3
@@ -214,7 +214,7 @@ class ScheduleBook:
             known = Database.open(self.path, self._status, seconds=BUSY_SECONDS)
             yield known
         except (OSError, sqlite3.Error) as error:
-            msg = f"{self.path} cannot store schedules: {describe_error(error, BUSY_SECONDS)}; nothing was started"
+            msg = f"{self.path} cannot store schedules: {describe_database_error(error, BUSY_SECONDS)}; nothing was started"
             raise JournalError(msg) from error
         finally:
             if known is not None:

@@ -33,7 +33,7 @@ from stepengine.workspace.atomic import hold_file_lock, replace_file, stat_regul
 from stepengine.workspace.calls import FILE, Fd
 from stepengine.workspace.path_policy import PathPolicy
 from stepengine.workspace.root import Missing, OpenedEntry, Root
-from stepengine.workspace.text import read_capped
+from stepengine.workspace.text import read_if_small
 from stepengine.workspace.workspace import Workspace
 from stepengine.workspace.writes import LARGE, FileWrite, OldFile, content_hash
 
@@ -432,8 +432,8 @@ class _WrittenFile:
             return None, None
         fd = calls.open_at(name, FILE, folder)
         try:
-            self.root.check_readable_file(OpenedEntry(fd, self.root.parts(self.path), calls.fstat(fd)), self.path)
-            data = read_capped(fd)
+            self.root.check_readable_file(OpenedEntry(fd, self.root.split_path(self.path), calls.fstat(fd)), self.path)
+            data = read_if_small(fd)
         finally:
             calls.close(fd)
         return info, "" if data is None else content_hash(data)

@@ -43,7 +43,7 @@ from stepengine.journal.store import Journal, WakePlace, Writer
 from stepengine.workspace.atomic import sync_folder
 from stepengine.workspace.file_formats import check_own_database
 from stepengine.workspace.paths import to_path
-from stepengine.workspace.write_ahead import LOG_FILES, Database, describe_error
+from stepengine.workspace.write_ahead import LOG_FILES, Database, describe_database_error
 
 if TYPE_CHECKING:
     import sqlite3
@@ -292,7 +292,7 @@ class LockedRun(LockedStore):
         except sqlite3.Error as error:
             is_full = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
             raise OSError(
-                errno.ENOSPC if is_full else errno.EIO, describe_error(error, self.database.seconds)
+                errno.ENOSPC if is_full else errno.EIO, describe_database_error(error, self.database.seconds)
             ) from error
 
     def make_rows(self, data: bytes) -> list[Row]:
@@ -380,7 +380,7 @@ class SqliteWriter(LineWriter):
             if getattr(error, "sqlite_errorcode", 0) & 0xFF in apart:
                 _store_each_separately(batches)
                 return
-            why = describe_error(error, self.store.database.seconds)
+            why = describe_database_error(error, self.store.database.seconds)
             for one, _ in batches:
                 one.mark_broken(one.store.make_write_error(why, error))
         else:
@@ -464,7 +464,7 @@ def ensure_database(path: Path) -> os.stat_result:
 
 
 def _make_unusable_error(path: Path, error: Exception) -> JournalWriteFailed:
-    msg = f"{path} cannot be used as a journal: {describe_error(error, BUSY_SECONDS)}; nothing was run"
+    msg = f"{path} cannot be used as a journal: {describe_database_error(error, BUSY_SECONDS)}; nothing was run"
     return JournalWriteFailed(msg)
 
 
@@ -487,7 +487,7 @@ def _open_for_reading(path: Path) -> Iterator[sqlite3.Connection]:
         with raise_interrupt_cause(database):
             yield database
     except sqlite3.Error as error:
-        msg = f"{path} cannot be read as a journal: {describe_error(error, BUSY_SECONDS)}"
+        msg = f"{path} cannot be read as a journal: {describe_database_error(error, BUSY_SECONDS)}"
         raise JournalError(msg) from error
     finally:
         database.close()

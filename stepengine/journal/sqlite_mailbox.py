@@ -25,7 +25,7 @@ from stepengine.journal.mailbox import (
     MailboxOwner,
     StoredMessage,
 )
-from stepengine.workspace.write_ahead import Database, describe_error
+from stepengine.workspace.write_ahead import Database, describe_database_error
 
 if TYPE_CHECKING:
     import sqlite3
@@ -150,7 +150,7 @@ class SqliteMailbox(Mailbox):
             finally:
                 database.close()
         except (OSError, sqlite3.Error) as error:
-            msg = f"{self._path} cannot be used as a mailbox: {describe_error(error, self._seconds)}"
+            msg = f"{self._path} cannot be used as a mailbox: {describe_database_error(error, self._seconds)}"
             raise JournalWriteFailed(msg) from error
 
     def _stat_regular_file(self) -> os.stat_result:

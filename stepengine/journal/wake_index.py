@@ -27,7 +27,7 @@ from stepengine.journal.records import UNREADABLE
 from stepengine.journal.sources import parse_database_path
 from stepengine.journal.sqlite import BUSY_SECONDS, ensure_database
 from stepengine.workspace.after_fork import Lock
-from stepengine.workspace.write_ahead import LOG_FILES, Database, describe_error
+from stepengine.workspace.write_ahead import LOG_FILES, Database, describe_database_error
 
 if TYPE_CHECKING:
     import sqlite3
@@ -335,7 +335,9 @@ class WakeIndex:
                 self._path.with_name(self._path.name + end).unlink(missing_ok=True)
 
     def _make_unusable_error(self, error: Exception) -> JournalWriteFailed:
-        return JournalWriteFailed(f"the wake index {self._path} cannot be used: {describe_error(error, BUSY_SECONDS)}")
+        return JournalWriteFailed(
+            f"the wake index {self._path} cannot be used: {describe_database_error(error, BUSY_SECONDS)}"
+        )
 
 
 _ANY = object()

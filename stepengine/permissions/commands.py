@@ -36,7 +36,7 @@ from stepengine.workspace.argv import Argv, Script
 from stepengine.workspace.path_rules import SECRETS, PathRules
 from stepengine.workspace.patterns import expand_braces
 from stepengine.workspace.root import Missing, OpenedEntry, Root
-from stepengine.workspace.withheld_files import find_linked_secrets, has_visible_entry, list_withheld
+from stepengine.workspace.withheld_files import find_linked_secrets, has_visible_entry, list_withheld_paths
 
 Operands = Literal["any", "none", "paths", "pattern"]
 CONFINED: tuple[Operands, ...] = ("paths", "pattern")
@@ -312,7 +312,7 @@ def _list_withheld_and_real_paths(
     with _open_folder(root, cwd, path) as folder:
         if folder is None:
             return []
-        return [(place, (*folder.parts, *place)) for place in list_withheld(root, folder, deep=deep)]
+        return [(place, (*folder.parts, *place)) for place in list_withheld_paths(root, folder, deep=deep)]
 
 
 def _leads_through_link(root: Root, path: str) -> bool:

@@ -833,7 +833,7 @@ async def _run_guarded_or_refuse(
     """Await a call whose file access *guard* restricts, in threads too; a refused call does not start."""
     folder = None if workspace is None else workspace.local_folder or workspace.root
     is_here = workspace is None or workspace.local_folder is not None
-    if guard is not None and (why := guard.refusal(folder, is_here=is_here)):
+    if guard is not None and (why := guard.find_refusal(folder, is_here=is_here)):
         running.close()
         return ToolResult.error(why)
     token = GUARD.set(guard)

@@ -96,7 +96,7 @@ class CheckWorkers:
             session = self._open_session(stop, options)
             pid = session.worker_pid  # not known while it works
             try:
-                with stop.call_when_sent(lambda: _kill(pid)):
+                with stop.call_when_sent(lambda: _kill_process(pid)):
                     yield session
             finally:
                 with contextlib.suppress(Exception):  # a worker that has crashed already
@@ -108,6 +108,7 @@ class CheckWorkers:
                 raise ToolError(STOPPED)
 
     def _open_session(self, stop: StopSignal, options: dict[str, Any]) -> Any:
+        """Return an open session, after waiting for a free worker; raise ``ToolError`` when *stop* is sent."""
         while not stop.is_sent:
             session = self._get_or_start_pool().checkout(**options)
             with contextlib.suppress(TimeoutError):  # every worker is taken
@@ -129,6 +130,6 @@ class CheckWorkers:
             pool.__exit__(None, None, None)
 
 
-def _kill(pid: int) -> None:
+def _kill_process(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):  # it has ended just now
         os.kill(pid, signal.SIGKILL)

@@ -89,7 +89,7 @@ def find_program_problems(code: str, stubs: Stubs, known: Collection[str] = ()) 
     tree = parse_program(code)
     if isinstance(tree, ProgramProblem):
         return (tree,)
-    return _Walk(code, tree, stubs, known).find_problems() if tree is not None else ()
+    return _ProgramAnalyzer(code, tree, stubs, known).find_problems() if tree is not None else ()
 
 
 def find_defined_names(code: str) -> frozenset[str]:
@@ -104,7 +104,7 @@ def find_defined_names(code: str) -> frozenset[str]:
     if tree is None:
         words = frozenset(re.findall(r"[^\W\d]\w*", code)) - frozenset(keyword.kwlist)
         return words | {ANY_NAME} if RUNS_TEXT in words else words
-    walk = _Walk(code, tree, NO_STUBS, ())
+    walk = _ProgramAnalyzer(code, tree, NO_STUBS, ())
     return frozenset([*walk.module.bindings, *([ANY_NAME] if walk.runs_text else ())])
 
 
@@ -125,6 +125,7 @@ LINE = re.compile(r"\r\n|\r|\n")
 
 
 def _format_problem(problem: ProgramProblem, line: str) -> str:
+    """Render a problem with its source line, cut around the column, and a caret."""
     head = f"line {problem.line}, column {problem.column}: {problem.text}"
     if not line.strip():
         return head
@@ -189,6 +190,7 @@ def _find_nesting_problem(code: str) -> ProgramProblem | None:
 
 
 def _may_need_newer_python(error: SyntaxError, code: str) -> bool:
+    """Return True if a syntax error may come from syntax of a newer Python than this one."""
     version = sys.version_info[:2]
     if version >= NEWEST_VERSION:
         return False
@@ -298,7 +300,7 @@ INSTEAD = {
 }
 
 
-class _Walk:
+class _ProgramAnalyzer:
     """Analyzes a program in two passes: one collects bindings and uses, the other finds the problems of the uses."""
 
     def __init__(self, code: str, tree: ast.Module, stubs: Stubs, known: Collection[str]) -> None:
@@ -323,22 +325,22 @@ class _Walk:
         """The kind, start and end of each span where such a problem is harmless: in annotations, and where errors are caught."""
         for name in known:
             self.module.bind(name, _Binding("known"))
-        self._collect_uses(tree)
+        self._collect_bindings_and_uses(tree)
 
     def find_problems(self) -> tuple[ProgramProblem, ...]:
         """Return the problems of the program in order."""
         if not self._problems or not self._is_too_deep:
             for attribute, place in self._attributes:
-                self._judge_attribute(attribute, place)
+                self._check_attribute(attribute, place)
             for call, place in self._calls:
-                self._judge_call(call, place)
+                self._check_call(call, place)
             for node, place in self._nonlocals:
-                self._judge_nonlocal(node, place)
+                self._check_nonlocal(node, place)
             for name, place in self._loads:
-                self._judge_name(name, place)
+                self._check_name(name, place)
         return _sort_distinct_problems(self._problems)
 
-    def has_stub(self, name: str) -> bool:
+    def refers_to_stub(self, name: str) -> bool:
         """Return True if a module-level name refers to the stub function of that name."""
         return name in self._stubs.functions and name not in self.module.bindings
 
@@ -351,7 +353,8 @@ class _Walk:
 
     _is_too_deep = False
 
-    def _collect_uses(self, tree: ast.Module) -> None:
+    def _collect_bindings_and_uses(self, tree: ast.Module) -> None:
+        """Visit all nodes, record bindings and uses of names, and stop with a problem at a node that is nested too deeply."""
         waiting: list[tuple[ast.AST, _NodePlace, int]] = [(tree, _NodePlace(self.module, frozenset()), 0)]
         while waiting:
             node, place, depth = waiting.pop()
@@ -363,22 +366,25 @@ class _Walk:
             kind = type(node).__name__
             if kind in REFUSED:
                 self._add_problem(node, REFUSED[kind])
-            visit = getattr(self, f"_on_{kind.lower()}", None)
+            visit = getattr(self, f"_visit_{kind.lower()}", None)
             inner = visit(node, place) if visit is not None else _pair_with_place(ast.iter_child_nodes(node), place)
             waiting += [(child, there, depth + 1) for child, there in inner]
 
     def _add_problem(self, node: ast.AST, text: str) -> None:
+        """Record a problem at the start of a node; further ones are dropped when there are 200."""
         if len(self._problems) < MOST_PROBLEMS:
-            place = self._character_position(getattr(node, "lineno", 1), getattr(node, "col_offset", 0))
+            place = self._position_from_byte_offset(getattr(node, "lineno", 1), getattr(node, "col_offset", 0))
             self._problems.append(ProgramProblem(*place, text))
 
-    def _mark_exempt(self, kind: str, first: ast.AST | None, last: ast.AST | None = None) -> None:
+    def _mark_span_exempt(self, kind: str, first: ast.AST | None, last: ast.AST | None = None) -> None:
+        """Mark the span from *first* to *last* as one where problems of this kind are harmless."""
         if first is not None:
             span: Any = (first, last or first)
             start, end = (span[0].lineno, span[0].col_offset), (span[1].end_lineno, span[1].end_col_offset)
-            self._exempt.append((kind, self._character_position(*start), self._character_position(*end)))
+            self._exempt.append((kind, self._position_from_byte_offset(*start), self._position_from_byte_offset(*end)))
 
-    def _character_position(self, line: int, offset: int) -> tuple[int, int]:
+    def _position_from_byte_offset(self, line: int, offset: int) -> tuple[int, int]:
+        """Return the line and the column in characters, from 1, of a byte offset in a line."""
         source = self._lines[line - 1] if line <= len(self._lines) else ""
         if source.isascii():
             return line, offset + 1
@@ -388,7 +394,8 @@ class _Walk:
             ends = self._ends[line] = list(accumulate([len(one.encode(errors="surrogatepass")) for one in source]))
         return line, bisect_right(ends, offset) + 1
 
-    def _on_name(self, node: ast.Name, place: _NodePlace) -> Inner:
+    def _visit_name(self, node: ast.Name, place: _NodePlace) -> PlacedNodes:
+        """Record a read of a name, or bind a name that is assigned."""
         if isinstance(node.ctx, ast.Load):
             self._loads.append((node, place))
             self.runs_text = self.runs_text or node.id == RUNS_TEXT
@@ -396,44 +403,49 @@ class _Walk:
             place.scope.bind(node.id, _Binding("other", node))
         return ()
 
-    def _on_namedexpr(self, node: ast.NamedExpr, place: _NodePlace) -> Inner:
+    def _visit_namedexpr(self, node: ast.NamedExpr, place: _NodePlace) -> PlacedNodes:
+        """Bind the target of ``:=`` in the scope around the comprehensions."""
         scope = place.scope
         while scope.kind == "comprehension" and scope.parent is not None:
             scope = scope.parent
         scope.bind(node.target.id, _Binding("other", node))
         return [(node.value, place)]
 
-    def _on_assign(self, node: ast.Assign, place: _NodePlace) -> Inner:
+    def _visit_assign(self, node: ast.Assign, place: _NodePlace) -> PlacedNodes:
+        """Record the values that are assigned to single names."""
         for target in node.targets:
             if isinstance(target, ast.Name):
                 self._values[id(target)] = node.value
         return _pair_with_place([*node.targets, node.value], place)
 
-    def _on_annassign(self, node: ast.AnnAssign, place: _NodePlace) -> Inner:
+    def _visit_annassign(self, node: ast.AnnAssign, place: _NodePlace) -> PlacedNodes:
         """Skip the annotation, whose names need not exist. A target without a value counts as bound, too."""
-        self._mark_exempt("name", node.annotation)
+        self._mark_span_exempt("name", node.annotation)
         return _pair_with_place([node.target, *([node.value] if node.value is not None else [])], place)
 
-    def _on_augassign(self, node: ast.AugAssign, place: _NodePlace) -> Inner:
+    def _visit_augassign(self, node: ast.AugAssign, place: _NodePlace) -> PlacedNodes:
+        """Record a problem for ``@=``, and a call on the right that lacks its ``await``."""
         if isinstance(node.op, ast.MatMult):
             self._add_problem(node, "programs have no `@=`")
         self._record_unawaited(node.value, "computed with")
         return _pair_with_place([node.target, node.value], place)
 
-    def _on_import(self, node: ast.Import, place: _NodePlace) -> Inner:
+    def _visit_import(self, node: ast.Import, place: _NodePlace) -> PlacedNodes:
+        """Bind the imported modules, and record a problem for each one that the sandbox lacks."""
         for alias in node.names:
             top = alias.name.partition(".")[0]
-            self._judge_module(node, alias.name, place)
+            self._check_module_exists(node, alias.name, place)
             module = alias.name if alias.asname else top
             place.scope.bind(alias.asname or top, _Binding("module", node, module))
         return ()
 
-    def _on_importfrom(self, node: ast.ImportFrom, place: _NodePlace) -> Inner:
+    def _visit_importfrom(self, node: ast.ImportFrom, place: _NodePlace) -> PlacedNodes:
+        """Bind the imported names, and record problems of missing modules and members, and of ``*``."""
         module = node.module or ""
         if node.level:
             self._add_problem(node, "there is nothing to import from; a program stands alone")
-        elif module == "__future__" or self._judge_module(node, module, place):
-            self._judge_members(node, module, place)
+        elif module == "__future__" or self._check_module_exists(node, module, place):
+            self._check_imported_members(node, module, place)
         for alias in node.names:
             if alias.name == "*":
                 self._add_problem(node, f"programs have no `import *`; name what you need of `{module}`")
@@ -443,7 +455,8 @@ class _Walk:
             place.scope.bind(alias.asname or alias.name, _Binding(kind, node, whole))
         return ()
 
-    def _judge_module(self, node: ast.stmt, module: str, place: _NodePlace) -> bool:
+    def _check_module_exists(self, node: ast.stmt, module: str, place: _NodePlace) -> bool:
+        """Return True if a module exists in the sandbox; record a problem if not, unless the import's errors are caught."""
         if module in MODULES or "import" in place.caught:
             self._mark_good_import(node)
             return module in MODULES
@@ -452,7 +465,8 @@ class _Walk:
         self._add_problem(node, f"there is no module `{module}` in a program; {hint}")
         return False
 
-    def _judge_members(self, node: ast.ImportFrom, module: str, place: _NodePlace) -> None:
+    def _check_imported_members(self, node: ast.ImportFrom, module: str, place: _NodePlace) -> None:
+        """Record a problem for each imported name that its module lacks, unless the import's errors are caught."""
         lacking = [alias.name for alias in node.names if alias.name not in {*MODULES.get(module, ()), "*"}]
         if module == "__future__" or not lacking or "import" in place.caught:
             self._mark_good_import(node)
@@ -462,55 +476,64 @@ class _Walk:
             self._add_problem(node, f"`{module}` has no `{name}` in a program{'; ' + instead if instead else ''}")
 
     def _mark_good_import(self, node: ast.stmt) -> None:
+        """Record the lines of an import that works or whose errors are caught."""
         # The checker reports a member at its own line.
         self.good_imports.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
 
-    def _on_global(self, node: ast.Global, place: _NodePlace) -> Inner:
+    def _visit_global(self, node: ast.Global, place: _NodePlace) -> PlacedNodes:
+        """Bind the names in the module, and record them as declared elsewhere."""
         place.scope.elsewhere.update(node.names)
         for name in node.names:
             self.module.bind(name, _Binding("other", node))
         return ()
 
-    def _on_nonlocal(self, node: ast.Nonlocal, place: _NodePlace) -> Inner:
+    def _visit_nonlocal(self, node: ast.Nonlocal, place: _NodePlace) -> PlacedNodes:
+        """Record the names as declared elsewhere; they are checked after all bindings are known."""
         place.scope.elsewhere.update(node.names)
         self._nonlocals.append((node, place))
         return ()
 
-    def _on_functiondef(self, node: ast.FunctionDef, place: _NodePlace) -> Inner:
+    def _visit_functiondef(self, node: ast.FunctionDef, place: _NodePlace) -> PlacedNodes:
+        """Bind a function, and return its inner nodes with their scopes."""
         place.scope.bind(node.name, _Binding("other", node))
         return self._enter_function(node, place)
 
-    def _on_asyncfunctiondef(self, node: ast.AsyncFunctionDef, place: _NodePlace) -> Inner:
+    def _visit_asyncfunctiondef(self, node: ast.AsyncFunctionDef, place: _NodePlace) -> PlacedNodes:
+        """Bind an ``async`` function, whose calls must be awaited unless it has decorators."""
         place.scope.bind(node.name, _Binding("other" if node.decorator_list else "async", node))
         return self._enter_function(node, place)
 
-    def _enter_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, place: _NodePlace) -> Inner:
-        self._mark_exempt("name", node.returns)
-        inner = self._bind_parameters(node.args, place)
+    def _enter_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, place: _NodePlace) -> PlacedNodes:
+        """Bind the parameters of a function in a scope of its own, and return its inner nodes with their scopes."""
+        self._mark_span_exempt("name", node.returns)
+        inner = self._make_function_scope(node.args, place)
         inner.scope.functions += 1
         for parameter in getattr(node, "type_params", ()):
             inner.scope.bind(parameter.name, _Binding("other", parameter))
         return [
             *_pair_with_place(node.decorator_list, place),
-            *_pair_with_place(_default_values(node.args), place),
+            *_pair_with_place(_parameter_defaults(node.args), place),
             *_pair_with_place(node.body, inner),
         ]
 
-    def _on_lambda(self, node: ast.Lambda, place: _NodePlace) -> Inner:
-        inner = self._bind_parameters(node.args, place)
-        return [*_pair_with_place(_default_values(node.args), place), (node.body, inner)]
+    def _visit_lambda(self, node: ast.Lambda, place: _NodePlace) -> PlacedNodes:
+        """Return the default values, and the body with a scope for its parameters."""
+        inner = self._make_function_scope(node.args, place)
+        return [*_pair_with_place(_parameter_defaults(node.args), place), (node.body, inner)]
 
-    def _bind_parameters(self, args: ast.arguments, place: _NodePlace) -> _NodePlace:
+    def _make_function_scope(self, args: ast.arguments, place: _NodePlace) -> _NodePlace:
+        """Return the place of a function's body: a new scope in which its parameters are bound."""
         scope = _Scope("function", place.scope)
         for arg in (*args.posonlyargs, *args.args, args.vararg, *args.kwonlyargs, args.kwarg):
             if arg is not None:
                 if arg.arg in scope.bindings:
                     self._add_problem(arg, f"syntax error: the parameter `{arg.arg}` comes twice")
                 scope.bind(arg.arg, _Binding("other", arg))
-                self._mark_exempt("name", arg.annotation)
+                self._mark_span_exempt("name", arg.annotation)
         return _NodePlace(scope, place.caught)
 
-    def _on_classdef(self, node: ast.ClassDef, place: _NodePlace) -> Inner:
+    def _visit_classdef(self, node: ast.ClassDef, place: _NodePlace) -> PlacedNodes:
+        """Bind a class, record problems of its bases and body, and return its inner nodes with their scopes."""
         place.scope.bind(node.name, _Binding("other", node))
         if node.bases or node.keywords:
             self._add_problem(node, f"classes have no bases in a program; write `class {node.name}:`")
@@ -518,7 +541,7 @@ class _Walk:
         for parameter in getattr(node, "type_params", ()):
             scope.bind(parameter.name, _Binding("other", parameter))
         for statement in node.body:
-            self._judge_member(statement)
+            self._check_class_statement(statement)
         inner = _NodePlace(scope, place.caught)
         keywords = [keyword.value for keyword in node.keywords]
         return [
@@ -526,7 +549,8 @@ class _Walk:
             *_pair_with_place(node.body, inner),
         ]
 
-    def _judge_member(self, statement: ast.stmt) -> None:
+    def _check_class_statement(self, statement: ast.stmt) -> None:
+        """Record a problem for a statement that the body of a class in the sandbox cannot have."""
         match statement:
             case ast.FunctionDef(decorator_list=[first, *_]) | ast.AsyncFunctionDef(decorator_list=[first, *_]):
                 self._add_problem(first, "methods have no decorators in a program; write a plain method or a function")
@@ -539,7 +563,8 @@ class _Walk:
                 if type(statement).__name__ not in REFUSED:
                     self._add_problem(statement, "the body of a class has methods and `name = value`, and nothing else")
 
-    def _enter_comprehension(self, node: Any, place: _NodePlace) -> Inner:
+    def _enter_comprehension(self, node: Any, place: _NodePlace) -> PlacedNodes:
+        """Yield the inner nodes of a comprehension; all but the first iterable are in a scope of their own."""
         inner = place._replace(scope=_Scope("comprehension", place.scope))
         for number, generator in enumerate(node.generators):
             if generator.is_async:
@@ -551,70 +576,78 @@ class _Walk:
         parts = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
         yield from _pair_with_place(parts, inner)
 
-    _on_listcomp = _on_setcomp = _on_dictcomp = _on_generatorexp = _enter_comprehension
+    _visit_listcomp = _visit_setcomp = _visit_dictcomp = _visit_generatorexp = _enter_comprehension
 
-    def _on_for(self, node: ast.For, place: _NodePlace) -> Inner:
+    def _visit_for(self, node: ast.For, place: _NodePlace) -> PlacedNodes:
+        """Return the inner nodes, the body as inside a loop; record an iterated call that lacks its ``await``."""
         self._record_unawaited(node.iter, "looped over")
         inner = place._replace(is_in_loop=True)
         return [*_pair_with_place([node.target, node.iter, *node.orelse], place), *_pair_with_place(node.body, inner)]
 
-    def _on_asyncfor(self, node: ast.AsyncFor, place: _NodePlace) -> Inner:
+    def _visit_asyncfor(self, node: ast.AsyncFor, place: _NodePlace) -> PlacedNodes:
+        """Return the inner nodes, the body as inside a loop."""
         inner = place._replace(is_in_loop=True)
         return [*_pair_with_place([node.target, node.iter, *node.orelse], place), *_pair_with_place(node.body, inner)]
 
-    def _on_while(self, node: ast.While, place: _NodePlace) -> Inner:
+    def _visit_while(self, node: ast.While, place: _NodePlace) -> PlacedNodes:
+        """Return the inner nodes, the body as inside a loop."""
         return [
             *_pair_with_place([node.test, *node.orelse], place),
             *_pair_with_place(node.body, place._replace(is_in_loop=True)),
         ]
 
-    def _on_break(self, node: ast.Break, place: _NodePlace) -> Inner:
+    def _visit_break(self, node: ast.Break, place: _NodePlace) -> PlacedNodes:
+        """Record a syntax error for a ``break`` outside of a loop."""
         if not place.is_in_loop:
             self._add_problem(node, "syntax error: `break` outside of a loop")
         return ()
 
-    def _on_continue(self, node: ast.Continue, place: _NodePlace) -> Inner:
+    def _visit_continue(self, node: ast.Continue, place: _NodePlace) -> PlacedNodes:
+        """Record a syntax error for a ``continue`` outside of a loop."""
         if not place.is_in_loop:
             self._add_problem(node, "syntax error: `continue` outside of a loop")
         return ()
 
-    def _on_try(self, node: ast.Try, place: _NodePlace) -> Inner:
+    def _visit_try(self, node: ast.Try, place: _NodePlace) -> PlacedNodes:
+        """Mark the problems in the body that the handlers catch as harmless."""
         caught = {what for handler in node.handlers for what in _caught_problem_kinds(handler.type)}
         for kind in caught:
-            self._mark_exempt(kind, node.body[0], node.body[-1])
+            self._mark_span_exempt(kind, node.body[0], node.body[-1])
         inner = place._replace(caught=place.caught | caught)
         return [
             *_pair_with_place(node.body, inner),
             *_pair_with_place([*node.handlers, *node.orelse, *node.finalbody], place),
         ]
 
-    def _on_excepthandler(self, node: ast.ExceptHandler, place: _NodePlace) -> Inner:
+    def _visit_excepthandler(self, node: ast.ExceptHandler, place: _NodePlace) -> PlacedNodes:
+        """Bind the name of the exception; problems in the handler's classes are harmless."""
         if node.name is not None:
             place.scope.bind(node.name, _Binding("other", node))
         # The classes of a handler are looked up only after an exception, which most programs never raise.
-        self._mark_exempt("name", node.type)
-        self._mark_exempt("attribute", node.type)
+        self._mark_span_exempt("name", node.type)
+        self._mark_span_exempt("attribute", node.type)
         types = place._replace(caught=place.caught | {"name", "attribute"})
         return [*([(node.type, types)] if node.type is not None else []), *_pair_with_place(node.body, place)]
 
-    def _on_matchas(self, node: ast.MatchAs, place: _NodePlace) -> Inner:
+    def _visit_matchas(self, node: ast.MatchAs, place: _NodePlace) -> PlacedNodes:
         if node.name is not None:
             place.scope.bind(node.name, _Binding("other", node))
         return [(node.pattern, place)] if node.pattern is not None else []
 
-    def _on_matchstar(self, node: ast.MatchStar, place: _NodePlace) -> Inner:
+    def _visit_matchstar(self, node: ast.MatchStar, place: _NodePlace) -> PlacedNodes:
         if node.name is not None:
             place.scope.bind(node.name, _Binding("other", node))
         return ()
 
-    def _on_matchmapping(self, node: ast.MatchMapping, place: _NodePlace) -> Inner:
+    def _visit_matchmapping(self, node: ast.MatchMapping, place: _NodePlace) -> PlacedNodes:
         if node.rest is not None:
             place.scope.bind(node.rest, _Binding("other", node))
         return _pair_with_place([*node.keys, *node.patterns], place)
 
     # --- how calls are used
 
-    def _on_expr(self, node: ast.Expr, place: _NodePlace) -> Inner:
+    def _visit_expr(self, node: ast.Expr, place: _NodePlace) -> PlacedNodes:
+        """Record the calls whose values the statement drops, which need an ``await``."""
         parts: list[ast.expr] = [node.value]
         for part in parts:
             match part:
@@ -635,27 +668,31 @@ class _Walk:
         if isinstance(node, ast.Call):
             self._unawaited[id(node)] = how
 
-    def _on_attribute(self, node: ast.Attribute, place: _NodePlace) -> Inner:
+    def _visit_attribute(self, node: ast.Attribute, place: _NodePlace) -> PlacedNodes:
+        """Record a read of an attribute, and a call before it that lacks its ``await``."""
         self._record_unawaited(node.value, "asked for an attribute")
         if isinstance(node.ctx, ast.Load):
             self._attributes.append((node, place))
         return [(node.value, place)]
 
-    def _on_subscript(self, node: ast.Subscript, place: _NodePlace) -> Inner:
+    def _visit_subscript(self, node: ast.Subscript, place: _NodePlace) -> PlacedNodes:
         """Record the subscript of a call, which must be awaited first."""
         self._record_unawaited(node.value, "asked for an item")
         return _pair_with_place([node.value, node.slice], place)
 
-    def _on_binop(self, node: ast.BinOp, place: _NodePlace) -> Inner:
+    def _visit_binop(self, node: ast.BinOp, place: _NodePlace) -> PlacedNodes:
+        """Record calls among the operands that lack their ``await``."""
         self._record_unawaited(node.left, "computed with")
         self._record_unawaited(node.right, "computed with")
         return _pair_with_place([node.left, node.right], place)
 
-    def _on_formattedvalue(self, node: ast.FormattedValue, place: _NodePlace) -> Inner:
+    def _visit_formattedvalue(self, node: ast.FormattedValue, place: _NodePlace) -> PlacedNodes:
+        """Record a call in an f-string that lacks its ``await``."""
         self._record_unawaited(node.value, "printed")
         return _pair_with_place([node.value, *([node.format_spec] if node.format_spec is not None else [])], place)
 
-    def _on_call(self, node: ast.Call, place: _NodePlace) -> Inner:
+    def _visit_call(self, node: ast.Call, place: _NodePlace) -> PlacedNodes:
+        """Record a call, and calls among its arguments that a builtin would use without ``await``."""
         self._calls.append((node, place))
         if isinstance(node.func, ast.Name):
             called = node.func.id
@@ -666,7 +703,8 @@ class _Walk:
 
     # --- problems
 
-    def _judge_name(self, node: ast.Name, place: _NodePlace) -> None:
+    def _check_name(self, node: ast.Name, place: _NodePlace) -> None:
+        """Record a problem for a name that is not defined, unless ``exec`` or a ``try`` makes it uncertain."""
         name = node.id
         is_there = name in BUILTINS or name in ALIASES or name in self._stubs.functions
         if is_there or "name" in place.caught or self.runs_text or place.scope.resolve(name) is not None:
@@ -674,6 +712,7 @@ class _Walk:
         self._add_problem(node, self._unknown_name_text(name, place))
 
     def _unknown_name_text(self, name: str, place: _NodePlace) -> str:
+        """Return the message for an undefined name, with a similar name or another hint."""
         if name in MODULES:
             return f"`{name}` is not imported"
         if name in ABSENT:
@@ -687,15 +726,16 @@ class _Walk:
         near = find_nearest(name[:MAX_NAME_CHARS], names, n=1)
         return f"there is no `{name}`{f'; did you mean `{near[0]}`?' if near else ''}"
 
-    def _judge_attribute(self, node: ast.Attribute, place: _NodePlace) -> None:
-        module = self._find_module(node.value, place)
+    def _check_attribute(self, node: ast.Attribute, place: _NodePlace) -> None:
+        """Record a problem for an attribute that its module lacks in the sandbox."""
+        module = self._find_referenced_module(node.value, place)
         if module is None or "attribute" in place.caught or node.attr.startswith("_"):
             return
         if node.attr not in MODULES[module] and f"{module}.{node.attr}" not in MODULES:
             instead = INSTEAD.get(node.attr, "") if module == "asyncio" else ""
             self._add_problem(node, f"`{module}` has no `{node.attr}` in a program{'; ' + instead if instead else ''}")
 
-    def _find_module(self, node: ast.expr, place: _NodePlace) -> str | None:
+    def _find_referenced_module(self, node: ast.expr, place: _NodePlace) -> str | None:
         """Return the module to which an expression certainly refers; ``None`` if it is not certain."""
         found = place.scope.resolve(node.id) if isinstance(node, ast.Name) else None
         if found is None:
@@ -704,8 +744,9 @@ class _Walk:
         kind, of = kinds.pop()
         return of if not kinds and kind == "module" and of in MODULES else None
 
-    def _judge_call(self, node: ast.Call, place: _NodePlace) -> None:
-        of_asyncio = self._asyncio_function_name(node.func, place)
+    def _check_call(self, node: ast.Call, place: _NodePlace) -> None:
+        """Record a problem for a call that lacks its ``await`` or has wrong arguments."""
+        of_asyncio = self._find_asyncio_function(node.func, place)
         how = self._unawaited.get(id(node))
         if of_asyncio is not None:
             if of_asyncio in AWAITED and how is not None:
@@ -715,24 +756,26 @@ class _Walk:
                 said = f"`asyncio.gather` takes no `{words}` in a program; catch the errors inside of what you gather"
                 self._add_problem(node.keywords[0].value, said)
         elif isinstance(node.func, ast.Name):
-            self._judge_function_call(node, node.func.id, how, place)
+            self._check_function_call(node, node.func.id, how, place)
 
-    def _asyncio_function_name(self, func: ast.expr, place: _NodePlace) -> str | None:
+    def _find_asyncio_function(self, func: ast.expr, place: _NodePlace) -> str | None:
+        """Return the name of the ``asyncio`` function that an expression certainly refers to, else ``None``."""
         if isinstance(func, ast.Attribute):
-            return func.attr if self._find_module(func.value, place) == "asyncio" else None
+            return func.attr if self._find_referenced_module(func.value, place) == "asyncio" else None
         found = place.scope.resolve(func.id) if isinstance(func, ast.Name) else None
         if found is None or {(b.kind, b.of.partition(".")[0]) for b in found[1]} != {("member", "asyncio")}:
             return None
         return found[1][0].of.partition(".")[2]
 
-    def _judge_function_call(self, node: ast.Call, name: str, how: str | None, place: _NodePlace) -> None:
+    def _check_function_call(self, node: ast.Call, name: str, how: str | None, place: _NodePlace) -> None:
+        """Record the problems of a call by name: a missing ``await``, wrong arguments, or a local variable of that name."""
         found = place.scope.resolve(name)
         if found is not None:
             scope, bindings = found
             is_async = {binding.kind for binding in bindings} == {"async"}
             if is_async and how is not None:
                 self._add_problem(node, _missing_await_text(name, how))
-            if name in self._stubs.functions and self._is_unbound(node, scope, bindings, place):
+            if name in self._stubs.functions and self._is_unbound_at_call(node, scope, bindings, place):
                 self._add_problem(
                     node, f"`{name}` is a variable of this function, so it cannot be called; name it otherwise"
                 )
@@ -748,7 +791,7 @@ class _Walk:
             if fault:
                 self._add_problem(node, fault)
 
-    def _is_unbound(self, node: ast.Call, scope: _Scope, bindings: list[_Binding], place: _NodePlace) -> bool:
+    def _is_unbound_at_call(self, node: ast.Call, scope: _Scope, bindings: list[_Binding], place: _NodePlace) -> bool:
         """Return True if a name is local only because of its own call: ``price = await price(1)``."""
         if scope.kind != "function" or len(bindings) != 1 or place.scope is not scope:
             return False
@@ -759,7 +802,8 @@ class _Walk:
         value = self._values.get(id(target))
         return (value.value if isinstance(value, ast.Await) else value) is node
 
-    def _judge_nonlocal(self, node: ast.Nonlocal, place: _NodePlace) -> None:
+    def _check_nonlocal(self, node: ast.Nonlocal, place: _NodePlace) -> None:
+        """Record a problem for each ``nonlocal`` name that no surrounding function binds."""
         for name in node.names:
             outer = place.scope.parent
             while outer is not None and not (outer.kind == "function" and name in outer.bindings):
@@ -786,18 +830,19 @@ SCOPES = (
     *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
 )
 """The nodes with their own scope, without classes."""
-Inner = Iterable[tuple[ast.AST, _NodePlace]]
+PlacedNodes = Iterable[tuple[ast.AST, _NodePlace]]
 
 
 def _pair_with_place(nodes: Iterable[ast.AST], place: _NodePlace) -> list[tuple[ast.AST, _NodePlace]]:
     return [(node, place) for node in nodes]
 
 
-def _default_values(args: ast.arguments) -> list[ast.expr]:
+def _parameter_defaults(args: ast.arguments) -> list[ast.expr]:
     return [*args.defaults, *[default for default in args.kw_defaults if default is not None]]
 
 
 def _missing_await_text(name: str, how: str) -> str:
+    """Return the message for a call without ``await``; *how* is its use, ``""`` if its value is dropped."""
     if not how:
         return f"`{name}(...)` is never awaited, so nothing happens; write `await {name}(...)`"
     return f"`{name}(...)` is {how} before it is awaited; write `(await {name}(...))`"
@@ -904,7 +949,7 @@ def check_with_monty(checkout: Checkout, code: str, stubs: Stubs, known: Collect
         if unread is not None:
             return CheckedProgram((unread,))
         text = stubs.text + BESIDE
-        if not _rejects_canary(checkout, text):
+        if not _can_check_with_stubs(checkout, text):
             return CheckedProgram(is_whole=False)
         return _make_checked_program(_run_checker(checkout, code, text, known), code, stubs, known)
     except MontyError:
@@ -942,23 +987,23 @@ _CANARIES: OrderedDict[str, None] = OrderedDict()
 _SINGING = Lock()
 
 
-def _rejects_canary(checkout: Checkout, text: str) -> bool:
-    """Return True if the checker rejects an invalid call. With an unreadable stub it may report nothing."""
+def _can_check_with_stubs(checkout: Checkout, stubs_text: str) -> bool:
+    """Return True if the checker understands the stubs: it rejects an invalid call. A success is cached."""
     with _SINGING:
-        if text in _CANARIES:
-            _CANARIES.move_to_end(text)
+        if stubs_text in _CANARIES:
+            _CANARIES.move_to_end(stubs_text)
             return True
-    found = _run_checker(checkout, f"await {CANARY}()", text, ())
+    found = _run_checker(checkout, f"await {CANARY}()", stubs_text, ())
     if not any(each["name"] in ARGUMENTS for each in found):
         return False
     with _SINGING:
-        _CANARIES[text] = None
+        _CANARIES[stubs_text] = None
         while len(_CANARIES) > KEPT_CANARIES:
             _CANARIES.popitem(last=False)
     return True
 
 
-def _run_checker(checkout: Checkout, code: str, text: str, known: Collection[str]) -> list[dict[str, Any]]:
+def _run_checker(checkout: Checkout, code: str, stubs_text: str, known: Collection[str]) -> list[dict[str, Any]]:
     """Return the type checker's findings for a program, which does not run. Names in *known* count as defined, with any type."""
     from pydantic_monty import CollectString, MontyTypingError
 
@@ -972,7 +1017,7 @@ def _run_checker(checkout: Checkout, code: str, text: str, known: Collection[str
     first = "; ".join([f"{STOP}()", *[f"{name} = {STOP}()" for name in names]])
     with checkout(
         type_check=True,
-        type_check_stubs=text,
+        type_check_stubs=stubs_text,
         type_check_format="json",
         limits=LIMITS,
     ) as session:
@@ -998,8 +1043,9 @@ def _run_until_stop(snapshot: SyncSnapshot) -> None:
 def _make_checked_program(
     found: list[dict[str, Any]], code: str, stubs: Stubs, known: Collection[str]
 ) -> CheckedProgram:
+    """Sort the checker's findings into refusals and warnings, without those known to be wrong."""
     tree = parse_program(code)
-    walk = _Walk(code, tree, stubs, known) if isinstance(tree, ast.Module) else None
+    walk = _ProgramAnalyzer(code, tree, stubs, known) if isinstance(tree, ast.Module) else None
     refused, told = [], []
     for each in found[:MOST_PROBLEMS]:
         problem = ProgramProblem(each["location"]["row"] - 1, each["location"]["column"], each["message"])
@@ -1018,12 +1064,13 @@ def _make_checked_program(
 
 
 def _sort_distinct_problems(found: Iterable[ProgramProblem]) -> tuple[ProgramProblem, ...]:
+    """Return the distinct problems in order of their positions, at most 200."""
     distinct = dict.fromkeys(sorted(found, key=lambda problem: (problem.line, problem.column)))
     return tuple(distinct)[:MOST_PROBLEMS]
 
 
 def _rate_problem(
-    problem: ProgramProblem, kind: str, stubs: Stubs, walk: _Walk | None
+    problem: ProgramProblem, kind: str, stubs: Stubs, walk: _ProgramAnalyzer | None
 ) -> Literal["fails", "may fail", "works"]:
     """Return whether a program with this problem certainly fails, may fail, or works, because the checker is known to be wrong."""
     if kind in REFERENCES:
@@ -1036,4 +1083,4 @@ def _rate_problem(
         return "may fail"
     called = OF_A_FUNCTION.search(problem.text)
     name = called[1] if called else ""
-    return "fails" if name in stubs.functions and (walk is None or walk.has_stub(name)) else "may fail"
+    return "fails" if name in stubs.functions and (walk is None or walk.refers_to_stub(name)) else "may fail"

@@ -136,7 +136,7 @@ def code_mode(
     # The tools themselves and not their names, so that the agent need not have them: the body of a tool may call the
     # tools in its `uses=`, and the model does not see them (programs:PG4).
     uses = [*[one if isinstance(one, Tool) else one.name for one in tools], *agents]
-    programs = _Programs(name, stubs, limits, sandbox or shared_sandbox())
+    programs = _ProgramConfig(name, stubs, limits, sandbox or shared_sandbox())
 
     # By itself a program reads and changes nothing; each of its calls is checked by its own category.
     @tool(name=name, description=stubs.description, uses=uses, category="read", about=())
@@ -157,6 +157,7 @@ def code_mode(
 
 
 def _check_where(where: str, agents: Sequence[Any], *, ask: bool) -> None:
+    """Raise ``DefinitionError`` for an unknown *where*, and for agents or ``ask`` at a provider."""
     if where not in {"here", "provider"}:
         msg = f"code_mode(where=...) must be 'here' or 'provider', not {where!r}"
         raise DefinitionError(msg)
@@ -226,13 +227,13 @@ class _RunSession(ProgramVariables):
         self.recalled: list[_RecordedTurn] = []
         self.seed = 0
         self.is_new = True
-        self.programs: _Programs | None = None
+        self.programs: _ProgramConfig | None = None
         self.failure: StepEngineError | None = None
         """Why the recorded programs could not be executed again."""
         self._running: _ProgramRun | None = None
 
     def try_claim(self, run: _ProgramRun, known: Any) -> bool:
-        """Claim the session for a program and return True; False if another program runs, or ran according to the record *known*."""
+        """Claim the session and return True, or False while another program runs; a recorded program gets the answer of its record."""
         if known is not None and known.get("refused") == BUSY:
             return False
         with _LOCK:
@@ -242,13 +243,13 @@ class _RunSession(ProgramVariables):
             self._running = run
             return True
 
-    def mark_ended(self, run: _ProgramRun) -> None:
+    def release_claim(self, run: _ProgramRun) -> None:
         """End the claim of a program, so that the next program may run; nothing if it has no claim."""
         with _LOCK:
             if self._running is run:
                 self._running = None
 
-    def replay_recorded_turns(self, programs: _Programs) -> ProgramSession:
+    def replay_recorded_turns(self, programs: _ProgramConfig) -> ProgramSession:
         """
         Return the session after executing the recorded programs that did not run in this process.
 
@@ -315,7 +316,7 @@ class _RunSession(ProgramVariables):
             return None
 
 
-class _Programs:
+class _ProgramConfig:
     """The configuration that all calls of one program tool share."""
 
     def __init__(self, name: str, stubs: Stubs, limits: ProgramLimits, sandbox: Sandbox) -> None:
@@ -325,6 +326,7 @@ class _Programs:
         self.sandbox = sandbox
 
     def run(self, ctx: StepContext[Any], code: str, *, restart: bool) -> Steps[str]:
+        """Run a program with all its calls, and return its result as text or raise its error."""
         run = _ProgramRun(self, ctx, code)
         turn: Mapping[str, Any] = {"calls": ()}
         try:
@@ -350,7 +352,7 @@ class _ProgramRun(RunningProgram):
     - A refused program is ``{"refused": ...}``.
     """
 
-    def __init__(self, programs: _Programs, ctx: StepContext[Any], code: str) -> None:
+    def __init__(self, programs: _ProgramConfig, ctx: StepContext[Any], code: str) -> None:
         self._programs = programs
         self._ctx = ctx
         self.code = code
@@ -369,10 +371,11 @@ class _ProgramRun(RunningProgram):
     # --- turns --------------------------------------------------------------------------------------------------------
 
     def start_program(self, *, restart: bool) -> Steps[Mapping[str, Any]]:
+        """Check and start the program, and return its first turn as JSON."""
         # The recorded time. The sandbox has no clock, so a program that runs again sees the same times.
         now = self._ctx.now()
 
-        def work(keeps: RunObjects, known: Any) -> Mapping[str, Any]:
+        def run_first_turn(keeps: RunObjects, known: Any) -> Mapping[str, Any]:
             kept: _RunSession = keeps.get(self._programs, _RunSession)
             if not kept.try_claim(self, known):
                 return {"refused": BUSY}
@@ -390,9 +393,9 @@ class _ProgramRun(RunningProgram):
                 return cast("Mapping[str, Any]", known)
             if kept.session is None and not kept.recalled:
                 kept.seed = self._seed
-            return self._run_turn(kept, lambda session: session.feed(self.code, now), known)
+            return self._run_or_store_turn(kept, lambda session: session.feed(self.code, now), known)
 
-        return (yield from self._compute_turn(work))
+        return (yield from self._compute_turn(run_first_turn))
 
     def perform_and_answer_calls(self, waiting: Mapping[str, Any]) -> Steps[Mapping[str, Any]]:
         """Perform the calls for which the program waits, send it the results, and return its next turn."""
@@ -408,13 +411,13 @@ class _ProgramRun(RunningProgram):
         came = yield from self._perform_calls([member for _, member in open_], [call["line"] for call, _ in open_])
         answers |= {call["id"]: self._answer_from_result(value) for (call, _), value in zip(open_, came, strict=True)}
         # Counted here and not when a turn runs, so that a resumed run has the same count.
-        self._moved += _input_bytes(calls) + sum(
+        self._moved += _input_byte_size(calls) + sum(
             [ANSWER_BYTES + byte_size(answer.value) for answer in answers.values()]
         )
         now, kept = self._ctx.now(), cast("_RunSession", self._kept)
         return (
             yield from self._compute_turn(
-                lambda _, known: self._run_turn(kept, lambda session: session.answer(answers, now), known)
+                lambda _, known: self._run_or_store_turn(kept, lambda session: session.answer(answers, now), known)
             )
         )
 
@@ -436,11 +439,12 @@ class _ProgramRun(RunningProgram):
         return came
 
     def _compute_turn(self, work: Any) -> Steps[Mapping[str, Any]]:
+        """Run *work* as a ``Compute`` effect, and return its turn as JSON."""
         turn: Mapping[str, Any] = (yield cast("Any", Compute(work, self.close, self))).value
         return turn
 
     def _find_refusal(self, kept: _RunSession) -> str:
-        """Return why the program is refused; ``""`` if no problem is known."""
+        """Return why the program must not start; ``""`` if no problem is known. Possible problems are stored for later errors."""
         programs = self._programs
         # The check of the text comes first, since it is quick and needs no worker; the sandbox's own check is second
         # (programs:PG24).
@@ -455,10 +459,10 @@ class _ProgramRun(RunningProgram):
             else ""
         )
 
-    def _run_turn(
+    def _run_or_store_turn(
         self, kept: _RunSession, ask: Callable[[ProgramSession], ProgramTurn], known: Any
     ) -> Mapping[str, Any]:
-        """Return the result of a turn. A recorded turn is not executed, but stored until the session needs it."""
+        """Run a turn and return it as JSON; a recorded turn is only stored until the session needs it."""
         # Most recorded programs had ended before the process died, and their variables are never read again. A stored turn
         # is executed when a later turn of the same session runs.
         if known is not None:
@@ -478,7 +482,7 @@ class _ProgramRun(RunningProgram):
         form = self._turn_as_json(turn, session)
         # The limit refuses all calls of the turn before any is made: the program could not know which half of a `gather`
         # was carried out.
-        why = self._find_broken_limit(turn, form) if isinstance(turn, ProgramWaiting) else ""
+        why = self._find_exceeded_limit(turn, form) if isinstance(turn, ProgramWaiting) else ""
         if why:
             where = f" in line {form['line']}" if form["line"] else ""
             why = f"The program was ended{where}: {why}.{GONE}"
@@ -489,12 +493,12 @@ class _ProgramRun(RunningProgram):
             form["told"] = self._told
         return form
 
-    def _find_broken_limit(self, turn: ProgramWaiting, form: Mapping[str, Any]) -> str:
-        """Return the limit that the calls of all turns exceed; ``""`` if there is none."""
+    def _find_exceeded_limit(self, turn: ProgramWaiting, form: Mapping[str, Any]) -> str:
+        """Return the reason if the calls of all turns exceed a limit; ``""`` if they do not."""
         limits = self._programs.limits
         if self._calls + len(turn.calls) > limits.calls:
             return f"it made more than {limits.calls:,} calls"
-        if self._moved + _input_bytes(form["calls"]) > limits.total:
+        if self._moved + _input_byte_size(form["calls"]) > limits.total:
             return f"the values of its calls have more than {limits.total:,} bytes"
         return ""
 
@@ -508,7 +512,7 @@ class _ProgramRun(RunningProgram):
         other = [
             one
             for one in find_differences(known, now)
-            if not _has_placeholder(one.recorded) and not _is_line(one.pointer)
+            if not _has_placeholder(one.recorded) and not _is_line_pointer(one.pointer)
         ]
         if not other:
             return
@@ -522,6 +526,7 @@ class _ProgramRun(RunningProgram):
         raise ReplayDivergence(msg, kind="changed", diff=fields)
 
     def close(self) -> None:
+        """Stop the check of the program and close its session, from any thread."""
         self._is_closed = True
         self._check.send()
         if self._kept is not None:
@@ -530,7 +535,7 @@ class _ProgramRun(RunningProgram):
     def release_session(self) -> None:
         """Allow the next program of the session to start."""
         if self._kept is not None:
-            self._kept.mark_ended(self)
+            self._kept.release_claim(self)
 
     # --- inspection ---------------------------------------------------------------------------------------------------
 
@@ -542,6 +547,7 @@ class _ProgramRun(RunningProgram):
     # --- records ------------------------------------------------------------------------------------------------------
 
     def _turn_as_json(self, turn: ProgramTurn, session: ProgramSession) -> dict[str, Any]:
+        """Return a turn as JSON: its calls, its result as text, or its error with the output before it."""
         if isinstance(turn, ProgramWaiting):
             self._room = self._programs.limits.memory  # one value may be an argument of all calls
             return {"line": turn.line, "calls": [self._call_as_json(call) for call in turn.calls]}
@@ -564,6 +570,7 @@ class _ProgramRun(RunningProgram):
         return {"said": replace_lone_surrogates(said)}
 
     def _call_as_json(self, call: ProgramCall) -> dict[str, Any]:
+        """Return a call with its tool input as JSON, or with the error that its arguments cause."""
         form: dict[str, Any] = {"id": call.id, "name": call.name, "line": call.line}
         try:
             given = {} if call.is_cut else self._bind_arguments(call)
@@ -585,7 +592,7 @@ class _ProgramRun(RunningProgram):
     def _bind_arguments(self, call: ProgramCall) -> dict[str, Any]:
         """Return the tool input for a call of the program. Invalid arguments raise an error."""
         if call.name == SLEEP:
-            return {"seconds": _sleep_seconds(call)}
+            return {"seconds": _get_sleep_seconds(call)}
         function = self._programs.stubs.functions.get(call.name)
         if function is None:
             msg = f"name {call.name!r} is not defined"
@@ -610,6 +617,7 @@ class _ProgramRun(RunningProgram):
             return CallAnswer(str(error), "TypeError")
 
     def _make_member(self, function: ProgramFunction, given: Mapping[str, Any]) -> Member[Any] | CallAnswer:
+        """Return the effect for a call of a tool, an agent or ``ask``; for the catalogue's functions the answer."""
         match function.kind:
             case "tool":
                 return ToolCall(function.of, given)
@@ -635,9 +643,9 @@ class _ProgramRun(RunningProgram):
             raise ValueError(msg)
         return size
 
-    def _answer_from_result(self, came: object) -> CallAnswer:
+    def _answer_from_result(self, result: object) -> CallAnswer:
         """Return the answer of the program for a result or an error; one above the limit becomes an error that names its size."""
-        answer = _make_full_answer(came)
+        answer = _make_full_answer(result)
         # Results and texts of errors are limited, too: a gigabyte would be copied into the worker, whose own limit would end it
         # without naming the call.
         try:
@@ -667,7 +675,7 @@ class _ProgramRun(RunningProgram):
         return any(isinstance(one, ToolMessage) and one.tool_name == name and one.status == "ok" for one in messages)
 
 
-def _input_bytes(calls: Sequence[Mapping[str, Any]]) -> int:
+def _input_byte_size(calls: Sequence[Mapping[str, Any]]) -> int:
     """Return the approximate size of the inputs of calls in bytes."""
     return sum([ANSWER_BYTES + byte_size(call.get("input", {})) for call in calls])
 
@@ -686,8 +694,8 @@ def _drop_warnings(turn: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**kept, "error": f"{before}{mark}{printed}"}
 
 
-def _is_line(pointer: str) -> bool:
-    """Return True if a recorded turn has the line of its program or of a call at a place."""
+def _is_line_pointer(pointer: str) -> bool:
+    """Return True if a JSON pointer leads to a line number in a recorded turn."""
     return pointer == "/line" or (pointer.startswith("/calls/") and pointer.endswith("/line"))
 
 
@@ -697,10 +705,12 @@ def _has_placeholder(recorded: object) -> bool:
 
 
 def _printed_text(session: ProgramSession) -> str:
+    """Return the output of the program for an error message; ``""`` if it printed nothing."""
     return f"{PRINTED_BEFORE}{replace_lone_surrogates(session.printed)}" if session.printed else ""
 
 
 def _exceeded_limit_text(turn: ProgramRaised, limits: ProgramLimits) -> str:
+    """Return a sentence about the limit that ended a program; ``""`` if it was none."""
     named = {
         "TimeoutError": f"A program may compute for {limits.seconds:g} s between two waits. ",
         "MemoryError": f"A program may use {limits.memory:,} bytes. ",
@@ -709,7 +719,8 @@ def _exceeded_limit_text(turn: ProgramRaised, limits: ProgramLimits) -> str:
     return named.get(turn.kind, "") if turn.is_fatal or turn.kind == PRINTED else ""
 
 
-def _sleep_seconds(call: ProgramCall) -> float:
+def _get_sleep_seconds(call: ProgramCall) -> float:
+    """Return the seconds of a call of ``asyncio.sleep``; raise ``ValueError`` for an invalid duration."""
     seconds = call.args[0] if call.args else call.kwargs.get("delay", 0)
     try:
         Sleep(seconds)
@@ -726,22 +737,22 @@ def _exception_name(failed: ToolResult) -> str:
     return "TimeoutError" if has_timed_out(failed) else "ToolError"
 
 
-def _make_full_answer(came: object) -> CallAnswer:
+def _make_full_answer(result: object) -> CallAnswer:
     """Return the answer of the program for a result or an error of any size."""
-    if isinstance(came, ToolResult):
-        if came.is_error:
-            return CallAnswer(came.text, _exception_name(came))
-        came = _value_of_result(came)
-    elif isinstance(came, ChildResult):
-        if came.is_error:
-            return CallAnswer(f"{came.agent_id} failed: {came.why or came.status.value}", "ToolError")
-        came = came.output if came.output is not None else came.text
-    elif isinstance(came, BaseException):
-        return CallAnswer(str(came), "TypeError" if isinstance(came, ToolInputError) else "ToolError")
-    return CallAnswer(_thaw(came))
+    if isinstance(result, ToolResult):
+        if result.is_error:
+            return CallAnswer(result.text, _exception_name(result))
+        result = _tool_result_value(result)
+    elif isinstance(result, ChildResult):
+        if result.is_error:
+            return CallAnswer(f"{result.agent_id} failed: {result.why or result.status.value}", "ToolError")
+        result = result.output if result.output is not None else result.text
+    elif isinstance(result, BaseException):
+        return CallAnswer(str(result), "TypeError" if isinstance(result, ToolInputError) else "ToolError")
+    return CallAnswer(_to_plain_json(result))
 
 
-def _value_of_result(result: ToolResult) -> Any:
+def _tool_result_value(result: ToolResult) -> Any:
     """Return the value of a tool result, else its text."""
     if result.structured is not None:
         return result.structured
@@ -753,18 +764,18 @@ def _raise_not_json(value: object) -> object:
     raise TypeError(msg)
 
 
-def _thaw(value: Any) -> Any:
+def _to_plain_json(value: Any) -> Any:
     """Return a value as plain JSON: containers become lists and dicts, and values of other types become their text."""
     if isinstance(value, Mapping):
-        return {str(key): _thaw(inner) for key, inner in value.items()}
+        return {str(key): _to_plain_json(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_thaw(inner) for inner in value]
+        return [_to_plain_json(inner) for inner in value]
     return value if isinstance(value, str | int | float | bool) or value is None else str(value)
 
 
-def check_depth_and_size(value: object, most: int) -> None:
+def check_depth_and_size(value: object, max_bytes: int) -> None:
     """
-    Raise an error for a value that is nested too deeply or certainly larger than *most* bytes, without encoding it.
+    Raise an error for a value that is nested too deeply or certainly larger than *max_bytes* bytes, without encoding it.
 
     A few lines make a value in which each list occurs twice in the next one, and its text would be endless. So each list is visited
     once for each level, together with its number of occurrences.
@@ -775,12 +786,12 @@ def check_depth_and_size(value: object, most: int) -> None:
         below: dict[int, tuple[Any, int]] = {}
         for holder, times in level.values():
             members = [*holder, *holder.values()] if isinstance(holder, Mapping) else holder
-            size += times * (2 * len(members) + sum(map(_min_written_chars, members)))
+            size += times * (2 * len(members) + sum(map(_min_json_chars, members)))
             for one in members:
                 if (inner := inner_values(one)) is not None:
                     below[id(one)] = inner, times + below.get(id(one), (None, 0))[1]
-        if size > most + 2:
-            msg = f"a value of more than {most:,} bytes; one may have {most:,}"
+        if size > max_bytes + 2:
+            msg = f"a value of more than {max_bytes:,} bytes; one may have {max_bytes:,}"
             raise ValueError(msg)
         if not below:
             return
@@ -789,19 +800,19 @@ def check_depth_and_size(value: object, most: int) -> None:
     raise ValueError(msg)
 
 
-def _min_written_chars(value: object) -> int:
+def _min_json_chars(value: object) -> int:
     """Return a lower bound of the characters of a value in JSON, without the values inside it."""
     if isinstance(value, int):
         return value.bit_length() * 3 // 10  # log10(2) is above 0.3
     return shallow_byte_size(value)
 
 
-def _format_last_value(value: Any, most: int) -> str:
-    """Return the last value for the model: a text unchanged, JSON or ``repr``; a note if it exceeds *most* bytes."""
+def _format_last_value(value: Any, max_bytes: int) -> str:
+    """Return the last value for the model: a text unchanged, JSON or ``repr``; a note if it exceeds *max_bytes* bytes."""
     if isinstance(value, str):
         return value
     try:
-        check_depth_and_size(value, most)
+        check_depth_and_size(value, max_bytes)
     except ValueError as error:
         return f"The value of its last line is not shown: {error}."
     try:

@@ -138,7 +138,7 @@ class SchemaClass:
     end_line: int
 
 
-def find_schemas(tree: ast.Module, file: str) -> Mapping[str, SchemaClass]:
+def parse_schema_classes(tree: ast.Module, file: str) -> Mapping[str, SchemaClass]:
     """
     Return the schema classes of a file by name: its pydantic models and typed dicts.
 
@@ -156,7 +156,7 @@ def find_schemas(tree: ast.Module, file: str) -> Mapping[str, SchemaClass]:
 
 
 @frozen
-class _Bound:
+class _NameBinding:
     """The meaning of a name: ``what`` is the dotted name of an import, or one of the words below."""
 
     what: str
@@ -166,30 +166,30 @@ class _Bound:
 CLASS, ASSIGNED, TYPE, UNKNOWN = "a class", "a value", "a type alias", ""
 
 
-class _Names:
+class _ModuleBindings:
     """The bindings of the names in a module, found from its source."""
 
     def __init__(self, tree: ast.Module) -> None:
-        self._bound: dict[str, _Bound] = {}
+        self._bound: dict[str, _NameBinding] = {}
         self._top = {id(node) for node in tree.body}
         self._is_open = False
         left: list[ast.AST] = [*reversed(tree.body)]
         while left:
-            left.extend(reversed(list(self._visit(left.pop()))))
+            left.extend(reversed(list(self._record_bindings(left.pop()))))
         self.classes: list[ast.ClassDef] = []
         """All classes of the file, including nested ones."""
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 self.classes.append(node)
             elif isinstance(node, ast.Global):
-                self._bound.update(dict.fromkeys(node.names, _Bound(UNKNOWN)))
+                self._bound.update(dict.fromkeys(node.names, _NameBinding(UNKNOWN)))
 
-    def get_binding(self, name: str) -> _Bound:
+    def get_binding(self, name: str) -> _NameBinding:
         """Return the binding of a name at the end of the module, or the builtin if nothing binds it."""
         known = self._bound.get(name)
-        return known or _Bound(UNKNOWN if self._is_open else f"builtins.{name}")
+        return known or _NameBinding(UNKNOWN if self._is_open else f"builtins.{name}")
 
-    def _visit(self, node: ast.AST) -> Iterable[ast.AST]:
+    def _record_bindings(self, node: ast.AST) -> Iterable[ast.AST]:
         """Record the names that a node binds, and return the nodes to visit below it."""
         match node:
             case ast.Import(names=names):
@@ -209,10 +209,11 @@ class _Names:
                 self._bind(name, ASSIGNED if id(node) in self._top else UNKNOWN, node.value)
                 return [node.value] if node.value else []
             case _:
-                return self._visit_statement(node)
+                return self._record_other_bindings(node)
         return []
 
-    def _visit_statement(self, node: ast.AST) -> Iterable[ast.AST]:
+    def _record_other_bindings(self, node: ast.AST) -> Iterable[ast.AST]:
+        """Bind the names that any other node binds as unknown, and return its child nodes."""
         if isinstance(node, TYPE_ALIAS):
             self._bind(node.name.id, TYPE if id(node) in self._top else UNKNOWN, node)
             return []
@@ -224,6 +225,7 @@ class _Names:
         return ast.iter_child_nodes(node)
 
     def _bind_import_from(self, node: ast.ImportFrom) -> None:
+        """Bind the names of a ``from`` import; a star import makes all unbound names unknown."""
         module = "" if node.level else node.module or ""
         module = "typing" if module == "typing_extensions" else module
         for one in node.names:
@@ -233,18 +235,19 @@ class _Names:
                 self._bind(one.asname or one.name, f"{module}.{one.name}" if module else UNKNOWN)
 
     def _bind(self, name: str, what: str, node: Any = None) -> None:
+        """Bind a name to an import or kind; a name that is bound twice becomes unknown."""
         what = what.replace("typing_extensions", "typing")
         same = self._bound.get(name)
         is_import = what not in {CLASS, ASSIGNED, TYPE}
         is_new = same is None or (is_import and same.what == what)
-        self._bound[name] = _Bound(what, node) if is_new else _Bound(UNKNOWN)
+        self._bound[name] = _NameBinding(what, node) if is_new else _NameBinding(UNKNOWN)
 
 
 # --- reading --------------------------------------------------------------------------------------------------------
 
 
 @frozen
-class _Read:
+class _ParsedType:
     """
     The JSON Schema of an annotation and facts about it.
 
@@ -260,7 +263,7 @@ class _Read:
     schema: dict[str, Any]
     kind: str = "other"
     shape: str = LEFT_OUT
-    inner: _Read | None = None
+    inner: _ParsedType | None = None
     given: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -287,7 +290,7 @@ class _Definition:
 
 
 @frozen
-class _At:
+class _NodeAtDepth:
     """A node and its nesting depth."""
 
     node: ast.expr
@@ -299,7 +302,7 @@ class _SchemaClassReader:
 
     def __init__(self, tree: ast.Module, file: str) -> None:
         self._file = file
-        self._names = _Names(tree)
+        self._names = _ModuleBindings(tree)
         self._tops = {id(node) for node in tree.body}
         self._shown_left = MAX_SHOWN_PLACES
         self._left = MAX_WORK_PLACES
@@ -319,24 +322,26 @@ class _SchemaClassReader:
         """By name; ``None`` while the definition is being read."""
 
     def read_classes(self) -> Mapping[str, SchemaClass]:
-        classes = self._sorted_classes()
+        """Return the schema classes of the file by name, in the order of their lines."""
+        classes = self._sorted_schema_classes()
         for node in classes:
             self._read_class(node)
         self._check_patterns()
         made = {}
         for node in classes:
             self._line, self._where = node.lineno, f"class {node.name!r}"
-            made[node.name] = self._make_class(node, self._reachable_from(node.name))
+            made[node.name] = self._make_schema_class(node, self._reachable_from(node.name))
         return MappingProxyType(dict(sorted(made.items(), key=lambda item: item[1].line)))
 
-    def _make_class(self, node: ast.ClassDef, names: Sequence[str]) -> SchemaClass:
+    def _make_schema_class(self, node: ast.ClassDef, definition_names: Sequence[str]) -> SchemaClass:
+        """Return a class that was read as a ``SchemaClass``, with the definitions that its schema refers to."""
         fields = self._fields[node.name]
-        extras = self._extra_rules_by_typed_dict(node.name, names)
-        defined = {name: self._get_definition(name).schema for name in names}
+        extras = self._extra_rules_by_typed_dict(node.name, definition_names)
+        defined = {name: self._get_definition(name).schema for name in definition_names}
         for name, extra in extras.items():
             if extra is not None and name in defined:
                 defined[name] = freeze_object({"additionalProperties": extra, **defined[name]})
-        schema: dict[str, Any] = {"$defs": defined} if names else {}
+        schema: dict[str, Any] = {"$defs": defined} if definition_names else {}
         return SchemaClass(
             node.name,
             self._kinds[node.name],
@@ -352,18 +357,18 @@ class _SchemaClassReader:
 
     def _extra_rules_by_typed_dict(self, top: str, names: Sequence[str]) -> dict[str, bool | None]:
         """
-        Return the rule of a model for additional members of its typed dicts, as pydantic applies it.
+        Return the rule for additional members of each typed dict, taken from the models that contain it.
 
         If models disagree, pydantic uses the one that it sees first, so they are refused.
         """
         found: dict[str, bool | None] = {}
         for owner in dict.fromkeys((top, *names)):
-            self._spend_shown(self._get_definition(owner).size)
+            self._spend_output_budget(self._get_definition(owner).size)
             if owner != top and self._kinds.get(owner) != "model":
                 continue
             extra = self._extras[owner]
             reached = self._reachable_through(self._get_definition(owner).refers)
-            self._spend_shown(len(reached))
+            self._spend_output_budget(len(reached))
             for name in reached:
                 if self._kinds.get(name) == "typed_dict" and found.setdefault(name, extra) != extra:
                     self._refuse(
@@ -371,7 +376,8 @@ class _SchemaClassReader:
                     )
         return found
 
-    def _spend_shown(self, work: int) -> None:
+    def _spend_output_budget(self, work: int) -> None:
+        """Subtract *work* from the budget of resulting schemas; raise an error when it is used up."""
         self._shown_left -= work
         if self._shown_left < 0:
             self._refuse("the schema classes of this file refer to each other too often; use fewer classes")
@@ -386,7 +392,7 @@ class _SchemaClassReader:
         return "" if field.shape == LEFT_OUT else field.shape
 
     def _reachable_through(self, names: Iterable[str], *, through: Collection[str] = ("typed_dict",)) -> set[str]:
-        """Return the definitions *names* and those to which they lead through aliases and the class kinds in *through*."""
+        """Return *names* and the definitions that they reach through aliases and classes of the kinds in *through*."""
         found: set[str] = set()
         left = [*names]
         while left:
@@ -414,12 +420,12 @@ class _SchemaClassReader:
 
     # --- finding the classes
 
-    def _sorted_classes(self) -> list[ast.ClassDef]:
+    def _sorted_schema_classes(self) -> list[ast.ClassDef]:
         """Return the schema classes, base classes first, in file order among those with equally many bases."""
         bases: dict[str, str] = {}
         found: list[ast.ClassDef] = []
         for node in self._names.classes:
-            if base := self._schema_base(node):
+            if base := self._find_schema_base(node):
                 self._line, self._where = node.lineno, f"class {node.name!r}"
                 if id(node) not in self._tops:
                     self._refuse("a schema class must be at the top level of its file; move it there")
@@ -429,9 +435,9 @@ class _SchemaClassReader:
                     self._refuse(f"there are too many schema classes; a file may have at most {MAX_CLASSES}")
                 bases[node.name] = base
                 found.append(node)
-        return self._sort_by_base(found, bases)
+        return self._select_and_sort_classes(found, bases)
 
-    def _sort_by_base(self, found: Sequence[ast.ClassDef], bases: Mapping[str, str]) -> list[ast.ClassDef]:
+    def _select_and_sort_classes(self, found: Sequence[ast.ClassDef], bases: Mapping[str, str]) -> list[ast.ClassDef]:
         """Return the classes that derive from ``BaseModel`` or ``TypedDict``, bases first, and record their kinds."""
         chains = {}
         for node in found:
@@ -447,7 +453,7 @@ class _SchemaClassReader:
             self._kinds[node.name] = "model" if chain[-1] == "pydantic.BaseModel" else "typed_dict"
         return sorted([node for node in found if node.name in chains], key=lambda node: chains[node.name])
 
-    def _schema_base(self, node: ast.ClassDef) -> str:
+    def _find_schema_base(self, node: ast.ClassDef) -> str:
         """Return the base that makes or may make a class a schema class; ``""`` for other classes."""
         named = [self._base_name(base) for base in node.bases]
         self._line, self._where = node.lineno, f"class {node.name!r}"
@@ -456,9 +462,9 @@ class _SchemaClassReader:
             for base, name in zip(node.bases, named, strict=True)
             if not name
             for one in ast.walk(base)
-            if not isinstance(base, ast.Subscript) or self._may_be_schema_class(self._base_name(one))
+            if not isinstance(base, ast.Subscript) or self._may_be_schema_base(self._base_name(one))
         ]
-        bases = [name for name in named if self._may_be_schema_class(name)]
+        bases = [name for name in named if self._may_be_schema_base(name)]
         if hidden or (bases and len(named) > 1):
             self._refuse(
                 "its bases are not supported; use one base: BaseModel, TypedDict or a schema class of this file"
@@ -467,8 +473,8 @@ class _SchemaClassReader:
             self._refuse(f"{bases[0]!r} is not supported here; use BaseModel or TypedDict")
         return bases[0] if bases else ""
 
-    def _may_be_schema_class(self, name: str) -> bool:
-        """Return whether a class with the base *name* may be a pydantic or TypedDict class."""
+    def _may_be_schema_base(self, name: str) -> bool:
+        """Return whether a class with the base *name* derives, or may derive, from ``BaseModel`` or ``TypedDict``."""
         seen: set[str] = set()
         while name not in seen and len(seen) <= MAX_DEPTH_LEVELS:
             if name.startswith("pydantic.") or name == "typing.TypedDict":
@@ -492,24 +498,25 @@ class _SchemaClassReader:
             node = bound.node
         return ""
 
-    def _resolve_binding(self, node: ast.AST) -> _Bound:
+    def _resolve_binding(self, node: ast.AST) -> _NameBinding:
         """Return the binding of a dotted name."""
         parts: list[str] = []
         while isinstance(node, ast.Attribute) and len(parts) < MAX_DEPTH_LEVELS:
             parts.append(node.attr)
             node = node.value
         if not isinstance(node, ast.Name):
-            return _Bound(UNKNOWN)
+            return _NameBinding(UNKNOWN)
         bound = self._names.get_binding(node.id)
         if not parts:
             return bound
         if bound.what in {CLASS, ASSIGNED, TYPE, UNKNOWN}:
-            return _Bound(UNKNOWN)
-        return _Bound(".".join([bound.what, *reversed(parts)]))
+            return _NameBinding(UNKNOWN)
+        return _NameBinding(".".join([bound.what, *reversed(parts)]))
 
     # --- reading a class
 
     def _read_class(self, node: ast.ClassDef) -> None:
+        """Read a class, and record its fields, its rule for additional members and its definition."""
         name, kind = node.name, self._kinds[node.name]
         self._line, self._where = node.lineno, f"class {name!r}"
         self._seen = set()
@@ -520,16 +527,16 @@ class _SchemaClassReader:
             self._refuse("schema classes with type parameters are not supported here; write a class for each type")
         base = self._base_name(node.bases[0])
         fields = dict(self._fields.get(base, {}))
-        self._count_fields(len(fields))
+        self._count_fields_against_limit(len(fields))
         words = {word.arg: word.value for word in node.keywords}
-        is_total = self._read_bool(words.pop("total")) if kind == "typed_dict" and "total" in words else True
+        is_total = self._read_total(words.pop("total")) if kind == "typed_dict" and "total" in words else True
         if words and kind == "typed_dict":
             self._refuse(f"{next(iter(words))!r} is not supported here; a TypedDict takes only total=")
         self._extras[name] = self._read_extra_setting(words, extra=self._extras.get(base))
-        self._own = frozenset(_names_with_values(node))
+        self._own = frozenset(_fields_with_values(node))
         for at, statement in enumerate(node.body):
             self._line, self._where = statement.lineno, f"class {name!r}"
-            self._read_statement(node, statement, fields, is_total=is_total, is_first=at == 0)
+            self._read_class_statement(node, statement, fields, is_total=is_total, is_first=at == 0)
         self._where = f"class {name!r}"
         self._own = frozenset()
         self._fields[name] = fields
@@ -539,20 +546,22 @@ class _SchemaClassReader:
             left - self._left + (self._get_definition(base).size if base in self._kinds else 0),
         )
 
-    def _count_fields(self, fields: int) -> None:
+    def _count_fields_against_limit(self, fields: int) -> None:
+        """Subtract *fields* from the fields that the file may have; raise an error when none is left."""
         self._fields_left -= fields
         if self._fields_left < 0:
             self._refuse(f"there are too many fields; a file may have at most {MAX_FIELDS_OF_FILE:,}")
 
-    def _read_statement(
+    def _read_class_statement(
         self, node: ast.ClassDef, statement: ast.stmt, fields: dict[str, _ClassField], *, is_total: bool, is_first: bool
     ) -> None:
+        """Read one statement of a class: add a field to *fields*, or read the config; refuse other statements."""
         match statement:
             case ast.Pass():
                 pass
             case ast.Expr(value=ast.Constant(value=text)) if isinstance(text, str) or text is ...:
                 if is_first and isinstance(text, str):
-                    self._spend_text(text)
+                    self._spend_work_for_text(text)
             case ast.Assign(targets=[ast.Name(id="model_config")]) if self._kinds[node.name] == "model":
                 self._extras[node.name] = self._read_extra_setting(
                     self._config_arguments(statement.value), extra=self._extras[node.name]
@@ -565,10 +574,11 @@ class _SchemaClassReader:
                 self._refuse(f"{statement.name!r} is a method, which is not supported here; keep only fields")
             case _:
                 self._refuse(
-                    f"{_name_of_node(statement)} is not supported here; use fields such as `name: str`, a docstring and model_config"
+                    f"{_describe_node(statement)} is not supported here; use fields such as `name: str`, a docstring and model_config"
                 )
 
     def _check_field_name(self, node: ast.ClassDef, name: str, fields: Mapping[str, _ClassField]) -> None:
+        """Refuse an invalid or repeated field name, and count a new field against the limits."""
         is_private = name.startswith("_" if self._kinds[node.name] == "model" else "__")
         if is_private or name == "model_config":
             self._refuse("this is not a valid field name; use one that does not start with '_'")
@@ -576,11 +586,12 @@ class _SchemaClassReader:
             self._refuse("it is declared twice; remove one declaration")
         self._seen.add(name)
         if name not in fields:
-            self._count_fields(1)
+            self._count_fields_against_limit(1)
             if len(fields) >= MAX_FIELDS:
                 self._refuse(f"there are too many fields; a class may have at most {MAX_FIELDS}")
 
     def _config_arguments(self, node: ast.expr) -> Mapping[str | None, ast.expr]:
+        """Return the settings of a ``model_config`` by name; refuse one that is neither ``ConfigDict(...)`` nor a dict."""
         if (
             isinstance(node, ast.Call)
             and self._resolve_binding(node.func).what == "pydantic.ConfigDict"
@@ -589,7 +600,7 @@ class _SchemaClassReader:
             return {word.arg: word.value for word in node.keywords}
         if isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
             return {key.value: value for key, value in zip(node.keys, node.values, strict=True)}  # type: ignore[union-attr]
-        return self._refuse(f'{_name_of_node(node)} is not supported here; use ConfigDict(extra="forbid")')
+        return self._refuse(f'{_describe_node(node)} is not supported here; use ConfigDict(extra="forbid")')
 
     def _read_extra_setting(self, words: Mapping[str | None, ast.expr], *, extra: bool | None) -> bool | None:
         """Return ``additionalProperties`` for a class's settings; *extra* if they do not set it, ``None`` for ``"ignore"``."""
@@ -597,22 +608,24 @@ class _SchemaClassReader:
         if strange:
             self._refuse(f"the setting {strange[0]!r} is not supported here; use extra='forbid' or title='...'")
         for word, node in words.items():
-            value = self._evaluate_literal(_At(node, 0))
+            value = self._evaluate_literal(_NodeAtDepth(node, 0))
             if word == "extra":
                 if not isinstance(value, str) or value not in EXTRA:
                     self._refuse("extra must be 'forbid', 'allow' or 'ignore'")
                 extra = EXTRA[value]
         return extra
 
-    def _read_bool(self, node: ast.expr) -> bool:
-        value = self._evaluate_literal(_At(node, 0))
+    def _read_total(self, node: ast.expr) -> bool:
+        """Return the value of ``total=``; refuse one that is not True or False."""
+        value = self._evaluate_literal(_NodeAtDepth(node, 0))
         return value if isinstance(value, bool) else self._refuse("total must be True or False")
 
     # --- fields
 
     def _read_field(self, node: ast.AnnAssign, kind: str, *, is_total: bool) -> _ClassField:
+        """Return a field from its declaration, with its schema, default and alias."""
         self._refers = set()
-        marks, at = self._split_required_markers(_At(node.annotation, 0))
+        marks, at = self._split_required_markers(_NodeAtDepth(node.annotation, 0))
         read = self._read_annotation(at)
         refers = frozenset(self._refers)
         if kind == "typed_dict":
@@ -623,22 +636,22 @@ class _SchemaClassReader:
         if marks:
             self._refuse("Required and NotRequired are only for a TypedDict; give the field a default instead")
         if node.value is not None:
-            read = self._with_default(read, node.value)
+            read = self._add_default(read, node.value)
         default = read.given.get("default", NOTHING)
         is_shown = default is not NOTHING and not read.given["is_made"]
         schema = {**read.schema, "default": default} if is_shown else read.schema
         alias = read.given.get("alias", "")
         return _ClassField(schema, read.shape, default is NOTHING, default, alias, refers, node.lineno)
 
-    def _with_default(self, read: _Read, value: ast.expr) -> _Read:
-        """Return a field type with the default or ``Field(...)`` after its ``=``."""
+    def _add_default(self, read: _ParsedType, value: ast.expr) -> _ParsedType:
+        """Return a field type with the default or the arguments of ``Field(...)`` after its ``=``."""
         if isinstance(value, ast.Call) and self._resolve_binding(value.func).what == "pydantic.Field":
             return self._apply_field_call(read, value)
         return attrs.evolve(
-            read, given={**read.given, "default": self._evaluate_literal(_At(value, 0)), "is_made": False}
+            read, given={**read.given, "default": self._evaluate_literal(_NodeAtDepth(value, 0)), "is_made": False}
         )
 
-    def _split_required_markers(self, at: _At) -> tuple[list[str], _At]:
+    def _split_required_markers(self, at: _NodeAtDepth) -> tuple[list[str], _NodeAtDepth]:
         """Return the ``Required`` and ``NotRequired`` markers of a TypedDict field, and the annotation inside them."""
         marks: list[str] = []
         at = self._resolve_quotes_and_aliases(at)
@@ -647,11 +660,11 @@ class _SchemaClassReader:
             if what not in {"typing.Required", "typing.NotRequired"}:
                 break
             marks.append(what)
-            at = self._resolve_quotes_and_aliases(_At(at.node.slice, at.depth + 1))
+            at = self._resolve_quotes_and_aliases(_NodeAtDepth(at.node.slice, at.depth + 1))
         return marks, at
 
-    def _apply_field_call(self, read: _Read, call: ast.Call) -> _Read:
-        """Return a type with the constraints of a ``Field(...)``."""
+    def _apply_field_call(self, read: _ParsedType, call: ast.Call) -> _ParsedType:
+        """Return a type with the constraints, documentation, default and alias of a ``Field(...)``; refuse other arguments."""
         self._refuse_own_field_name(call.func)
         words = {word.arg: word.value for word in call.keywords}
         if len(call.args) > 1 or any(isinstance(one, ast.Starred) for one in call.args) or None in words:
@@ -662,20 +675,25 @@ class _SchemaClassReader:
             self._refuse(
                 f"Field({strange[0]}=...) is not supported here; supported keywords: {list_names(sorted(OF_FIELD), strange[0])}"
             )
-        given = {**read.given, **self._field_settings(words)}
-        values = {word: self._evaluate_literal(_At(node, 0)) for word, node in words.items() if word not in ONCE}
+        given = {**read.given, **self._read_default_and_alias(words)}
+        values = {
+            word: self._evaluate_literal(_NodeAtDepth(node, 0)) for word, node in words.items() if word not in ONCE
+        }
         for word in CONSTRAINTS:
             if values.get(word) is not None:
                 read = self._apply_constraint(read, word, values[word])
         return attrs.evolve(read, schema={**read.schema, **self._read_documentation(values)}, given=given)
 
-    def _field_settings(self, words: Mapping[str | None, ast.expr]) -> dict[str, Any]:
+    def _read_default_and_alias(self, words: Mapping[str | None, ast.expr]) -> dict[str, Any]:
         """Return the default and the alias of a ``Field``, which only fields have."""
         given: dict[str, Any] = {}
         default = words.get("default")
         if default is not None:
             is_required = isinstance(default, ast.Constant) and default.value is ...
-            given = {"default": NOTHING if is_required else self._evaluate_literal(_At(default, 0)), "is_made": False}
+            given = {
+                "default": NOTHING if is_required else self._evaluate_literal(_NodeAtDepth(default, 0)),
+                "is_made": False,
+            }
         if "default_factory" in words:
             made = FACTORIES.get(self._resolve_binding(words["default_factory"]).what)
             if made is None or given:
@@ -684,10 +702,11 @@ class _SchemaClassReader:
                 )
             given = {"default": made(), "is_made": True}
         if "alias" in words:
-            given["alias"] = self._check_text("alias", self._evaluate_literal(_At(words["alias"], 0)))
+            given["alias"] = self._check_text("alias", self._evaluate_literal(_NodeAtDepth(words["alias"], 0)))
         return given
 
     def _read_documentation(self, values: Mapping[str | None, Any]) -> dict[str, Any]:
+        """Return the description, title and examples of a ``Field``, after checking their types."""
         told: dict[str, Any] = {}
         for word in ("description", "title", "examples"):
             value = values.get(word)
@@ -700,18 +719,19 @@ class _SchemaClassReader:
         return told
 
     def _check_text(self, word: str, value: object) -> str:
+        """Return *value* if it is a string, else refuse it with a message about *word*."""
         return value if isinstance(value, str) else self._refuse(f"{word} must be a string")
 
-    def _apply_constraint(self, read: _Read, word: str, value: Any) -> _Read:
-        """Return a type with a constraint, written where pydantic writes it."""
+    def _apply_constraint(self, read: _ParsedType, word: str, value: Any) -> _ParsedType:
+        """Return a type with a constraint, written where pydantic writes it; refuse one that does not apply to the type."""
         if read.kind == "nullable" and read.inner is not None:
             inner = self._apply_constraint(read.inner, word, value)
             told = {key: said for key, said in read.schema.items() if key != "anyOf"}
-            return attrs.evolve(read, schema={**_any_of([inner.schema, {"type": "null"}]), **told}, inner=inner)
+            return attrs.evolve(read, schema={**_any_of_schema([inner.schema, {"type": "null"}]), **told}, inner=inner)
         if word == "pattern" and read.kind == "string":
             return attrs.evolve(read, schema={**read.schema, "pattern": self._store_pattern(value)})
         if word in NUMERIC and read.kind in {"integer", "number", "decimal"}:
-            return self._apply_bound(read, word, value)
+            return self._apply_numeric_constraint(read, word, value)
         lengths = LENGTHS.get("string" if read.kind == "union" else read.kind, {})
         takes = read.kind != "union" or any(one.get("type") == "string" for one in read.schema["anyOf"])
         if word not in lengths or not takes:
@@ -723,7 +743,8 @@ class _SchemaClassReader:
             self._refuse(f"{word} must be a whole number of at least 0")
         return attrs.evolve(read, schema={**read.schema, lengths[word]: value})
 
-    def _apply_bound(self, read: _Read, word: str, value: Any) -> _Read:
+    def _apply_numeric_constraint(self, read: _ParsedType, word: str, value: Any) -> _ParsedType:
+        """Return a number type with one of ``ge``, ``gt``, ``le``, ``lt`` and ``multiple_of``."""
         allowed = (int,) if read.kind == "integer" else (int, float)
         if type(value) not in allowed or (word == "multiple_of" and value <= 0):
             self._refuse(f"{word} must be a number that fits the type, and multiple_of must be more than 0")
@@ -741,10 +762,10 @@ class _SchemaClassReader:
         return text
 
     def _check_patterns(self) -> None:
-        """Raise an error if matching all patterns together may exceed the limit."""
+        """Raise an error, at the first such pattern, if the file's patterns together cannot be compiled within the limits."""
         texts = list(self._patterns)
 
-        def problem(count: int) -> str:
+        def find_problem(count: int) -> str:
             try:
                 JsonSchema(
                     "the patterns of this file", {"anyOf": [{"pattern": text} for text in texts[:count]] or [True]}
@@ -753,23 +774,23 @@ class _SchemaClassReader:
                 return str(error)
             return ""
 
-        low, high, said = 0, len(texts), problem(len(texts))
+        low, high, said = 0, len(texts), find_problem(len(texts))
         if not said:
             return
         while high - low > 1:
             middle = (low + high) // 2
-            now = problem(middle)
+            now = find_problem(middle)
             low, high, said = (low, middle, now) if now else (middle, high, said)
         self._line, self._where = self._patterns[texts[low]], "Field(pattern=...)"
         self._refuse(said)
 
     # --- types
 
-    def _read_annotation(self, at: _At) -> _Read:
-        """Return the schema of an annotation."""
+    def _read_annotation(self, at: _NodeAtDepth) -> _ParsedType:
+        """Return the schema of an annotation; members of a union are merged without duplicates."""
         members = self._union_members(at)
         nulls = [one for one in members if isinstance(one.node, ast.Constant) and one.node.value is None]
-        reads: list[_Read] = []
+        reads: list[_ParsedType] = []
         for one in members:
             if one not in nulls:
                 read = self._read_non_union_annotation(one)
@@ -779,18 +800,20 @@ class _SchemaClassReader:
         if len(reads) > 1:
             reads = _without_duplicates(reads, key=lambda one: repr(one.schema))
         if not reads:
-            return _Read({"type": "null"})
+            return _ParsedType({"type": "null"})
         inner = reads[0]
         if len(reads) > 1:
-            inner = _Read(_any_of([one.schema for one in reads]), "union", _join_shapes([one.shape for one in reads]))
+            inner = _ParsedType(
+                _any_of_schema([one.schema for one in reads]), "union", _join_shapes([one.shape for one in reads])
+            )
         if not nulls:
             return inner
         shape = inner.shape if inner.shape == LEFT_OUT or inner.shape.endswith(" | None") else f"{inner.shape} | None"
-        return _Read(_any_of([inner.schema, {"type": "null"}]), "nullable", shape, inner)
+        return _ParsedType(_any_of_schema([inner.schema, {"type": "null"}]), "nullable", shape, inner)
 
-    def _union_members(self, at: _At) -> list[_At]:
+    def _union_members(self, at: _NodeAtDepth) -> list[_NodeAtDepth]:
         """Return the members of a union, aliases followed; the annotation itself when it is not a union."""
-        found: list[_At] = []
+        found: list[_NodeAtDepth] = []
         left = [at]
         while left:
             now = self._resolve_quotes_and_aliases(left.pop())
@@ -803,37 +826,39 @@ class _SchemaClassReader:
                 self._refuse(f"a union may have at most {MAX_UNION_MEMBERS} types; use fewer, or one Literal")
         return found
 
-    def _union_parts(self, at: _At) -> list[_At] | None:
+    def _union_parts(self, at: _NodeAtDepth) -> list[_NodeAtDepth] | None:
+        """Return the direct members of a union; ``None`` for any other annotation."""
         node = at.node
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-            return [_At(node.left, at.depth), _At(node.right, at.depth)]
+            return [_NodeAtDepth(node.left, at.depth), _NodeAtDepth(node.right, at.depth)]
         if isinstance(node, ast.Subscript):
             what = self._resolve_binding(node.value).what
             if what == "typing.Optional":
-                return [_At(node.slice, at.depth + 1), _At(ast.Constant(None), at.depth + 1)]
+                return [_NodeAtDepth(node.slice, at.depth + 1), _NodeAtDepth(ast.Constant(None), at.depth + 1)]
             if what == "typing.Union":
-                return [_At(one, at.depth + 1) for one in _tuple_items(node.slice)]
+                return [_NodeAtDepth(one, at.depth + 1) for one in _tuple_items(node.slice)]
         return None
 
-    def _resolve_quotes_and_aliases(self, at: _At) -> _At:
+    def _resolve_quotes_and_aliases(self, at: _NodeAtDepth) -> _NodeAtDepth:
         """Return an annotation without quotes and with plain aliases resolved."""
         while True:
-            self._spend()
+            self._spend_work()
             if at.depth > MAX_DEPTH_LEVELS:
                 self._refuse(
                     f"its type is recursive, or nested more than {MAX_DEPTH_LEVELS} levels deep; use a simpler type"
                 )
             node = at.node
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                at = _At(self._parse_quoted(node.value), at.depth + 1)
+                at = _NodeAtDepth(self._parse_quoted(node.value), at.depth + 1)
                 continue
             self._refuse_own_field_name(node)
             bound = self._resolve_binding(node)
             if bound.what != ASSIGNED:
                 return at
-            at = _At(bound.node, at.depth + 1)
+            at = _NodeAtDepth(bound.node, at.depth + 1)
 
     def _parse_quoted(self, text: str) -> ast.expr:
+        """Return the syntax tree of a quoted annotation; refuse one that is too long or invalid."""
         if len(text) > MAX_ANNOTATION_CHARS:
             self._refuse(f"a quoted annotation may have at most {MAX_ANNOTATION_CHARS:,} characters; remove the quotes")
         try:
@@ -850,27 +875,28 @@ class _SchemaClassReader:
         if isinstance(node, ast.Name) and node.id in self._own:
             self._refuse(f"{node.id!r} means the field of that name here; rename the field")
 
-    def _read_non_union_annotation(self, at: _At) -> _Read:
+    def _read_non_union_annotation(self, at: _NodeAtDepth) -> _ParsedType:
         node = at.node
         if isinstance(node, ast.Name | ast.Attribute):
-            return self._read_name(node, at.depth)
+            return self._read_named_type(node, at.depth)
         if isinstance(node, ast.Subscript):
             self._refuse_own_field_name(node.value)
-            return self._read_subscript(node, at.depth + 1)
-        return self._refuse(f"{_name_of_node(node)} is not a supported type; use one of {TYPES_HERE}")
+            return self._read_generic_type(node, at.depth + 1)
+        return self._refuse(f"{_describe_node(node)} is not a supported type; use one of {TYPES_HERE}")
 
-    def _read_name(self, node: ast.Name | ast.Attribute, depth: int) -> _Read:
+    def _read_named_type(self, node: ast.Name | ast.Attribute, depth: int) -> _ParsedType:
+        """Return the schema of a type that is named without arguments: a builtin, an alias, an Enum or a schema class."""
         bound = self._resolve_binding(node)
         what = bound.what
         if what == "decimal.Decimal":
-            return _Read({"anyOf": [{"type": "number"}, {"type": "string"}]}, "decimal")
+            return _ParsedType({"anyOf": [{"type": "number"}, {"type": "string"}]}, "decimal")
         if what in PLAIN:
             kind, schema = PLAIN[what]
-            return _Read(dict(schema), kind)
+            return _ParsedType(dict(schema), kind)
         if what in LISTS | SETS | TUPLES:
-            return _Read({"type": "array", "items": {}, **_unique_items(what)}, "array")
+            return _ParsedType({"type": "array", "items": {}, **_unique_items_keyword(what)}, "array")
         if what in DICTS:
-            return _Read({"type": "object", "additionalProperties": True}, "object")
+            return _ParsedType({"type": "object", "additionalProperties": True}, "object")
         if what == TYPE:
             return self._read_type_alias(bound.node, depth + 1)
         if what == CLASS and bound.node.name in self._kinds:
@@ -878,71 +904,76 @@ class _SchemaClassReader:
         if what == CLASS and any(self._resolve_binding(base).what in ENUMS for base in bound.node.bases):
             self._read_enum(bound.node)
             return self._make_reference(bound.node.name, LEFT_OUT)
-        return self._refuse(f"{_name_of_node(node)} is not a supported type; use one of {TYPES_HERE}")
+        return self._refuse(f"{_describe_node(node)} is not a supported type; use one of {TYPES_HERE}")
 
-    def _make_reference(self, name: str, shape: str) -> _Read:
+    def _make_reference(self, name: str, shape: str) -> _ParsedType:
+        """Return a reference to a definition, and record that the current field refers to it."""
         self._refers.add(name)
-        return _Read({"$ref": f"#/$defs/{name}"}, "other", shape)
+        return _ParsedType({"$ref": f"#/$defs/{name}"}, "other", shape)
 
-    def _read_subscript(self, node: ast.Subscript, depth: int) -> _Read:
+    def _read_generic_type(self, node: ast.Subscript, depth: int) -> _ParsedType:
+        """Return the schema of a type with arguments, such as ``list[...]``, ``Literal[...]`` or ``Annotated[...]``."""
         what, items = self._resolve_binding(node.value).what, _tuple_items(node.slice)
         if what == "typing.Literal":
-            return _Read(_enum_schema(self._read_literals(items, depth)))
+            return _ParsedType(_enum_schema(self._read_literals(items, depth)))
         if what == "typing.Annotated":
-            return self._read_annotated(items, depth)
+            return self._read_annotated_type(items, depth)
         if what in TUPLES:
-            return self._read_tuple(items, depth)
+            return self._read_tuple_type(items, depth)
         if what in LISTS | SETS and len(items) == 1:
-            read = self._read_inner(items[0], depth)
+            read = self._read_inner_annotation(items[0], depth)
             if what in SETS and read.shape != LEFT_OUT:
                 self._refuse("a set cannot contain schema classes; use list[...]")
-            return _Read(
-                {"type": "array", "items": read.schema, **_unique_items(what)},
+            return _ParsedType(
+                {"type": "array", "items": read.schema, **_unique_items_keyword(what)},
                 "array",
                 _format_shape("list[{}]", read.shape),
             )
         if what in DICTS and len(items) == 2:  # noqa: PLR2004 - key and value
-            return self._read_dict(items, depth)
-        return self._refuse(f"{_name_of_node(node)} is not a supported type; use one of {TYPES_HERE}")
+            return self._read_dict_type(items, depth)
+        return self._refuse(f"{_describe_node(node)} is not a supported type; use one of {TYPES_HERE}")
 
-    def _read_inner(self, node: ast.expr, depth: int) -> _Read:
+    def _read_inner_annotation(self, node: ast.expr, depth: int) -> _ParsedType:
         """Return the schema of a nested annotation."""
-        read = self._read_annotation(_At(node, depth))
+        read = self._read_annotation(_NodeAtDepth(node, depth))
         if read.given:
             self._refuse("a type inside another type cannot have a default or an alias; give them to the whole field")
         return read
 
-    def _read_dict(self, items: Sequence[ast.expr], depth: int) -> _Read:
-        key = self._read_inner(items[0], depth)
+    def _read_dict_type(self, items: Sequence[ast.expr], depth: int) -> _ParsedType:
+        """Return the schema of a ``dict`` type; refuse keys other than ``str``."""
+        key = self._read_inner_annotation(items[0], depth)
         if key.schema != {"type": "string"}:
             self._refuse("the keys of an object must be str; use dict[str, ...]")
-        value = self._read_inner(items[1], depth)
+        value = self._read_inner_annotation(items[1], depth)
         schema = {"type": "object", "additionalProperties": value.schema or True}
-        return _Read(schema, "object", _format_shape("dict[str, {}]", value.shape))
+        return _ParsedType(schema, "object", _format_shape("dict[str, {}]", value.shape))
 
-    def _read_tuple(self, items: Sequence[ast.expr], depth: int) -> _Read:
+    def _read_tuple_type(self, items: Sequence[ast.expr], depth: int) -> _ParsedType:
+        """Return the schema of a ``tuple`` type, of any or of a fixed length."""
         if len(items) == 2 and isinstance(items[1], ast.Constant) and items[1].value is ...:  # noqa: PLR2004 - X, ...
-            read = self._read_inner(items[0], depth)
-            return _Read({"type": "array", "items": read.schema}, "array", _format_shape("list[{}]", read.shape))
-        reads = [self._read_inner(item, depth) for item in items]
+            read = self._read_inner_annotation(items[0], depth)
+            return _ParsedType({"type": "array", "items": read.schema}, "array", _format_shape("list[{}]", read.shape))
+        reads = [self._read_inner_annotation(item, depth) for item in items]
         schema: dict[str, Any] = {"type": "array", "minItems": len(reads), "maxItems": len(reads)}
         if reads:
             schema["prefixItems"] = [read.schema for read in reads]
         shapes = [read.shape for read in reads]
         shape = LEFT_OUT if all(one == LEFT_OUT for one in shapes) else f"tuple[{', '.join(shapes)}]"
-        return _Read(schema, "other", shape)
+        return _ParsedType(schema, "other", shape)
 
-    def _read_annotated(self, items: Sequence[ast.expr], depth: int) -> _Read:
-        read = self._read_annotation(_At(items[0], depth)) if items else _Read({})
+    def _read_annotated_type(self, items: Sequence[ast.expr], depth: int) -> _ParsedType:
+        """Return the schema of an ``Annotated[...]`` type with the constraints of each ``Field(...)``; refuse other metadata."""
+        read = self._read_annotation(_NodeAtDepth(items[0], depth)) if items else _ParsedType({})
         for node in items[1:]:
             if not isinstance(node, ast.Call) or self._resolve_binding(node.func).what != "pydantic.Field":
                 self._refuse(
-                    f"Annotated[..., {_name_of_node(node)}] is not supported here; use Annotated[..., Field(...)]"
+                    f"Annotated[..., {_describe_node(node)}] is not supported here; use Annotated[..., Field(...)]"
                 )
             read = self._apply_field_call(read, node)
         return read
 
-    def _read_type_alias(self, node: Any, depth: int) -> _Read:
+    def _read_type_alias(self, node: Any, depth: int) -> _ParsedType:
         """Return a reference to the schema of a ``type`` statement."""
         name = node.name.id
         if node.type_params:
@@ -950,7 +981,7 @@ class _SchemaClassReader:
         if name not in self._definitions:
             self._definitions[name] = None
             refers, self._refers, left = self._refers, set(), self._left
-            read = self._read_inner(node.value, depth)
+            read = self._read_inner_annotation(node.value, depth)
             self._definitions[name] = self._make_definition(read.schema, frozenset(self._refers), left - self._left)
             self._refers = refers
             self._shapes[name] = read.shape
@@ -978,7 +1009,7 @@ class _SchemaClassReader:
         values = {
             name: first.setdefault(value, value) for name, value in values.items()
         }  # `1` and `True` are one member
-        schema = {**_class_description(node), **_type_of_values([*first]), "enum": [*first]}
+        schema = {**_description_keyword(node), **_common_type_keyword([*first]), "enum": [*first]}
         if schema.get("type") == "null":
             del schema["type"]
         self._enums[node.name] = values
@@ -989,14 +1020,15 @@ class _SchemaClassReader:
     def _read_enum_member(
         self, statement: ast.stmt, kind: type | None, values: dict[str, Any], *, is_first: bool
     ) -> None:
+        """Add a member of an Enum to *values*; refuse values of another type and other statements."""
         match statement:
             case ast.Pass():
                 pass
             case ast.Expr(value=ast.Constant(value=str() as text)):
                 if is_first:
-                    self._spend_text(text)
+                    self._spend_work_for_text(text)
             case ast.Assign(targets=[ast.Name(id=name)]) if not name.startswith("_") and name not in values:
-                value = self._evaluate_literal(_At(statement.value, 0))
+                value = self._evaluate_literal(_NodeAtDepth(statement.value, 0))
                 if isinstance(value, list | dict) or (kind and type(value) is not kind):
                     self._refuse(
                         f"the value of {name!r} has the wrong type; use a literal {kind.__name__ if kind else 'str or int'}"
@@ -1004,16 +1036,16 @@ class _SchemaClassReader:
                 values[name] = value
             case _:
                 self._refuse(
-                    f"{_name_of_node(statement)} is not supported in an Enum; use members such as `LOW = 'low'`"
+                    f"{_describe_node(statement)} is not supported in an Enum; use members such as `LOW = 'low'`"
                 )
 
     def _read_literals(self, items: Sequence[ast.expr], depth: int) -> list[Any]:
-        """Return the values of a ``Literal[...]`` and of nested ones, without duplicates."""
+        """Return the distinct values of a ``Literal[...]``, nested ones included; refuse values that it may not contain."""
         found: dict[tuple[type, Any], Any] = {}
-        self._spend(len(items))
+        self._spend_work(len(items))
         if len(items) > MAX_LITERAL_VALUES:
             self._refuse(f"Literal[...] may have at most {MAX_LITERAL_VALUES:,} values; use str")
-        left = [_At(item, depth) for item in reversed(items)]
+        left = [_NodeAtDepth(item, depth) for item in reversed(items)]
         while left:
             at = left.pop()
             node = at.node
@@ -1021,20 +1053,20 @@ class _SchemaClassReader:
                 at = self._resolve_quotes_and_aliases(at)
                 node = at.node
             if isinstance(node, ast.Subscript) and self._resolve_binding(node.value).what == "typing.Literal":
-                left.extend(_At(one, at.depth + 1) for one in reversed(_tuple_items(node.slice)))
+                left.extend(_NodeAtDepth(one, at.depth + 1) for one in reversed(_tuple_items(node.slice)))
                 continue
             is_value = isinstance(node, ast.Constant | ast.UnaryOp)
             value = self._evaluate_literal(at) if is_value else NOTHING
             if not isinstance(value, str | int | None):
                 self._refuse(
-                    f"Literal[...] may contain strings, integers, True, False and None, not {_name_of_node(node)}"
+                    f"Literal[...] may contain strings, integers, True, False and None, not {_describe_node(node)}"
                 )
             found.setdefault((type(value), value), value)
         return list(found.values()) or self._refuse("Literal[...] must contain at least one value")
 
-    def _evaluate_literal(self, at: _At) -> Any:
-        """Return the JSON value that an expression writes out."""
-        self._spend()
+    def _evaluate_literal(self, at: _NodeAtDepth) -> Any:
+        """Return the JSON value of a literal or of a constant of the file; refuse other expressions."""
+        self._spend_work()
         node, depth = at.node, at.depth
         if depth > MAX_DEPTH_LEVELS:
             self._refuse(f"a value is nested more than {MAX_DEPTH_LEVELS} levels deep; use fewer levels")
@@ -1045,7 +1077,7 @@ class _SchemaClassReader:
                 if not isinstance(value, bool):
                     return self._check_scalar(-value if isinstance(node.op, ast.USub) else value)
             case ast.List(elts=elts) | ast.Tuple(elts=elts):
-                return [self._evaluate_literal(_At(one, depth + 1)) for one in elts]
+                return [self._evaluate_literal(_NodeAtDepth(one, depth + 1)) for one in elts]
             case ast.Dict() if all(node.keys):
                 return self._evaluate_dict(node, depth + 1)
             case ast.Name() | ast.Attribute():
@@ -1053,21 +1085,21 @@ class _SchemaClassReader:
             case _:
                 pass
         return self._refuse(
-            f"{_name_of_node(node)} is not a literal, and it cannot be read without running code; write a literal"
+            f"{_describe_node(node)} is not a literal, and it cannot be read without running code; write a literal"
         )
 
     def _evaluate_dict(self, node: ast.Dict, depth: int) -> dict[str, Any]:
-        names = [self._evaluate_literal(_At(key, depth)) for key in node.keys if key]
+        names = [self._evaluate_literal(_NodeAtDepth(key, depth)) for key in node.keys if key]
         if not all(isinstance(name, str) for name in names):
             self._refuse("the keys of an object must be strings")
-        return dict(zip(names, [self._evaluate_literal(_At(one, depth)) for one in node.values], strict=True))
+        return dict(zip(names, [self._evaluate_literal(_NodeAtDepth(one, depth)) for one in node.values], strict=True))
 
     def _evaluate_constant(self, node: ast.Name | ast.Attribute, depth: int) -> Any:
         """Return the value of a constant of the file, or of a member of one of its Enums."""
         self._refuse_own_field_name(node)
         bound = self._resolve_binding(node)
         if bound.what == ASSIGNED and not any(isinstance(one, ast.List | ast.Dict) for one in ast.walk(bound.node)):
-            return self._evaluate_literal(_At(bound.node, depth + 1))
+            return self._evaluate_literal(_NodeAtDepth(bound.node, depth + 1))
         if isinstance(node, ast.Attribute):
             owner = self._resolve_binding(node.value)
             if owner.what == CLASS and any(self._resolve_binding(base).what in ENUMS for base in owner.node.bases):
@@ -1075,13 +1107,14 @@ class _SchemaClassReader:
                 if node.attr in values:
                     return values[node.attr]
         return self._refuse(
-            f"{_name_of_node(node)} is not a readable constant of this file; write a literal, "
+            f"{_describe_node(node)} is not a readable constant of this file; write a literal, "
             "or a name that is assigned one string, number or tuple of them, once"
         )
 
     def _check_scalar(self, value: Any) -> Any:
+        """Return a value that JSON can have, and refuse others; a text counts against the budget of work."""
         if isinstance(value, str):
-            self._spend_text(value)
+            self._spend_work_for_text(value)
         elif isinstance(value, float) and not math.isfinite(value):
             self._refuse("infinity and NaN are not JSON; use a finite number")
         elif isinstance(value, int) and not MIN_NUMBER <= value <= MAX_NUMBER:
@@ -1090,21 +1123,24 @@ class _SchemaClassReader:
 
     # --- bounds
 
-    def _spend(self, work: int = 1) -> None:
+    def _spend_work(self, work: int = 1) -> None:
+        """Subtract *work* from the budget of the file; raise an error when it is used up."""
         self._left -= work
         if self._left < 0:
             self._refuse("the schema classes of this file are too large with all aliases expanded; make them smaller")
 
-    def _spend_text(self, text: str) -> None:
-        self._spend(len(text) // CHARS_PER_PLACE)
+    def _spend_work_for_text(self, text: str) -> None:
+        self._spend_work(len(text) // CHARS_PER_PLACE)
 
     def _make_definition(self, schema: dict[str, Any], refers: Iterable[str], size: int) -> _Definition:
+        """Return a frozen definition without titles and in pydantic's order; refuse texts that are not JSON."""
         try:
             return _Definition(freeze_object(remove_titles(_sort_like_pydantic(schema))), frozenset(refers), size + 1)
         except DataError as error:
             return self._refuse(f"it is not JSON: {error}; remove incomplete characters (lone surrogates)")
 
     def _refuse(self, why: str) -> NoReturn:
+        """Raise ``DefinitionError`` with the current line and position in the file."""
         msg = f"{self._file}:{self._line}: {self._where}: {why}"
         raise DefinitionError(msg)
 
@@ -1116,19 +1152,20 @@ def _tuple_items(node: ast.expr) -> list[ast.expr]:
     return node.elts if isinstance(node, ast.Tuple) else [node]
 
 
-def _names_with_values(node: ast.ClassDef) -> Iterator[str]:
+def _fields_with_values(node: ast.ClassDef) -> Iterator[str]:
     """Yield the names of annotated fields with a value."""
     for one in node.body:
         if isinstance(one, ast.AnnAssign) and one.value is not None and isinstance(one.target, ast.Name):
             yield one.target.id
 
 
-def _unique_items(what: str) -> dict[str, Any]:
+def _unique_items_keyword(type_name: str) -> dict[str, Any]:
     """Return ``uniqueItems`` for the annotation of a set, nothing for other arrays."""
-    return {"uniqueItems": True} if what in SETS else {}
+    return {"uniqueItems": True} if type_name in SETS else {}
 
 
 def _format_shape(form: str, shape: str) -> str:
+    """Return *form* with *shape* inserted; ``"Any"`` if the value has no schema classes."""
     return shape if shape == LEFT_OUT else form.format(shape)
 
 
@@ -1139,7 +1176,7 @@ def _join_shapes(shapes: Sequence[str]) -> str:
     return LEFT_OUT if different == [LEFT_OUT] else " | ".join(different) + null
 
 
-def _any_of(schemas: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _any_of_schema(schemas: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the schema that accepts any of several schemas, without duplicates."""
     flat = [one for schema in schemas for one in (schema["anyOf"] if schema.keys() == {"anyOf"} else [schema])]
     members = _without_duplicates(flat, key=repr)  # `1` and `True` are equal, and not the same in JSON
@@ -1147,29 +1184,33 @@ def _any_of(schemas: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _without_duplicates(values: Iterable[Any], key: Callable[[Any], Any]) -> list[Any]:
-    """Return the first value of each key."""
+    """Return the values with distinct keys, the first one of each key."""
     found: dict[Any, Any] = {}
     for value in values:
         found.setdefault(key(value), value)
     return list(found.values())
 
 
-def _type_of_values(values: Sequence[Any]) -> dict[str, Any]:
+def _common_type_keyword(values: Sequence[Any]) -> dict[str, Any]:
+    """Return the ``type`` of JSON Schema that all values have; nothing if their types differ."""
     types = {type(value) for value in values}
     return {"type": JSON_TYPES[types.pop()]} if len(types) == 1 else {}
 
 
 def _enum_schema(values: Sequence[Any]) -> dict[str, Any]:
-    return {**({"const": values[0]} if len(values) == 1 else {"enum": [*values]}), **_type_of_values(values)}
+    """Return the schema of a set of values: ``const`` for a single one, else ``enum``, with their common type."""
+    return {**({"const": values[0]} if len(values) == 1 else {"enum": [*values]}), **_common_type_keyword(values)}
 
 
-def _class_description(node: ast.ClassDef) -> dict[str, Any]:
+def _description_keyword(node: ast.ClassDef) -> dict[str, Any]:
+    """Return the docstring of a class as a ``description``; nothing without one."""
     text = ast.get_docstring(node, clean=False)
     return {"description": inspect.cleandoc(text)} if text else {}
 
 
 def _object_schema(node: ast.ClassDef, fields: Mapping[str, _ClassField], *, extra: bool | None) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": "object", **_class_description(node)}
+    """Return the schema of a class: its description, properties, required names and rule for additional members."""
+    schema: dict[str, Any] = {"type": "object", **_description_keyword(node)}
     schema["properties"] = {field.alias or name: field.schema for name, field in fields.items()}
     if required := [field.alias or name for name, field in fields.items() if field.is_required]:
         schema["required"] = required
@@ -1188,7 +1229,7 @@ def _sort_like_pydantic(value: Any, above: str = "") -> Any:
     return {name: _sort_like_pydantic(value[name], name) for name in names}
 
 
-def _name_of_node(node: ast.AST) -> str:
+def _describe_node(node: ast.AST) -> str:
     """Return a short description of a node for messages: a name, a constant or its kind."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute) and len(parts) < MAX_DEPTH_LEVELS:

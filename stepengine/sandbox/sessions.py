@@ -325,6 +325,7 @@ class MontySandbox:
 
     @property
     def _is_forked(self) -> bool:
+        """Whether this process was forked from one that had run a program."""
         # Checked before any lock is acquired: a lock that the parent held is never released in the child.
         return MontySandbox._process not in {0, os.getpid()}
 
@@ -336,6 +337,7 @@ class MontySandbox:
             raise ToolError(msg)
 
     def _start_pool(self, **options: Any) -> Any:
+        """Start a pool of worker processes of Monty and return it."""
         pool = self.monty.Monty(max_processes=self._most, **options)
         pool.__enter__()
         return pool
@@ -367,7 +369,7 @@ class MontySandbox:
 
     def stop_turn(self, seat: _SessionWorker | None) -> None:
         """
-        End the turn of a worker, from any thread. Its caller gets a crash. An idle worker is released.
+        Kill a busy worker, so that its turn ends with a crash, or release an idle one; from any thread.
 
         ``None`` wakes the callers that wait for a worker, and they check whether they still need it.
         """
@@ -414,6 +416,7 @@ class _SessionWorker:
         self.pid = 0
 
     def start(self) -> None:
+        """Open the session in a worker process."""
         self.session.__enter__()
         self.pid = self.session.worker_pid
 
@@ -433,6 +436,7 @@ class _SessionWorker:
             os.kill(self.pid, signal.SIGKILL)
 
     def end(self) -> None:
+        """Close the session and its worker; errors of a crashed one are ignored."""
         with contextlib.suppress(Exception):  # a worker that has crashed already
             self.session.__exit__(None, None, None)
 
@@ -461,7 +465,7 @@ class _MontySession:
         self._host = host
         self._telling: _ProgramInputs | None = None
         self._heard = 0
-        self._functions = {name: _make_stand_in(name) for name in functions}
+        self._functions = {name: _make_stand_in_function(name) for name in functions}
         self._most_printed = printed
         self._most_argued = memory
         self._seconds = seconds
@@ -489,22 +493,22 @@ class _MontySession:
         self.printed = ""
 
     def feed(self, code: str, now: datetime) -> ProgramTurn:
-        def begin(seat: _SessionWorker) -> ProgramTurn:
+        def record_and_feed(seat: _SessionWorker) -> ProgramTurn:
             told = _ProgramInputs(code, now, [], [])
             self._told.append(told)
             self._fed += 1
             self._weight += len(code) + TURN
             return self._feed_program(seat, told)
 
-        return self._run_turn(begin)
+        return self._run_turn(record_and_feed)
 
     def answer(self, answers: Mapping[int, CallAnswer], now: datetime) -> ProgramTurn:
-        def resume(_: _SessionWorker) -> ProgramTurn:
+        def record_and_send(_: _SessionWorker) -> ProgramTurn:
             self._told[-1].answers.append((answers, now))
             self._weight += sum([_approximate_size(answer.value) for answer in answers.values()], TURN)
-            return self._resume_with(answers, now)
+            return self._send_answers(answers, now)
 
-        return self._run_turn(resume)
+        return self._run_turn(record_and_send)
 
     def variables(self, names: Sequence[str]) -> dict[str, str]:
         """
@@ -535,6 +539,7 @@ class _MontySession:
             self._sandbox.release_worker(copy)
 
     def _read_variables(self, session: Any, names: Sequence[str]) -> dict[str, str]:
+        """Return the shortened ``repr`` of each variable that has a value; modules are left out."""
         monty, found = self._sandbox.monty, dict[str, str]()
         for name in names:
             found[name] = "<cannot be shown>"
@@ -560,13 +565,13 @@ class _MontySession:
 
     # --- the worker ---------------------------------------------------------------------------------------------------
 
-    def _run_turn(self, do: Callable[[_SessionWorker], ProgramTurn]) -> ProgramTurn:
+    def _run_turn(self, run: Callable[[_SessionWorker], ProgramTurn]) -> ProgramTurn:
         """Run a turn on the worker, then mark it idle, or release it after a failed turn or a snapshot."""
         turn: ProgramTurn | None = None
         try:
             seat, turn = self._claim_or_replace_worker()
             if turn is None:
-                turn = do(seat)
+                turn = run(seat)
             self._waits = isinstance(turn, ProgramWaiting)
         finally:
             if self._seat is not None:
@@ -577,6 +582,7 @@ class _MontySession:
         return turn
 
     def _claim_or_replace_worker(self) -> tuple[_SessionWorker, ProgramRaised | None]:
+        """Return the claimed worker of the session, or a new one that has replayed it, with the error of the replay."""
         seat = self._seat
         return (
             (seat, None) if seat is not None and self._sandbox.try_claim_worker(seat) else self._replay_in_new_worker()
@@ -592,15 +598,16 @@ class _MontySession:
         with self._lock:
             self._seat = seat
             is_closed = self._is_closed
-        turn = GONE if is_closed else self._run_until_waiting(lambda: self._load_initial_state(seat), BEFORE)
+        turn = GONE if is_closed else self._run_turn_with_byte_limit(lambda: self._load_initial_state(seat), BEFORE)
         for told in self._told:
             for given, at in [(None, told.now), *told.answers]:
                 if isinstance(turn, ProgramRaised) and turn.is_fatal:
                     return seat, self._explain_lost_replay(turn)
-                turn = self._feed_program(seat, told) if given is None else self._resume_with(given, at)
+                turn = self._feed_program(seat, told) if given is None else self._send_answers(given, at)
         return seat, self._explain_lost_replay(turn) if isinstance(turn, ProgramRaised) and turn.is_fatal else None
 
     def _load_initial_state(self, seat: _SessionWorker) -> Any:
+        """Load the last snapshot into a new worker, or run the prelude if there is none."""
         if self._base is None:
             return seat.session.feed_start(PRELUDE)
         seat.session.load_session(self._base)
@@ -633,32 +640,35 @@ class _MontySession:
         self._told, self._weight = [], 0
         return True
 
-    def _feed_program(self, seat: _SessionWorker, told: _ProgramInputs) -> ProgramTurn:
+    def _feed_program(self, seat: _SessionWorker, program: _ProgramInputs) -> ProgramTurn:
+        """Run a program in a worker until it waits or ends, and collect its output."""
         monty = self._sandbox.monty
-        self._telling, self._heard = told, 0
+        self._telling, self._heard = program, 0
         self._output = monty.CollectString(self._most_printed)
-        return self._run_until_waiting(
-            lambda: seat.session.feed_start(told.code, print_callback=self._output), told.now
+        return self._run_turn_with_byte_limit(
+            lambda: seat.session.feed_start(program.code, print_callback=self._output), program.now
         )
 
-    def _resume_with(self, answers: Mapping[int, CallAnswer], now: datetime) -> ProgramTurn:
+    def _send_answers(self, answers: Mapping[int, CallAnswer], now: datetime) -> ProgramTurn:
+        """Send the answers of all calls to the waiting program, and run it until it waits or ends."""
         settled = {id_: _answer_to_dict(answers[id_]) for id_ in sorted(answers)}
-        return self._run_until_waiting(lambda: self._snapshot.resume(settled), now)
+        return self._run_turn_with_byte_limit(lambda: self._snapshot.resume(settled), now)
 
-    def _run_until_waiting(self, begin: Any, now: datetime) -> ProgramTurn:
-        """Run until the program waits or ends."""
+    def _run_turn_with_byte_limit(self, start: Any, now: datetime) -> ProgramTurn:
+        """Run until the program waits or ends; a ``TooManyBytes`` of the host becomes a fatal end."""
         try:
-            return self._run_until_turn_ends(begin, now)
+            return self._run_until_waiting_or_ended(start, now)
         except TooManyBytes as error:
             return ProgramRaised(CROSSED, str(error), 0, is_fatal=True)
 
-    def _run_until_turn_ends(self, begin: Any, now: datetime) -> ProgramTurn:
+    def _run_until_waiting_or_ended(self, start: Any, now: datetime) -> ProgramTurn:
+        """Run until the program waits, ends or fails; its look-ups and calls are answered or collected meanwhile."""
         monty, calls = self._sandbox.monty, list[ProgramCall]()
         self._argued = 0
         # The sandbox restarts its own time limit after each request to the host, even for the time.
         until = time.monotonic() + self._seconds
         try:
-            snapshot = begin()
+            snapshot = start()
             while True:
                 if snapshot is None:
                     return ProgramEnded(None)
@@ -674,11 +684,12 @@ class _MontySession:
             kind = "TimeoutError" if getattr(error, "timed_out", False) else "MemoryError"
             return ProgramRaised(kind, f"the sandbox of the program ended: {error}", 0, is_fatal=True)
         except monty.MontyError as error:
-            return self._make_raised(error)
+            return self._program_raised_from_error(error)
         finally:
             self.printed = self._output.output if self._output is not None else ""
 
     def _resume_snapshot(self, snapshot: Any, calls: list[ProgramCall], now: datetime) -> Any:
+        """Answer a look-up, clock or host call at once, add another call to *calls*, and return the next snapshot."""
         monty = self._sandbox.monty
         if isinstance(
             snapshot, monty.NameLookupSnapshot
@@ -728,7 +739,7 @@ class _MontySession:
         """The sandbox's name of the text whose lines are reported: the latest program, or the agent file of a handler."""
         return FILE if self._host is not None else INPUT.format(self._fed)
 
-    def _make_raised(self, error: Any) -> ProgramRaised:
+    def _program_raised_from_error(self, error: Any) -> ProgramRaised:
         """Return the end of a program for an error of Monty; a limit that the program could not catch is fatal."""
         inner = error.exception()
         kind = type(inner).__name__
@@ -766,7 +777,7 @@ def _approximate_size(value: object) -> int:
     return sum(map(_approximate_size, value), SMALL) if isinstance(value, list) else SMALL
 
 
-def _make_stand_in(name: str) -> Callable[..., Any]:
+def _make_stand_in_function(name: str) -> Callable[..., Any]:
     """Return a function for the sandbox whose call is reported as a call of *name*."""
 
     def function(*_: object, **__: object) -> None:
@@ -777,6 +788,7 @@ def _make_stand_in(name: str) -> Callable[..., Any]:
 
 
 def _answer_to_dict(answer: CallAnswer) -> dict[str, Any]:
+    """Return an answer in the sandbox's form: a return value, or an exception object."""
     if not answer.error:
         return {"return_value": answer.value}
     return {"exception": RAISED.get(answer.error, RuntimeError)(answer.value)}

@@ -23,7 +23,7 @@ from stepengine.errors import DefinitionError
 from stepengine.sandbox.prelude import ERRORS
 from stepengine.sandbox.program_checks import NO_STUBS, ProgramProblem, find_program_problems, parse_program
 from stepengine.sandbox.sandbox import MODULES
-from stepengine.sandbox.schemas import SchemaClass, find_schemas
+from stepengine.sandbox.schemas import SchemaClass, parse_schema_classes
 
 OWN = "_se_"
 """The prefix of the prelude's own names, which a file must not use."""
@@ -151,8 +151,8 @@ def rewrite_for_sandbox(text: str, file: str) -> AgentText:
         _refuse(file, tree.line, tree.text)
     if tree is None:
         _refuse(file, 1, "this Python version cannot parse the file; use a later one")
-    schemas = find_schemas(tree, file)
-    work = _Rewriting(source, tree, file, schemas)
+    schemas = parse_schema_classes(tree, file)
+    work = _SourceRewriter(source, tree, file, schemas)
     code = work.rewrite()
     for problem in find_program_problems(code, NO_STUBS, PRELUDE_NAMES):
         _refuse(file, problem.line, problem.text)
@@ -181,6 +181,7 @@ PRELUDE_NAMES = frozenset(
 
 
 def _refuse(file: str, line: int, why: str) -> NoReturn:
+    """Raise ``DefinitionError`` with file and line."""
     msg = f"{file}:{line}: {why}"
     raise DefinitionError(msg)
 
@@ -204,7 +205,7 @@ class _SeenNode(NamedTuple):
     in_text: bool = False
 
 
-class _Rewriting:
+class _SourceRewriter:
     def __init__(self, source: str, tree: ast.Module, file: str, schemas: Mapping[str, SchemaClass]) -> None:
         self._data = source.encode()
         self._tree = tree
@@ -219,7 +220,7 @@ class _Rewriting:
             if byte == 10:  # noqa: PLR2004 - a newline
                 self._starts.append(at + 1)
         blank = [(one.line, one.end_line) for one in schemas.values()]
-        self._all = [seen for seen in _walk(tree) if not _is_inside(seen.node, blank)]
+        self._all = [seen for seen in _iter_nodes_with_context(tree) if not _is_inside_lines(seen.node, blank)]
         self._yielding = {
             id(s.function) for s in self._all if isinstance(s.node, ast.Yield | ast.YieldFrom) and s.function
         }
@@ -234,11 +235,12 @@ class _Rewriting:
         self.holds_at = 1
 
     def rewrite(self) -> str:
+        """Return the rewritten text; raise ``DefinitionError`` for code that the sandbox cannot run."""
         self._record_agent_variable()
         self._record_generators()
         for seen in self._all:
             if id(seen.node) not in self._gone:
-                self._visit(seen)
+                self._rewrite_node(seen)
         for schema in self._schemas.values():
             self._replace_schema_class(schema)
         edits = sorted(self._edits)
@@ -248,7 +250,7 @@ class _Rewriting:
         return self._rewrite_span(sorted(self._edits), 0, len(self._data)).decode()
 
     def _rewrite_span(self, edits: Sequence[_Edit], start: int, end: int) -> bytes:
-        """Return the text between two places, after those of the sorted edits that are in it."""
+        """Return the text between two offsets, with the sorted edits inside it applied."""
         pieces: list[bytes] = []
         at = start
         first, last = [bisect_left(edits, place, key=attrgetter("start")) for place in (start, end)]
@@ -260,6 +262,7 @@ class _Rewriting:
     # --- agents and generators ------------------------------------------------------------------------------------------
 
     def _record_agent_variable(self) -> None:
+        """Record which of ``agent`` and ``agents`` the file assigns, and where; refuse both."""
         for node in self._tree.body:
             targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
             for target in targets:
@@ -274,7 +277,7 @@ class _Rewriting:
         for seen in self._all:
             node = seen.node
             if isinstance(node, ast.Yield | ast.YieldFrom):
-                self._mark_generator(seen)
+                self._check_and_record_generator(seen)
             elif isinstance(node, ast.FunctionDef):
                 plain.setdefault(node.name, node)
         for name, node in plain.items():
@@ -283,7 +286,8 @@ class _Rewriting:
             if len(kinds) > 1:
                 self._refuse(node, f"two functions are called {name!r}, and one of them yields; rename one")
 
-    def _mark_generator(self, seen: _SeenNode) -> None:
+    def _check_and_record_generator(self, seen: _SeenNode) -> None:
+        """Record the function of a yield as a generator; refuse yields in methods, lambdas and decorated functions."""
         function = seen.function
         if function is None:
             self._refuse(seen.node, "`yield` is outside a function; move it into a handler")
@@ -297,39 +301,39 @@ class _Rewriting:
 
     # --- nodes ----------------------------------------------------------------------------------------------------------
 
-    def _visit(self, seen: _SeenNode) -> None:  # noqa: C901, PLR0912, PLR0915 - one case for each kind of node
+    def _rewrite_node(self, seen: _SeenNode) -> None:  # noqa: C901, PLR0912, PLR0915 - one case for each kind of node
         """Record the edits of one node, or refuse it; its inner nodes are visited separately."""
         node = seen.node
         self._check_reserved_names(node)
-        if seen.in_text and _is_replaced(node):
+        if seen.in_text and _is_yield_or_lazy_attribute(node):
             # Before Python 3.12 the position of a node in an f-string is not reliable.
             self._refuse(node, "this does not work inside an f-string in the sandbox; assign it to a name first")
         match node:
             case ast.AsyncFunctionDef() | ast.Await() | ast.AsyncFor() | ast.AsyncWith():
                 self._refuse(node, "handlers are not async; write `def handle_steps(ctx):`, and wait with `yield from`")
             case ast.Import():
-                self._rewrite_import(node)
+                self._check_import(node)
             case ast.ImportFrom():
-                self._rewrite_import_from(node)
+                self._rewrite_from_import(node)
             case ast.FunctionDef() if id(node) in self._yielding:
-                self._insert_at(self._span(node)[0], b"async ")
+                self._record_insertion(self._byte_span(node)[0], b"async ")
             case ast.YieldFrom() if self._is_generator_call(node.value):
-                self._wrap(node, YIELD_FROM, b"await (", b")")
+                self._wrap_yield(node, YIELD_FROM, b"await (", b")")
             case ast.YieldFrom():
-                self._wrap(node, YIELD_FROM, b"_se_value(await _se_from((", b")))")
+                self._wrap_yield(node, YIELD_FROM, b"_se_value(await _se_from((", b")))")
             case ast.Yield(None):
-                start, end = self._span(node)
-                self._replace(start, end, b"_se_got(await _se_yield(None))")
+                start, end = self._byte_span(node)
+                self._record_replacement(start, end, b"_se_got(await _se_yield(None))")
             case ast.Yield() if isinstance(seen.parent, ast.Expr):
-                self._wrap(node, re.compile(b"yield"), b"await _se_bare((", b"))")
+                self._wrap_yield(node, re.compile(b"yield"), b"await _se_bare((", b"))")
             case ast.Yield():
-                self._wrap(node, re.compile(b"yield"), b"_se_got(await _se_yield((", b")))")
-            case ast.Attribute() if _is_replaced(node):
+                self._wrap_yield(node, re.compile(b"yield"), b"_se_got(await _se_yield((", b")))")
+            case ast.Attribute() if _is_yield_or_lazy_attribute(node):
                 self._rewrite_lazy_attribute(node)
             case ast.Attribute():
                 self._wrap_method_value(seen, node)
             case ast.Name():
-                self._visit_name(seen, node)
+                self._rewrite_or_refuse_name(seen, node)
             case ast.AnnAssign(annotation=ast.Name("TypeAlias")):
                 self._replace_node(node, b"")
             case ast.Call(
@@ -341,11 +345,12 @@ class _Rewriting:
             case ast.AugAssign(op=ast.Add()):
                 self._rewrite_extend(node)
             case ast.Call(func=ast.Name("next"), args=[ast.GeneratorExp() as found, *_]):
-                self._wrap_generator(node, found)
+                self._wrap_generator_in_iter(node, found)
             case _:
                 pass
 
-    def _visit_name(self, seen: _SeenNode, node: ast.Name) -> None:
+    def _rewrite_or_refuse_name(self, seen: _SeenNode, node: ast.Name) -> None:
+        """Replace a generic class by its plain name; refuse a generator that is not called after ``yield from``."""
         if isinstance(seen.parent, ast.Subscript) and seen.parent.value is node:
             if node.id in self._of_types:
                 self._replace_node(node, b"list")
@@ -366,16 +371,18 @@ class _Rewriting:
         )
 
     def _is_generator_call(self, value: ast.expr) -> bool:
+        """Return True for a call of a function of the file that yields, or of a helper that does."""
         if not (isinstance(value, ast.Call) and isinstance(value.func, ast.Name)):
             return False
         return value.func.id in self.lines or self._imported.get(value.func.id) in GENERATORS
 
     def _rewrite_lazy_attribute(self, node: ast.Attribute) -> None:
-        start, end = self._span(node)
-        dot = self._find_dot(self._span(node.value)[1])
+        """Replace the attribute of a large field of a state by a call that fetches it."""
+        start, end = self._byte_span(node)
+        dot = self._find_dot(self._byte_span(node.value)[1])
         lines = self._data[dot:end].count(b"\n")
-        self._insert_at(start, b"_se_lazy((")
-        self._replace(dot, end, b")," + b"\n" * lines + f" {node.attr!r})".encode())
+        self._record_insertion(start, b"_se_lazy((")
+        self._record_replacement(dot, end, b")," + b"\n" * lines + f" {node.attr!r})".encode())
 
     def _find_dot(self, at: int) -> int:
         """Return the offset of the dot after a value, past brackets, blanks and comments."""
@@ -388,15 +395,15 @@ class _Rewriting:
         if not isinstance(node.ctx, ast.Load):
             return
         value, called = node.value, f"lambda _se_v, *_se_a, **_se_k: _se_v.{node.attr}(*_se_a, **_se_k)"
-        start, end = self._span(node)
+        start, end = self._byte_span(node)
         if isinstance(value, ast.Name) and node.attr in METHODS.get(value.id, ()):
             lines = self._data[start:end].count(b"\n")
-            self._replace(start, end, b"(" + b"\n" * lines + f"{called})".encode())
+            self._record_replacement(start, end, b"(" + b"\n" * lines + f"{called})".encode())
         elif not (isinstance(seen.parent, ast.Call) and seen.parent.func is node) and node.attr in OF_METHODS:
-            dot = self._find_dot(self._span(value)[1])
+            dot = self._find_dot(self._byte_span(value)[1])
             lines = self._data[dot:end].count(b"\n")
-            self._insert_at(start, b"_se_method((")
-            self._replace(dot, end, b")," + b"\n" * lines + f" {node.attr!r}, {called})".encode())
+            self._record_insertion(start, b"_se_method((")
+            self._record_replacement(dot, end, b")," + b"\n" * lines + f" {node.attr!r}, {called})".encode())
 
     def _rewrite_extend(self, node: ast.AugAssign) -> None:
         """Rewrite ``found += others``, since the sandbox adds only lists to a list."""
@@ -405,22 +412,23 @@ class _Rewriting:
             for one in ast.walk(node.target)
         ):
             return
-        start, end = self._span(node.target)
+        start, end = self._byte_span(node.target)
         if b"\n" in self._data[start:end]:
             return
-        _, of_value = self._span(node)
+        _, of_value = self._byte_span(node)
         behind = self._data.index(b"+=", end) + 2
         self._count += 1
         self._extended.append(((start, end), behind, self._count))
         self._edits.append(_Edit(of_value, -self._count, of_value, b"))"))
 
-    def _wrap_generator(self, call: ast.Call, found: ast.GeneratorExp) -> None:
+    def _wrap_generator_in_iter(self, call: ast.Call, found: ast.GeneratorExp) -> None:
         """Wrap a generator expression in ``iter``: the sandbox evaluates it to a list, which ``next`` rejects."""
-        start, end = self._span(found)
-        self._insert_at(start, b"(iter" if end == self._span(call)[1] else b"iter(")
+        start, end = self._byte_span(found)
+        self._record_insertion(start, b"(iter" if end == self._byte_span(call)[1] else b"iter(")
         self._edits.append(_Edit(end, -self._count, end, b")"))
 
     def _rewrite_agent_arguments(self, call: ast.Call) -> None:
+        """Replace handlers and schema classes in keyword arguments, and record the schema class of each handler's params."""
         named = {one.arg: one.value.id for one in call.keywords if isinstance(one.value, ast.Name)}
         if named.get("input_schema") in self._schemas:
             self.params_of[named.get("handle_steps", "")] = named["input_schema"]
@@ -428,15 +436,16 @@ class _Rewriting:
             value = keyword.value
             if not isinstance(value, ast.Name):
                 continue
-            start, end = self._span(value)
+            start, end = self._byte_span(value)
             if keyword.arg == "handle_steps" and value.id in self.lines:
-                self._replace(start, end, repr(value.id).encode())
+                self._record_replacement(start, end, repr(value.id).encode())
             elif keyword.arg in SCHEMA_KEYWORDS and value.id in self._schemas:
-                self._replace(start, end, f"_se_schema({value.id!r})".encode())
+                self._record_replacement(start, end, f"_se_schema({value.id!r})".encode())
 
     # --- imports and classes --------------------------------------------------------------------------------------------
 
-    def _rewrite_import(self, node: ast.Import) -> None:
+    def _check_import(self, node: ast.Import) -> None:
+        """Refuse an ``import`` of modules that the sandbox lacks; others stay unchanged."""
         for alias in node.names:
             name = alias.name
             if name in MODULES:
@@ -445,7 +454,8 @@ class _Rewriting:
                 self._refuse(node, f"write `from {name} import ...` with the names that you use")
             self._refuse(node, _unknown_module_text(name))
 
-    def _rewrite_import_from(self, node: ast.ImportFrom) -> None:
+    def _rewrite_from_import(self, node: ast.ImportFrom) -> None:
+        """Replace a ``from`` import by assignments; one of a sandbox module stays, and others are refused."""
         module = "." * node.level + (node.module or "")
         names = [(alias.name, alias.asname or alias.name) for alias in node.names]
         if any(name == "*" for name, _ in names):
@@ -456,7 +466,7 @@ class _Rewriting:
             self._of_types |= {as_ for _, as_ in names}
             made = [self._type_import_text(name, as_) for name, as_ in names]
         elif module == "string":
-            made = [f"{as_} = {self._read_string_constant(node, name)}" for name, as_ in names]
+            made = [f"{as_} = {self._string_constant_source(node, name)}" for name, as_ in names]
         elif node.level == 1 and "." not in (node.module or "."):
             made = [self._sibling_import_text(node, str(node.module), name, as_) for name, as_ in names]
         elif module in MODULES:
@@ -466,6 +476,7 @@ class _Rewriting:
         self._replace_node(node, "; ".join(filter(None, made)).encode() or b"pass")
 
     def _known_import_text(self, node: ast.AST, module: str, name: str, as_: str) -> str:
+        """Return the assignment for an imported name of the package, or ``""``; refuse a name that the sandbox lacks."""
         if name not in KNOWN[module]:
             why = NOT_HERE.get(name, f"a file in the sandbox may import from {module}: {_join_sorted(KNOWN[module])}")
             self._refuse(node, f"{name!r} cannot be used in the sandbox: {why}")
@@ -473,11 +484,13 @@ class _Rewriting:
         return f"{as_} = {name}" if as_ != name else ""
 
     def _type_import_text(self, name: str, as_: str) -> str:
+        """Return the assignment for a name of ``typing`` that code uses at run time; ``""`` for others."""
         if name in OF_TYPING or name in ABSTRACT:
             return f"{as_} = {name}" if as_ != name else ""
         return f"{as_} = object" if as_ in self._used and name in OF_ALIASES else ""
 
     def _sibling_import_text(self, node: ast.AST, module: str, name: str, as_: str) -> str:
+        """Return the assignment for the ``agent`` of a neighbouring file; refuse other names."""
         if name != "agent":
             self._refuse(
                 node,
@@ -485,7 +498,8 @@ class _Rewriting:
             )
         return f"{as_} = _se_agent({module.replace('_', '-')!r})"
 
-    def _read_string_constant(self, node: ast.AST, name: str) -> str:
+    def _string_constant_source(self, node: ast.AST, name: str) -> str:
+        """Return the literal of a constant of the module ``string``; refuse other names."""
         value = getattr(string, name, None) if name in string.__all__ else None
         if not isinstance(value, str):
             self._refuse(
@@ -495,29 +509,31 @@ class _Rewriting:
         return repr(value)
 
     def _replace_schema_class(self, schema: SchemaClass) -> None:
+        """Replace a schema class by an assignment on its first line; the number of lines stays."""
         made = "dict" if schema.kind == "typed_dict" else f"_se_class({schema.name!r})"
-        start, end = self._starts[schema.line - 1], self._line_end(schema.end_line)
+        start, end = self._starts[schema.line - 1], self._line_end_offset(schema.end_line)
         lines = schema.end_line - schema.line
-        self._replace(start, end, f"{schema.name} = {made}".encode() + b"\n" * lines)
+        self._record_replacement(start, end, f"{schema.name} = {made}".encode() + b"\n" * lines)
 
     def _replace_node(self, node: ast.stmt | ast.expr, text: bytes) -> None:
         """Replace a node by a text on its first line, ``pass`` if it is empty; the nodes inside it are not visited."""
         self._gone |= {id(one) for one in ast.walk(node)} - {id(node)}
-        start, end = self._span(node)
-        self._replace(start, end, (text or b"pass") + b"\n" * self._data[start:end].count(b"\n"))
+        start, end = self._byte_span(node)
+        self._record_replacement(start, end, (text or b"pass") + b"\n" * self._data[start:end].count(b"\n"))
 
     # --- positions and edits --------------------------------------------------------------------------------------------
 
-    def _line_end(self, line: int) -> int:
+    def _line_end_offset(self, line: int) -> int:
         return self._starts[line] - 1 if line < len(self._starts) else len(self._data)
 
-    def _span(self, node: Any) -> tuple[int, int]:
+    def _byte_span(self, node: Any) -> tuple[int, int]:
+        """Return the byte offsets of the start and end of a node."""
         start = self._starts[node.lineno - 1] + node.col_offset
         return start, self._starts[node.end_lineno - 1] + node.end_col_offset
 
-    def _wrap(self, node: ast.expr, words: re.Pattern[bytes], before: bytes, behind: bytes) -> None:
+    def _wrap_yield(self, node: ast.expr, words: re.Pattern[bytes], before: bytes, behind: bytes) -> None:
         """Replace the *words* at the start of a node by *before*, and insert *behind* after its end."""
-        start, end = self._span(node)
+        start, end = self._byte_span(node)
         found = words.match(self._data, start)
         if found is None:
             self._refuse(node, "write `yield from` on one line, with only spaces between the two words")
@@ -527,10 +543,11 @@ class _Rewriting:
         # Of nodes with the same end, the inner one is closed first.
         self._edits.append(_Edit(end, -self._count, end, behind))
 
-    def _insert_at(self, at: int, text: bytes) -> None:
-        self._replace(at, at, text)
+    def _record_insertion(self, at: int, text: bytes) -> None:
+        self._record_replacement(at, at, text)
 
-    def _replace(self, start: int, end: int, text: bytes) -> None:
+    def _record_replacement(self, start: int, end: int, text: bytes) -> None:
+        """Record an edit that replaces the bytes between two offsets by *text*."""
         self._count += 1
         self._edits.append(_Edit(start, self._count, end, text))
 
@@ -547,7 +564,7 @@ class _Rewriting:
         _refuse(self._file, getattr(node, "lineno", 1), why)
 
 
-def _walk(tree: ast.Module) -> Iterator[_SeenNode]:
+def _iter_nodes_with_context(tree: ast.Module) -> Iterator[_SeenNode]:
     """Yield every node with its context, outer nodes first. Annotations are skipped, since they are not run."""
     left: list[_SeenNode] = [_SeenNode(tree, None, None, in_class=False)]
     while left:
@@ -572,17 +589,20 @@ def _walk(tree: ast.Module) -> Iterator[_SeenNode]:
             ]
 
 
-def _is_replaced(node: ast.AST) -> bool:
+def _is_yield_or_lazy_attribute(node: ast.AST) -> bool:
+    """Return True for a yield, and for a read of a large field of a state or context."""
     is_lazy = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and node.attr in (*LAZY, *OF_CONTEXT)
     return is_lazy or isinstance(node, ast.Yield | ast.YieldFrom)
 
 
-def _is_inside(node: ast.AST, spans: Collection[tuple[int, int]]) -> bool:
+def _is_inside_lines(node: ast.AST, spans: Collection[tuple[int, int]]) -> bool:
+    """Return True if a node starts in one of the spans of lines."""
     line = getattr(node, "lineno", 0)
     return any(first <= line <= last for first, last in spans)
 
 
 def _unknown_module_text(name: str) -> str:
+    """Return the message for a module that the sandbox lacks, with the available ones."""
     if name == "enum":
         return "there is no module 'enum' in the sandbox; write `Literal['low', 'high']` for the type of a field"
     return f"there is no module {name!r} in the sandbox; available modules: {_join_sorted(MODULES.keys() - {'os.path', 'posixpath'})}"

@@ -159,6 +159,7 @@ class ProgramFunction:
 
 
 def _join_names(names: Sequence[str]) -> str:
+    """Return names as Python lists them in errors: ``a, b, and c``."""
     if len(names) < 3:  # noqa: PLR2004 - Python's own words put a comma before `and` from three on
         return " and ".join(names)
     return f"{', '.join(names[:-1])}, and {names[-1]}"
@@ -205,6 +206,7 @@ class Stubs:
         return f"There is no function of this name{'; there is ' + _join_names(near) if near else ''}."
 
     def _format_summary_line(self, name: str) -> str:
+        """Return the signature of a function and, as a comment, the first line of its description."""
         tree = ast.parse(self.declarations[name]).body[-1]
         signature = ast.unparse(tree).partition("\n")[0].removesuffix(":")
         return f"{signature}  # {self.summaries[name]}" if self.summaries[name] else signature
@@ -247,7 +249,7 @@ def make_stubs(
     sources += [_stub_source_of_agent(agent) for agent in agents]
     is_many = len(sources) + ask > MAX_STUBS
     helpers = [*([ASK] if ask else []), *([SEARCH, DESCRIBE] if is_many else [])]
-    names = _make_names(sources)
+    names = _make_function_names(sources)
     taken = {*RESERVED, *names}
     made = [_declare_function(source, names[place], taken) for place, source in enumerate(sources)]
     made += [_declare_function(source, source.raw, taken) for source in helpers]
@@ -268,12 +270,14 @@ def make_stubs(
 
 
 def _shorten_names(names: str) -> str:
+    """Return a list of names cut after the last whole name within the limit, with a note."""
     if len(names) <= MAX_NAMES_CHARS:
         return names
     return f"{names[:MAX_NAMES_CHARS].rpartition(', ')[0]}, and others."
 
 
 def _stub_source_of_agent(agent: AgentDefinition) -> _StubSource:
+    """Return the name, description and schemas of an agent as of its tool, with the schema of its output."""
     spec = agent_tool(agent).spec
     given: Any = agent.output_schema
     output = given if given is None or isinstance(given, Mapping) else remove_titles(given.model_json_schema())
@@ -301,27 +305,28 @@ DESCRIBE = _stub_source_of_helper("describe", "Get the whole stub of one functio
 # --- names ----------------------------------------------------------------------------------------------------------
 
 
-def _make_names(sources: Sequence[_StubSource]) -> list[str]:
+def _make_function_names(sources: Sequence[_StubSource]) -> list[str]:
     """
     Return a distinct function name for each source, in the order of the sources.
 
     A source with a valid name always has that name. The others get names in the order of kind and name, so the names do not depend on the
     order of the sources.
     """
-    wanted = [_make_identifier(source.raw) for source in sources]
+    wanted = [_make_function_identifier(source.raw) for source in sources]
 
-    def turn(place: int) -> tuple[bool, bool, str, int]:
+    def priority(place: int) -> tuple[bool, bool, str, int]:
         return wanted[place] != sources[place].raw, sources[place].kind != "tool", sources[place].raw, place
 
     taken: set[str] = set()
     names = dict.fromkeys(range(len(sources)), "")
-    for place in sorted(names, key=turn):
+    for place in sorted(names, key=priority):
         names[place] = _find_free_name(wanted[place], taken)
         taken.add(names[place])
     return list(names.values())
 
 
-def _make_identifier(raw: str) -> str:
+def _make_function_identifier(raw: str) -> str:
+    """Return a function name for a tool's name: other characters become ``_``, and reserved names get a suffix."""
     name = re.sub(r"[^A-Za-z0-9_]", "_", raw[:MAX_NAME_CHARS])
     # The checker imports the stubs with a star, which skips names with a leading underscore.
     if not name or name[0] == "_" or name[0].isdigit() or name.startswith(OURS):
@@ -330,6 +335,7 @@ def _make_identifier(raw: str) -> str:
 
 
 def _find_free_name(name: str, taken: Collection[str]) -> str:
+    """Return *name*, with a number if it is taken."""
     if name not in taken:
         return name
     return next(f"{name}_{n}" for n in count(2) if f"{name}_{n}" not in taken)
@@ -350,7 +356,7 @@ def _can_be_parameter(name: object) -> bool:
 # --- a stub ---------------------------------------------------------------------------------------------------------
 
 
-class _Declared(NamedTuple):
+class _DeclaredFunction(NamedTuple):
     function: ProgramFunction
     text: str
     summary: str
@@ -362,23 +368,24 @@ class _Parameter(NamedTuple):
     is_required: bool
 
 
-def _declare_function(source: _StubSource, name: str, taken: set[str]) -> _Declared:
+def _declare_function(source: _StubSource, name: str, taken: set[str]) -> _DeclaredFunction:
     """Return the stub of one function; it is simplified if its text cannot be parsed back to the same."""
     summary = _to_single_line(source.description.strip().partition("\n")[0], PARAMETER_CHARS)
     for is_documented, is_typed in ((True, True), (False, True), (False, False)):
         used = set(taken)
         made = _StubBuilder(source, name, used, is_typed=is_typed)
-        function, tree = made.build_function(_make_docstring(source) if is_documented else "")
+        function, tree = made.build_function(_make_stub_docstring(source) if is_documented else "")
         text = _unparse_if_stable([*made.classes, tree])
         if text:
             taken |= used
-            return _Declared(function, text, summary)
+            return _DeclaredFunction(function, text, summary)
     # The last attempt has only identifiers and `Any`, so it cannot fail.
     msg = f"the stub of {source.of!r} cannot be written"
     raise AssertionError(msg)
 
 
 def _unparse_if_stable(body: list[ast.stmt]) -> str:
+    """Return the source of statements; ``""`` if it cannot be parsed back to the same tree."""
     tree = ast.fix_missing_locations(ast.Module(body, []))
     try:
         text = ast.unparse(tree)
@@ -392,16 +399,17 @@ class _StubBuilder:
 
     def __init__(self, source: _StubSource, name: str, taken: set[str], *, is_typed: bool) -> None:
         self.source, self.name, self.taken = source, name, taken
-        self.types = _Types(source.schema, taken, MAX_TYPES if is_typed else 0)
-        self.output = _Types(source.output, taken, MAX_TYPES if is_typed else 0)
+        self.types = _AnnotationBuilder(source.schema, taken, MAX_TYPES if is_typed else 0)
+        self.output = _AnnotationBuilder(source.output, taken, MAX_TYPES if is_typed else 0)
 
     @property
     def classes(self) -> list[ast.stmt]:
         return [*self.types.classes, *self.output.classes]
 
     def build_function(self, docstring: str) -> tuple[ProgramFunction, ast.stmt]:
+        """Return the function and its stub as a syntax tree; its classes are collected in ``classes``."""
         schema = self.types.resolve_reference(self.source.schema)
-        found = _input_parameters(schema)
+        found = _find_input_parameters(schema)
         if found is None:
             made, arguments = self._build_with_whole_input(schema)
         else:
@@ -429,11 +437,12 @@ class _StubBuilder:
     def _build_with_parameters(
         self, schema: Mapping[str, Any], found: list[_Parameter]
     ) -> tuple[ProgramFunction, ast.arguments]:
+        """Return a function with one parameter for each member of the input, and their syntax."""
         made = [
             ast.arg(p.name, self.types.annotation(p.schema, f"{_to_camel_case(self.name)}{_to_camel_case(p.name)}"))
             for p in found
         ]
-        defaults = [_default_value(p.schema) for p in found if not p.is_required]
+        defaults = [_default_expression(p.schema) for p in found if not p.is_required]
         names = tuple([p.name for p in found])
         more: ast.arg | None = None
         others = schema.get("additionalProperties")
@@ -451,13 +460,13 @@ class _StubBuilder:
         return function, _make_arguments(made, defaults, more)
 
 
-def _make_arguments(made: list[ast.arg], defaults: list[ast.expr], more: ast.arg | None = None) -> ast.arguments:
+def _make_arguments(args: list[ast.arg], defaults: list[ast.expr], more: ast.arg | None = None) -> ast.arguments:
     return ast.arguments(
-        posonlyargs=[], args=made, vararg=None, kwonlyargs=[], kw_defaults=[], kwarg=more, defaults=defaults
+        posonlyargs=[], args=args, vararg=None, kwonlyargs=[], kw_defaults=[], kwarg=more, defaults=defaults
     )
 
 
-def _input_parameters(schema: Mapping[str, Any]) -> list[_Parameter] | None:
+def _find_input_parameters(schema: Mapping[str, Any]) -> list[_Parameter] | None:
     """Return the members of an input as parameters, required ones first; ``None`` if they cannot be parameters."""
     properties = schema.get("properties")
     if not isinstance(properties, Mapping):
@@ -471,11 +480,12 @@ def _input_parameters(schema: Mapping[str, Any]) -> list[_Parameter] | None:
 
 
 def _required_names(required: Any) -> list[str]:
+    """Return the distinct strings in the ``required`` of a schema; an empty list for anything but a list."""
     names = required if isinstance(required, list | tuple) else ()
     return list(dict.fromkeys([name for name in names if isinstance(name, str)]))
 
 
-def _default_value(schema: Any) -> ast.expr:
+def _default_expression(schema: Any) -> ast.expr:
     """Return the default of a parameter for its stub; ``...`` unless it is short, plain JSON."""
     if isinstance(schema, Mapping) and "default" in schema:
         try:
@@ -496,7 +506,7 @@ ANY = "Any"
 PLAIN = {"string": "str", "integer": "int", "number": "float", "boolean": "bool"}
 
 
-class _Types:
+class _AnnotationBuilder:
     """Converts JSON Schemas to annotations; objects become ``TypedDict`` classes."""
 
     def __init__(self, root: Any, taken: set[str], left: int) -> None:
@@ -507,13 +517,13 @@ class _Types:
         """Return the annotation for *schema*; a class for it is named after *hint*."""
         self._left -= 1
         if self._left < 0 or depth > MAX_DEPTH_LEVELS:
-            return _make_name(ANY)
+            return _make_name_node(ANY)
         schema = self.resolve_reference(schema)
         forms = _union_schemas(schema)
         if forms is not None:
             return self._make_union([self.annotation(form, hint, depth + 1) for form in forms])
         if "const" in schema or isinstance(schema.get("enum"), list | tuple):
-            return _make_literal([schema["const"]] if "const" in schema else schema["enum"])
+            return _make_literal_annotation([schema["const"]] if "const" in schema else schema["enum"])
         if isinstance(schema.get("allOf"), list | tuple) and len(schema["allOf"]) == 1 and "properties" not in schema:
             return self.annotation(schema["allOf"][0], hint, depth + 1)
         return self._annotate_plain(schema, hint, depth)
@@ -529,36 +539,39 @@ class _Types:
         return {}
 
     def _annotate_plain(self, schema: Mapping[str, Any], hint: str, depth: int) -> ast.expr:
+        """Return the annotation for a schema that is no union, literal or reference."""
         kind = schema.get("type")
         if kind is None and isinstance(schema.get("properties"), Mapping):
             kind = "object"
         if kind == "null":
             return ast.Constant(None)
         if kind == "array":
-            return _make_subscript("list", self.annotation(schema.get("items"), f"{hint}Item", depth + 1))
+            return _make_subscript_node("list", self.annotation(schema.get("items"), f"{hint}Item", depth + 1))
         if kind == "object":
             return self._annotate_object(schema, hint, depth)
-        return _make_name(PLAIN.get(kind, ANY) if isinstance(kind, str) else ANY)
+        return _make_name_node(PLAIN.get(kind, ANY) if isinstance(kind, str) else ANY)
 
     def _annotate_object(self, schema: Mapping[str, Any], hint: str, depth: int) -> ast.expr:
+        """Return a ``TypedDict`` for an object with named members, else a ``dict`` annotation."""
         properties = schema.get("properties")
         if not isinstance(properties, Mapping) or not properties:
             others = self.annotation(schema.get("additionalProperties"), f"{hint}Value", depth + 1)
-            return _make_subscript("dict", _make_name("str"), others)
+            return _make_subscript_node("dict", _make_name_node("str"), others)
         names = list(properties)
-        if len(names) > MAX_PARAMETERS or not all(_is_literal(name) for name in names):
-            return _make_subscript("dict", _make_name("str"), _make_name(ANY))
+        if len(names) > MAX_PARAMETERS or not all(_can_be_literal(name) for name in names):
+            return _make_subscript_node("dict", _make_name_node("str"), _make_name_node(ANY))
         required = set(_required_names(schema.get("required")))
         fields: dict[str, ast.expr] = {}
         for name, member in properties.items():
             field = self.annotation(member, f"{hint}{_to_camel_case(name)}", depth + 1)
-            fields[name] = field if name in required else _make_subscript("NotRequired", field)
+            fields[name] = field if name in required else _make_subscript_node("NotRequired", field)
         return self._add_class(hint, fields)
 
     def _add_class(self, hint: str, fields: Mapping[str, ast.expr]) -> ast.expr:
+        """Add a ``TypedDict`` class with these fields under a free name, and return a reference to it."""
         called = _find_free_name(hint[:MAX_NAME_CHARS], self._taken)
         self._taken.add(called)
-        base = _make_name("TypedDict")
+        base = _make_name_node("TypedDict")
         # Names that begin with two underscores would get the class's name before them.
         if all(_can_be_parameter(name) and not name.startswith("__") for name in fields):
             body: list[ast.stmt] = [
@@ -571,12 +584,13 @@ class _Types:
             members = ast.Dict([ast.Constant(name) for name in fields], list(fields.values()))
             made = ast.Assign([ast.Name(called, ast.Store())], ast.Call(base, [ast.Constant(called), members], []))
         self.classes.append(made)
-        return _make_name(called)
+        return _make_name_node(called)
 
     def _make_union(self, members: Sequence[ast.expr]) -> ast.expr:
+        """Return the union of annotations without duplicates; ``Any`` if one of them is ``Any``."""
         distinct = list({ast.dump(member): member for member in members}.values())
         if not distinct or any(isinstance(m, ast.Name) and m.id == ANY for m in distinct):
-            return _make_name(ANY)
+            return _make_name_node(ANY)
         made = distinct[0]
         for member in distinct[1:]:
             made = ast.BinOp(made, ast.BitOr(), member)
@@ -599,36 +613,38 @@ def _union_schemas(schema: Mapping[str, Any]) -> list[Any] | None:
     return None
 
 
-def _make_literal(values: Sequence[Any]) -> ast.expr:
-    if not 0 < len(values) <= MOST_LITERALS or not all(_is_literal(value) for value in values):
-        return _make_name(ANY)
+def _make_literal_annotation(values: Sequence[Any]) -> ast.expr:
+    """Return a ``Literal`` annotation; ``Any`` for too many, too long or non-literal values."""
+    if not 0 < len(values) <= MOST_LITERALS or not all(_can_be_literal(value) for value in values):
+        return _make_name_node(ANY)
     distinct = {(type(value).__name__, value): value for value in values}
-    members = [_make_constant(value) for value in distinct.values()]
+    members = [_make_constant_node(value) for value in distinct.values()]
     if len(members) == 1 and distinct == {("NoneType", None): None}:
         return members[0]
     inner: ast.expr = members[0] if len(members) == 1 else ast.Tuple(members, ast.Load())
-    return ast.Subscript(_make_name("Literal"), inner, ast.Load())
+    return ast.Subscript(_make_name_node("Literal"), inner, ast.Load())
 
 
-def _is_literal(value: Any) -> bool:
+def _can_be_literal(value: Any) -> bool:
+    """Return True for a value that ``Literal`` allows and that is short enough to be shown."""
     if isinstance(value, str):
         return len(value) <= LITERAL_CHARS and _remove_unprintable(value) == value
     return value is None or isinstance(value, bool) or (type(value) is int and abs(value) <= MAX_INT)
 
 
-def _make_constant(value: Any) -> ast.expr:
+def _make_constant_node(value: Any) -> ast.expr:
     if type(value) is int and value < 0:
         return ast.UnaryOp(ast.USub(), ast.Constant(-value))
     return ast.Constant(value)
 
 
-def _make_name(name: str) -> ast.expr:
+def _make_name_node(name: str) -> ast.expr:
     return ast.Name(name, ast.Load())
 
 
-def _make_subscript(generic: str, *parts: ast.expr) -> ast.expr:
+def _make_subscript_node(generic: str, *parts: ast.expr) -> ast.expr:
     inner = parts[0] if len(parts) == 1 else ast.Tuple(list(parts), ast.Load())
-    return ast.Subscript(_make_name(generic), inner, ast.Load())
+    return ast.Subscript(_make_name_node(generic), inner, ast.Load())
 
 
 def _to_camel_case(name: str) -> str:
@@ -660,24 +676,26 @@ def _remove_unprintable(text: str) -> str:
     return "".join([char for char in text if char.isprintable()])
 
 
-def _to_single_line(text: Any, most: int) -> str:
-    """Return an untrusted text as one line of at most *most* characters."""
-    words = " ".join(text[: 4 * most].split()) if isinstance(text, str) else ""
+def _to_single_line(text: Any, max_chars: int) -> str:
+    """Return an untrusted text as one line of at most *max_chars* characters."""
+    words = " ".join(text[: 4 * max_chars].split()) if isinstance(text, str) else ""
     line = _remove_unprintable(words)
-    return line if len(line) <= most else f"{line[: most - 3].rstrip()}..."
+    return line if len(line) <= max_chars else f"{line[: max_chars - 3].rstrip()}..."
 
 
-def _make_docstring(source: _StubSource) -> str:
+def _make_stub_docstring(source: _StubSource) -> str:
+    """Return the docstring of a stub: the shortened descriptions of the function and its parameters."""
     lines = [_to_single_line(source.description, DESCRIPTION_CHARS)]
-    properties = _Types(source.schema, set(), 0).resolve_reference(source.schema).get("properties")
+    properties = _AnnotationBuilder(source.schema, set(), 0).resolve_reference(source.schema).get("properties")
     for name, member in properties.items() if isinstance(properties, Mapping) else ():
         said = _to_single_line(member.get("description"), PARAMETER_CHARS) if isinstance(member, Mapping) else ""
         if said:
             lines.append(f"{_to_single_line(name, MAX_NAME_CHARS)}: {said}")
-    return _cut_lines([line for line in lines if line])
+    return _join_lines_within_limit([line for line in lines if line])
 
 
-def _cut_lines(lines: Iterable[str]) -> str:
+def _join_lines_within_limit(lines: Iterable[str]) -> str:
+    """Join the first lines that together fit the limit of a docstring."""
     kept, left = [], DOCSTRING_CHARS
     for line in lines:
         left -= len(line) + 1

@@ -127,11 +127,11 @@ def load_file(path: Path) -> tuple[AgentDefinition, ...]:
     except (OSError, UnicodeDecodeError) as error:
         msg = f"{path}: the agent file cannot be read: {error}"
         raise DefinitionError(msg) from error
-    return _load_once(text, str(path))
+    return _load_source_cached(text, str(path))
 
 
 @lru_cache(KEPT_FILES)
-def _load_once(text: str, file: str) -> tuple[AgentDefinition, ...]:
+def _load_source_cached(text: str, file: str) -> tuple[AgentDefinition, ...]:
     """Return the agents of a file; the same objects for the same text and path, as for an imported module."""
     return load_source(text, file=file)
 
@@ -161,24 +161,25 @@ def load_source(
     if not known.holds:
         msg = f"{file}:1: expected `agent = AgentDefinition(...)` or `agents = [AgentDefinition(...), ...]` at module level"
         raise DefinitionError(msg)
-    home = sandbox or _default_sandbox()
+    home = sandbox or _get_installed_sandbox()
     session = home.open_handler(
         _refuse_host_call, seconds=limits.seconds, memory=limits.memory, printed=limits.printed, seed=0
     )
     try:
         _run_prelude_and_file(session, known, BEFORE, limits)
         turn = session.feed(known.holds, BEFORE)
-        value = _value_of_last_line(turn, known, limits)
+        value = _get_ended_turn_value(turn, known, limits)
         check_depth_and_size(value, limits.value)
     except (ToolError, ValueError) as error:
         msg = f"{file}:{known.line}: {error}"
         raise DefinitionError(msg) from error
     finally:
         session.close()
-    return _Definitions(known, limits, home).read(value)
+    return _DefinitionReader(known, limits, home).read_agents(value)
 
 
-def _default_sandbox() -> MontySandbox:
+def _get_installed_sandbox() -> MontySandbox:
+    """Return the sandbox that this process shares; raise ``DefinitionError`` if Monty is not installed."""
     sandbox = shared_sandbox()
     sandbox.monty  # noqa: B018 - raises where it is not installed
     return sandbox
@@ -188,9 +189,11 @@ def _run_prelude_and_file(session: ProgramSession, known: AgentText, now: dateti
     """Run the prelude and the agent file in a session."""
     fields = {
         name: {
-            "order": _field_names(one),
+            "order": _python_field_names(one),
             "required": [
-                name for name in _field_names(one) if one.aliases.get(name, name) in one.json_schema.get("required", ())
+                name
+                for name in _python_field_names(one)
+                if one.aliases.get(name, name) in one.json_schema.get("required", ())
             ],
             "defaults": thaw(one.defaults),
             "models": {name: _parse_shape(how) for name, how in one.models.items()},
@@ -199,10 +202,11 @@ def _run_prelude_and_file(session: ProgramSession, known: AgentText, now: dateti
         for name, one in known.schemas.items()
     }
     for code in (f"{BEGIN}_se_fields.update({fields!r})\n", known.code):
-        _value_of_last_line(session.feed(code, now), known, limits)
+        _get_ended_turn_value(session.feed(code, now), known, limits)
 
 
-def _field_names(schema: SchemaClass) -> list[str]:
+def _python_field_names(schema: SchemaClass) -> list[str]:
+    """Return the Python names of a schema class's fields, in the order of its JSON Schema."""
     fields = {alias: name for name, alias in schema.aliases.items()}
     return [fields.get(name, name) for name in schema.json_schema.get("properties", {})]
 
@@ -210,27 +214,28 @@ def _field_names(schema: SchemaClass) -> list[str]:
 @lru_cache(KEPT_SHAPES)
 def _parse_shape(shape: str) -> list[Any]:
     """Return the shape of a field's value as nested lists; see ``SchemaClass.models``."""
-    return _make_constructor_tree(ast.parse(shape, mode="eval").body)
+    return _shape_from_expression(ast.parse(shape, mode="eval").body)
 
 
-def _make_constructor_tree(how: ast.expr) -> list[Any]:
+def _shape_from_expression(node: ast.expr) -> list[Any]:
     """Return a field's type as nested lists, such as ``["list", ["class", "City"]]``."""
-    match how:
+    match node:
         case ast.Subscript(ast.Name("list"), inner):
-            return ["list", _make_constructor_tree(inner)]
+            return ["list", _shape_from_expression(inner)]
         case ast.Subscript(ast.Name("dict"), ast.Tuple([_, inner])):
-            return ["dict", _make_constructor_tree(inner)]
+            return ["dict", _shape_from_expression(inner)]
         case ast.Subscript(ast.Name("tuple"), ast.Tuple(members)):
-            return ["tuple", [_make_constructor_tree(one) for one in members]]
+            return ["tuple", [_shape_from_expression(one) for one in members]]
         case ast.BinOp(left, ast.BitOr(), right):
-            return ["union", [_make_constructor_tree(left), _make_constructor_tree(right)]]
+            return ["union", [_shape_from_expression(left), _shape_from_expression(right)]]
         case ast.Name(name) if name != "Any":
             return ["class", name]
         case _:
             return ["as it is", None]
 
 
-def _value_of_last_line(turn: ProgramTurn, known: AgentText, limits: ProgramLimits) -> Any:
+def _get_ended_turn_value(turn: ProgramTurn, known: AgentText, limits: ProgramLimits) -> Any:
+    """Return the last value of a turn; raise ``DefinitionError`` if the turn waits for the host or failed."""
     if isinstance(turn, ProgramEnded):
         return turn.value
     line = f":{turn.line}" if turn.line else ""
@@ -238,13 +243,13 @@ def _value_of_last_line(turn: ProgramTurn, known: AgentText, limits: ProgramLimi
         msg = f"{known.file}{line}: an agent file cannot use the host while it is loaded; move this into a function"
         raise DefinitionError(msg)
     if turn.is_fatal:
-        msg = f"{known.file}{line or ':1'}: {_turn_end_text(turn, limits)}"
+        msg = f"{known.file}{line or ':1'}: {_turn_failure_text(turn, limits)}"
     else:
         msg = f"{known.file}{line or ':1'}: {turn.kind}: {replace_lone_surrogates(turn.text)}"
     raise DefinitionError(msg)
 
 
-def _turn_end_text(turn: ProgramRaised, limits: ProgramLimits) -> str:
+def _turn_failure_text(turn: ProgramRaised, limits: ProgramLimits) -> str:
     """Return the reason for the end of a turn; a limit has a text of its own, so that a replay has the same one."""
     if turn.kind == PRINTED:
         return f"it printed more than {limits.printed:,} characters"
@@ -256,10 +261,11 @@ def _turn_end_text(turn: ProgramRaised, limits: ProgramLimits) -> str:
 
 
 def _refuse_host_call(_: Sequence[Any]) -> CallAnswer:
+    """Answer a call of the host while a file is loaded with an error."""
     return CallAnswer("this works only while a handler runs; move it into a handler", "ValueError")
 
 
-class _Definitions:
+class _DefinitionReader:
     """Reads the agent definitions in the value that the sandbox returned."""
 
     def __init__(self, known: AgentText, limits: ProgramLimits, sandbox: MontySandbox) -> None:
@@ -269,7 +275,8 @@ class _Definitions:
         self._count = 0
         self._made: list[tuple[Any, AgentDefinition]] = []
 
-    def read(self, value: Any) -> tuple[AgentDefinition, ...]:
+    def read_agents(self, value: Any) -> tuple[AgentDefinition, ...]:
+        """Return the agents in a value of the sandbox; refuse an empty list and duplicate ids."""
         given = list(value) if isinstance(value, list | tuple) else [value]
         found = [self._make_agent(one) for one in given]
         if not found:
@@ -308,6 +315,7 @@ class _Definitions:
         return agent
 
     def _read_field(self, agent_id: str, field: str, value: Any) -> Any:
+        """Return the value of a field of a definition, decoded by the kind of the field."""
         match field:
             case "handle_steps":
                 return self._make_handler(agent_id, value)
@@ -323,6 +331,7 @@ class _Definitions:
                 return self._thaw_field(agent_id, field, value)
 
     def _make_handler(self, agent_id: str, name: Any) -> Any:
+        """Return the sandboxed handler for the name of a function that yields; refuse any other value."""
         line = self._known.lines.get(name) if isinstance(name, str) else None
         if line is None:
             self._refuse(
@@ -331,6 +340,7 @@ class _Definitions:
         return make_sandboxed_handler(self._known, name, limits=self._limits, sandbox=self._sandbox)
 
     def _read_schema(self, agent_id: str, field: str, value: Any) -> Any:
+        """Return a JSON Schema, given as such or as a schema class of the file; refuse other values."""
         if value is None:
             return None
         if isinstance(value, Mapping):
@@ -349,6 +359,7 @@ class _Definitions:
         return thaw(schema.json_schema)
 
     def _read_spawnable(self, value: Any) -> Any:
+        """Return a spawnable agent: the id of one that the file does not define, else its definition."""
         if isinstance(value, str):
             return value
         name, fields = _read_sandbox_object(value)
@@ -361,6 +372,7 @@ class _Definitions:
         return self._make_agent(value)
 
     def _make_settings_or_limits(self, agent_id: str, field: str, value: Any, kind: type) -> Any:
+        """Return ``ModelSettings`` or ``OwnLimits`` from the object of the sandbox; refuse other values."""
         if value is None:
             return None
         name, fields = _read_sandbox_object(value)
@@ -369,7 +381,7 @@ class _Definitions:
             self._refuse(f"agent {agent_id!r}: {field} must be {kind.__name__}(...), not {_short_repr(value)}")
         plain = {str(key): self._thaw_field(agent_id, field, one) for key, one in given.items()}
         try:
-            return _make_model_settings(plain) if kind is ModelSettings else OwnLimits(**plain)
+            return _make_untrusted_model_settings(plain) if kind is ModelSettings else OwnLimits(**plain)
         except (StepEngineError, TypeError, ValueError) as error:
             self._refuse(f"agent {agent_id!r}: {error}")
 
@@ -386,6 +398,7 @@ class _Definitions:
             self._refuse(f"agent {agent_id!r}: {field} must be JSON in a file in the sandbox: {error}")
 
     def _refuse(self, why: str) -> NoReturn:
+        """Raise ``DefinitionError`` with the line of the file that assigns its agents."""
         msg = f"{self._known.file}:{self._known.line}: {why}"
         raise DefinitionError(msg)
 
@@ -417,7 +430,8 @@ NOT_OF_STRANGERS: Mapping[str, str] = MappingProxyType(
 )
 
 
-def _make_model_settings(fields: Mapping[str, Any]) -> ModelSettings:
+def _make_untrusted_model_settings(fields: Mapping[str, Any]) -> ModelSettings:
+    """Return the model settings of untrusted code; raise ``BadYield`` for ``extra`` and ``server_tools``."""
     for name, why in NOT_OF_STRANGERS.items():
         if fields.get(name):
             msg = f"a file in the sandbox cannot set ModelSettings({name}=...): {why}"
@@ -452,11 +466,12 @@ def _check_number(value: Any) -> Any:
     return value
 
 
-def _mend_texts(value: Any) -> Any:
+def _replace_nested_surrogates(value: Any) -> Any:
+    """Return JSON with the lone surrogates in all its texts and keys replaced."""
     if isinstance(value, dict):
-        return {replace_lone_surrogates(key): _mend_texts(one) for key, one in value.items()}
+        return {replace_lone_surrogates(key): _replace_nested_surrogates(one) for key, one in value.items()}
     if isinstance(value, list):
-        return [_mend_texts(one) for one in value]
+        return [_replace_nested_surrogates(one) for one in value]
     return replace_lone_surrogates(value) if isinstance(value, str) else value
 
 
@@ -474,6 +489,7 @@ def _read_sandbox_object(value: Any) -> tuple[str, Mapping[str, Any]]:
 
 
 def _short_repr(value: Any) -> str:
+    """Return a short description of a value for messages, the same in every process."""
     name, _ = _read_sandbox_object(value)
     if name:
         return f"an object of the class {name[:60]}"
@@ -501,7 +517,7 @@ def make_sandboxed_handler(
     """Return a handler that runs the function *name* of an agent file in the sandbox."""
 
     def handle_steps(ctx: StepContext[Any]) -> Generator[Any, Any, Any]:
-        return (yield from _HandlerRun(known, name, ctx, limits, sandbox or _default_sandbox()).run())
+        return (yield from _HandlerRun(known, name, ctx, limits, sandbox or _get_installed_sandbox()).run())
 
     handle_steps.__name__ = handle_steps.__qualname__ = name
     # Tools that look for the definition or its source find the file; a waiting handler reports its own line.
@@ -562,12 +578,13 @@ class _HandlerRun(RunningProgram):
     # --- turns --------------------------------------------------------------------------------------------------------
 
     def run(self) -> Generator[Any, Any, Any]:
+        """Run the handler turn by turn, yield its yieldables to the engine, and return its result or raise its error."""
         try:
             turn = yield from self._compute_turn(self._start_handler)
             while "asked" in turn:
                 try:
                     sent = yield from self._perform_yield(turn)
-                    turn = yield from self._compute_turn(partial(self._resume, sent))
+                    turn = yield from self._compute_turn(partial(self._resume_handler, sent))
                 except GeneratorExit:
                     last = self._close_sandboxed_handler()
                     if last is None:
@@ -579,6 +596,7 @@ class _HandlerRun(RunningProgram):
             self._stop()
 
     def _compute_turn(self, work: Callable[[], Mapping[str, Any]]) -> Generator[Any, Any, Mapping[str, Any]]:
+        """Run *work* as a ``Compute`` effect, log the output of the turn, and return the turn as JSON."""
         self._now = self._ctx.now()
         turn: Mapping[str, Any] = (yield Compute(lambda _, __: work(), self._stop, self)).value
         self._flush_log()
@@ -588,7 +606,7 @@ class _HandlerRun(RunningProgram):
     def _perform_yield(self, turn: Mapping[str, Any]) -> Generator[Any, Any, _SentToHandler]:
         """Perform a yield of the handler, and return the value or the error to send."""
         try:
-            step = _YieldReading(self._known, self._states[-1].tool_definitions).decode_yield(turn["asked"])
+            step = _YieldDecoder(self._known, self._states[-1].tool_definitions).decode_yield(turn["asked"])
             if turn["how"] == "yield from":
                 return _SentToHandler(self._encode_for_sandbox((yield from step)))
             if turn["how"] == "yield":
@@ -600,6 +618,7 @@ class _HandlerRun(RunningProgram):
             return _SentToHandler(error=error)
 
     def _start_handler(self) -> Mapping[str, Any]:
+        """Open the session, run the agent file in it, and run the handler's first turn."""
         limits = self._limits
         # The seed of the sandbox's own `random`. The state of `ctx.random` is only read.
         seed = zlib.crc32(repr(self._ctx.random.getstate()).encode())
@@ -617,11 +636,12 @@ class _HandlerRun(RunningProgram):
             lambda: session.feed(f"_se_returned = await {self._name}(_se_context())\n_se_returned", self._now)
         )
 
-    def _resume(self, sent: _SentToHandler) -> Mapping[str, Any]:
+    def _resume_handler(self, sent: _SentToHandler) -> Mapping[str, Any]:
+        """Send the handler the answer to its yield, and run its next turn; end it if too many bytes cross."""
         session = self._session
         assert session is not None  # noqa: S101
         self._thrown = sent.error
-        answer = CallAnswer(sent.told) if sent.error is None else CallAnswer(*_sandbox_error(sent.error))
+        answer = CallAnswer(sent.told) if sent.error is None else CallAnswer(*_error_text_and_kind(sent.error))
         self._bytes.start_turn()
         try:
             self._bytes.add(answer.value)
@@ -637,12 +657,12 @@ class _HandlerRun(RunningProgram):
         except ToolError as error:  # there is no worker
             return {"raised": "HandlerError", "text": error.message}
         if isinstance(turn, ProgramWaiting):
-            return self._read_yield(turn)
+            return self._waiting_turn_as_json(turn)
         self._is_over = True
         if isinstance(turn, ProgramRaised):
             return {
                 "raised": turn.kind,
-                "text": replace_lone_surrogates(_turn_end_text(turn, self._limits)),
+                "text": replace_lone_surrogates(_turn_failure_text(turn, self._limits)),
                 "line": turn.line,
                 "lost": turn.is_fatal,
             }
@@ -665,7 +685,8 @@ class _HandlerRun(RunningProgram):
         session.printed = printed  # of the handler's last turn, which is logged afterwards
         return not isinstance(turn, ProgramWaiting | ProgramRaised) and turn.value is True
 
-    def _read_yield(self, turn: ProgramWaiting) -> Mapping[str, Any]:
+    def _waiting_turn_as_json(self, turn: ProgramWaiting) -> Mapping[str, Any]:
+        """Return the yield of a waiting handler as JSON; an error if it waits for anything but one yield."""
         call = turn.calls[-1]
         if len(turn.calls) != 1 or call.name not in ASKS or len(call.args) != 1:
             called = ", ".join(dict.fromkeys([repr(one.name[:40]) for one in turn.calls[:5]]))
@@ -684,6 +705,7 @@ class _HandlerRun(RunningProgram):
         return {"asked": asked, "how": ASKS[call.name], "line": turn.line}
 
     def _stop(self) -> None:
+        """Close the session, from any thread; a running turn ends with an error."""
         self._is_stopped = True
         if self._session is not None:
             self._session.close()
@@ -710,6 +732,7 @@ class _HandlerRun(RunningProgram):
         return turn
 
     def _attempt_close(self) -> Mapping[str, Any] | None:
+        """Raise ``GeneratorExit`` in the handler once, with a time limit; return its turn if it yields or fails, else ``None``."""
         session = self._session
         if session is None or self._is_over or self._is_stopped:
             return None
@@ -728,10 +751,11 @@ class _HandlerRun(RunningProgram):
         return None if turn.get("raised") == "SystemExit" or turn.get("lost") or "returned" in turn else turn
 
     def _return_or_raise(self, turn: Mapping[str, Any]) -> Any:
+        """Return the handler's result from its last turn, or raise its error as an exception of the package or a builtin."""
         if "returned" in turn:
-            return _YieldReading(self._known).decode_json(turn["returned"])
+            return _YieldDecoder(self._known).decode_json(turn["returned"])
         kind, text, thrown = turn["raised"], turn["text"], self._thrown
-        if thrown is not None and _sandbox_error(thrown) == (text, kind):
+        if thrown is not None and _error_text_and_kind(thrown) == (text, kind):
             raise thrown
         if kind == "HandlerError" or turn.get("lost"):
             msg = f"the sandbox ended the handler {self._name!r}: {text}"
@@ -748,11 +772,12 @@ class _HandlerRun(RunningProgram):
     # --- answers and host calls ---------------------------------------------------------------------------------------
 
     def _encode_for_sandbox(self, value: Any) -> Any:
+        """Encode the result of a yield for the sandbox; states are stored and sent by number."""
         if isinstance(value, y.StepResult):
-            return ["StepResult", self._result_fields(value)]
+            return ["StepResult", self._encode_step_result(value)]
         return _encode_value(value, self._register_state)
 
-    def _result_fields(self, result: y.StepResult) -> dict[str, Any]:
+    def _encode_step_result(self, result: y.StepResult) -> dict[str, Any]:
         last = result.tool_result
         return {
             "agent_state": _encode_value(result.agent_state, self._register_state),
@@ -771,12 +796,12 @@ class _HandlerRun(RunningProgram):
             self._states.append(state)
         return len(self._states) - 1
 
-    def _queue_log_call(self, tell: Callable[[], None]) -> None:
+    def _queue_log_call(self, log_call: Callable[[], None]) -> None:
         """Store a log line or notification for the end of the turn, since a turn runs in another thread than its run."""
         if len(self._notes) >= MAX_NOTES:
             msg = f"a handler may log at most {MAX_NOTES:,} lines between two yields"
             raise ValueError(msg)
-        self._notes.append(tell)
+        self._notes.append(log_call)
 
     def _check_log_data(self, message: Any, data: Any) -> tuple[str, Any]:
         """Return text and data of a note, after checking the size of all notes of the turn."""
@@ -787,10 +812,10 @@ class _HandlerRun(RunningProgram):
         if self._noted > self._limits.value:
             msg = f"a handler may log at most {self._limits.value:,} characters between two yields"
             raise ValueError(msg)
-        return replace_lone_surrogates(text), freeze(_mend_texts(given))
+        return replace_lone_surrogates(text), freeze(_replace_nested_surrogates(given))
 
     def _flush_log(self) -> None:
-        """Log the notes and the output of a turn, without control characters for a terminal."""
+        """Write the queued notes and the new output of the turn to the run's log."""
         notes, self._notes, self._noted = self._notes, [], 0
         for tell in notes:
             tell()
@@ -815,39 +840,41 @@ class _HandlerRun(RunningProgram):
             self._bytes.add(words)
             return CallAnswer(words, "ValueError")
 
-    def _perform_host_call(self, what: str, given: Sequence[Any]) -> Any:  # noqa: C901 - one for each thing that may be asked
+    def _perform_host_call(self, name: str, args: Sequence[Any]) -> Any:  # noqa: C901 - one for each thing that may be asked
+        """Return the encoded result of a host call *name*, such as ``now`` or ``random``; queue a ``log`` or ``notify``."""
         ctx = self._ctx
-        match what:
+        match name:
             case "begin":
                 return self._context_as_json()
             case "now":
                 return ["time", self._now.isoformat()]
             case "message_history" | "view":
-                return self._encode_new_messages(getattr(self._states[given[0]], what))
+                return self._encode_new_messages(getattr(self._states[args[0]], name))
             case "inherited_messages" | "prompt_messages":
-                return self._encode_new_messages(getattr(ctx, what))
+                return self._encode_new_messages(getattr(ctx, name))
             case "context" | "system_prompt":
-                return ["json", thaw(getattr(self._states[given[0]], what))]
+                return ["json", thaw(getattr(self._states[args[0]], name))]
             case "tool_definitions":
-                found = self._states[given[0]].tool_definitions
+                found = self._states[args[0]].tool_definitions
                 return ["json", {name: to_json(spec) for name, spec in found.items()}]
             case "log":
-                level, message, data = given
+                level, message, data = args
                 tell = getattr(ctx.logger, {"debug": "debug", "info": "info", "warning": "warning"}.get(level, "error"))
                 message, data = self._check_log_data(message, dict(data))
                 return self._queue_log_call(
                     lambda: tell(message, **{key: one for key, one in data.items() if key != "message"})
                 )
             case "notify":
-                message, data = self._check_log_data(*given)
+                message, data = self._check_log_data(*args)
                 return self._queue_log_call(lambda: ctx.notify(message, data))
             case "random":
-                return _draw_random(ctx.random, *given)
+                return _draw_random(ctx.random, *args)
             case _:
-                msg = f"the host has no {what!r}"
+                msg = f"the host has no {name!r}"
                 raise ValueError(msg)
 
     def _context_as_json(self) -> dict[str, Any]:
+        """Return the fields of the step context that the sandbox needs at its start, encoded."""
         ctx = self._ctx
         params = ctx.params
         told = _encode_value(params)
@@ -885,14 +912,14 @@ def _parse_key_error_text(text: str) -> Any:
         return text
 
 
-def _draw_random(random: Random, how: Any, args: Any) -> Any:
+def _draw_random(random: Random, method: Any, args: Any) -> Any:
     """Return a random value from the run's generator; for a collection, indices into it."""
-    match how:
+    match method:
         case "random" | "uniform" | "randint" | "randrange" | "gauss" | "getrandbits":
-            if how == "getrandbits" and not 0 <= args[0] <= 4096:  # noqa: PLR2004 - no text of the handler's makes a number of gigabytes
+            if method == "getrandbits" and not 0 <= args[0] <= 4096:  # noqa: PLR2004 - no text of the handler's makes a number of gigabytes
                 msg = "getrandbits takes 0 to 4096 bits"
                 raise ValueError(msg)
-            return getattr(random, how)(*args)
+            return getattr(random, method)(*args)
         case "choice":
             return random.choice(range(args[0]))
         case "sample":
@@ -902,18 +929,19 @@ def _draw_random(random: Random, how: Any, args: Any) -> Any:
             random.shuffle(order)
             return order
         case _:
-            msg = f"ctx.random has no {how!r}"
+            msg = f"ctx.random has no {method!r}"
             raise ValueError(msg)
 
 
 def _check_draw_count(number: int) -> int:
+    """Return *number*; raise ``ValueError`` if it is above the limit of items that one draw creates."""
     if number > MAX_DRAWN_PLACES:
         msg = f"ctx.random draws at most {MAX_DRAWN_PLACES:,} items at once"
         raise ValueError(msg)
     return number
 
 
-def _sandbox_error(error: BaseException) -> tuple[str, str]:
+def _error_text_and_kind(error: BaseException) -> tuple[str, str]:
     """Return the message of an error, and the name of the sandbox exception that represents it."""
     kind = next((own for ours, own in THEIRS if isinstance(error, ours)), "OSError")
     return replace_lone_surrogates(str(error)), kind
@@ -986,40 +1014,41 @@ class _ParamsEncoder:
         for key, one in value.items():
             field = fields.get(key, key)
             how = known.models.get(field)
-            if field in _field_names(known) or allows_others:
-                given[field] = ["json", one] if how is None else self._encode_in_form(_parse_shape(how), one)
+            if field in _python_field_names(known) or allows_others:
+                given[field] = ["json", one] if how is None else self._encode_by_shape(_parse_shape(how), one)
         defaults = {field: ["json", thaw(one)] for field, one in known.defaults.items()}
         made = {**defaults, **given}
-        order = dict.fromkeys([*_field_names(known), *made])
+        order = dict.fromkeys([*_python_field_names(known), *made])
         ordered = {field: made[field] for field in order if field in made}
         return ["dict", ordered] if known.kind == "typed_dict" else ["record", [name, ordered]]
 
-    def _encode_in_form(self, how: Sequence[Any], value: Any) -> Any:
-        match how:
+    def _encode_by_shape(self, shape: Sequence[Any], value: Any) -> Any:
+        """Encode a value by the shape of its field; members of schema classes become their objects."""
+        match shape:
             case ["class", name] if isinstance(value, Mapping):
                 return self.encode(name, value)
             case ["list", inner] if isinstance(value, list):
-                return ["list", [self._encode_in_form(inner, one) for one in value]]
+                return ["list", [self._encode_by_shape(inner, one) for one in value]]
             case ["dict", inner] if isinstance(value, Mapping):
-                return ["dict", {key: self._encode_in_form(inner, one) for key, one in value.items()}]
+                return ["dict", {key: self._encode_by_shape(inner, one) for key, one in value.items()}]
             case ["tuple", inner] if isinstance(value, list) and len(value) == len(inner):
-                return ["tuple", [self._encode_in_form(one, member) for one, member in zip(inner, value, strict=True)]]
+                return ["tuple", [self._encode_by_shape(one, member) for one, member in zip(inner, value, strict=True)]]
             case ["union", members]:
-                counts = [self._count_fields(one, value) for one in members]
+                counts = [self._count_matching_fields(one, value) for one in members]
                 fits = [count for count in counts if count is not None]
                 # Of the types that a value fits, pydantic chooses the first one with the most fields set.
-                return self._encode_in_form(members[counts.index(max(fits))], value) if fits else ["json", value]
+                return self._encode_by_shape(members[counts.index(max(fits))], value) if fits else ["json", value]
             case _:
                 return ["json", value]
 
-    def _count_fields(self, how: Sequence[Any], value: Any) -> int | None:
+    def _count_matching_fields(self, shape: Sequence[Any], value: Any) -> int | None:
         """Return the number of fields of schema classes that a value sets; ``None`` if it does not fit."""
         parts: list[tuple[Any, Any]]
         count = 0
-        match how:
-            case ["class", name] if isinstance(value, Mapping) and self._is_valid(name, value):
+        match shape:
+            case ["class", name] if isinstance(value, Mapping) and self._matches_schema(name, value):
                 known = self._schemas[name]
-                fields = {known.aliases.get(field, field): field for field in _field_names(known)}
+                fields = {known.aliases.get(field, field): field for field in _python_field_names(known)}
                 given = [(fields[key], one) for key, one in value.items() if key in fields]
                 count = len(given)
                 parts = [(_parse_shape(known.models[field]), one) for field, one in given if field in known.models]
@@ -1030,16 +1059,17 @@ class _ParamsEncoder:
             case ["tuple", inner] if isinstance(value, list) and len(value) == len(inner):
                 parts = list(zip(inner, value, strict=True))
             case ["union", members]:
-                counts = [found for one in members if (found := self._count_fields(one, value)) is not None]
+                counts = [found for one in members if (found := self._count_matching_fields(one, value)) is not None]
                 return max(counts, default=None)
             case ["as it is", _]:
                 parts = []
             case _:
                 return None
-        inner_counts = [self._count_fields(inner, one) for inner, one in parts]
+        inner_counts = [self._count_matching_fields(inner, one) for inner, one in parts]
         return None if None in inner_counts else count + sum(filter(None, inner_counts))
 
-    def _is_valid(self, name: str, value: Any) -> bool:
+    def _matches_schema(self, name: str, value: Any) -> bool:
+        """Return True if a value is valid for the schema class *name*; compile its schema once."""
         check = self._compiled.get(name)
         if check is None:
             schema = {"$ref": f"#/$defs/{name}", "$defs": self._definitions}
@@ -1157,6 +1187,7 @@ def _sandbox_value_to_json(value: Any) -> Any:
 
 
 def _dict_key_to_json(key: Any) -> str:
+    """Return a dict key as the text that JSON has for it; raise ``TypeError`` for a key that JSON cannot have."""
     if isinstance(key, str):
         return replace_lone_surrogates(key)
     if key is None or isinstance(key, bool | int | float):
@@ -1168,7 +1199,7 @@ def _dict_key_to_json(key: Any) -> str:
 SENTINEL = "_se_Sentinel"
 
 
-class _YieldReading:
+class _YieldDecoder:
     """Decodes the yields of a handler; an invalid one raises ``BadYield``."""
 
     def __init__(self, known: AgentText, offered: Collection[str] = ()) -> None:
@@ -1176,6 +1207,7 @@ class _YieldReading:
         self._offered = offered
 
     def decode_yield(self, form: Any) -> Any:
+        """Return the yieldable that a handler yielded, or its JSON if it is no object; raise ``BadYield`` for an invalid one."""
         if not isinstance(form, Mapping) or "object" not in form:
             if isinstance(form, Mapping) and "wrong" in form:
                 raise BadYield(str(form["wrong"]))
@@ -1206,19 +1238,21 @@ class _YieldReading:
             order = self.decode_json(has["_se_order"])
             return {names.get(field, str(field)): self.decode_json(has[field]) for field in order if field in has}
         if "_se_stored" in has:
-            return _message_input(self.decode_json(has["_se_stored"]))
+            return _message_as_tool_input(self.decode_json(has["_se_stored"]))
         return {key: self.decode_json(one) for key, one in has.items() if not key.startswith("_")}
 
     def _decode_fields(self, has: Mapping[str, Any], *names: str) -> dict[str, Any]:
         return {name: self.decode_json(has[name]) for name in names if name in has}
 
-    def _decode_items(self, form: Any) -> list[Any]:
+    def _get_encoded_items(self, form: Any) -> list[Any]:
+        """Return the items of an encoded list without decoding them; raise ``TypeError`` for another value."""
         if not isinstance(form, Mapping) or "list" not in form:
             msg = f"expected a list, not {self.decode_json(form)!r}"
             raise TypeError(msg)
         return list(form["list"])
 
-    def _decode_agent(self, form: Any) -> Any:
+    def _decode_agent_id(self, form: Any) -> Any:
+        """Return the id of an encoded ``AgentDefinition``; decode any other value as JSON."""
         return (
             form["has"]["id"]
             if isinstance(form, Mapping) and form.get("object") == "AgentDefinition"
@@ -1232,6 +1266,7 @@ class _YieldReading:
         return {"STEP": y.STEP, "STEP_ALL": y.STEP_ALL}[has["name"]]
 
     def _make_toolcall(self, has: Mapping[str, Any]) -> Any:
+        """Return a ``ToolCall``; it may be hidden only if the agent's definition has the tool."""
         fields = self._decode_fields(has, "tool", "input", "include_tool_call")
         # A hidden call reaches every tool of an engine, but an untrusted agent may call only the tools of its definition.
         if fields.get("include_tool_call") is False and fields["tool"] not in self._offered:
@@ -1239,16 +1274,16 @@ class _YieldReading:
         return y.ToolCall(**fields)
 
     def _make_agentcall(self, has: Mapping[str, Any]) -> Any:
-        return y.AgentCall(self._decode_agent(has["agent"]), **self._decode_fields(has, "prompt", "params"))
+        return y.AgentCall(self._decode_agent_id(has["agent"]), **self._decode_fields(has, "prompt", "params"))
 
     def _make_parallel(self, has: Mapping[str, Any]) -> Any:
         return y.Parallel(
-            [self.decode_yield(one) for one in self._decode_items(has["calls"])],
+            [self.decode_yield(one) for one in self._get_encoded_items(has["calls"])],
             **self._decode_fields(has, "fail_fast", "concurrency"),
         )
 
     def _make_race(self, has: Mapping[str, Any]) -> Any:
-        return y.Race([self.decode_yield(one) for one in self._decode_items(has["members"])])
+        return y.Race([self.decode_yield(one) for one in self._get_encoded_items(has["members"])])
 
     def _make_sleep(self, has: Mapping[str, Any]) -> Any:
         until = has.get("until")
@@ -1264,52 +1299,55 @@ class _YieldReading:
         )
 
     def _decode_schema(self, form: Any) -> Any:
+        """Return the JSON Schema of an encoded schema class; decode any other value as JSON."""
         if isinstance(form, Mapping) and form.get("object") == "_se_Schema":
             return thaw(self._known.schemas[form["has"]["name"]].json_schema)
         return self.decode_json(form)
 
     def _make_start(self, has: Mapping[str, Any]) -> Any:
         return y.Start(
-            *[self.decode_yield(one) for one in self._decode_items(has["calls"])],
+            *[self.decode_yield(one) for one in self._get_encoded_items(has["calls"])],
             on_return=self.decode_json(has["on_return"]),
         )
 
-    def _decode_ref(self, form: Any) -> Any:
+    def _decode_child_ref(self, form: Any) -> Any:
+        """Return an encoded ``ChildRef`` as an object; decode any other value as JSON."""
         if isinstance(form, Mapping) and form.get("object") == "ChildRef":
             return ChildRef(**{name: str(form["has"][name]) for name in ("id", "agent_id", "path")})
         return self.decode_json(form)
 
     def _make_wait(self, has: Mapping[str, Any]) -> Any:
         return y.Wait(
-            *[self._decode_ref(one) for one in self._decode_items(has["refs"])],
+            *[self._decode_child_ref(one) for one in self._get_encoded_items(has["refs"])],
             **self._decode_fields(has, "need", "timeout"),
         )
 
     def _make_send(self, has: Mapping[str, Any]) -> Any:
         return y.Send(
-            self._decode_ref(has["ref"]), self.decode_json(has["value"]), topic=self.decode_json(has["topic"])
+            self._decode_child_ref(has["ref"]), self.decode_json(has["value"]), topic=self.decode_json(has["topic"])
         )
 
     def _make_cancel(self, has: Mapping[str, Any]) -> Any:
-        return y.Cancel(self._decode_ref(has["ref"]), self.decode_json(has["reason"]))
+        return y.Cancel(self._decode_child_ref(has["ref"]), self.decode_json(has["reason"]))
 
     def _make_stepwith(self, has: Mapping[str, Any]) -> Any:
         return y.StepWith(
             **self._decode_fields(has, "model", "tools", "tool_choice"),
-            settings=self._decode_settings(has.get("settings")),
+            settings=self._decode_model_settings(has.get("settings")),
         )
 
-    def _decode_settings(self, form: Any) -> Any:
+    def _decode_model_settings(self, form: Any) -> Any:
+        """Return encoded model settings, or ``None``; raise an error for other values and forbidden fields."""
         if isinstance(form, Mapping) and form.get("object") == "ModelSettings":
-            given = {str(name): self._decode_thinking(one) for name, one in form["has"]["fields"]["dict"]}
-            return _make_model_settings(given)
+            given = {str(name): self._decode_setting(one) for name, one in form["has"]["fields"]["dict"]}
+            return _make_untrusted_model_settings(given)
         settings = self.decode_json(form)
         if settings is not None:
             msg = "settings are ModelSettings(...)"
             raise TypeError(msg)
         return None
 
-    def _decode_thinking(self, form: Any) -> Any:
+    def _decode_setting(self, form: Any) -> Any:
         """Return the value of one setting: a ``Thinking`` for its object, other values as JSON."""
         if isinstance(form, Mapping) and form.get("object") == "Thinking":
             return Thinking(*self.decode_json(form["has"]["words"]), **self.decode_json(form["has"]["fields"]))
@@ -1321,11 +1359,11 @@ class _YieldReading:
         return y.Complete(
             given,
             **self._decode_fields(has, "model", "system_prompt"),
-            settings=self._decode_settings(has.get("settings")),
+            settings=self._decode_model_settings(has.get("settings")),
         )
 
 
-def _message_input(message: Any) -> Any:
+def _message_as_tool_input(message: Any) -> Any:
     """Return the stored form of a message of the sandbox as JSON for a tool's input, without its version."""
     kind = {"user_message": UserMessage, "assistant_message": AssistantMessage}.get(message.get("type"))
     if kind is not None and isinstance(message.get("content"), str):

@@ -25,7 +25,7 @@ from stepengine.journal.sources import parse_database_path
 from stepengine.journal.sqlite import BUSY_SECONDS, ensure_database
 from stepengine.server.quotas import QuotaUsage
 from stepengine.workspace.after_fork import Lock
-from stepengine.workspace.write_ahead import Database, describe_error
+from stepengine.workspace.write_ahead import Database, describe_database_error
 
 if TYPE_CHECKING:
     import sqlite3
@@ -310,7 +310,7 @@ class Ledger:
             finally:
                 known.close()
         except (OSError, sqlite3.Error) as error:
-            msg = f"the server cannot store its runs in {self.path}: {describe_error(error, BUSY_SECONDS)}"
+            msg = f"the server cannot store its runs in {self.path}: {describe_database_error(error, BUSY_SECONDS)}"
             raise JournalError(msg) from error
 
     def _open_or_share_database(self) -> Database:

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from stepengine.workspace.http_connections import logging_once_per_second, protocol_options
+from stepengine.workspace.http_connections import logging_once_per_second, uvicorn_connection_options
 
 if TYPE_CHECKING:
     from stepengine.server.application import Application
@@ -41,7 +41,7 @@ async def serve_until_signal(served: Application, host: str, port: int, on_liste
         # By uvicorn's own way what cannot begin is told with a traceback, and as nothing else.
         lifespan="off",
         server_header=False,
-        **protocol_options(H11Protocol),
+        **uvicorn_connection_options(H11Protocol),
         # Whoever is slow to read would hold the end up.
         timeout_graceful_shutdown=1,
     )

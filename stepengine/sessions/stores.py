@@ -48,7 +48,7 @@ from stepengine.workspace.calls import OWNER_FILE_MODE, OWNER_FOLDER_MODE
 from stepengine.workspace.file_formats import FileFormat
 from stepengine.workspace.open_files import describe_os_error
 from stepengine.workspace.paths import to_path
-from stepengine.workspace.write_ahead import Database, describe_error
+from stepengine.workspace.write_ahead import Database, describe_database_error
 
 if TYPE_CHECKING:
     import sqlite3
@@ -711,7 +711,7 @@ class SqliteSessions(Store):
         try:
             yield database
         except (OSError, sqlite3.Error) as error:
-            msg = f"{str(self.path)!r}: {describe_error(error, BUSY_SECONDS)}"
+            msg = f"{str(self.path)!r}: {describe_database_error(error, BUSY_SECONDS)}"
             raise SessionError(msg) from error
         finally:
             database.close()
@@ -956,7 +956,7 @@ def _delete_journals(place: JournalLocation) -> None:
                     (place.prefix, f"{place.prefix}~"),
                 )
     except (OSError, sqlite3.Error) as error:
-        msg = f"{str(place.database)!r}: {describe_error(error, BUSY_SECONDS)}"
+        msg = f"{str(place.database)!r}: {describe_database_error(error, BUSY_SECONDS)}"
         raise SessionError(msg) from error
     finally:
         database.close()

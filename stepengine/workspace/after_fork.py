@@ -68,7 +68,8 @@ def _run_after_fork() -> None:
         after()
 
 
-def _renew_in_child() -> None:
+def _reset_all_in_child() -> None:
+    """Reset the registered objects and call the registered functions in a forked child."""
     for thing in list(_things):
         thing.reset_after_fork()
     for function in _functions:
@@ -76,7 +77,7 @@ def _renew_in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_run_before_fork, after_in_parent=_run_after_fork, after_in_child=_renew_in_child)
+    os.register_at_fork(before=_run_before_fork, after_in_parent=_run_after_fork, after_in_child=_reset_all_in_child)
 
 
 class Lock:

@@ -145,18 +145,19 @@ class _Splitter:
         while self._at < len(self._text):
             char = self._text[self._at]
             if char in " \t":
-                found += self._finish_word()
+                found += self._pop_word()
             else:
-                self._read_char(char)
+                self._read_char_or_quotation(char)
             self._at += 1
-        return found + self._finish_word()
+        return found + self._pop_word()
 
-    def _finish_word(self) -> list[str]:
+    def _pop_word(self) -> list[str]:
+        """Return the finished word as a list, an empty one without a word, and start the next word."""
         made, self._word = self._word, None
         return [] if made is None else ["".join(made)]
 
-    def _read_char(self, char: str) -> None:
-        """Append a character, an escaped one or a whole quotation to the word; refuse what a shell would interpret."""
+    def _read_char_or_quotation(self, char: str) -> None:
+        """Append a character, an escaped one or a whole quotation to the word; refuse characters that a shell interprets."""
         if char in SHELL_CHARACTERS or not char.isprintable():
             _raise_not_argv(f"{char!r} outside of quotes")
         if char == "'":
@@ -185,6 +186,7 @@ class _Splitter:
         self._word.append(text)
 
     def _read_single_quoted(self) -> str:
+        """Return the text of a single-quoted part, and move to its end."""
         end = self._text.find("'", self._at + 1)
         if end < 0:
             _raise_not_argv("a single quote that is not closed")
@@ -192,6 +194,7 @@ class _Splitter:
         return self._text[start:end]
 
     def _read_escaped(self) -> str:
+        """Return the character after a backslash; refuse a line end or other unprintable one."""
         self._at += 1
         char = self._text[self._at : self._at + 1]
         if not char.isprintable() or not char:
@@ -199,6 +202,7 @@ class _Splitter:
         return char
 
     def _read_double_quoted(self) -> str:
+        """Return the text of a double-quoted part, and move to its end; refuse characters that a shell expands in it."""
         made: list[str] = []
         while True:
             self._at += 1

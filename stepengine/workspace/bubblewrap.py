@@ -122,6 +122,7 @@ def _visible_paths_of_installation(installed: Path) -> Iterator[str]:
 
 
 def _list_entries(folder: Path) -> list[Path]:
+    """Return the sorted entries of a folder; an empty list if it cannot be read."""
     try:
         return sorted(folder.iterdir())
     except OSError:

@@ -57,20 +57,20 @@ class FolderEntry(Protocol):
         """Return the status of the entry."""
 
 
-def _with_os_errors(call: Callable[Params, T]) -> Callable[Params, T]:
+def _convert_to_os_error(call: Callable[Params, T]) -> Callable[Params, T]:
     """A decorator: raise ``OSError`` for names and modes that Python itself rejects with other errors."""
 
     @wraps(call)
-    def asking(*args: Params.args, **kwargs: Params.kwargs) -> T:
+    def call_with_os_errors(*args: Params.args, **kwargs: Params.kwargs) -> T:
         try:
             return call(*args, **kwargs)
         except (ValueError, OverflowError):
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL)) from None
 
-    return asking
+    return call_with_os_errors
 
 
-@_with_os_errors
+@_convert_to_os_error
 def open_at(name: str, flags: int, folder: Fd) -> Fd:
     """Open one name in an open folder; *flags* are ``WALK``, ``FOLDER`` or ``FILE``."""
     if isinstance(folder, RemoteFile):
@@ -122,10 +122,11 @@ def scandir(fd: Fd) -> AbstractContextManager[Iterator[FolderEntry]]:
 
 @contextmanager
 def _list_remote(fd: RemoteFile) -> Iterator[Iterator[FolderEntry]]:
+    """Yield an iterator of the entries of a remote folder."""
     yield iter(fd.list())
 
 
-@_with_os_errors
+@_convert_to_os_error
 def stat_at(name: str, folder: Fd) -> os.stat_result:
     """Return the status of a name, without following links."""
     if isinstance(folder, RemoteFile):
@@ -133,13 +134,13 @@ def stat_at(name: str, folder: Fd) -> os.stat_result:
     return os.stat(name, dir_fd=folder, follow_symlinks=False)
 
 
-@_with_os_errors
+@_convert_to_os_error
 def readlink(name: str, folder: Fd) -> str:
     """Return where a symbolic link points."""
     return folder.readlink(name) if isinstance(folder, RemoteFile) else os.readlink(name, dir_fd=folder)
 
 
-@_with_os_errors
+@_convert_to_os_error
 def mkdir(name: str, mode: int, folder: Fd) -> None:
     """Make a folder."""
     if isinstance(folder, RemoteFile):
@@ -148,7 +149,7 @@ def mkdir(name: str, mode: int, folder: Fd) -> None:
         os.mkdir(name, mode, dir_fd=folder)
 
 
-@_with_os_errors
+@_convert_to_os_error
 def rmdir(name: str, folder: Fd) -> None:
     """Remove a folder that is empty."""
     if isinstance(folder, RemoteFile):
@@ -157,7 +158,7 @@ def rmdir(name: str, folder: Fd) -> None:
         os.rmdir(name, dir_fd=folder)
 
 
-@_with_os_errors
+@_convert_to_os_error
 def unlink(name: str, folder: Fd) -> None:
     """Remove a file, durably."""
     if isinstance(folder, RemoteFile):
@@ -167,18 +168,18 @@ def unlink(name: str, folder: Fd) -> None:
         os.fsync(folder)
 
 
-@_with_os_errors
+@_convert_to_os_error
 def put_file(folder: Fd, name: str, data: bytes, mode: int | None) -> None:
     """Replace the content of a file durably and atomically; the mode ``None`` means 0644 minus the umask."""
     if isinstance(folder, RemoteFile):
-        folder.put(name, data, mode)
+        folder.replace_file(name, data, mode)
     else:
         whole_files.replace_file_atomically(folder, name, data, mode)
 
 
-def remove_stale_files(folder: Fd) -> None:
+def remove_stale_temporary_files(folder: Fd) -> None:
     """Remove temporary files in a folder that are older than a minute and whose process has ended."""
     if isinstance(folder, RemoteFile):
-        folder.sweep()
+        folder.remove_stale_temporary_files()
     else:
         whole_files.remove_stale_temporaries(folder)

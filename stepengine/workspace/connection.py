@@ -76,13 +76,13 @@ class Listener(Protocol):
     """Receives the output and the end of a program; its methods are called in the reading thread."""
 
     def handle_output(self, stream: str, data: bytes, /) -> None:
-        """Handle output on ``"out"``, ``"err"`` or the ``"line"`` of its supervisor."""
+        """Receive output on ``"out"``, ``"err"`` or the ``"line"`` of its supervisor."""
 
     def handle_end(self, stream: str, /) -> None:
-        """Handle the end of a stream."""
+        """Receive the end of a stream."""
 
     def handle_exit(self, code: int | None, /) -> None:
-        """Handle the exit of the supervisor; *code* is ``None`` if the connection ended first."""
+        """Receive the exit code of the supervisor; ``None`` if the connection ended first."""
 
 
 class _Pending:
@@ -147,7 +147,7 @@ class ProgramConnection:
             os.set_blocking(fd, False)
         # A pipe to oneself, which wakes the reading thread out of its `select` when the connection is to end.
         self._wakes, self._woken = os.pipe()
-        self._thread = threading.Thread(target=self._read_loop, name="stepengine-workspace", daemon=True)
+        self._thread = threading.Thread(target=self._read_until_ended, name="stepengine-workspace", daemon=True)
         self._thread.start()
         # The program is sent over the same pipe and not installed there: the other end needs a Python and nothing of
         # ours, and both ends are always of one version.
@@ -178,7 +178,7 @@ class ProgramConnection:
         **given: object,
     ) -> int:
         """
-        Send a call, and return its number for ``answer``.
+        Send a call, and return its number for ``wait_for_reply``.
 
         Args:
             do: The name of the request.
@@ -195,7 +195,7 @@ class ProgramConnection:
         pending = _Pending(effect=effect)
         with self._lock:
             self._check_connected()
-            # Noted before it is sent: the answer may be there before `_send` has returned.
+            # Noted before it is sent: the answer may be there before `_send_frame` has returned.
             self._last += 1
             number = self._last
             self._pending[number] = pending
@@ -203,7 +203,7 @@ class ProgramConnection:
                 self._listeners[number] = listener
                 self._untaken[number] = 0
         try:
-            self._send({"do": do, "id": number, **given}, data, time.monotonic() + seconds)
+            self._send_frame({"do": do, "id": number, **given}, data, time.monotonic() + seconds)
         except BaseException as error:
             with self._lock:
                 self._pending.pop(number, None)
@@ -217,7 +217,7 @@ class ProgramConnection:
         """Send a call without a reply. Nothing happens if the connection has ended."""
         with contextlib.suppress(_ConnectionEnded):
             if not self._why:
-                self._send({"do": do, **given}, b"", time.monotonic() + seconds)
+                self._send_frame({"do": do, **given}, b"", time.monotonic() + seconds)
 
     def wait_for_reply(self, number: int, *, seconds: float, cancelled: CancelSignal | None = None) -> CallReply:
         """
@@ -283,7 +283,8 @@ class ProgramConnection:
 
     # --- receiving ---------------------------------------------------------------------------------------------------
 
-    def _read_loop(self) -> None:
+    def _read_until_ended(self) -> None:
+        """Read replies, output and errors until the connection ends, then end the program."""
         waiting = select.poll()
         for fd in (self._out, self._err, self._wakes):
             waiting.register(fd, select.POLLIN)
@@ -300,6 +301,7 @@ class ProgramConnection:
             self._end_program()
 
     def _read_stdout(self) -> None:
+        """Read and handle the next part of the program's output; at its end, record the end of the connection."""
         data = os.read(self._out, CHUNK_BYTES)
         if data:
             self._parse_and_handle_frames(data)
@@ -323,6 +325,7 @@ class ProgramConnection:
         return data
 
     def _parse_and_handle_frames(self, data: bytes) -> None:
+        """Add data to the buffer, and handle each complete frame in it; raise ``_Broken`` for a violation of the protocol."""
         buffer = self._buffer
         buffer += data
         if not self._ready.is_set():
@@ -345,9 +348,10 @@ class ProgramConnection:
             text = bytes(buffer[LENGTHS.size : LENGTHS.size + head_size])
             content = bytes(buffer[LENGTHS.size + head_size : end])
             del buffer[:end]
-            self._handle_frame(_parse_head(text), content)
+            self._handle_frame(_parse_frame_head(text), content)
 
     def _handle_frame(self, head: dict[str, Any], data: bytes) -> None:
+        """Store a part of a reply for its waiting call, or pass a program's output on to its listener."""
         if "on" in head:
             self._handle_program_frame(head, data)
             return
@@ -371,6 +375,7 @@ class ProgramConnection:
                     del self._pending[number]
 
     def _handle_program_frame(self, head: dict[str, Any], data: bytes) -> None:
+        """Pass the output or end of a program to its listener; raise ``_Broken`` if too much is unread."""
         number = head["on"]
         with self._lock:
             listener = self._listeners.get(number) if type(number) is int else None
@@ -398,6 +403,7 @@ class ProgramConnection:
     # --- how it ends -------------------------------------------------------------------------------------------------
 
     def _mark_ended(self, why: str) -> None:
+        """Record why the connection ended, unless a reason is known, and wake the reading thread, which ends it."""
         with self._lock:
             if self._why:
                 return
@@ -439,21 +445,25 @@ class ProgramConnection:
             self._woken = -1
 
     def _check_connected(self) -> None:
+        """Raise ``WorkspaceLost`` if the connection has ended."""
         if self._why:
             raise WorkspaceLost(self._lost_text())
 
     def _lost_text(self) -> str:
+        """Return the message of a lost connection, with the last output of its transport."""
         said = self._said.decode("utf-8", "replace").strip()
         printable = "".join([c if c.isprintable() or c == "\n" else " " for c in said])
         return f"the workspace {self._name} cannot be reached: {self._why}{f'; its output: {printable}' if printable else ''}"
 
     def _make_unanswered_error(self, pending: _Pending, why: str) -> WorkspaceLost | UnknownOutcome:
+        """Return the error for a call without a reply: ``UnknownOutcome`` if it may have changed something."""
         if pending.effect:
             msg = f"the workspace {self._name} was lost during a call, so its result is unknown: {why}"
             return UnknownOutcome(msg)
         return WorkspaceLost(self._lost_text() if self._why else f"the workspace {self._name} has not replied: {why}")
 
     def _make_reply_error(self, head: Mapping[str, Any]) -> OSError | WorkspaceLost:
+        """Return the ``OSError`` that a reply names; ``WorkspaceLost`` for any other error."""
         name = head["error"]
         number = (
             getattr(errno, name, None)
@@ -469,7 +479,8 @@ class ProgramConnection:
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
-    def _send(self, head: Mapping[str, object], data: bytes, deadline: float) -> None:
+    def _send_frame(self, head: Mapping[str, object], data: bytes, deadline: float) -> None:
+        """Send one frame; raise ``_ConnectionEnded`` if the connection has ended or the deadline passes."""
         text = json.dumps(head).encode()
         self._write(LENGTHS.pack(len(text), len(data)) + text + data, deadline)
 
@@ -488,6 +499,7 @@ class ProgramConnection:
                 raise
 
     def _write_all(self, view: memoryview, deadline: float) -> None:
+        """Write all bytes; raise ``_ConnectionEnded`` at the deadline or after the end of the connection."""
         while view:
             try:
                 view = view[os.write(self._in, view) :]
@@ -498,11 +510,11 @@ class ProgramConnection:
                     raise _ConnectionEnded from None
                 select.select([], [self._in], [], min(left, POLL_SECONDS * 4))
             except OSError:
-                self._await_reason()
+                self._wait_for_end_reason()
                 raise _ConnectionEnded from None
 
-    def _await_reason(self) -> None:
-        """Wait a moment for the reading thread to find out why the connection ended."""
+    def _wait_for_end_reason(self) -> None:
+        """Wait a moment until the reading thread has recorded why the connection ended; then record a general reason."""
         until = time.monotonic() + POLL_SECONDS * 10
         while not self._why and time.monotonic() < until:
             time.sleep(POLL_SECONDS / 10)
@@ -526,7 +538,8 @@ def _end_reason(error: Exception) -> str:
     return f"its data could not be processed: {type(error).__name__}: {error}"
 
 
-def _parse_head(text: bytes) -> dict[str, Any]:
+def _parse_frame_head(text: bytes) -> dict[str, Any]:
+    """Return the JSON object in the head of a frame; raise ``_Broken`` for anything else."""
     try:
         head = json.loads(text.decode("utf-8"))
     except (ValueError, RecursionError):

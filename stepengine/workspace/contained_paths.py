@@ -205,6 +205,7 @@ def _expand_words(text: str) -> Iterator[str]:
 
 
 def _expand_word_braces(word: str) -> list[str]:
+    """Return the expansions of the braces in a word; raise ``ToolError`` for a long word or too many."""
     if len(word) > MAX_WORD_CHARS:
         msg = "the word is too long for its braces to be expanded"
         raise ToolError(msg)

@@ -45,6 +45,7 @@ class Container:
 
     @property
     def _options_hash(self) -> str:
+        """The hash of the arguments that created the container, stored as its label."""
         return hashlib.sha256("\0".join(self.words).encode()).hexdigest()[:24]
 
     def ensure_started(self) -> None:
@@ -70,7 +71,7 @@ class Container:
             self._raise_lost("could not be created", made.stderr)
 
     def _ensure_running(self) -> bool:
-        """Return True if the container exists, after starting it if it is stopped."""
+        """Return True if the container runs, after starting a stopped one; False if it does not exist."""
         found = self._run_program("container", "inspect", f"--format={FACTS}", self.name)
         if found.returncode:
             return False
@@ -113,6 +114,7 @@ class Container:
                 self._raise_lost("could not be removed", removed.stderr)
 
     def _run_program(self, *words: str, seconds: float = CONTAINER_SECONDS) -> subprocess.CompletedProcess[bytes]:
+        """Run the container program and return its result; raise ``WorkspaceLost`` if it cannot start or takes too long."""
         command = [self.program, *words]
         try:
             return subprocess.run(  # noqa: S603  (an argument list; no shell reads it)
@@ -125,7 +127,8 @@ class Container:
             msg = f"{self.program} cannot be started: {error.strerror}; is it installed?"
             raise WorkspaceLost(msg) from None
 
-    def _raise_lost(self, what: str, said: bytes) -> None:
-        text = visible(said.decode("utf-8", "replace").strip()[-SAID_CHARS:])
-        msg = f"the container {self.name!r} {what}: {text}"
+    def _raise_lost(self, problem: str, output: bytes) -> None:
+        """Raise ``WorkspaceLost`` with the problem and the last output of the program."""
+        text = visible(output.decode("utf-8", "replace").strip()[-SAID_CHARS:])
+        msg = f"the container {self.name!r} {problem}: {text}"
         raise WorkspaceLost(msg)

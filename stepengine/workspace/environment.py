@@ -112,16 +112,16 @@ class GitQuery:
     after: Argv
     question: Argv
 
-    def make_command(self, names: bytes) -> tuple[Argv, dict[str, str]]:
+    def make_command(self, config_names: bytes) -> tuple[Argv, dict[str, str]]:
         """
-        Return the command and its additional environment variables; *names* is git's list of configuration names.
+        Return the command and its additional environment variables; *config_names* is git's list of configuration names.
 
         The settings in the variables are also options behind those of the command, since its own ``-c`` overrides a variable.
 
         Raises:
-            ToolError: when more than 1,000 settings, or 64 KiB of their names, would have to be overridden.
+            ToolError: when more than 1,000 settings, or 64 KiB of their config_names, would have to be overridden.
         """
-        found = _named_section_overrides(names)
+        found = _named_section_overrides(config_names)
         if len(found) > FOUND_COUNT or sum([len(name) for name in found]) > FOUND_BYTES:
             msg = (
                 f"{self.before[0]!r} was not executed: the repository's configuration names {len(found):,} programs that it "
@@ -147,12 +147,12 @@ def parse_git_query(argv: Argv) -> GitQuery | None:
         at += 2 if argv[at] in VALUED else 1
     if at >= len(argv) or argv[at] not in ADDED:
         return None
-    _check_starts_nothing(argv[at + 1 :])
+    _check_starts_no_programs(argv[at + 1 :])
     question = ("git", *argv[1:at], "config", "--list", "--includes", "--name-only", "-z")
     return GitQuery(argv[:at], (argv[at], *ADDED[argv[at]], *argv[at + 1 :]), question)
 
 
-def _check_starts_nothing(words: Argv) -> None:
+def _check_starts_no_programs(words: Argv) -> None:
     """Raise ``ToolError`` if an option in *words*, abbreviated or not, starts programs of a repository."""
     for number, word in enumerate(words):
         if word == "--":
@@ -177,6 +177,7 @@ def git_config_variables(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def _named_section_overrides(names: bytes) -> dict[str, str]:
+    """Return the settings that switch off the programs in git's named sections, from a list of configuration names."""
     found: dict[str, str] = {}
     for name in os.fsdecode(names).split("\0"):
         section, _, rest = name.partition(".")
@@ -324,7 +325,7 @@ class PrivateFolders:
 
     @classmethod
     def create(cls, system: RemoteSystem | None) -> PrivateFolders:
-        """Create a private folder on a system, or with ``None`` on this machine."""
+        """Create the private folder itself on a system, or with ``None`` on this machine."""
         return cls() if system is None else cls(Path(system.create_private_folder()), system)
 
     @property
@@ -338,7 +339,7 @@ class PrivateFolders:
         return self.folder / "tmp"
 
     def make(self) -> None:
-        """Create the folders."""
+        """Create the home folder and the folder for temporary files in the private folder."""
         if self.system is not None:
             self.system.make_folders([str(self.home), str(self.tmp)])
             return
@@ -385,7 +386,7 @@ class CommandEnvironment:
         path = given.get("PATH", DEFAULT_PATH)
         if self.system is None:
             return filter_search_path(path, [self.root])
-        kept = self.system.filter_outside_root(_absolute_folders(path), self.root)
+        kept = self.system.filter_outside_root(_absolute_search_folders(path), self.root)
         return os.pathsep.join(kept) or DEFAULT_PATH
 
     def find_program(self, name: str, search_path: str) -> str | None:
@@ -435,13 +436,14 @@ def is_within_root(path: str, root: Sequence[str]) -> bool:
     return False
 
 
-def _absolute_folders(search_path: str) -> list[str]:
+def _absolute_search_folders(search_path: str) -> list[str]:
+    """Return the absolute folders of a search path, without duplicates."""
     return list(dict.fromkeys([folder for folder in search_path.split(os.pathsep) if folder.startswith("/")]))
 
 
 def filter_search_path(search_path: str, roots: Collection[Sequence[str]]) -> str:
     """Return the absolute folders of a search path outside of all *roots*, or a default if there are none."""
-    kept = [f for f in _absolute_folders(search_path) if not any(is_within_root(f, root) for root in roots)]
+    kept = [f for f in _absolute_search_folders(search_path) if not any(is_within_root(f, root) for root in roots)]
     return os.pathsep.join(kept) or DEFAULT_PATH
 
 

@@ -83,6 +83,7 @@ class FileFormat:
         return True
 
     def _has_start(self, descriptor: int) -> bool:
+        """Return True if an open file starts as the format requires."""
         data = os.pread(descriptor, START_BYTES, 0)
         if self.start.match(data) is None:
             return False
@@ -152,13 +153,14 @@ def _read_application_id(path: Path) -> int | None:
 
 
 def _select_number(connection: sqlite3.Connection, query: str) -> int:
+    """Return the first number that a query returns."""
     found: int = connection.execute(query).fetchone()[0]
     return found
 
 
-def read_regular_file(path: str | os.PathLike[str], most: int) -> bytes:
+def read_regular_file(path: str | os.PathLike[str], max_bytes: int) -> bytes:
     """
-    Return the content of a file; of a longer one the first *most* + 1 bytes, so that the caller can refuse it.
+    Return the content of a file; of a longer one the first *max_bytes* + 1 bytes, so that the caller can refuse it.
 
     Raises:
         OSError: when it cannot be read, or is a pipe, a device or a folder. It never waits for a pipe.
@@ -171,6 +173,6 @@ def read_regular_file(path: str | os.PathLike[str], most: int) -> bytes:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, NOT_REGULAR)
         with open(descriptor, "rb", closefd=False) as file:
-            return file.read(most + 1)
+            return file.read(max_bytes + 1)
     finally:
         os.close(descriptor)

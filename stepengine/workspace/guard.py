@@ -53,7 +53,7 @@ class CallGuard:
     others: tuple[str, ...] = ()
     was_asked: bool = False
 
-    def refusal(self, folder: Path | None, *, is_here: bool = True) -> str:
+    def find_refusal(self, folder: Path | None, *, is_here: bool = True) -> str:
         """
         Return why the call must not start, judged by the paths of the call; ``""`` if it may start.
 
@@ -200,17 +200,18 @@ def project_guard(folder: Path, top: Path, workspace: Path | None) -> CallGuard 
     around = base if workspace is None else _split_path(os.path.realpath(workspace))
     bases = {base, around} if base[: len(around)] == around else {base}
 
-    def judge(root: Sequence[str], parts: Sequence[str]) -> str:
+    def find_withheld_reason(root: Sequence[str], parts: Sequence[str]) -> str:
+        """Return why a file of the project is withheld; ``""`` for a file outside of the project."""
         real = (*root, *parts)
         if real[: len(project)] != project:
             return ""
         return next(filter(None, [_withheld_reason(file, one, real) for one in bases]), "")
 
-    return CallGuard(file=judge)
+    return CallGuard(file=find_withheld_reason)
 
 
 def _withheld_reason(file: FileGuard, base: tuple[str, ...], real: tuple[str, ...]) -> str:
-    """Return why a file is withheld: by its path below *base*, or outside of it by any end of its path; ``""`` if it is not."""
+    """Return why a file is withheld, judged by its path below *base*, else by every end of its path; ``""`` if it is not."""
     starts = [len(base)] if real[: len(base)] == base else range(len(real))
     return next(filter(None, [file(real[:at], real[at:]) for at in starts]), "")
 

@@ -67,6 +67,7 @@ class GuardedConnection(sqlite3.Connection):
         return self.is_over
 
     def _file_bytes(self) -> int:
+        """Return the size of the database file and its log."""
         size = 0
         for path in (self._path, self._path + LOG_SUFFIX):
             with suppress(OSError):
@@ -156,6 +157,7 @@ def has_table(connection: sqlite3.Connection, statement: str) -> bool:
 
 
 def _check_schema(connection: sqlite3.Connection) -> None:
+    """Raise ``sqlite3.DatabaseError`` if the database has anything but tables and indexes, such as views and triggers."""
     # By the text and not by the column `type`: SQLite executes the text, with any type in the row.
     for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL"):
         if not isinstance(sql, str) or PLAIN_SCHEMA.match(sql) is None:

@@ -2,7 +2,7 @@
 Limits of connections, before any request is processed.
 
 uvicorn has no time limit for headers and bodies, and accepts connections until no files are left. Its option ``http=`` accepts a class of
-protocols: ``make_protocol`` returns a subclass that creates a ``ConnectionWatch`` for each connection. The watch starts a timer, and
+protocols: ``make_limited_protocol`` returns a subclass that creates a ``ConnectionWatch`` for each connection. The watch starts a timer, and
 wraps the application of the connection to observe the start of a request, the end of its body, and its end. A connection without a
 complete request *waits*, or is *idle* if a token of an earlier request on it was verified. If there are too many, the one that has
 waited longest is closed; if none waits, the one that has been idle longest.
@@ -64,7 +64,7 @@ class ConnectionLimits:
     read_seconds: float = 60.0
 
 
-def limits_of_process() -> ConnectionLimits:
+def connection_limits_of_process() -> ConnectionLimits:
     """Return the connection limits for the number of files that this process may open; a part of it is left for runs."""
     files = max_open_files() or UNKNOWN_FILES
     reserved = max(min(RESERVED_FILES, files // 2), files // 4)
@@ -84,10 +84,10 @@ class ConnectionTable:
         self._per_address = Counter[str]()
 
     def add(self, key: object, address: str, close: Callable[[], None]) -> None:
-        """Add a waiting connection; *close* closes it. If there are too many, others or this one are closed."""
+        """Add a waiting connection; *close* closes it. Above a limit, the one that waits or idles longest is closed."""
         self._open[key] = (address, close)
         self.mark_waiting(key)
-        if self._per_address[address] > self.limits.per_address and not _is_local(address):
+        if self._per_address[address] > self.limits.per_address and not _is_local_address(address):
             self._close_connection(next(one for one in self._waiting if self._open[one][0] == address))
         if len(self._open) > self.limits.connections:
             oldest = next(iter(self._waiting))
@@ -121,6 +121,7 @@ class ConnectionTable:
         self._open.pop(key, None)
 
     def _close_connection(self, key: object) -> None:
+        """Remove a connection from the table and close it."""
         close = self._open[key][1]
         self.remove(key)
         close()
@@ -129,7 +130,8 @@ class ConnectionTable:
         return len(self._open)
 
 
-def _is_local(address: str) -> bool:
+def _is_local_address(address: str) -> bool:
+    """Return True for an address of this machine, and for a socket of the file system."""
     try:
         return ip_address(address.partition("%")[0]).is_loopback
     except ValueError:  # a socket of the file system
@@ -144,10 +146,11 @@ class ConnectionWatch:
         self._timer: asyncio.TimerHandle | None = None
         self._is_known = False
         peer = transport.get_extra_info("peername")
-        self._start_timer(table.limits.header_seconds)
+        self._start_abort_timer(table.limits.header_seconds)
         table.add(self, str(peer[0]) if peer else "", transport.abort)
 
-    def _start_timer(self, seconds: float) -> None:
+    def _start_abort_timer(self, seconds: float) -> None:
+        """Abort the connection after *seconds*, unless the timer is stopped; an earlier timer is replaced."""
         self._stop_timer()
         self._timer = asyncio.get_running_loop().call_later(seconds, self._transport.abort)
 
@@ -156,45 +159,47 @@ class ConnectionWatch:
             self._timer.cancel()
             self._timer = None
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Stop the timer, and remove the connection from the table."""
         self._stop_timer()
         self._table.remove(self)
 
-    def _mark_complete(self) -> None:
+    def _mark_request_complete(self) -> None:
+        """Stop the timer, and record that the connection has a complete request."""
         self._stop_timer()
         self._table.mark_serving(self)
 
-    async def run(self, app: Any, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application for a request of the connection."""
+    async def run_app(self, app: Any, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application for a request, with time limits for its body and for reads of the client."""
         names = {name for name, _ in scope["headers"]}
         if names >= LENGTHS:
             await _reject_request(send)
-            self._start_timer(self._table.limits.header_seconds)
+            self._start_abort_timer(self._table.limits.header_seconds)
             return
         if names & LENGTHS:
-            self._start_timer(self._table.limits.body_seconds)
+            self._start_abort_timer(self._table.limits.body_seconds)
         else:
-            self._mark_complete()
+            self._mark_request_complete()
         try:
             await app({**scope, VERIFIED: self._record_verified}, self._watch_receive(receive), self._watch_send(send))
         finally:
             if not self._transport.is_closing():
-                self._start_timer(self._table.limits.header_seconds)
+                self._start_abort_timer(self._table.limits.header_seconds)
                 (self._table.mark_idle if self._is_known else self._table.mark_waiting)(self)
 
     def _watch_receive(self, receive: Receive) -> Receive:
         """Return *receive* that also records when the body is complete."""
 
-        async def received() -> Message:
+        async def receive_and_watch() -> Message:
             message = await receive()
             if message["type"] == "http.request" and not message.get("more_body", False):
-                self._mark_complete()
+                self._mark_request_complete()
             return message
 
-        return received
+        return receive_and_watch
 
     def _record_verified(self) -> None:
+        """Record that a request of the connection had a verified token, so that it is idle afterwards."""
         self._is_known = True
 
     def _watch_send(self, send: Send) -> Send:
@@ -230,7 +235,7 @@ async def _reject_request(send: Send) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def make_protocol(table: ConnectionTable, base: Any) -> type[asyncio.Protocol]:
+def make_limited_protocol(table: ConnectionTable, base: Any) -> type[asyncio.Protocol]:
     """Return a subclass of uvicorn's ``H11Protocol`` *base* with the limits of *table*, for ``uvicorn.Config(http=...)``."""
 
     class LimitedProtocol(base):  # type: ignore[misc]  # this layer does not import uvicorn
@@ -243,7 +248,7 @@ def make_protocol(table: ConnectionTable, base: Any) -> type[asyncio.Protocol]:
 
             async def app(scope: Scope, receive: Receive, send: Send) -> None:
                 assert self._watch is not None  # noqa: S101 - no request without a connection
-                await self._watch.run(inner, scope, receive, send)
+                await self._watch.run_app(inner, scope, receive, send)
 
             self.app = app
 
@@ -253,17 +258,17 @@ def make_protocol(table: ConnectionTable, base: Any) -> type[asyncio.Protocol]:
 
         def connection_lost(self, exc: Exception | None) -> None:
             if self._watch is not None:
-                self._watch.end()
+                self._watch.stop()
             super().connection_lost(exc)
 
     return LimitedProtocol
 
 
-def protocol_options(base: Any) -> dict[str, Any]:
+def uvicorn_connection_options(base: Any) -> dict[str, Any]:
     """Return options of ``uvicorn.Config`` that limit connections to the capacity of this process; *base* is ``H11Protocol``."""
-    limits = limits_of_process()
+    limits = connection_limits_of_process()
     return {
-        "http": make_protocol(ConnectionTable(limits), base),
+        "http": make_limited_protocol(ConnectionTable(limits), base),
         "ws": "none",
         "backlog": limits.backlog,
         "h11_max_incomplete_event_size": MAX_HEADERS_BYTES,

@@ -14,7 +14,7 @@ from stepengine.errors import DefinitionError
 from stepengine.workspace.patterns import find_pattern_problem
 
 
-def is_wide(folder: os.stat_result) -> bool:
+def contains_home_folder(folder: os.stat_result) -> bool:
     """Return whether a folder is ``/``, the home folder, or one that contains it."""
     try:
         home = Path.home()
@@ -32,6 +32,7 @@ def is_wide(folder: os.stat_result) -> bool:
 
 
 def _to_patterns(given: Sequence[str]) -> tuple[str, ...]:
+    """Return patterns as a tuple; raise ``DefinitionError`` for a single string and other values that are no lists."""
     if problem := find_iteration_mistake(given):
         msg = f"PathPolicy needs lists of patterns: {problem}"
         raise DefinitionError(msg)
@@ -39,6 +40,7 @@ def _to_patterns(given: Sequence[str]) -> tuple[str, ...]:
 
 
 def _check_patterns(_: object, field: attrs.Attribute[tuple[str, ...]], patterns: tuple[str, ...]) -> None:
+    """Raise ``DefinitionError`` for a pattern that can match no path."""
     for pattern in patterns:
         if why := find_pattern_problem(pattern):
             msg = f"{field.name}: the pattern {pattern!r} cannot match any path: {why}"

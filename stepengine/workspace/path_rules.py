@@ -68,7 +68,7 @@ SPELLINGS = 32
 
 def is_file_url(text: str) -> bool:
     """Return whether a text starts with ``file:`` and a slash, such as ``file:///srv/a.txt``; blanks before and line breaks are ignored."""
-    found = FILE_ADDRESS.match(_remove_line_breaks(text))
+    found = FILE_ADDRESS.match(_remove_line_breaks_and_tabs(text))
     return found is not None and found[1] is not None
 
 
@@ -87,12 +87,13 @@ def possible_paths(text: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _remove_line_breaks(text: str) -> str:
+def _remove_line_breaks_and_tabs(text: str) -> str:
     return re.sub(r"[\t\r\n]", "", text)
 
 
 def _iter_readings(path: str) -> Iterator[str]:
-    yield _remove_line_breaks(path)
+    """Yield the paths that a program may read in *path* after one step of decoding or expansion."""
+    yield _remove_line_breaks_and_tabs(path)
     yield path.strip(BLANKS)
     if (other := OTHER_ADDRESS.match(path)) is not None:
         yield f"/{path[other.end() :]}"
@@ -125,6 +126,7 @@ def _name_to_regex(text: str) -> str:
 
 
 def _compile_patterns(patterns: Iterable[str]) -> re.Pattern[str] | None:
+    """Return one regex that finds any of the patterns; ``None`` without patterns."""
     sources = [_pattern_to_regex(p) for p in patterns]
     return re.compile("|".join(sources)) if sources else None
 

@@ -15,10 +15,10 @@ PATH_BYTES = 4_096
 """Linux opens no longer path (PATH_MAX)."""
 
 
-def to_path(value: object, what: str) -> Path:
-    """Return *value* as a path, or raise ``DefinitionError``; *what* is the argument's name, such as ``"FileJournal(path)"``."""
+def to_path(value: object, argument_name: str) -> Path:
+    """Return *value* as a path, or raise ``DefinitionError``; *argument_name* is for the message, such as ``"FileJournal(path)"``."""
     if not isinstance(value, str | os.PathLike):
-        msg = f"{what} must be a path such as 'runs/one', not {value!r}"
+        msg = f"{argument_name} must be a path such as 'runs/one', not {value!r}"
         raise DefinitionError(msg)
     return Path(value)
 
@@ -78,6 +78,7 @@ def split_path(path: str, root: Sequence[str]) -> tuple[str, ...]:
 
 
 def _strip_root(path: str, root: Sequence[str]) -> tuple[str, ...]:
+    """Return the components of an absolute path below the root; raise ``PathOutsideRoot`` for any other path."""
     parts = path[1:].rstrip("/").split("/")
     if tuple(parts[: len(root)]) != tuple(root):
         raise make_outside_error(path)

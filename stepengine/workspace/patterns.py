@@ -74,17 +74,19 @@ class GlobPattern:
             raise ToolError(msg)
         self._dotfiles = dotfiles
         self._texts = expand_braces(text)
-        self._forms = [_compile_form(form, pattern, dotfiles=dotfiles) for form in self._texts]
+        self._forms = [_compile_components(form, pattern, dotfiles=dotfiles) for form in self._texts]
 
     def match(self, parts: Sequence[str]) -> bool:
         """Return whether a path matches."""
-        return any(_matches(form, parts, dotfiles=self._dotfiles) for form in self._forms)
+        return any(_matches_components(form, parts, dotfiles=self._dotfiles) for form in self._forms)
 
-    def overlaps(self, parts: Sequence[str]) -> bool:
-        """Return whether a path can match this pattern and the one of *parts*, in which ``*``, ``?`` and ``**`` are wildcards."""
-        if len(parts) > MAX_COMPONENTS:
+    def overlaps(self, pattern_parts: Sequence[str]) -> bool:
+        """Return whether a path can match this pattern and the one of *pattern_parts*, in which ``*``, ``?`` and ``**`` are wildcards."""
+        if len(pattern_parts) > MAX_COMPONENTS:
             return True
-        return any(_have_common_path([n for n in text.split("/") if n not in {"", "."}], parts) for text in self._texts)
+        return any(
+            _have_common_path([n for n in text.split("/") if n not in {"", "."}], pattern_parts) for text in self._texts
+        )
 
 
 def expand_braces(pattern: str) -> list[str]:
@@ -142,7 +144,7 @@ def find_pattern_problem(pattern: str) -> str:
     return "" if blank == pattern else f"a name in it starts or ends with a blank; if that is intended, write {blank!r}"
 
 
-def _compile_form(form: str, pattern: str, *, dotfiles: bool) -> list[Component]:
+def _compile_components(form: str, pattern: str, *, dotfiles: bool) -> list[Component]:
     """Return the matchers for the components of a pattern without braces; raise ``ToolError`` for more than 64."""
     names = [n for n in form.split("/") if n not in {"", "."}]
     if len(names) > MAX_COMPONENTS:
@@ -158,7 +160,8 @@ def _compile_form(form: str, pattern: str, *, dotfiles: bool) -> list[Component]
     return made
 
 
-def _matches(form: Sequence[Component], parts: Sequence[str], *, dotfiles: bool = True) -> bool:
+def _matches_components(form: Sequence[Component], parts: Sequence[str], *, dotfiles: bool = True) -> bool:
+    """Return whether the names of a path match the components of a pattern, all of both."""
     if form and parts and form[0] is not None and not form[0](parts[0]):
         return False  # so it is with most files that a rule is not about
     places = _add_places_after_stars(form, {0})
@@ -179,7 +182,7 @@ def _matches(form: Sequence[Component], parts: Sequence[str], *, dotfiles: bool 
 
 def _have_common_path(one: Sequence[str], other: Sequence[str]) -> bool:
     """Return whether a path matches both patterns."""
-    return _have_common_text(one, other, "**", _have_common_name)
+    return _have_common_sequence(one, other, "**", _have_common_name)
 
 
 @lru_cache(4_096)
@@ -188,10 +191,11 @@ def _have_common_name(one: str, other: str) -> bool:
     if len(one) * len(other) > MAX_NAME_PRODUCT:
         return True
     first, second = (CLASS_OR_CHARACTER.findall(re.sub(r"\*{2,}", "*", pattern)) for pattern in (one, other))
-    return _have_common_text(first, second, "*", _have_common_character)
+    return _have_common_sequence(first, second, "*", _have_common_character)
 
 
 def _have_common_character(one: str, other: str) -> bool:
+    """Return whether two items of patterns match a common character; a class counts as any character."""
     first, second = _literal_character(one), _literal_character(other)
     return first is None or second is None or first == second
 
@@ -203,7 +207,7 @@ def _literal_character(item: str) -> str | None:
     return item[1] if len(item) == len("[x]") else item
 
 
-def _have_common_text(
+def _have_common_sequence(
     one: Sequence[str], other: Sequence[str], any_number: str, have_common_item: Callable[[str, str], bool]
 ) -> bool:
     """Return whether two sequences of items can be equal, with *any_number* matching any number of items."""
@@ -253,7 +257,7 @@ class IgnorePattern:
     @classmethod
     def parse(cls, line: str) -> IgnorePattern | None:
         """Return the pattern in a line without its end; ``None`` when it is blank, a comment or far too long."""
-        text = _trim_line(line)
+        text = _trim_trailing_blanks(line)
         is_long = len(text) > LINE_CHARS or text.count("/") > SLASHES
         return None if not text or text.startswith("#") or is_long else cls(text)
 
@@ -265,9 +269,9 @@ class IgnorePattern:
         self._any_depth = "/" not in text
         text = text.removeprefix("/")
         plain = SPECIAL.isdisjoint(text)
-        names: list[Any] = text.split(SEPARATOR) if plain else _split_names(_tokenize(text))
+        names: list[Any] = text.split(SEPARATOR) if plain else _split_tokens_at_slashes(_tokenize_ignore_pattern(text))
         is_any = [not self._any_depth and len(name) > 1 and set(name) == {STAR} for name in names]
-        made = _make_star_matcher if plain else _compile_component
+        made = _make_star_matcher if plain else _compile_name_matcher
         self._form = [None if is_any[n] else made(name) for n, name in enumerate(names)]
         if is_any[-1]:
             self._form.append(_make_star_matcher(STAR))
@@ -282,17 +286,17 @@ class IgnorePattern:
         if self._only_folders and not is_folder:
             return False
         only = self._form[0] if self._any_depth else None
-        return bool(only(parts[-1])) if only is not None else _matches(self._form, parts)
+        return bool(only(parts[-1])) if only is not None else _matches_components(self._form, parts)
 
 
-def _trim_line(line: str) -> str:
+def _trim_trailing_blanks(line: str) -> str:
     """Return a line without trailing blanks, except escaped ones."""
     text = line.rstrip(" ")
     escapes = len(text) - len(text.rstrip("\\"))
     return text + " " if escapes % 2 and len(text) < len(line) else text
 
 
-def _tokenize(text: str) -> list[str]:
+def _tokenize_ignore_pattern(text: str) -> list[str]:
     """Return a pattern as ``*``, ``/`` and expressions that match exactly one character each."""
     tokens, at = list[str](), 0
     while at < len(text):
@@ -303,7 +307,7 @@ def _tokenize(text: str) -> list[str]:
         elif character == "?":
             tokens.append(".")
         elif character == "[":
-            token, at = _parse_class(text, at)
+            token, at = _parse_character_class(text, at)
             tokens.append(token)
         elif character == "\\":
             following = text[at : at + 1]
@@ -314,7 +318,7 @@ def _tokenize(text: str) -> list[str]:
     return tokens
 
 
-def _parse_class(text: str, at: int) -> tuple[str, int]:
+def _parse_character_class(text: str, at: int) -> tuple[str, int]:
     """Parse a character class at *at*, and return its regex and end. An unclosed class matches nothing."""
     is_negated = text[at : at + 1] in ("!", "^")
     start = at = at + is_negated
@@ -327,12 +331,12 @@ def _parse_class(text: str, at: int) -> tuple[str, int]:
             members.append(CLASSES[name])
             before, at = "", at + len(name) + len("[::]")
         elif text[at] == "-" and before and text[at + 1 : at + 2] not in ("", "]"):
-            last, at = _parse_member(text, at + 1)
+            last, at = _parse_class_member(text, at + 1)
             if before <= last:
                 members.append(f"{re.escape(before)}-{re.escape(last)}")
             before = ""
         else:
-            before, at = _parse_member(text, at)
+            before, at = _parse_class_member(text, at)
             members.append(re.escape(before))
     if text[at : at + 1] != "]" or at == start:
         return NEVER, len(text)
@@ -350,13 +354,14 @@ def _read_class_name(text: str, at: int) -> str:
     return (text[at + 2 : end - 1] or " ") if end > at + 2 and text[end - 1] == ":" else ""
 
 
-def _parse_member(text: str, at: int) -> tuple[str, int]:
+def _parse_class_member(text: str, at: int) -> tuple[str, int]:
     """Return one character of a class, possibly escaped, and its end."""
     at += text[at] == "\\"
     return text[at : at + 1], at + 1
 
 
-def _split_names(tokens: Iterable[str]) -> list[list[str]]:
+def _split_tokens_at_slashes(tokens: Iterable[str]) -> list[list[str]]:
+    """Return the tokens of each name, without the slashes between the names."""
     names: list[list[str]] = [[]]
     for token in tokens:
         if token == SEPARATOR:
@@ -387,9 +392,9 @@ def _make_star_matcher(text: str) -> Component:
     return fits
 
 
-def _compile_component(tokens: Sequence[str]) -> Component:
+def _compile_name_matcher(tokens: Sequence[str]) -> Component:
     """Return a matcher for one name. Between two stars only the leftmost match is tried."""
-    first, *others = _join_runs(tokens)
+    first, *others = _join_tokens_between_stars(tokens)
     if not others:
         source = first or NEVER
     else:
@@ -398,7 +403,8 @@ def _compile_component(tokens: Sequence[str]) -> Component:
     return re.compile(source, re.DOTALL).fullmatch
 
 
-def _join_runs(tokens: Iterable[str]) -> list[str]:
+def _join_tokens_between_stars(tokens: Iterable[str]) -> list[str]:
+    """Return the joined expressions before, between and after the stars."""
     runs = [""]
     for token in tokens:
         if token == STAR:
@@ -434,35 +440,36 @@ def max_search_columns(pattern: str) -> int:
     except (re.error, RecursionError, OverflowError) as error:
         msg = f"the pattern is not a regular expression: {error}"
         raise ToolError(msg) from None
-    unbounded, ways = _measure_cost(parsed, inside=False)
+    unbounded, ways = _measure_match_cost(parsed, inside=False)
     if unbounded >= len(LIMITS) or ways > LIMITS[unbounded][1]:
         msg = f"without ripgrep a pattern has at most {len(LIMITS) - 1} repetitions such as '.*' and few optional parts"
         raise ToolError(msg)
     return LIMITS[unbounded][0]
 
 
-def _measure_cost(parsed: Any, *, inside: bool) -> tuple[int, int]:
+def _measure_match_cost(parsed: Any, *, inside: bool) -> tuple[int, int]:
     """
     Return the number of unbounded repetitions, and of ways in which the rest can match.
 
     Raises:
         ToolError: for a repetition or an alternative *inside* a repetition, and for references to groups.
     """
-    costs = [_measure_operation(str(operation), argument, inside=inside) for operation, argument in parsed]
+    costs = [_measure_operation_cost(str(operation), argument, inside=inside) for operation, argument in parsed]
     return sum(c[0] for c in costs), math.prod(c[1] for c in costs)
 
 
-def _measure_operation(name: str, argument: Any, *, inside: bool) -> tuple[int, int]:
+def _measure_operation_cost(name: str, argument: Any, *, inside: bool) -> tuple[int, int]:
+    """Return the number of unbounded repetitions, and of other ways to match, of one parsed operation; refuse nested repetitions."""
     if name in REFUSED or (inside and (name in REPEATS or name == "BRANCH")):
         msg = "without ripgrep a pattern may not nest repetitions, repeat alternatives or refer back to groups"
         raise ToolError(msg)
     if name in REPEATS:
         low, high, body = int(argument[0]), int(argument[1]), argument[2]
-        unbounded, ways = _measure_cost(body, inside=high > 1)
+        unbounded, ways = _measure_match_cost(body, inside=high > 1)
         return (unbounded + 1, ways) if high > UNBOUNDED_REPEATS else (unbounded, ways * (high - low + 1))
     if name == "BRANCH":
-        costs = [_measure_cost(branch, inside=inside) for branch in argument[1]]
+        costs = [_measure_match_cost(branch, inside=inside) for branch in argument[1]]
         return max(c[0] for c in costs), sum(c[1] for c in costs)
     if name in GROUPS:
-        return _measure_cost(argument[GROUPS[name]], inside=inside)
+        return _measure_match_cost(argument[GROUPS[name]], inside=inside)
     return 0, 1

@@ -103,7 +103,7 @@ class RemoteFile:
         return f"<{self.system.name}: {self.number}>"
 
     def store_info(self, answer: CallReply) -> RemoteFile:
-        """Store the description of the open object from the reply to its opening."""
+        """Store the status, mount and first bytes from the reply to its opening, and return this file."""
         self._info = _parse_stat(answer.head.get("info"))
         mount = answer.head.get("mount", "")
         self.mount_id = mount if isinstance(mount, str) else ""
@@ -111,26 +111,27 @@ class RemoteFile:
         return self
 
     def _call(self, do: str, data: bytes = b"", *, effect: bool = False, **given: object) -> CallReply:
+        """Make a call on the connection that opened the file; a root uses any connection."""
         return self.system.call(do, data, line=None if self.is_root else self.line, effect=effect, **given)
 
     def open(self, name: str, kind: str) -> RemoteFile:
         """Open an entry of this folder."""
-        made = self.system.next_handle()
+        made = self.system.allocate_handle()
         answer = self._call("open", handle=made, folder=self.number, name=name, kind=kind)
         return RemoteFile(self.system, answer.line, made).store_info(answer)
 
     def close(self) -> None:
-        """Schedule the file or folder to be closed."""
+        """Close the file or folder there with the next call."""
         self.system.schedule_close(self.number, root=self.is_root)
 
     def fstat(self) -> os.stat_result:
-        """Return its status from when it was opened."""
+        """Return its status from when it was opened; it is requested only if it is unknown."""
         if self._info is not None:
             return self._info
         return self.store_info(self._call("fstat", handle=self.number)).fstat()
 
     def read(self, size: int) -> bytes:
-        """Read the next bytes of the file."""
+        """Return the next bytes of the file, and advance its position; ``b""`` at its end."""
         start, at = self._start or b"", self.position
         data = start[at : at + size]
         if not data:
@@ -143,10 +144,10 @@ class RemoteFile:
         self.position += len(data)
         return data
 
-    def list(self) -> list[FarEntry]:
+    def list(self) -> list[RemoteEntry]:
         """Return the entries of the folder."""
         answer = self._call("list", handle=self.number)
-        return [_parse_entry(one) for one in _read_listing(answer.data, self.system)]
+        return [_parse_entry(one) for one in _parse_listing(answer.data, self.system)]
 
     def stat(self, name: str) -> os.stat_result:
         """Return the status of an entry of this folder, without following links."""
@@ -171,17 +172,17 @@ class RemoteFile:
         """Remove a file in it, durably."""
         self._call("unlink", effect=True, folder=self.number, name=name)
 
-    def put(self, name: str, data: bytes, mode: int | None) -> None:
+    def replace_file(self, name: str, data: bytes, mode: int | None) -> None:
         """Replace the content of a file in this folder."""
         self._call("replace", data, effect=True, folder=self.number, name=name, mode=mode)
 
-    def sweep(self) -> None:
+    def remove_stale_temporary_files(self) -> None:
         """Remove temporary files in it that are older than a minute and whose process has ended."""
         self._call("sweep", folder=self.number)
 
 
 @frozen
-class FarEntry:
+class RemoteEntry:
     """An entry of a remote folder at the time of its listing."""
 
     name: str
@@ -202,7 +203,7 @@ class FarEntry:
         return self._kind == "f"
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        """Return the status from the listing; not available for folders."""
+        """Return the status from the listing; raise ``FileNotFoundError`` for an entry without one, such as a folder."""
         if self._info is None:
             raise FileNotFoundError(2, os.strerror(2))
         return self._info
@@ -264,14 +265,14 @@ class RemoteSystem:
 
     # --- calls -------------------------------------------------------------------------------------------------------
 
-    def next_handle(self) -> int:
+    def allocate_handle(self) -> int:
         """Return an unused number for an open file or folder."""
         return next(self._numbers)
 
-    def close_and_raise_protocol_error(self, what: str) -> NoReturn:
+    def close_and_raise_protocol_error(self, description: str) -> NoReturn:
         """Close the connection and raise an error for an unreadable reply."""
         self.close()
-        msg = f"the workspace {self.name} violates the protocol: its reply is {what}"
+        msg = f"the workspace {self.name} violates the protocol: its reply is {description}"
         raise WorkspaceLost(msg)
 
     def ensure_connection(self, line: int | None = None) -> ProgramConnection:
@@ -296,6 +297,7 @@ class RemoteSystem:
             return self._connection
 
     def _connect(self) -> ProgramConnection:
+        """Connect to the system, send it the program and the limits, and open the roots in use again."""
         from stepengine.workspace.connection import PROGRAM, ProgramConnection, join_sources
 
         place = self.place
@@ -313,7 +315,7 @@ class RemoteSystem:
         try:
             number = made.send_call("begin", seconds=place.start, limits=dict(place.limits))
             self._begun = made.wait_for_reply(number, seconds=place.start).head
-            self._open_roots(made)
+            self._reopen_roots(made)
         except BaseException as error:
             made.close()
             if isinstance(error, OSError):
@@ -322,7 +324,7 @@ class RemoteSystem:
             raise
         return made
 
-    def _open_roots(self, connection: ProgramConnection) -> None:
+    def _reopen_roots(self, connection: ProgramConnection) -> None:
         """Open the roots in use again; raise if one of them is another folder now."""
         for handle, root in list(self._roots.items()):
             path, same = self._paths.get(handle, ("", (0, 0)))
@@ -340,7 +342,7 @@ class RemoteSystem:
         self, do: str, data: bytes = b"", *, line: int | None = None, effect: bool = False, **given: object
     ) -> CallReply:
         """
-        Make a call and wait for its reply. After 60 seconds, or if the tool call is cancelled, raise.
+        Make a call and wait for its reply, at most 60 seconds or until the tool call is cancelled.
 
         The connection ends after 60 seconds without a reply. After a cancelled tool call it stays open.
 
@@ -379,7 +381,7 @@ class RemoteSystem:
             DefinitionError: when it cannot be opened as a folder, or is ``/`` or contains the home folder and may not be.
             WorkspaceLost: when the system cannot be reached.
         """
-        made = self.next_handle()
+        made = self.allocate_handle()
         try:
             answer = self.call("root", handle=made, path=path)
         except OSError as error:
@@ -403,7 +405,7 @@ class RemoteSystem:
         return found, real
 
     def fetch_variables(self, names: Sequence[str]) -> tuple[dict[str, str], str, str]:
-        """Return the remote variables in *names*, the user's name, and the home folder."""
+        """Return the remote variables in *names*, the user's name, and the home folder; cached for the connection."""
         key = tuple(names)
         connection = self.ensure_connection()
         known = self._variables.get(key)
@@ -418,13 +420,13 @@ class RemoteSystem:
         return known
 
     def find_program_outside(self, name: str, folders: Sequence[str], root: Sequence[str]) -> str | None:
-        """Search *folders* for a program outside of the root, and return its path or ``None``."""
+        """Return the path of a program in *folders* that is outside of the root; ``None`` if there is none."""
         head = self.call("find_program_outside", name=name, folders=list(folders), root=list(root)).head
         found: Any = head.get("found")
         return found if _is_text(found) and found.startswith("/") else None
 
     def filter_outside_root(self, paths: Sequence[str], root: Sequence[str]) -> list[str]:
-        """Return the paths outside of the root, both as written and with links followed."""
+        """Return the paths that are outside of the root, both as written and with links followed there."""
         told = self.call("outside", paths=list(paths), root=list(root)).head.get("outside")
         return [path for path in paths if isinstance(told, list) and path in told]
 
@@ -459,7 +461,7 @@ class RemoteSystem:
 
     # --- programs ----------------------------------------------------------------------------------------------------
 
-    def spawn(self, folder: RemoteFile, listener: Listener, *, script: bytes | None, **what: object) -> Spawned:
+    def spawn(self, folder: RemoteFile, listener: Listener, *, script: bytes | None, **options: object) -> Spawned:
         """
         Start a program with a supervisor.
 
@@ -476,7 +478,7 @@ class RemoteSystem:
             listener=listener,
             folder=folder.number,
             script=script is not None,
-            **what,
+            **options,
         )
         connection.wait_for_reply(number, seconds=CALL_SECONDS)
         return Spawned(connection, number)
@@ -523,16 +525,16 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str) and "\0" not in value
 
 
-def _parse_stat(told: object) -> os.stat_result:
-    """Parse the status of a remote file. All members must be numbers."""
+def _parse_stat(numbers: object) -> os.stat_result:
+    """Return the status of a remote file; raise ``WorkspaceLost`` unless all members are valid numbers."""
     if (
-        not isinstance(told, list)
-        or len(told) != NUMBERS
-        or not all(type(n) is int and 0 <= n < 2 * HALF_OF_64_BITS for n in told[:-1])
+        not isinstance(numbers, list)
+        or len(numbers) != NUMBERS
+        or not all(type(n) is int and 0 <= n < 2 * HALF_OF_64_BITS for n in numbers[:-1])
     ):
         msg = "the workspace violates the protocol: its data about a file cannot be parsed"
         raise WorkspaceLost(msg)
-    mode, inode, device, links, user, group, size, changed = told
+    mode, inode, device, links, user, group, size, changed = numbers
     if type(changed) is not int or not -HALF_OF_64_BITS <= changed < HALF_OF_64_BITS:
         changed = 0
     seconds = changed // 1_000_000_000
@@ -540,7 +542,7 @@ def _parse_stat(told: object) -> os.stat_result:
     return os.stat_result((mode, inode, device, links, user, group, size, seconds, seconds, seconds), times)
 
 
-def _read_listing(data: bytes, system: RemoteSystem) -> Iterator[Any]:
+def _parse_listing(data: bytes, system: RemoteSystem) -> Iterator[Any]:
     """Yield the entries of a listing, which consists of several consecutive JSON lists."""
     try:
         text, at, decode = data.decode("utf-8"), 0, json.JSONDecoder().raw_decode
@@ -553,22 +555,22 @@ def _read_listing(data: bytes, system: RemoteSystem) -> Iterator[Any]:
         system.close_and_raise_protocol_error("no listing")
 
 
-def _parse_entry(told: Any) -> FarEntry:
+def _parse_entry(members: Any) -> RemoteEntry:
     """Parse an entry of a listing; raise ``WorkspaceLost`` for one that no folder can have."""
     if (
-        not isinstance(told, list)
-        or len(told) != ENTRY
-        or not isinstance(told[0], str)
-        or not 0 < len(told[0]) < NAME_BYTES
-        or "/" in told[0]
-        or "\0" in told[0]
-        or told[0] in {".", ".."}
-        or told[1] not in {"d", "f", "o"}
-        or type(told[2]) is not int
+        not isinstance(members, list)
+        or len(members) != ENTRY
+        or not isinstance(members[0], str)
+        or not 0 < len(members[0]) < NAME_BYTES
+        or "/" in members[0]
+        or "\0" in members[0]
+        or members[0] in {".", ".."}
+        or members[1] not in {"d", "f", "o"}
+        or type(members[2]) is not int
     ):
         msg = "the workspace violates the protocol: its data about a folder is missing"
         raise WorkspaceLost(msg)
-    info = None if told[3] is None else _parse_stat(told[3])
+    info = None if members[3] is None else _parse_stat(members[3])
     if info is not None and not stat.S_ISREG(info.st_mode):
         info = None
-    return FarEntry(told[0], told[1], told[2], info)
+    return RemoteEntry(members[0], members[1], members[2], info)

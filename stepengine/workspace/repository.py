@@ -33,7 +33,7 @@ from stepengine.workspace.guard import GUARD, current_file_guard, project_guard
 from stepengine.workspace.path_policy import PathPolicy
 from stepengine.workspace.path_rules import INSTRUCTION_FILES
 from stepengine.workspace.root import Missing, Root
-from stepengine.workspace.skills import find_project_root, find_skills, read_start, user_config_folder
+from stepengine.workspace.skills import find_project_root, find_skills, read_file_start, user_config_folder
 from stepengine.workspace.walk import WalkBudget, walk
 from stepengine.workspace.workspace import WORKSPACE
 
@@ -88,7 +88,7 @@ def read_project(
     )
     try:
         if instructions:
-            _Instructions(folder, made).read(user=user)
+            _InstructionReader(folder, made).read(user=user)
         if skills:
             _add_skills(folder, made, user=user)
         if facts:
@@ -115,7 +115,7 @@ def _add_skills(folder: Path, made: dict[str, Any], *, user: bool) -> None:
         made["skills"].append({"name": skill.name, "description": skill.description, "scope": skill.scope})
 
 
-class _Instructions:
+class _InstructionReader:
     """Reads the instruction files of a folder into *made*."""
 
     def __init__(self, folder: Path, made: dict[str, Any]) -> None:
@@ -148,9 +148,9 @@ class _Instructions:
                     self._made["instructions"].insert(0, one)
 
     def _read_file(self, root: Root, path: str, shown: str) -> dict[str, object] | None:
-        """Return the content of a file; ``None`` if it is missing, unreadable, or was read already."""
+        """Return the content of a file within the size limit; ``None``, often with a warning, if it is missing or was read already."""
         try:
-            data, info = read_start(root, path, FILE_BYTES)
+            data, info = read_file_start(root, path, FILE_BYTES)
         except Missing:
             return None
         except (ToolError, OSError) as error:
@@ -205,7 +205,7 @@ class _Instructions:
 
 
 def _read_git_status(folder: Path) -> dict[str, object]:
-    """Return branch and changed files; empty without a repository, git or temporary folder, or if git fails or needs more than two seconds."""
+    """Return branch and changed files; empty without a repository, git or temporary folder, or if git fails or is slow."""
     if not os.path.lexists(find_project_root(folder) / ".git"):
         return {}
     try:
@@ -223,15 +223,15 @@ def _read_git_status(folder: Path) -> dict[str, object]:
         names = _run_git(program, look.question, folder, env, NAMES_BYTES)
         argv, variables = look.make_command(names)
         status = _run_git(program, argv, folder, {**env, **variables}, STATUS_BYTES)
-        return _parse_status(status, find_project_root(folder))
+        return _parse_git_status(status, find_project_root(folder))
     except (OSError, ToolError, subprocess.SubprocessError):
         return {}
     finally:
         private.remove()
 
 
-def _run_git(program: str, argv: Argv, folder: Path, env: Mapping[str, str], most: int) -> bytes:
-    """Return the output of git. It is written to a file, so that large output needs no memory."""
+def _run_git(program: str, argv: Argv, folder: Path, env: Mapping[str, str], max_bytes: int) -> bytes:
+    """Return the output of git; raise an error if it fails, takes two seconds or prints more than *max_bytes*."""
     with tempfile.TemporaryFile() as out:
         subprocess.run(  # noqa: S603  (only git, which cannot run programs of the repository)
             [program, *argv[1:]],
@@ -244,14 +244,14 @@ def _run_git(program: str, argv: Argv, folder: Path, env: Mapping[str, str], mos
             check=True,
         )
         out.seek(0)
-        said = out.read(most + 1)
-    if len(said) > most:
-        msg = f"git printed more than {most:,} bytes"
+        said = out.read(max_bytes + 1)
+    if len(said) > max_bytes:
+        msg = f"git printed more than {max_bytes:,} bytes"
         raise ToolError(msg)
     return said
 
 
-def _parse_status(status: bytes, top: Path) -> dict[str, object]:
+def _parse_git_status(status: bytes, top: Path) -> dict[str, object]:
     """
     Return branch and changed files from the output of ``git status --porcelain=v2 --branch -z``; paths are relative to *top*.
 

@@ -24,7 +24,7 @@ from stepengine.errors import DefinitionError, ToolError
 from stepengine.workspace import calls
 from stepengine.workspace.calls import FILE, FOLDER, WALK, Fd
 from stepengine.workspace.guard import current_file_guard
-from stepengine.workspace.path_policy import PathPolicy, is_wide
+from stepengine.workspace.path_policy import PathPolicy, contains_home_folder
 from stepengine.workspace.path_rules import PROTECTED, SECRETS, UNPROTECTED, PathRules
 from stepengine.workspace.paths import resolve_link_target, split_path, to_path
 from stepengine.workspace.walk import WalkBudget, walk
@@ -85,7 +85,7 @@ class Root:
         self.system = folder.system if isinstance(folder, Workspace) else None
         path = folder.root if isinstance(folder, Workspace) else to_path(folder, "the root folder")
         if self.system is None:
-            self._open_local(path)
+            self._open_local_root(path)
         else:
             self.fd, real = self.system.open_root(os.fspath(path), wide=policy.allow_wide_root)
             self.real = tuple([p for p in real.split("/") if p])
@@ -105,7 +105,8 @@ class Root:
         here = self.system.find_local_folder(path)
         return tuple([p for p in here.split("/") if p]) if here else (self.system.name, *self.real)
 
-    def _open_local(self, folder: str | os.PathLike[str]) -> None:
+    def _open_local_root(self, folder: str | os.PathLike[str]) -> None:
+        """Open a root on this machine, and store its descriptor and real path; raise ``DefinitionError`` if it cannot be opened."""
         if os.open not in os.supports_dir_fd or os.mkdir not in os.supports_dir_fd:
             msg = "this system cannot open files relative to an open folder, so tools cannot be confined to a root"
             raise DefinitionError(msg)
@@ -122,11 +123,11 @@ class Root:
     def _close_if_wide(self, path: str) -> None:
         """Close the root and raise an error if it, or a folder mounted above, at or below it, is ``/`` or contains the home folder."""
         if self.system is None:
-            wide = is_wide(self.info)
+            wide = contains_home_folder(self.info)
         else:
             real = "/" + "/".join(self.real)
             mounted = {here for one in (path, real) for here in self.system.list_mounted_folders(one, below=True)}
-            wide = any(_is_wide_folder(here) for here in mounted)
+            wide = any(_contains_home_folder(here) for here in mounted)
         if wide:
             self.close()
             what = "is" if self.system is None else "has a mount that is"
@@ -157,10 +158,11 @@ class Root:
         )  # cached: a walk needs it for every folder, and an open folder does not change it
 
     def _is_on_root_mount(self, fd: Fd) -> bool:
+        """Return True if an open file or folder is on the same mount as the root."""
         # A remote folder is opened again after a lost connection, where its mount may have another id.
         return calls.get_mount_id(fd) == (self._root_mount if self.system is None else calls.get_mount_id(self.fd))
 
-    def parts(self, path: str) -> tuple[str, ...]:
+    def split_path(self, path: str) -> tuple[str, ...]:
         """Return the components of a path below the root; links in it are not followed."""
         return split_path(path, self.real)
 
@@ -220,7 +222,7 @@ class Root:
             msg = f"{path!r} is a folder; use list_directory"
             raise ToolError(msg)
         if not stat.S_ISREG(mode):
-            msg = f"{path!r} is a {special_kind(mode)}, not a regular file"
+            msg = f"{path!r} is a {special_file_kind(mode)}, not a regular file"
             raise ToolError(msg)
         is_alias = (
             self.policy.cross_mounts and current_file_guard() is not None and not self._is_on_root_mount(opened.fd)
@@ -259,9 +261,9 @@ class Root:
         finally:
             calls.close(fd)
 
-    def _open_path(self, path: str, use: Callable[[Fd, str], Fd]) -> OpenedEntry:
-        """Walk to the last component and open it with *use*, following links that stay inside."""
-        parts = self.parts(path)
+    def _open_path(self, path: str, open_last: Callable[[Fd, str], Fd]) -> OpenedEntry:
+        """Walk to the last component and open it with *open_last*, following links that stay inside."""
+        parts = self.split_path(path)
         self.refuse_withheld(parts, path)
         todo, done, folder, hops = deque(parts or (".",)), deque[str](), self.fd, 0
         # Component by component, each opened relative to the one before and without following links. A check of the path
@@ -273,7 +275,7 @@ class Root:
                 if not todo:
                     self.refuse_withheld((*done, name), path)
                 try:
-                    fd = calls.open_at(name, WALK, folder) if todo else use(folder, name)
+                    fd = calls.open_at(name, WALK, folder) if todo else open_last(folder, name)
                 except OSError as error:
                     todo.extendleft(reversed(self._resolve_link(error, folder, name, tuple(done), path)))
                     hops += 1
@@ -335,7 +337,7 @@ class Root:
             PathOutsideRoot: when the path leads out.
             ToolError: when it is secret or protected, the root itself, behind a link, or not reachable.
         """
-        parts = self.parts(path)
+        parts = self.split_path(path)
         if not parts:
             msg = "the root folder itself cannot be written"
             raise ToolError(msg)
@@ -393,7 +395,7 @@ class Root:
         except FileNotFoundError as error:
             if made is None:
                 _raise_path_error(error, path)
-            fd = self._make_folder(folder, place, path, made)
+            fd = self._make_and_open_folder(folder, place, path, made)
         except OSError as error:
             _raise_path_error(error, path, link=error.errno in LINK and read_link(folder, name) is not None and name)
         try:
@@ -403,7 +405,8 @@ class Root:
             raise
         return fd
 
-    def _make_folder(self, folder: Fd, place: Sequence[str], path: str, made: list[str]) -> Fd:
+    def _make_and_open_folder(self, folder: Fd, place: Sequence[str], path: str, made: list[str]) -> Fd:
+        """Create a folder, add it to *made* and open it; one that another process created is only opened."""
         name = place[-1]
         try:
             with suppress(FileExistsError):  # another process created it; the next line checks its kind
@@ -415,6 +418,7 @@ class Root:
 
 
 def _raise_path_error(error: OSError, path: str, *, link: str | bool = False) -> NoReturn:
+    """Raise the ``ToolError`` for a failed step along a path: ``Missing``, or one that names the link or the cause."""
     if link:
         msg = f"{path!r} goes through the symbolic link {link!r}; files are not written through links"
     elif error.errno == errno.ENOENT:
@@ -435,14 +439,15 @@ def read_link(folder: Fd, name: str) -> str | None:
         return None
 
 
-def _is_wide_folder(folder: str) -> bool:
+def _contains_home_folder(folder: str) -> bool:
+    """Return whether a folder of this machine is ``/`` or contains the home folder; False if it does not exist."""
     try:
-        return is_wide(os.stat(folder))  # noqa: PTH116  (samestat takes this)
+        return contains_home_folder(os.stat(folder))  # noqa: PTH116  (samestat takes this)
     except OSError:  # a container of another machine
         return False
 
 
-def special_kind(mode: int) -> str:
+def special_file_kind(mode: int) -> str:
     """Return the kind of a file that is neither a regular file nor a folder, such as ``"named pipe"``."""
     kinds = ((stat.S_ISFIFO, "named pipe"), (stat.S_ISSOCK, "socket"), (stat.S_ISCHR, "character device"))
     return next((word for test, word in kinds if test(mode)), "block device")

@@ -114,7 +114,7 @@ def user_config_folder() -> Path | None:
     return Path(home, ".config", "stepengine") if home.startswith("/") else None
 
 
-def read_start(root: Root, path: str, limit: int) -> tuple[bytes, os.stat_result]:
+def read_file_start(root: Root, path: str, limit: int) -> tuple[bytes, os.stat_result]:
     """
     Return the first *limit* + 1 bytes of a file below *root*, and its status.
 
@@ -156,7 +156,7 @@ class _Scan:
     stamps: Mapping[str, Stamp]
 
     def is_current(self) -> bool:
-        """Return True if nothing has changed since."""
+        """Return True if no folder or head of the scan has changed since."""
         return all(_read_stamp(path) == stamp for path, stamp in self.stamps.items())
 
 
@@ -182,6 +182,7 @@ def find_skills(folder: Path, *, user: bool) -> SkillCatalog:
 
 
 def _skill_places(folder: Path, *, user: bool) -> Iterator[Place]:
+    """Yield the folders in which skills of the project are searched, with *user* also the user's own."""
     top = find_project_root(folder)
     yield from [(top, place, "project") for place in PLACES]
     if user:
@@ -191,6 +192,7 @@ def _skill_places(folder: Path, *, user: bool) -> Iterator[Place]:
 
 
 def _scan_skill_places(places: Iterable[Place]) -> _Scan:
+    """Scan the folders for skills within the time limit, and record the stamps of all folders and heads that were seen."""
     left, stamps = WalkBudget(MAX_FOLDERS * 10, SCAN_SECONDS), dict[str, Stamp]()
     found: list[tuple[Path, Mapping[str, Any] | str]] = []
     fields = attrs.filters.exclude("root")
@@ -201,7 +203,7 @@ def _scan_skill_places(places: Iterable[Place]) -> _Scan:
             with closing(_iter_skill_folders(base, place, left, stamps)) as folders:
                 for root, path in folders:
                     added: list[Skill | str] = []
-                    _add_skill(added, root, path, scope)
+                    _read_and_add_skill(added, root, path, scope)
                     found += [
                         (base, one if isinstance(one, str) else attrs.asdict(one, recurse=False, filter=fields))
                         for one in added
@@ -221,17 +223,17 @@ def _open_catalog(known: _Scan) -> SkillCatalog:
             found.warnings.append(one)
             continue
         if base not in roots:
-            roots[base] = _open_root(base)
+            roots[base] = _try_open_root(base)
         root = roots[base]
         if root is not None:
-            _add_unless_withheld(found, Skill(root=root, **one))
+            _add_to_catalog(found, Skill(root=root, **one))
     if known.cut:
         found.warnings.append(f"some folders of skills were not searched: {known.cut}")
     return found
 
 
-def _add_unless_withheld(found: SkillCatalog, skill: Skill) -> None:
-    """Add a skill that the current call may read, unless its name is taken or the catalog is full."""
+def _add_to_catalog(found: SkillCatalog, skill: Skill) -> None:
+    """Add a skill that the current call may read, unless its name is taken or the catalog is full; else a warning."""
     try:
         if current_file_guard() is not None:
             calls.close(skill.root.open_file(f"{skill.folder}/SKILL.md").fd)
@@ -247,7 +249,8 @@ def _add_unless_withheld(found: SkillCatalog, skill: Skill) -> None:
         found.skills[skill.name] = skill
 
 
-def _open_root(base: Path) -> Root | None:
+def _try_open_root(base: Path) -> Root | None:
+    """Return a folder as a root; ``None`` if it cannot be opened."""
     try:
         return Root(base, PathPolicy(allow_wide_root=True))
     except DefinitionError:
@@ -279,7 +282,7 @@ def _iter_skill_folders(
     """
     top = f"{base}/{place}"
     stamps[top] = _read_stamp(top)
-    root = _open_root(base)
+    root = _try_open_root(base)
     if root is None:
         return
     try:
@@ -304,11 +307,11 @@ def _iter_skill_folders(
         calls.close(opened.fd)
 
 
-def _add_skill(found: list[Skill | str], root: Root, path: str, scope: str) -> None:
+def _read_and_add_skill(found: list[Skill | str], root: Root, path: str, scope: str) -> None:
     """Add the skill in a folder to *found*, or a warning that it was omitted."""
     shown = visible(path if scope == "project" else f"~/{path}", strict=True)
     try:
-        head, _ = _read_skill(root, path)
+        head, _ = _read_skill_file(root, path)
     except (ToolError, OSError) as error:
         found.append(f"the skill in {shown!r} was skipped: {error}")
         return
@@ -330,14 +333,14 @@ def _add_skill(found: list[Skill | str], root: Root, path: str, scope: str) -> N
     found.append(Skill(name=name, description=said, scope=scope, path=shown, root=root, folder=path))
 
 
-def _read_skill(root: Root, folder: str) -> tuple[Mapping[str, Any], str]:
+def _read_skill_file(root: Root, folder: str) -> tuple[Mapping[str, Any], str]:
     """
     Return the head and the body of a ``SKILL.md``.
 
     Raises:
         ToolError: when it cannot be read, or its head is missing, too large, or no mapping.
     """
-    data, _ = read_start(root, f"{folder}/SKILL.md", FILE_BYTES)
+    data, _ = read_file_start(root, f"{folder}/SKILL.md", FILE_BYTES)
     text = data.decode("utf-8-sig", "replace").replace("\r\n", "\n")
     if not text.startswith("---\n"):
         msg = "SKILL.md does not begin with a head between two lines of ---"
@@ -347,10 +350,11 @@ def _read_skill(root: Root, folder: str) -> tuple[Mapping[str, Any], str]:
         msg = f"the head of SKILL.md does not end within {HEAD_BYTES:,} bytes; a line of --- ends it"
         raise ToolError(msg)
     cut = f"\n[cut after {FILE_BYTES:,} bytes]" if len(data) > FILE_BYTES else ""
-    return _parse_head(head), body.partition("\n")[2].strip() + cut
+    return _parse_skill_head(head), body.partition("\n")[2].strip() + cut
 
 
-def _parse_head(head: str) -> Mapping[str, object]:
+def _parse_skill_head(head: str) -> Mapping[str, object]:
+    """Return the YAML mapping in the head of a skill; raise ``ToolError`` for aliases, many brackets or other content."""
     import yaml
 
     if sum([head.count(bracket) for bracket in "[{"]) > MAX_BRACKETS:
@@ -381,7 +385,7 @@ def _quote_description(head: str) -> str:
     return "\n".join(lines)
 
 
-def find_skill(folder: Path, name: str, *, user: bool) -> Skill:
+def get_skill(folder: Path, name: str, *, user: bool) -> Skill:
     """
     Return the skill *name* of the project of *folder*, or with *user* one of the user's own.
 
@@ -398,15 +402,15 @@ def find_skill(folder: Path, name: str, *, user: bool) -> Skill:
     return found
 
 
-def read_instructions(found: Skill) -> str:
+def read_skill_instructions(found: Skill) -> str:
     """
     Return the instructions and the file list of a skill, as untrusted text.
 
     Raises:
         ToolError: when it cannot be read any more.
     """
-    head, body = _read_skill(found.root, found.folder)
-    files = _list_files(found)
+    head, body = _read_skill_file(found.root, found.folder)
+    files = _list_skill_files(found)
     parts = [visible(body)]
     if allowed := head.get("allowed-tools"):
         parts.append(
@@ -419,7 +423,8 @@ def read_instructions(found: Skill) -> str:
     return f"# Skill {found.name} ({found.path})\n\n" + "\n\n".join(parts)
 
 
-def _list_files(found: Skill) -> list[str]:
+def _list_skill_files(found: Skill) -> list[str]:
+    """Return the paths of a skill's files that tools may read, without its ``SKILL.md``."""
     opened = found.root.open_folder(found.folder)
     try:
         start, budget = len(opened.parts), WalkBudget(MAX_FOLDERS, SCAN_SECONDS)

@@ -85,18 +85,18 @@ def decode_text(data: bytes) -> FileText | None:
     return FileText(data.decode("utf-8", "surrogateescape"))
 
 
-def binary_kind(data: bytes, name: str) -> str:
+def guess_binary_kind(data: bytes, name: str) -> str:
     """Guess the kind of a binary file from its first bytes and name."""
     found = next((kind for magic, kind in MAGICS if data.startswith(magic)), None)
     return found or mimetypes.guess_type(name, strict=False)[0] or "unknown type"
 
 
-def short_hash(data: bytes) -> str:
+def short_content_hash(data: bytes) -> str:
     """Return a short hash by which a later write detects changes to the file."""
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
-def read_capped(fd: Fd, limit: int = READ_WHOLE_BYTES) -> bytes | None:
+def read_if_small(fd: Fd, limit: int = READ_WHOLE_BYTES) -> bytes | None:
     """Return the content of a file, or ``None`` if it has more than *limit* bytes."""
     chunks, left = [], limit + 1
     while left > 0 and (chunk := calls.read(fd, min(CHUNK_BYTES, left))):
@@ -105,7 +105,7 @@ def read_capped(fd: Fd, limit: int = READ_WHOLE_BYTES) -> bytes | None:
     return None if left <= 0 else b"".join(chunks)
 
 
-def cut_line(line: str) -> str:
+def cut_long_line(line: str) -> str:
     """Return a line cut to 2,000 characters, with a note of how much was removed."""
     if len(line) <= READ_LINE_CHARS + 2:
         return line
@@ -124,7 +124,7 @@ def read_line_range(fd: Fd, offset: int, limit: int) -> tuple[list[str], int | N
         window.feed(chunk)
         if seen > COUNTED_BYTES and window.is_full:
             return window.lines, None
-    return window.lines, window.end()
+    return window.lines, window.finish()
 
 
 class _LineWindow:
@@ -145,6 +145,7 @@ class _LineWindow:
         return self._number >= self._after
 
     def feed(self, chunk: bytes) -> None:
+        """Process the next bytes of the file, and store the lines of the range among them."""
         if self.is_full or self._number + chunk.count(b"\n") < self._first:
             ends = chunk.count(b"\n")
             self._number += ends
@@ -155,15 +156,17 @@ class _LineWindow:
         pieces = chunk.split(b"\n")
         for piece in pieces[:-1]:
             self._add_piece(piece)
-            self._finish_line(b"\n")
+            self._store_line_and_advance(b"\n")
         self._add_piece(pieces[-1])
 
     def _add_piece(self, piece: bytes) -> None:
+        """Add a part of the current line; bytes beyond the displayed part are only counted."""
         self._length += len(piece)
         if self._first <= self._number < self._after:
             self._open += piece[: max(0, self.KEPT_CHARS - len(self._open))]
 
-    def _finish_line(self, end: bytes) -> None:
+    def _store_line_and_advance(self, end: bytes) -> None:
+        """End the current line, and store it as text if it is in the range."""
         if self._first <= self._number < self._after:
             line = bytes(self._open).decode("utf-8", "replace")
             missing = self._length - len(self._open)
@@ -172,12 +175,13 @@ class _LineWindow:
                 count = self._length - len(shown.encode())
                 self.lines.append(f"{shown} [... at least {count:,} bytes of this line were cut]{end.decode()}")
             else:
-                self.lines.append(cut_line(line + end.decode()))
+                self.lines.append(cut_long_line(line + end.decode()))
         self._open.clear()
         self._length = 0
         self._number += 1
 
-    def end(self) -> int:
+    def finish(self) -> int:
+        """End a last line without a line end, and return the number of lines."""
         if self._length:
-            self._finish_line(b"")
+            self._store_line_and_advance(b"")
         return self._number

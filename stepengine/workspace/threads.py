@@ -98,6 +98,7 @@ class _ThreadTask:
             self.loop.call_soon_threadsafe(self._deliver_result)
 
     def _deliver_result(self) -> None:
+        """Pass the result to the callback, or wake the caller that waits for it; runs in the event loop."""
         if self.tells is not None:
             succeeded, value = self.outcome
             self.tells(*((value, None) if succeeded else (None, value)))
@@ -169,36 +170,38 @@ class ThreadPool:
             if not self._withdraw_job(job):
                 if signal is not None:
                     signal.set()
-                await self._wait_for_end(job, leaked)
+                await self._wait_or_abandon(job, leaked)
             raise
         succeeded, value = job.outcome
         if succeeded:
             return value
         raise value
 
-    def start_with_callback(self, name: str, body: Callable[[], Any], tells: ResultCallback) -> None:
+    def start_with_callback(self, name: str, body: Callable[[], Any], callback: ResultCallback) -> None:
         """
-        Start *body* in a thread, and call *tells* in the running event loop when it has ended.
+        Start *body* in a thread, and call *callback* in the running event loop when it has ended.
 
         For work without cancellation: it needs a third of the iterations of the loop that ``run`` needs.
         """
         import asyncio
 
-        self._submit_job(_ThreadTask(name, body, asyncio.get_running_loop(), tells))
+        self._submit_job(_ThreadTask(name, body, asyncio.get_running_loop(), callback))
 
     def _submit_job(self, job: _ThreadTask) -> None:
+        """Queue a job, and start a thread if needed; raise ``RuntimeError`` if no thread can run it."""
         with self._ready:
             self._closed = False
             self._jobs.append(job)
             try:
-                self._start_thread()
+                self._start_thread_if_needed()
             except RuntimeError:
                 if not self._threads:  # else the job waits for one of them
                     self._jobs.pop()
                     raise
             self._ready.notify()
 
-    def _start_thread(self) -> None:
+    def _start_thread_if_needed(self) -> None:
+        """Start a thread if more jobs than idle threads wait and the pool is not full."""
         if len(self._jobs) > self._idle and self._threads < self._size:
             self._threads += 1
             self._made += 1
@@ -209,13 +212,15 @@ class ThreadPool:
                 raise
 
     def _withdraw_job(self, job: _ThreadTask) -> bool:
+        """Remove a job from the queue and return True; return False if it has started."""
         with self._ready:
             if job.started:
                 return False
             self._jobs.remove(job)
             return True
 
-    async def _wait_for_end(self, job: _ThreadTask, leaked: list[str] | None) -> None:
+    async def _wait_or_abandon(self, job: _ThreadTask, leaked: list[str] | None) -> None:
+        """Wait for a started job for the time of grace, then abandon its thread."""
         import asyncio
 
         with job.lock:
@@ -232,6 +237,7 @@ class ThreadPool:
             raise
 
     def _abandon_job(self, job: _ThreadTask, leaked: list[str] | None) -> None:
+        """Count the thread of a running job as leaked, and start another one in its place if jobs wait."""
         with self._ready, job.lock:
             if job.done:
                 return
@@ -239,14 +245,15 @@ class ThreadPool:
             self._leaked[job.thread] = None
             self._threads -= 1
             with contextlib.suppress(RuntimeError):  # waiting jobs start with the next one, or when this body ends
-                self._start_thread()
+                self._start_thread_if_needed()
         if leaked is not None:
             leaked.append(job.thread)
 
     def _run_jobs(self) -> None:
+        """Run jobs in this thread until it has been idle for too long or was abandoned."""
         thread = threading.current_thread()
         plain_name = thread.name
-        while (job := self._wait_for_job(plain_name)) is not None:
+        while (job := self._take_next_job(plain_name)) is not None:
             thread.name = job.thread
             job.run()
             thread.name = plain_name
@@ -254,11 +261,12 @@ class ThreadPool:
                 with self._ready:
                     del self._leaked[job.thread]
                     with contextlib.suppress(RuntimeError):
-                        self._start_thread()
+                        self._start_thread_if_needed()
                 return
             del job
 
-    def _wait_for_job(self, thread: str) -> _ThreadTask | None:
+    def _take_next_job(self, thread: str) -> _ThreadTask | None:
+        """Wait for a job, and return it as started; ``None`` if this thread is to end."""
         with self._ready:
             while not self._jobs:
                 self._idle += 1

@@ -168,6 +168,7 @@ class UrlTarget:
 
 
 def _make_blocked_error(url: str, why: str) -> BlockedAddress:
+    """Return the error for a URL that is not fetched, without its user name and password."""
     shown = cut_after(remove_user_info(url), 200)
     return BlockedAddress(f"{shown!r} is not fetched: {why}")
 
@@ -201,6 +202,7 @@ def parse_url(text: str) -> UrlTarget:
 
 
 def _parse_host(text: str, url: str) -> str:
+    """Return a host in its usual form; raise ``BlockedAddress`` for ``localhost`` and for ambiguous or invalid hosts."""
     if text.startswith("["):
         address = parse_address(text[1:-1])
         if address is None or address.version != IPV6_VERSION:
@@ -220,6 +222,7 @@ def _parse_host(text: str, url: str) -> str:
 
 
 def _encode_idna(name: str, url: str) -> str:
+    """Return a host name in its ASCII form and lower case; raise ``BlockedAddress`` if it has none."""
     if name.isascii():
         return name.lower()
     import idna
@@ -267,9 +270,10 @@ class AllowList:
         self._exact: set[tuple[str, int | None]] = set()
         self._below: set[tuple[tuple[str, ...], int | None]] = set()
         for entry in () if self._public else hosts:
-            self._add(entry)
+            self._add_entry(entry)
 
-    def _add(self, entry: str) -> None:
+    def _add_entry(self, entry: str) -> None:
+        """Parse an entry and add its host, with a port if it names one; raise ``DefinitionError`` for anything else."""
         is_wild = entry.startswith("*.")
         try:
             target = parse_url(f"http://{entry.removeprefix('*.')}")

@@ -56,7 +56,7 @@ class WalkBudget:
         return time.monotonic() > self._end
 
     def has_time_left(self) -> bool:
-        """Return True if there is time left."""
+        """Return True if the walk may go further; record in ``cut`` if its time has ended or the call was cancelled."""
         if self.is_late:
             self.cut = f"stopped after {self._seconds:g} s"
         elif self._cancelled is not None and self._cancelled.is_set():
@@ -100,14 +100,15 @@ def walk(
             return
         yield place, entry
         if is_folder:
-            yield from _walk_below(may_enter, (fd, entry.name), place, budget, enter)
+            yield from _walk_subfolder(may_enter, (fd, entry.name), place, budget, enter)
         if budget.cut:
             return
 
 
-def _walk_below(
+def _walk_subfolder(
     may_enter: Callable[[Fd], bool], at: tuple[Fd, str], place: tuple[str, ...], budget: WalkBudget, enter: Any
 ) -> Generator[Any, None, None]:
+    """Yield the entries below a subfolder; nothing if it cannot be opened or may not be entered."""
     try:
         inner = calls.open_at(at[1], FOLDER, at[0])
     except OSError:  # gone, swapped for a link, or not ours to read

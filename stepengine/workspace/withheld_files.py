@@ -21,17 +21,18 @@ def find_linked_secrets(root: Root) -> list[tuple[str, ...]]:
     Raises:
         ToolError: when the tree is too large to be searched in full: over 200,000 entries, 10 seconds or 100 levels.
     """
-    withheld = _list_all_files(root, root.is_withheld)
+    withheld = _list_files_or_raise(root, root.is_withheld)
     linked = {(info.st_dev, info.st_ino) for _, info in withheld if info.st_nlink > 1}
     if not linked:
         return []
-    others = _list_all_files(root, lambda place: not root.is_withheld(place))
+    others = _list_files_or_raise(root, lambda place: not root.is_withheld(place))
     return [place for place, info in others if (info.st_dev, info.st_ino) in linked]
 
 
-def _list_all_files(
+def _list_files_or_raise(
     root: Root, wanted: Callable[[Sequence[str]], bool]
 ) -> list[tuple[tuple[str, ...], os.stat_result]]:
+    """Return all files that *wanted* selects; raise ``ToolError`` if the tree is too large to be searched in full."""
     budget = WalkBudget(SECRET_SCAN_ENTRIES)
     found = list(root.iter_files(wanted, budget))
     if budget.cut:
@@ -43,7 +44,7 @@ def _list_all_files(
     return found
 
 
-def list_withheld(root: Root, folder: OpenedEntry, *, deep: bool) -> list[tuple[str, ...]]:
+def list_withheld_paths(root: Root, folder: OpenedEntry, *, deep: bool) -> list[tuple[str, ...]]:
     """
     Return the withheld paths below an open folder, without the content of withheld folders.
 

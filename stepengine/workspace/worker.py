@@ -170,7 +170,7 @@ class Worker:
         if fd is not None:
             os.close(fd)
 
-    def fd(self, handle: int) -> int:
+    def get_descriptor(self, handle: int) -> int:
         """Return the descriptor for a handle; descriptors from before the program started are refused."""
         try:
             return self.open[handle]
@@ -235,7 +235,7 @@ class Worker:
         return {"found": None}
 
     def do_outside(self, paths: list[str], root: list[str]) -> Any:
-        """Return the paths that are outside of the root both as written and resolved."""
+        """Return the paths that are outside of the root, both as written and resolved."""
         return {"outside": [path for path in paths if not is_within_root(path, root)]}
 
     def do_private(self) -> Any:
@@ -263,7 +263,7 @@ class Worker:
 
     def do_open(self, handle: int, folder: int, name: str, kind: str) -> Any:
         """Open an entry of an open folder; for a file, its first bytes are returned too."""
-        fd = os.open(name, KINDS[kind], dir_fd=self.fd(folder))
+        fd = os.open(name, KINDS[kind], dir_fd=self.get_descriptor(folder))
         self.open[handle] = fd
         info = os.fstat(fd)
         start = b""
@@ -274,17 +274,20 @@ class Worker:
 
     def do_fstat(self, handle: int) -> Any:
         """Return the status of an open file or folder."""
-        return {"info": stat_numbers(os.fstat(self.fd(handle))), "mount": get_mount_id(self.fd(handle))}
+        return {
+            "info": stat_numbers(os.fstat(self.get_descriptor(handle))),
+            "mount": get_mount_id(self.get_descriptor(handle)),
+        }
 
     def do_pread(self, handle: int, offset: int, size: int) -> Any:
         """Return bytes of an open file."""
-        return {}, os.pread(self.fd(handle), min(size, 1024 * 1024), offset)
+        return {}, os.pread(self.get_descriptor(handle), min(size, 1024 * 1024), offset)
 
     def do_list(self, handle: int, number: Any) -> Any:
         """List an open folder."""
         part: list[str] = []
         size = count = 0
-        with os.scandir(self.fd(handle)) as entries:
+        with os.scandir(self.get_descriptor(handle)) as entries:
             for entry in entries:
                 count += 1
                 if count > LISTED_ENTRIES:
@@ -307,32 +310,32 @@ class Worker:
 
     def do_stat(self, folder: int, name: str) -> Any:
         """Return the status of an entry, without following links."""
-        return {"info": stat_numbers(os.stat(name, dir_fd=self.fd(folder), follow_symlinks=False))}
+        return {"info": stat_numbers(os.stat(name, dir_fd=self.get_descriptor(folder), follow_symlinks=False))}
 
     def do_readlink(self, folder: int, name: str) -> Any:
         """Return where a symbolic link points."""
-        return {"target": os.readlink(name, dir_fd=self.fd(folder))}
+        return {"target": os.readlink(name, dir_fd=self.get_descriptor(folder))}
 
     def do_mkdir(self, folder: int, name: str, mode: Any) -> None:
         """Create a folder."""
-        os.mkdir(name, mode, dir_fd=self.fd(folder))
+        os.mkdir(name, mode, dir_fd=self.get_descriptor(folder))
 
     def do_rmdir(self, folder: int, name: str) -> None:
         """Remove a folder that is empty."""
-        os.rmdir(name, dir_fd=self.fd(folder))
+        os.rmdir(name, dir_fd=self.get_descriptor(folder))
 
     def do_unlink(self, folder: int, name: str) -> None:
         """Remove a file, durably."""
-        os.unlink(name, dir_fd=self.fd(folder))
-        os.fsync(self.fd(folder))
+        os.unlink(name, dir_fd=self.get_descriptor(folder))
+        os.fsync(self.get_descriptor(folder))
 
     def do_replace(self, folder: int, name: str, mode: Any, data: bytes) -> None:
         """Replace the content of a file durably."""
-        replace_file_atomically(self.fd(folder), name, data, mode)
+        replace_file_atomically(self.get_descriptor(folder), name, data, mode)
 
     def do_sweep(self, folder: int) -> None:
         """Remove temporary files that are older than a minute and whose process has ended."""
-        remove_stale_temporaries(self.fd(folder))
+        remove_stale_temporaries(self.get_descriptor(folder))
 
     # --- programs ---------------------------------------------------------------------------------------------------
 
@@ -353,7 +356,7 @@ class Worker:
         import socket
         import tempfile
 
-        passed, argv = [self.fd(folder)], list(argv)
+        passed, argv = [self.get_descriptor(folder)], list(argv)
         # All that may fail comes before the start of the program. If an error follows it all the same, the closed socket ends the program.
         with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
             out, out_end = make_pipe(ours, theirs)
@@ -375,7 +378,7 @@ class Worker:
                 argv = [word.replace("{script}", "/dev/fd/%d" % file.fileno()) for word in argv]
             words = [
                 sys.executable, "-I", "-S", "-X", "utf8", "-c", supervisor, str(os.getpid()), str(line_end.fileno()),
-                str(self.fd(folder)), ",".join(filter(None, [limits, UMASK])), program,
+                str(self.get_descriptor(folder)), ",".join(filter(None, [limits, UMASK])), program,
             ]  # fmt: skip
             popen = subprocess.Popen(  # noqa: S603  (the supervisor; it executes an argument list)
                 words + argv,
@@ -385,7 +388,7 @@ class Worker:
                 self, number, popen, (out, err, line.fileno(), woken, wakes, kept)
             )
             try:
-                threading.Thread(target=child.pump, daemon=True).start()
+                threading.Thread(target=child.forward_until_end, daemon=True).start()
             except RuntimeError:
                 del self.children[number]
                 raise OSError(errno.EAGAIN, "no thread can be started") from None
@@ -404,7 +407,7 @@ class Worker:
         """Request the supervisor of a program to end all its processes."""
         found = self.children.get(child)
         if found is not None:
-            found.end()
+            found.request_end()
 
     def do_kill(self, child: int) -> None:
         """Kill the supervisor of a program."""
@@ -429,13 +432,13 @@ class Worker:
                 return
             time.sleep(0.01)
 
-    def end(self) -> None:
+    def end_children(self) -> None:
         """End all child processes, and remove their private folders."""
         import shutil
 
         children = list(self.children.values())
         for child in children:
-            child.end()
+            child.request_end()
         for child in children:
             try:
                 child.popen.wait(DEATH_SECONDS)
@@ -490,18 +493,18 @@ class ChildProcess:
             self.left += size
         self.wake_thread()
 
-    def end(self) -> None:
+    def request_end(self) -> None:
         """Request the supervisor to end all processes."""
         with self.lock:
             if not self.over and self.line >= 0:
                 with contextlib.suppress(OSError):
                     os.write(self.line, b"end\n")
 
-    def pump(self) -> None:
+    def forward_until_end(self) -> None:
         """Send the output until the supervisor has ended and nothing is left."""
         names = {self.out: "out", self.err: "err"}
         try:
-            while self.pump_once(names):
+            while self.forward_once(names):
                 pass
             self.worker.send({"on": self.number, "closed": "line"})
             code = self.popen.wait()
@@ -519,7 +522,7 @@ class ChildProcess:
                     if fd >= 0:
                         os.close(fd)
 
-    def pump_once(self, names: dict[int, str]) -> bool:
+    def forward_once(self, names: dict[int, str]) -> bool:
         """Wait for output or supervisor messages and forward them; return False after the supervisor has ended."""
         ready = wait_readable([self.woken, self.line, *(names if self.left > 0 else ())])
         if self.woken in ready:
@@ -527,7 +530,7 @@ class ChildProcess:
         if self.line not in ready:
             self.send_output(names, [fd for fd in ready if fd in names], 1)
             return True
-        said = self.read_messages()
+        said = self.read_supervisor_messages()
         # The output before the end is sent before the end.
         self.send_output(names, list(names), DRAIN_READS)
         if said:
@@ -537,17 +540,17 @@ class ChildProcess:
     def send_output(self, names: dict[int, str], fds: list[int], times: int) -> None:
         """Send the available output of some streams; an ended stream is removed from *names*."""
         for fd in fds:
-            if not self.forward(fd, names[fd], times):
+            if not self.forward_stream(fd, names[fd], times):
                 self.worker.send({"on": self.number, "closed": names.pop(fd)})
 
-    def read_messages(self) -> bytes:
+    def read_supervisor_messages(self) -> bytes:
         """Read the supervisor's messages; ``b""`` after it has ended in any way."""
         try:
             return os.read(self.line, CHUNK_BYTES)
         except OSError:
             return b""
 
-    def forward(self, fd: int, name: str, times: int) -> bool:
+    def forward_stream(self, fd: int, name: str, times: int) -> bool:
         """Send the available output of a stream; return whether more may follow."""
         for _ in range(times):
             try:
@@ -590,7 +593,7 @@ def main() -> None:
     except (EOFError, OSError, ValueError, KeyError):
         pass
     finally:
-        worker.end()
+        worker.end_children()
         os._exit(0)
 
 

@@ -69,6 +69,7 @@ FORMS = "docker:IMAGE, podman:IMAGE, container:NAME:/FOLDER, ssh:HOST:/FOLDER, b
 
 
 def _check_web(workspace: object, field: attrs.Attribute[Any], web: Any) -> None:
+    """Raise ``DefinitionError`` unless *web* is ``None`` or the address of a search service."""
     make_validator(allow_none(TEXT))(workspace, field, web)
     if web is not None:
         # Imported here alone: every usable import loads this module, and hardly a workspace has web=.
@@ -78,12 +79,14 @@ def _check_web(workspace: object, field: attrs.Attribute[Any], web: Any) -> None
 
 
 def _format_web_setting(web: str | None) -> str:
+    """Return the repr of *web* without its user name and password."""
     from stepengine.workspace.urls import remove_user_info
 
     return repr(web and remove_user_info(web))
 
 
 def _check_shell(_workspace: object, _field: attrs.Attribute[Any], shell: object) -> None:
+    """Raise ``DefinitionError`` unless *shell* is a bool or ``"bash"``."""
     if not isinstance(shell, bool) and shell != "bash":
         msg = (
             f'Workspace(shell=...) must be True for single programs, "bash" for command lines, or False, not {shell!r}'
@@ -91,7 +94,7 @@ def _check_shell(_workspace: object, _field: attrs.Attribute[Any], shell: object
         raise DefinitionError(msg)
 
 
-def _to_root(root: str | os.PathLike[str]) -> Path:
+def _root_to_path(root: str | os.PathLike[str]) -> Path:
     return to_path(root, "Workspace(root)")
 
 
@@ -126,7 +129,7 @@ class Workspace:
         DefinitionError: when an option is no such value.
     """
 
-    root: Path = attrs.field(converter=_to_root)
+    root: Path = attrs.field(converter=_root_to_path)
     cwd: Path = attrs.field(default=attrs.Factory(lambda self: self.root, takes_self=True), converter=Path)
     system: RemoteSystem | None = attrs.field(
         default=None, kw_only=True, repr=lambda system: getattr(system, "name", "None")
@@ -194,11 +197,12 @@ class Workspace:
             DefinitionError: for a workspace without snapshots, and a folder that exists.
             WorkspaceLost: when the copy or the image cannot be created.
         """
-        made = self._copy(to)
+        made = self._make_snapshot(to)
         cwd = made.root / self.cwd.relative_to(self.root) if self.cwd.is_relative_to(self.root) else made.root
         return attrs.evolve(self, root=made.root, cwd=cwd, system=made.system)
 
-    def _copy(self, to: str | os.PathLike[str]) -> Workspace:
+    def _make_snapshot(self, to: str | os.PathLike[str]) -> Workspace:
+        """Save the folder as a copy, or the container as an image, and return a workspace of it."""
         place = None if self.system is None else self.system.place
         kept, again = (None, None) if place is None else (place.kept, place.again)
         here = self.local_folder
@@ -258,7 +262,7 @@ class Workspace:
             DefinitionError: for no command, and for limits that are none.
         """
         words = _check_command_words(argv)
-        return cls._create(
+        return cls._create_remote(
             root,
             name=name or f"over:{shlex.join(words)}",
             argv=lambda options: (*words, python, *options),
@@ -322,7 +326,7 @@ class Workspace:
         limits = (
             f"--network={network}", "--security-opt=no-new-privileges", f"--memory={memory}", f"--memory-swap={memory}",
             f"--cpus={cpus:g}", f"--pids-limit={processes}", *([f"--user={user}"] if user else []),
-            *[f"--mount={_mount_option(here, there)}" for here, there in (mounts or {}).items()], *options, named,
+            *[f"--mount={_make_mount_option(here, there)}" for here, there in (mounts or {}).items()], *options, named,
         )  # fmt: skip
         once = ""
         if container:
@@ -336,13 +340,13 @@ class Workspace:
             kept = None
             once = "its container ended with the connection, and its files outside of mounts are lost; create the workspace again"
 
-        def again(image: str) -> Workspace:
+        def docker_with_image(image: str) -> Workspace:
             return cls.docker(
                 image, root, mounts=mounts, network=network, memory=memory, cpus=cpus, processes=processes, user=user, options=options,
                 python=python, program=program, start_seconds=start_seconds,
             )  # fmt: skip
 
-        return cls._create(
+        return cls._create_remote(
             root,
             name=f"{program}:{keep or named}",
             argv=lambda options: (*words, *options),
@@ -351,7 +355,7 @@ class Workspace:
             once=once,
             shown=shown,
             kept=kept,
-            again=None if kept is None else again,
+            again=None if kept is None else docker_with_image,
         )
 
     @classmethod
@@ -389,7 +393,7 @@ class Workspace:
         """
         named = _check_operand(host, "ssh")
         given = [word for option in SSH_OPTIONS for word in ("-o", option)]
-        return cls._create(
+        return cls._create_remote(
             folder,
             name=f"ssh:{named}",
             argv=lambda words: ("ssh", "-T", *options, *given, "--", named, f"exec {shlex.join([python, *words])}"),
@@ -440,7 +444,7 @@ class Workspace:
         variables = {"PATH": sandbox_search_path(path), "HOME": "/tmp", "LANG": "C.UTF-8"}  # noqa: S108  (inside of the sandbox)
         made = ["--clearenv", *[word for name in variables for word in ("--setenv", name, variables[name])]]
         words = (PROGRAM, *shown, "--bind", real, real, *made, "--chdir", real, "--")
-        return cls._create(
+        return cls._create_remote(
             real,
             name=f"bubblewrap:{real}",
             argv=lambda options: (*words, sandbox_python(), *options),
@@ -482,7 +486,7 @@ class Workspace:
         chosen = {"--context": context, "--namespace": namespace, "--container": container}
         given = [f"{option}={_check_operand(value, 'kubectl')}" for option, value in chosen.items() if value]
         words = ("kubectl", "exec", "-i", *given, _check_operand(pod, "kubectl"), "--")
-        return cls._create(
+        return cls._create_remote(
             root,
             name=f"kubernetes:{pod}",
             argv=lambda options: (*words, python, *options),
@@ -518,7 +522,7 @@ class Workspace:
         raise DefinitionError(msg)
 
     @classmethod
-    def _create(
+    def _create_remote(
         cls,
         root: str | os.PathLike[str],
         *,
@@ -543,7 +547,7 @@ class Workspace:
 
 
 def _copy_folder(folder: Path, to: Path) -> Path:
-    """Copy a folder; if that fails, the incomplete copy is removed."""
+    """Copy a folder to a new one, and return its path; if that fails, the incomplete copy is removed."""
     real, target = folder.resolve(), to.absolute()
     if target.resolve().is_relative_to(real):
         msg = f"{str(target)!r} is inside the folder to copy; use a path outside of it"
@@ -557,7 +561,7 @@ def _copy_folder(folder: Path, to: Path) -> Path:
         msg = f"{str(target)!r} cannot be created: {error.strerror}"
         raise WorkspaceLost(msg) from None
     try:
-        shutil.copytree(real, target, symlinks=True, dirs_exist_ok=True, ignore=_uncopyable_names)
+        shutil.copytree(real, target, symlinks=True, dirs_exist_ok=True, ignore=_find_uncopyable_names)
     except (OSError, shutil.Error) as error:
         shutil.rmtree(target, ignore_errors=True)
         msg = f"{str(real)!r} could not be copied: {error}"
@@ -565,7 +569,7 @@ def _copy_folder(folder: Path, to: Path) -> Path:
     return target
 
 
-def _uncopyable_names(folder: str, names: list[str]) -> list[str]:
+def _find_uncopyable_names(folder: str, names: list[str]) -> list[str]:
     """Return the entries that cannot be copied: pipes, sockets and devices."""
     found = []
     for name in names:
@@ -600,6 +604,7 @@ def _check_command_words(argv: Any) -> tuple[str, ...]:
 
 
 def _split_command(text: str) -> list[str]:
+    """Return the words of a command line; raise ``DefinitionError`` if its quotes are not closed."""
     try:
         return shlex.split(text)
     except ValueError as error:
@@ -624,7 +629,8 @@ def _check_absolute_path(path: str | os.PathLike[str]) -> str:
     return text
 
 
-def _mount_option(here: str | os.PathLike[str], there: str) -> str:
+def _make_mount_option(here: str | os.PathLike[str], there: str) -> str:
+    """Return the option that mounts a local folder at *there*; raise ``DefinitionError`` for a path that Docker rejects."""
     real = os.path.realpath(here)
     if any(c in path for path in (real, there) for c in ',"\n'):
         msg = f"{real!r} and {there!r} cannot be mounted: Docker allows no commas, quotes and line ends in paths"

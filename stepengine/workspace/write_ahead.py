@@ -44,7 +44,7 @@ def is_busy(error: BaseException) -> bool:
     return isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
 
 
-def describe_error(error: Exception, seconds: float) -> str:
+def describe_database_error(error: Exception, seconds: float) -> str:
     """
     Return why a database cannot be used, with advice where SQLite's message is too short.
 
@@ -149,7 +149,7 @@ def _data_version_or_busy(database: sqlite3.Connection) -> object:
         return "busy"
 
 
-def _read_status(path: str) -> os.stat_result:
+def _read_file_status(path: str) -> os.stat_result:
     """
     Return the status of the file with this name, which is part of an open database.
 
@@ -163,20 +163,21 @@ def _read_status(path: str) -> os.stat_result:
         raise _make_changed_error(path) from error
 
 
-def _read_same_status(path: str, known: os.stat_result) -> os.stat_result:
+def _read_unchanged_status(path: str, known: os.stat_result) -> os.stat_result:
     """
     Return the status of the file with this name, which has to be the file of the *known* status.
 
     Raises:
         OSError: when it is another file, or there is none.
     """
-    status = _read_status(path)
+    status = _read_file_status(path)
     if os.path.samestat(known, status):
         return status
     raise _make_changed_error(path)
 
 
 def _make_changed_error(path: str) -> OSError:
+    """Return the error for a database file or log that is no longer the one that was opened."""
     # The caller adds the name of the database.
     what = "the file" if not path.endswith(LOG_FILES) else f"its log {os.path.basename(path)!r}"  # noqa: PTH119 - no path object
     return OSError(errno.ESTALE, f"{what} was moved, deleted or replaced since it was opened")
@@ -286,9 +287,9 @@ class Database:
             database.execute("PRAGMA busy_timeout=0")
             self._has_written = True
         with raise_interrupt_cause(database), transaction(database, self.seconds):
-            self._check_files()
+            self._check_files_unchanged()
             yield database
-        self._check_files()
+        self._check_files_unchanged()
 
     @contextmanager
     def reading(self, *, is_long: bool = False) -> Iterator[sqlite3.Connection]:
@@ -338,14 +339,15 @@ class Database:
         return database
 
     def _check_not_replaced(self) -> None:
-        _read_same_status(str(self.path), self._status)
+        """Raise ``OSError`` unless the path still names the file that was opened."""
+        _read_unchanged_status(str(self.path), self._status)
 
-    def _check_files(self) -> None:
+    def _check_files_unchanged(self) -> None:
         """Raise unless database, log and index of the log are those that were opened; called inside or after a transaction."""
         path = str(self.path)
         # Inside of a transaction all three exist. While a connection is open, no user of SQLite removes one.
-        known = self._files or (self._status, *[_read_status(path + end) for end in LOG_FILES])
-        files = [_read_same_status(path + end, one) for end, one in zip(("", *LOG_FILES), known, strict=True)]
+        known = self._files or (self._status, *[_read_file_status(path + end) for end in LOG_FILES])
+        files = [_read_unchanged_status(path + end, one) for end, one in zip(("", *LOG_FILES), known, strict=True)]
         is_cut = any(now.st_size < before.st_size for now, before in zip(files, known, strict=True))
         if is_cut and self._files:
             self._check_intact()

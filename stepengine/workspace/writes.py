@@ -110,11 +110,11 @@ class FileWrite:
         try:
             old, after = form["before"], form["after"]
             made = cls(
-                root=_check_text(form["root"]),
-                path=_check_text(form["path"]),
+                root=_require_text(form["root"]),
+                path=_require_text(form["path"]),
                 before=None if old is None else _old_file_from_json(old),
-                after=None if after is None else _check_text(after),
-                folders=tuple([_check_text(folder) for folder in form.get("folders", ())]),
+                after=None if after is None else _require_text(after),
+                folders=tuple([_require_text(folder) for folder in form.get("folders", ())]),
                 doubtful=form.get("doubtful", False) is True,
             )
         except (KeyError, TypeError, AttributeError, ValueError, binascii.Error) as error:
@@ -137,12 +137,13 @@ def _content_to_json(old: OldFile) -> dict[str, object]:
 
 
 def _old_file_from_json(form: Mapping[str, object]) -> OldFile:
+    """Return the file before a write; content that is too large or does not match its hash is dropped."""
     mode = form["mode"]
     if type(mode) is not int or not 0 <= mode <= 0o777:  # noqa: PLR2004  (permission bits)
         msg = f"{mode!r} is not a set of permission bits from 0 to 0o777"
         raise ValueError(msg)
-    digest, content = _check_text(form["hash"]), None
-    given = _check_text(form.get("text", form.get("base64", "")))
+    digest, content = _require_text(form["hash"]), None
+    given = _require_text(form.get("text", form.get("base64", "")))
     if len(given) > 2 * UNDO_BYTES:
         return OldFile(digest, mode, None, LARGE)
     if "text" in form:
@@ -156,7 +157,8 @@ def _old_file_from_json(form: Mapping[str, object]) -> OldFile:
     return OldFile(digest, mode, content)
 
 
-def _check_text(value: object) -> str:
+def _require_text(value: object) -> str:
+    """Return *value* if it is a string; raise ``TypeError`` for any other."""
     if not isinstance(value, str):
         msg = f"{value!r} must be a string"
         raise TypeError(msg)

@@ -29,7 +29,7 @@ from stepengine.tools.bundled.files.read_tools import make_read_tools
 from stepengine.tools.bundled.files.write_tools import make_write_tools
 from stepengine.workspace.path_policy import PathPolicy
 from stepengine.workspace.root import Root
-from stepengine.workspace.text import short_hash
+from stepengine.workspace.text import short_content_hash
 from tests.phrases import OUTSIDE_ROOT
 
 
@@ -548,10 +548,10 @@ async def test_the_log_of_a_write_has_hashes_but_no_content(tmp_path: Path) -> N
         [data for said, data in lines if said == f"file {what}"] for what in ("written", "deleted")
     ]
 
-    assert ("a", 10, short_hash(b"old canary"), short_hash(b"new canary")) == tuple(
+    assert ("a", 10, short_content_hash(b"old canary"), short_content_hash(b"new canary")) == tuple(
         written[name] for name in ("path", "size", "before", "after")
     )
-    assert (short_hash(b"new canary"), None) == (deleted["before"], deleted["after"])
+    assert (short_content_hash(b"new canary"), None) == (deleted["before"], deleted["after"])
     assert isinstance(written["milliseconds"], int)
     assert "canary" not in str(lines)
 

@@ -257,10 +257,12 @@ def test_skill_cache_is_reused_and_invalidated_by_any_change(tmp_path: Path, mon
     Of 3,000 folders one look takes two seconds; each call of `skill` and each turn needs what they hold.
     """
     read: list[str] = []
-    take = skills._add_skill
+    take = skills._read_and_add_skill
     monkeypatch.setattr(skills, "FRESH_NS", 0)
     monkeypatch.setattr(
-        skills, "_add_skill", lambda found, root, path, scope: (read.append(path), take(found, root, path, scope))
+        skills,
+        "_read_and_add_skill",
+        lambda found, root, path, scope: (read.append(path), take(found, root, path, scope)),
     )
 
     def looked() -> tuple[int, dict[str, str]]:
@@ -463,14 +465,14 @@ def test_slow_skill_scan_stops_after_two_seconds(tmp_path: Path, monkeypatch: py
     """
     A head can take a second; time is looked at after each of them.
     """
-    seconds, take = [0.0], skills._add_skill
+    seconds, take = [0.0], skills._read_and_add_skill
     monkeypatch.setattr(walk, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
 
     def slowly(*given: Any) -> None:
         seconds[0] += 0.9
         take(*given)
 
-    monkeypatch.setattr(skills, "_add_skill", slowly)
+    monkeypatch.setattr(skills, "_read_and_add_skill", slowly)
     for number in range(20):
         skill(tmp_path, f"s{number:02}", "description: d\n")
     found = skills.find_skills(tmp_path, user=False)
@@ -481,7 +483,7 @@ def test_slow_skill_scan_stops_after_two_seconds(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.spec("interfaces:IF91")
 def test_skills_missed_by_a_slow_scan_are_found_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds, take, pace = [0.0], skills._add_skill, [0.9]
+    seconds, take, pace = [0.0], skills._read_and_add_skill, [0.9]
     monkeypatch.setattr(walk, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
     monkeypatch.setattr(skills, "FRESH_NS", 0)
 
@@ -489,7 +491,7 @@ def test_skills_missed_by_a_slow_scan_are_found_later(tmp_path: Path, monkeypatc
         seconds[0] += pace[0]
         take(*given)
 
-    monkeypatch.setattr(skills, "_add_skill", slowly)
+    monkeypatch.setattr(skills, "_read_and_add_skill", slowly)
     for number in range(20):
         skill(tmp_path, f"s{number:02}", "description: d\n")
     assert 3 == len(skills.find_skills(tmp_path, user=False).skills)

@@ -13,7 +13,7 @@ from stepengine.data.alike import list_names
 from stepengine.engine.handler_sources import SourceWarning
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.testing import ScriptedModel
-from stepengine.workspace.skills import find_skill
+from stepengine.workspace.skills import get_skill
 
 NAMES = ["apple", "banana", "cherry", "damson", "elder", "fig", "grape"]
 
@@ -77,6 +77,6 @@ def test_unknown_skill_error_names_at_most_five(tmp_path: Path) -> None:
         (folder / "SKILL.md").write_text(f"---\nname: {name}\ndescription: About it.\n---\nDo it.\n")
 
     with pytest.raises(ToolError, match=r"near to it: grape$"):
-        find_skill(tmp_path, "grapes", user=False)
+        get_skill(tmp_path, "grapes", user=False)
     with pytest.raises(ToolError, match="near to it: apple, banana, cherry, damson, elder and 2 more"):
-        find_skill(tmp_path, "zzz", user=False)
+        get_skill(tmp_path, "zzz", user=False)

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 
 from stepengine.data.json import thaw
 from stepengine.errors import DefinitionError
-from stepengine.sandbox.schemas import find_schemas
+from stepengine.sandbox.schemas import parse_schema_classes
 from stepengine.tools.arguments import remove_titles
 from stepengine.tools.schemas import JsonSchema
 
@@ -83,7 +83,7 @@ CLASSES = {
 
 
 def read(text, file="agent.py"):
-    return find_schemas(ast.parse(text), file)
+    return parse_schema_classes(ast.parse(text), file)
 
 
 def made(text, monkeypatch):
@@ -409,7 +409,7 @@ def test_a_hostile_text_is_read_or_refused_in_few_words(text):
     tree = ast.parse(HEAD + text)
     said, found = "", {}
     try:
-        found = find_schemas(tree, "agent.py")
+        found = parse_schema_classes(tree, "agent.py")
     except DefinitionError as error:
         said = str(error)
 
@@ -424,7 +424,7 @@ def test_a_hostile_text_is_read_or_refused_within_a_second(text):
     tree = ast.parse(HEAD + text)
     begin = time.thread_time()
     with contextlib.suppress(DefinitionError):
-        find_schemas(tree, "agent.py")
+        parse_schema_classes(tree, "agent.py")
 
     assert time.thread_time() - begin < 1
 

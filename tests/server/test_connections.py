@@ -20,8 +20,8 @@ from stepengine.workspace.http_connections import (
     ConnectionLimits,
     ConnectionTable,
     OncePerSecond,
-    limits_of_process,
-    make_protocol,
+    connection_limits_of_process,
+    make_limited_protocol,
     report_verified_token,
 )
 from tests.server.served import Served
@@ -63,7 +63,7 @@ def served(limits: ConnectionLimits, app: Any = app) -> Iterator[tuple[int, Conn
 
     table = ConnectionTable(limits)
     config = uvicorn.Config(
-        app, port=0, log_level="warning", lifespan="off", http=make_protocol(table, H11Protocol), ws="none", backlog=limits.backlog,
+        app, port=0, log_level="warning", lifespan="off", http=make_limited_protocol(table, H11Protocol), ws="none", backlog=limits.backlog,
         timeout_graceful_shutdown=1,
     )  # fmt: skip
     with serve_in_thread(config) as port:
@@ -255,7 +255,7 @@ def test_connection_limits_leave_files_for_runs() -> None:
     try:
         for files in (512, 1_024, 8_192):
             resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
-            limits = limits_of_process()
+            limits = connection_limits_of_process()
             found.append((limits.connections, limits.backlog))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -21,7 +21,7 @@ from stepengine.workspace import root as root_module
 from stepengine.workspace.guard import GUARD, CallGuard
 from stepengine.workspace.path_policy import PathPolicy
 from stepengine.workspace.root import Root
-from stepengine.workspace.text import read_capped
+from stepengine.workspace.text import read_if_small
 from stepengine.workspace.worker import LISTED_BYTES
 from stepengine.workspace.workspace import Workspace
 from tests.waits import until
@@ -200,14 +200,14 @@ def test_output_beyond_the_limit_ends_the_connection(tmp_path: Path) -> None:
 
 def slow_to_return(monkeypatch: pytest.MonkeyPatch, has_happened: Callable[[], bool]) -> None:
     """Let whoever sent something continue only when something has happened, as on a machine that is busy."""
-    send = connection.ProgramConnection._send
+    send = connection.ProgramConnection._send_frame
 
     def sent(self: connection.ProgramConnection, head: Any, data: bytes, deadline: float) -> None:
         send(self, head, data, deadline)
         if head["do"] in {"spawn", "put"}:
             until(has_happened)
 
-    monkeypatch.setattr(connection.ProgramConnection, "_send", sent)
+    monkeypatch.setattr(connection.ProgramConnection, "_send_frame", sent)
 
 
 @pytest.mark.deep
@@ -242,7 +242,7 @@ def test_an_unanswered_effect_is_in_doubt_unless_never_sent(tmp_path: Path) -> N
     with liar(tmp_path, "root(); asked()") as place:
         root = Root(place, PathPolicy())
         with pytest.raises(UnknownOutcome):
-            root.fd.put("x", b"data", None)  # type: ignore[union-attr]
+            root.fd.replace_file("x", b"data", None)  # type: ignore[union-attr]
     with liar(tmp_path, "root()") as place:
         root = Root(place, PathPolicy())
         connected = place.system.ensure_connection()  # type: ignore[union-attr]
@@ -288,7 +288,7 @@ def test_a_large_file_and_a_large_folder_come_in_pieces(tmp_path: Path) -> None:
     with Workspace.from_command(["env"], tmp_path, python=sys.executable) as place:
         root = Root(place, PathPolicy())
         opened = root.open_file("large")
-        assert (tmp_path / "large").read_bytes() == read_capped(opened.fd)
+        assert (tmp_path / "large").read_bytes() == read_if_small(opened.fd)
         folder = root.open_folder("many")
         assert sorted([path.name for path in (tmp_path / "many").iterdir()]) == sorted(e.name for e in folder.fd.list())  # type: ignore[union-attr]
         with pytest.raises(ToolError, match="does not exist"):
@@ -540,7 +540,7 @@ def test_a_call_interrupted_while_sending_ends_the_connection(tmp_path: Path, mo
         with monkeypatch.context() as patched:
             patched.setattr(connection.os, "write", half)
             with pytest.raises(KeyboardInterrupt):
-                root.fd.put("x", b"data", None)  # type: ignore[union-attr]
+                root.fd.replace_file("x", b"data", None)  # type: ignore[union-attr]
 
         assert line.is_lost
         assert not line._pending

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from stepengine.workspace.write_ahead import Database, describe_error
+from stepengine.workspace.write_ahead import Database, describe_database_error
 
 
 def error_of(path):
@@ -22,13 +22,13 @@ def error_of(path):
 
 def test_an_unopenable_database_reports_exhausted_descriptors(tmp_path, monkeypatch):
     refused = error_of(tmp_path / "missing" / "runs.db")
-    alone = describe_error(refused, 5)
+    alone = describe_database_error(refused, 5)
 
     def full(*_):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr(os, "open", full)
-    among = describe_error(refused, 5)
+    among = describe_database_error(refused, 5)
     monkeypatch.undo()
 
     assert "unable to open database file" == alone
@@ -44,7 +44,7 @@ def test_a_locked_database_reports_the_wait_time(tmp_path):
     other.close()
     holder.close()
 
-    assert "another program has locked it for 5 s" in describe_error(caught.value, 5)
+    assert "another program has locked it for 5 s" in describe_database_error(caught.value, 5)
 
 
 def test_a_closed_database_opens_no_connection(tmp_path):

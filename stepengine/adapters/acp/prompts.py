@@ -21,7 +21,7 @@ from stepengine.data.messages import DocumentPart, ImagePart, UserMessage
 from stepengine.data.state import AgentState
 from stepengine.data.visible import visible
 from stepengine.errors import InputError, ToolError
-from stepengine.workspace.skills import find_skills, read_instructions
+from stepengine.workspace.skills import find_skills, read_skill_instructions
 
 if TYPE_CHECKING:
     from acp import schema
@@ -181,6 +181,6 @@ def expand_skill_command(text: str, folder: Path) -> str:
     if skill is None:
         return text
     try:
-        return "\n\n".join([read_instructions(skill), *words]).rstrip()
+        return "\n\n".join([read_skill_instructions(skill), *words]).rstrip()
     except ToolError as error:
         raise InputError(error.message) from None

@@ -145,7 +145,7 @@ class ProgramFileAccess:
             ToolError: for a file that is missing, withheld, too large or no text, and for one that a link leads elsewhere by now.
         """
         from stepengine.workspace.root import Root
-        from stepengine.workspace.text import read_capped
+        from stepengine.workspace.text import read_if_small
 
         root = Root(self.folder, PathPolicy())
         try:
@@ -155,7 +155,7 @@ class ProgramFileAccess:
                 if "/".join(opened.parts) != file.path:
                     msg = f"{file.path!r} is not the file that was allowed"
                     raise ToolError(msg)
-                data = read_capped(opened.fd, READ_BYTES)
+                data = read_if_small(opened.fd, READ_BYTES)
             finally:
                 calls.close(opened.fd)
         finally:

@@ -41,7 +41,11 @@ from stepengine.errors import DefinitionError, StepEngineError
 from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.tools.agent_tools import spawnable_agent_tool
 from stepengine.tools.conversion import encode
-from stepengine.workspace.http_connections import logging_once_per_second, protocol_options, report_verified_token
+from stepengine.workspace.http_connections import (
+    logging_once_per_second,
+    report_verified_token,
+    uvicorn_connection_options,
+)
 from stepengine.workspace.installed import installed_version
 from stepengine.workspace.urls import MAX_PORT, is_loopback_host
 
@@ -304,7 +308,7 @@ class AgentServer:
                 _wrap_with_token_check(app, token) if token else app,
                 log_level="warning",
                 lifespan="on",
-                **protocol_options(H11Protocol),
+                **uvicorn_connection_options(H11Protocol),
                 timeout_graceful_shutdown=SHUTDOWN_SECONDS,
             )
             if ready is not None:

@@ -193,7 +193,7 @@ async def _print_memory_notes(chat: Chat, _: str) -> None:
 
 
 async def _list_or_send_skill(chat: Chat, name_and_text: str) -> Exit | None:
-    from stepengine.workspace.skills import find_skill, find_skills, read_instructions
+    from stepengine.workspace.skills import find_skills, get_skill, read_skill_instructions
 
     talk = chat.conversation
     name, _, words = name_and_text.partition(" ")
@@ -203,9 +203,9 @@ async def _list_or_send_skill(chat: Chat, name_and_text: str) -> Exit | None:
         lines = [f"  {skill.name}  {one_line(skill.description, 200)}" for skill in found.skills.values()]
         chat.print_text("\n".join([*lines, *found.warnings]) or "this project has no skills")
         return None
-    skill = await asyncio.to_thread(find_skill, folder, name, user=True)
+    skill = await asyncio.to_thread(get_skill, folder, name, user=True)
     # Only text that the person typed may attach files: a skill is third-party text.
-    sent = "\n\n".join([read_instructions(skill), chat.compose_prompt_and_clear_notes(words.strip())])
+    sent = "\n\n".join([read_skill_instructions(skill), chat.compose_prompt_and_clear_notes(words.strip())])
     return await chat.run_turn(sent.rstrip(), title=f"/skill {name_and_text}")
 
 

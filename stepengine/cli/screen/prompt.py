@@ -595,11 +595,11 @@ def _read_attachment_or_error(
 def _read_file(root: Root, name: str, max_bytes: int) -> str:
     """Return the text of a file; raise ``ValueError`` if it has more than *max_bytes*."""
     from stepengine.workspace import calls
-    from stepengine.workspace.text import read_capped
+    from stepengine.workspace.text import read_if_small
 
     fd = root.open_file(name).fd
     try:
-        content = read_capped(fd, max_bytes)
+        content = read_if_small(fd, max_bytes)
     finally:
         calls.close(fd)
     if content is None:

@@ -67,7 +67,7 @@ def make_change_hook_tool(root: Root, hooks: Sequence[FileChangeHook], run: Tool
         Args:
             files: The files, relative to the root folder.
         """
-        changed = [root.parts(path) for path in files]
+        changed = [root.split_path(path) for path in files]
         found = [hook for hook, pattern in checks if any(pattern.match(parts) for parts in changed)]
         return [await _run_hook(ctx, hook, run) for hook in found]
 

@@ -14,7 +14,7 @@ from stepengine.errors import ToolError
 from stepengine.tools.context import ToolContext
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool
-from stepengine.workspace.skills import FILE_BYTES, NAME_CHARS, find_skill, read_instructions, read_start
+from stepengine.workspace.skills import FILE_BYTES, NAME_CHARS, get_skill, read_file_start, read_skill_instructions
 
 
 def get_working_folder(root: str | os.PathLike[str] | None, ctx: ToolContext | None) -> Path:
@@ -74,12 +74,12 @@ def skill_tool(root: str | os.PathLike[str] | None = None, *, user: bool = True)
             name: The name of the skill.
             file: A file in its folder, relative to it; its instructions by default.
         """
-        found = find_skill(get_working_folder(root, ctx), name, user=user)
+        found = get_skill(get_working_folder(root, ctx), name, user=user)
         if file is not None:
-            data, _ = read_start(found.root, f"{found.folder}/{file}", FILE_BYTES)
+            data, _ = read_file_start(found.root, f"{found.folder}/{file}", FILE_BYTES)
             cut = f"\n[cut after {FILE_BYTES:,} bytes]" if len(data) > FILE_BYTES else ""
             return visible(data[:FILE_BYTES].decode("utf-8", "replace")) + cut
-        return read_instructions(found)
+        return read_skill_instructions(found)
 
     skill.mark_confined()
     return skill

@@ -28,7 +28,7 @@ from stepengine.workspace.calls import FILE
 from stepengine.workspace.line_ends import keep_line_ends
 from stepengine.workspace.paths import display_path
 from stepengine.workspace.root import Missing, OpenedEntry, Root
-from stepengine.workspace.text import READ_WHOLE_BYTES, decode_text, read_capped
+from stepengine.workspace.text import READ_WHOLE_BYTES, decode_text, read_if_small
 
 PROPOSED_BYTES = 8 * 1024 * 1024
 """Proposals are in the memory of a run and its journal; two full files fit."""
@@ -121,7 +121,7 @@ class _ProposedFiles:
 
     def read_proposed_text(self, state: AgentState, path: str) -> str | None:
         """Return the newest proposal of the run for a file, else its current text; ``None`` if it does not exist."""
-        name = PREFIX + display_path(self._root.parts(path))
+        name = PREFIX + display_path(self._root.split_path(path))
         known = state.context.get(name)
         if known is not None and known["run_id"] == state.run_id:
             return str(known["text"])
@@ -135,8 +135,8 @@ class _ProposedFiles:
                     return None
                 fd = calls.open_at(name, FILE, folder)
                 try:
-                    self._root.check_readable_file(OpenedEntry(fd, self._root.parts(path), calls.fstat(fd)), path)
-                    data = read_capped(fd)
+                    self._root.check_readable_file(OpenedEntry(fd, self._root.split_path(path), calls.fstat(fd)), path)
+                    data = read_if_small(fd)
                 finally:
                     calls.close(fd)
         except Missing:
@@ -145,12 +145,12 @@ class _ProposedFiles:
             msg = f"{path!r} cannot be read: {error.strerror or type(error).__name__}"
             raise ToolError(msg) from error
         if data is not None:
-            data = content_in_editor(self._buffers, absolute_path(self._root.real, self._root.parts(path)), data)
+            data = content_in_editor(self._buffers, absolute_path(self._root.real, self._root.split_path(path)), data)
         return _decode_unicode_or_raise(data, path)
 
     def store_and_diff(self, state: AgentState, path: str, before: str, after: str, action: str) -> ToolResult:
         """Return a result with the diff of a proposal and the context change that stores it; raise ``ToolError`` if it is too large."""
-        file = display_path(self._root.parts(path))
+        file = display_path(self._root.split_path(path))
         stale: dict[str, object] = {}
         size = len(after.encode("utf-8", "replace"))
         if size > WRITE_BYTES:

@@ -24,12 +24,12 @@ from stepengine.workspace.paths import display_path, printable_name
 from stepengine.workspace.root import OpenedEntry, Root
 from stepengine.workspace.text import (
     READ_WHOLE_BYTES,
-    binary_kind,
-    cut_line,
+    cut_long_line,
     decode_text,
-    read_capped,
+    guess_binary_kind,
+    read_if_small,
     read_line_range,
-    short_hash,
+    short_content_hash,
 )
 from stepengine.workspace.walk import TEMPORARY, WalkBudget
 
@@ -196,7 +196,7 @@ class _WantedPart:
     def make_dedup_key(self, root: Root) -> Any:
         """Return a key that is the same for the same part of the same file."""
         try:
-            parts: object = root.parts(self.path)
+            parts: object = root.split_path(self.path)
         except ToolError:
             parts = self.path
         return parts, self.offset, self.limit
@@ -248,20 +248,20 @@ class _FileReader:
     def _read_lines(self, opened: OpenedEntry) -> tuple[list[str], int | None]:
         """Return the wanted lines and the number of lines in the file, ``None`` if it is too large to count."""
         wanted, fd, size = self._wanted, opened.fd, opened.info.st_size
-        data = read_capped(fd) if size <= READ_WHOLE_BYTES else None
+        data = read_if_small(fd) if size <= READ_WHOLE_BYTES else None
         if data is None:
             calls.lseek(fd, 0)
             self._check_large_file_request(fd, size)
             return read_line_range(fd, wanted.offset - 1, wanted.limit)
         data = content_in_editor(self._buffers, absolute_path(self._root.real, opened.parts), data)
-        self._hash = short_hash(data)
+        self._hash = short_content_hash(data)
         decoded = decode_text(data)
         if decoded is None:
             self._raise_for_binary(data, f"{len(data):,} bytes")
         lines = decoded.shown.split("\n")
         ends = [*[line + "\n" for line in lines[:-1]], *([lines[-1]] if lines[-1] else [])]
         window = ends[wanted.offset - 1 : wanted.offset - 1 + wanted.limit]
-        return [cut_line(line) for line in window], len(ends)
+        return [cut_long_line(line) for line in window], len(ends)
 
     def _check_large_file_request(self, fd: Fd, size: int) -> None:
         """Raise ``ToolError`` for a large file that is binary or requested without offset and limit."""
@@ -278,7 +278,7 @@ class _FileReader:
     def _raise_for_binary(self, data: bytes, size: str) -> NoReturn:
         path = self._wanted.path
         msg = (
-            f"{path!r} is a binary file ({binary_kind(data, path)}, {size}); read_files shows text only. "
+            f"{path!r} is a binary file ({guess_binary_kind(data, path)}, {size}); read_files shows text only. "
             "Use list_directory to see what is beside it, or run_terminal_command, if you have it, to inspect it"
         )
         raise ToolError(msg)

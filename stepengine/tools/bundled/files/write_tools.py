@@ -31,7 +31,7 @@ from stepengine.workspace.calls import FILE, Fd
 from stepengine.workspace.line_ends import keep_line_ends
 from stepengine.workspace.paths import display_path
 from stepengine.workspace.root import Missing, OpenedEntry, Root
-from stepengine.workspace.text import READ_WHOLE_BYTES, decode_text, read_capped, short_hash
+from stepengine.workspace.text import READ_WHOLE_BYTES, decode_text, read_if_small, short_content_hash
 from stepengine.workspace.writes import FileWrite, OldFile, content_hash
 
 WRITE_BYTES = 4 * 1024 * 1024
@@ -264,7 +264,7 @@ class FoundFile:
     @property
     def digest(self) -> str:
         """The short hash of the content; ``""`` if the file does not exist or was not read."""
-        return "" if self.data is None else short_hash(self.data)
+        return "" if self.data is None else short_content_hash(self.data)
 
 
 Change: TypeAlias = Callable[[FoundFile], bytes | None]
@@ -338,12 +338,12 @@ class _Writer:
                 self._check_unchanged(ctx, call_input, old)
                 new = change(old)
                 self._write_or_delete(folder, name, old, new, path)
-                after = "" if new is None else short_hash(new)
-                record_hash(ctx, self._root.real, self._root.parts(path), after)
+                after = "" if new is None else short_content_hash(new)
+                record_hash(ctx, self._root.real, self._root.split_path(path), after)
         except OSError as error:
             msg = f"{path!r} was not written: {error.strerror or type(error).__name__}"
             raise ToolError(msg) from error
-        done = ContentChange(display_path(self._root.parts(path)), old, new)
+        done = ContentChange(display_path(self._root.split_path(path)), old, new)
         ctx.emit(FileChanged(file=done.file, action=done.action))
         ctx.logger.info(
             "file written" if new is not None else "file deleted",
@@ -370,7 +370,7 @@ class _Writer:
             replace_file(folder, name, new, old.info)
 
     def _get_absolute_path(self, path: str) -> str:
-        return absolute_path(self._root.real, self._root.parts(path))
+        return absolute_path(self._root.real, self._root.split_path(path))
 
     def _make_undo_record(self, change: ContentChange, created_folders: Sequence[str]) -> FileWrite:
         """Return the record from which a change can be undone."""
@@ -391,7 +391,7 @@ class _Writer:
             raise ToolError(msg)
         expected = call_input["expected_hash"]
         if not expected and old.data is not None:
-            expected = find_hash(ctx, self._root.real, self._root.parts(path))
+            expected = find_hash(ctx, self._root.real, self._root.split_path(path))
         if expected and old.digest != expected:
             msg = f"{path!r} has changed since it was read; read it again"
             raise ToolError(msg)
@@ -403,8 +403,8 @@ class _Writer:
             return FoundFile(None, None)
         fd = calls.open_at(name, FILE, folder)
         try:
-            self._root.check_readable_file(OpenedEntry(fd, self._root.parts(path), calls.fstat(fd)), path)
-            data = read_capped(fd)
+            self._root.check_readable_file(OpenedEntry(fd, self._root.split_path(path), calls.fstat(fd)), path)
+            data = read_if_small(fd)
         finally:
             calls.close(fd)
         if data is None:
@@ -417,7 +417,7 @@ class _Writer:
         info = calls.fstat(folder)
         if (info.st_dev, info.st_ino) not in self._swept:
             self._swept.add((info.st_dev, info.st_ino))
-            calls.remove_stale_files(folder)
+            calls.remove_stale_temporary_files(folder)
 
     # --- what people are shown ----------------------------------------------------------------------------------------
 
@@ -432,7 +432,7 @@ class _Writer:
             old = FoundFile(None, None)
             with suppress(Missing), self._root.open_parent(path, create=False) as (folder, name):
                 old = self._read_found_file(folder, name, path)
-            done = ContentChange(display_path(self._root.parts(path)), old, change(old))
+            done = ContentChange(display_path(self._root.split_path(path)), old, change(old))
         except (ToolError, OSError) as error:
             why = error.message if isinstance(error, ToolError) else error.strerror or type(error).__name__
             return ToolPreview(f"{verb} {path!r}, which will be refused", {"problem": why}, problem=why)

@@ -11,7 +11,7 @@ from stepengine.errors import ToolError
 from stepengine.workspace import calls
 from stepengine.workspace.calls import Fd, FolderEntry
 from stepengine.workspace.patterns import IgnorePattern
-from stepengine.workspace.text import read_capped
+from stepengine.workspace.text import read_if_small
 from stepengine.workspace.walk import WalkBudget, walk
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Ignore:
         except (ToolError, UnicodeError):
             return []
         try:
-            data = read_capped(opened.fd, FILE_BYTES)
+            data = read_if_small(opened.fd, FILE_BYTES)
         finally:
             calls.close(opened.fd)
         made: list[IgnorePattern] = []

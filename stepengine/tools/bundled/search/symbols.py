@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from stepengine.errors import ToolError
 from stepengine.workspace import calls
-from stepengine.workspace.text import FileText, decode_text, read_capped
+from stepengine.workspace.text import FileText, decode_text, read_if_small
 
 if TYPE_CHECKING:
     from stepengine.workspace.root import Root
@@ -95,7 +95,7 @@ def read_text_file(root: Root, parts: tuple[str, ...], max_bytes: int) -> FileTe
     except (ToolError, UnicodeError):
         return None
     try:
-        data = read_capped(opened.fd, max_bytes) if opened.parts == parts else None
+        data = read_if_small(opened.fd, max_bytes) if opened.parts == parts else None
     except OSError:
         return None
     finally:
