@@ -16,7 +16,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
-from urllib.parse import quote, urljoin
+from urllib.parse import quote, urljoin, urlsplit
 
 from attrs import frozen
 
@@ -283,7 +283,7 @@ class AllowList:
         if target.path != "/":
             msg = f"allow: {entry!r} has a path; entries are hosts such as 'example.com' or 'example.com:8080'"
             raise DefinitionError(msg)
-        port = target.port if target.port != PORTS["http"] or entry.endswith(":80") else None
+        port = None if urlsplit(f"http://{entry}").port is None else target.port
         if is_wild:
             self._below.add((tuple(target.host.split(".")), port))
         else:

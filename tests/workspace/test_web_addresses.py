@@ -175,6 +175,18 @@ def test_hosts_are_compared_label_by_label_in_their_idna_form(url: str) -> None:
 
 
 @pytest.mark.spec("remote:NW06")
+@pytest.mark.parametrize("entry", ["port.net:80", "port.net:080", "port.net:80/", "[::5]:80", "*.net:80"])
+def test_port_of_an_entry_is_the_only_allowed_one(entry: str) -> None:
+    host = "[::5]" if entry.startswith("[") else "port.net"
+    allow = AllowList([entry], ())
+
+    allow.check(parse_url(f"http://{host}/"))
+    for other in (f"https://{host}/", f"http://{host}:443/"):
+        with pytest.raises(BlockedAddress):
+            allow.check(parse_url(other))
+
+
+@pytest.mark.spec("remote:NW06")
 @pytest.mark.parametrize("port", [22, 8080])
 async def test_other_ports_must_be_allowed_explicitly(port: int) -> None:
     names = Names()
