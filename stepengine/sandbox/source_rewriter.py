@@ -230,9 +230,14 @@ class _SourceRewriter:
         self._gone: set[int] = set()
         self._used = {s.node.id for s in self._all if isinstance(s.node, ast.Name) and isinstance(s.node.ctx, ast.Load)}
         self.lines: dict[str, int] = {}
-        self.params_of: dict[str, str] = {}
+        self._params_of: dict[str, str] = {}
         self.holds = ""
         self.holds_at = 1
+
+    @property
+    def params_of(self) -> dict[str, str]:
+        """The schema class of each handler's params, for handlers with such a class."""
+        return {handler: schema for handler, schema in self._params_of.items() if schema}
 
     def rewrite(self) -> str:
         """Return the rewritten text; raise ``DefinitionError`` for code that the sandbox cannot run."""
@@ -430,8 +435,14 @@ class _SourceRewriter:
     def _rewrite_agent_arguments(self, call: ast.Call) -> None:
         """Replace handlers and schema classes in keyword arguments, and record the schema class of each handler's params."""
         named = {one.arg: one.value.id for one in call.keywords if isinstance(one.value, ast.Name)}
-        if named.get("input_schema") in self._schemas:
-            self.params_of[named.get("handle_steps", "")] = named["input_schema"]
+        handler, schema = named.get("handle_steps", ""), named.get("input_schema", "")
+        if handler in self.lines:
+            schema = schema if schema in self._schemas else ""
+            if self._params_of.setdefault(handler, schema) != schema:
+                self._refuse(
+                    call,
+                    f"agents that share the handler {handler!r} need the same input_schema; write a handler for each",
+                )
         for keyword in call.keywords:
             value = keyword.value
             if not isinstance(value, ast.Name):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,28 @@ def test_a_file_with_unsupported_parts_is_refused_with_its_line(agent_id: str) -
 
     with pytest.raises(DefinitionError, match=rf"{file.name}:\d+: "):
         load_file(file)
+
+
+@pytest.mark.parametrize(
+    ("second", "is_refused"), [("input_schema=Weather", False), ("input_schema=Count", True), ("model='x/y'", True)]
+)
+def test_agents_that_share_a_handler_need_one_input_schema(second: str, is_refused: bool) -> None:
+    text = f"""
+from pydantic import BaseModel
+from stepengine import STEP, AgentDefinition
+class Weather(BaseModel):
+    city: str
+class Count(BaseModel):
+    count: int = 7
+def run(ctx):
+    yield STEP
+agents = [
+    AgentDefinition("a", handle_steps=run, input_schema=Weather),
+    AgentDefinition("b", handle_steps=run, {second}),
+]
+"""
+    with pytest.raises(DefinitionError, match=r"a\.py:12: .*'run' need the same") if is_refused else nullcontext():
+        rewrite_for_sandbox(text, "a.py")
 
 
 @pytest.mark.deep
