@@ -825,7 +825,7 @@ class Redactor(TextRedactor):
         text = value if isinstance(value, str) else _encode_compact_json(value)
         return self.make_placeholder(text, name, differs_by_machine=is_secret_name(name, "member"))
 
-    def redact_for_run(self, value: object) -> Any:
+    def redact_keeping_machine_details(self, value: object) -> Any:
         """Return *value* without secrets, but with details of the local machine, as a run may see it."""
         return self._local_redactor.value(value)
 
@@ -884,7 +884,7 @@ class Redactor(TextRedactor):
                 value = _decode_json_string(piece)
                 clean = self._redact_token(name or (lists[-1] if lists else ""), value, piece, level)
                 if clean != value:
-                    made += (text[at : token.start()], _encode_string_like(piece, clean))
+                    made += (text[at : token.start()], _encode_like_json_string(piece, clean))
                     at = token.end()
             last = _decode_json_string(piece) if piece[0] == '"' else ""
         return "".join([*made, text[at:]])
@@ -1322,7 +1322,7 @@ def _find_json_changes(tokens: Iterator[re.Match[str]], old: object, new: object
         for (name, member), (new_name, new_member) in zip(old.items(), new.items(), strict=True):
             key, _colon = next(tokens), next(tokens)
             if name != new_name:
-                yield *key.span(), _encode_string_like(key[0], new_name)
+                yield *key.span(), _encode_like_json_string(key[0], new_name)
             yield from _find_json_changes(tokens, member, new_member)
             next(tokens)
     elif isinstance(old, list) and isinstance(new, list | tuple) and len(old) == len(new) > 0:
@@ -1335,11 +1335,11 @@ def _find_json_changes(tokens: Iterator[re.Match[str]], old: object, new: object
             last = next(tokens)
             depth += (last[0] in OPENING) - (last[0] in CLOSING)
         if old is not new and (type(old) is not type(new) or old != new):
-            piece = _encode_string_like(first[0], new) if isinstance(new, str) else _encode_compact_json(new)
+            piece = _encode_like_json_string(first[0], new) if isinstance(new, str) else _encode_compact_json(new)
             yield first.start(), last.end(), piece
 
 
-def _encode_string_like(piece: str, text: str) -> str:
+def _encode_like_json_string(piece: str, text: str) -> str:
     """Return *text* as a JSON string; where it equals the start and end of *piece*, the spelling of *piece* is used."""
     if piece[0] != '"' or not _is_json_string(piece):
         return _encode_compact_json(text)

@@ -84,11 +84,11 @@ def find_shell_command(details: object) -> str:
     return ""
 
 
-def find_call_subject(given: object) -> str:
+def find_call_subject(tool_input: object) -> str:
     """Return the command, file, pattern or URL in a tool's input; ``""`` where there is none."""
-    if not isinstance(given, Mapping):
+    if not isinstance(tool_input, Mapping):
         return ""
-    value = find_shell_command(given) or next((given[name] for name in SUBJECTS if given.get(name)), "")
+    value = find_shell_command(tool_input) or next((tool_input[name] for name in SUBJECTS if tool_input.get(name)), "")
     several = value if isinstance(value, list | tuple) else ()
     return value if isinstance(value, str) else ", ".join(map(str, several))
 

@@ -142,7 +142,7 @@ def freeze_object(value: Any, path: str = "$") -> JsonDict:
         return value
     frozen = freeze(value, path)
     if not isinstance(frozen, JsonDict):
-        msg = f"expected a JSON object at {path}, not {_type_name(value)}"
+        msg = f"expected a JSON object at {path}, not {_name_type_with_article(value)}"
         raise DataError(msg, path=path)
     return frozen
 
@@ -157,7 +157,7 @@ def require_storable_text(value: str, path: str = "$") -> str:
     if type(value) is str and value.isascii():
         return value
     if not isinstance(value, str):
-        msg = f"expected text at {path}, not {_type_name(value)}"
+        msg = f"expected text at {path}, not {_name_type_with_article(value)}"
         raise DataError(msg, path=path)
     try:
         str.encode(value)  # a subclass may override it
@@ -223,7 +223,7 @@ def _freeze_value(value: Any, path: str, room: int) -> object:
         items = JsonList([_freeze_value(v, f"{path}[{i}]", room - 1) for i, v in enumerate(value)])
         items._levels = 1 + max(map(_get_depth, items), default=0)  # noqa: SLF001 - made here
         return items
-    msg = f"{_type_name(value)} at {path} is not JSON; use str, numbers, bool, None, lists or dicts{hint_at_mistake(value)}"
+    msg = f"{_name_type_with_article(value)} at {path} is not JSON; use str, numbers, bool, None, lists or dicts{hint_at_mistake(value)}"
     raise DataError(msg, path=path)
 
 
@@ -255,7 +255,7 @@ def _freeze_mapping(value: Mapping[Any, Any], path: str, room: int) -> JsonDict:
     members, levels = {}, 0
     for key, item in value.items():
         if not isinstance(key, str):
-            msg = f"the key {key!r} at {path} is {_type_name(key)}; JSON keys are strings"
+            msg = f"the key {key!r} at {path} is {_name_type_with_article(key)}; JSON keys are strings"
             raise DataError(msg, path=path)
         name = key if type(key) is str and key.isascii() else require_storable_text(key, path)
         kind = type(item)
@@ -285,7 +285,7 @@ def _make_nesting_error(path: str) -> DataError:
     return DataError(f"nested deeper than {MAX_DEPTH_LEVELS} levels at {path}", path=path)
 
 
-def _type_name(value: object) -> str:
+def _name_type_with_article(value: object) -> str:
     return "null" if value is None else f"a {type(value).__name__}"
 
 

@@ -22,7 +22,7 @@ KINDS: dict[Any, type] = {str: str, list: list}
 
 def bind_arguments(name: str, signature: inspect.Signature, /, *args: object, **kwargs: object) -> dict[str, Any]:
     """
-    Return Python arguments by parameter name.
+    Return Python arguments by parameter name; raise ``TypeError`` with the valid names if they do not fit the signature.
 
     Raises:
         TypeError: when they do not fit, naming the tool and what it takes.

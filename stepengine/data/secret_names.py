@@ -181,10 +181,10 @@ def _decode_escapes(text: str) -> str:
     text = text.replace("\\\\", ESCAPED_BACKSLASH).replace('\\"', ESCAPED_QUOTE).replace("\\/", "/")
     for escape in ("\\b", "\\f", "\\n", "\\r", "\\t"):
         text = text.replace(escape, "\n")
-    return ESCAPED_ASCII.sub(_decode_char, ESCAPED_OTHERS.sub(" ", text)) if "\\u" in text else text
+    return ESCAPED_ASCII.sub(_decode_escaped_char, ESCAPED_OTHERS.sub(" ", text)) if "\\u" in text else text
 
 
-def _decode_char(escape: re.Match[str]) -> str:
+def _decode_escaped_char(escape: re.Match[str]) -> str:
     char = chr(int(escape[1], 16))
     return {'"': ESCAPED_QUOTE, "\\": ESCAPED_BACKSLASH}.get(char, max(char, " "))
 

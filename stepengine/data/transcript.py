@@ -343,7 +343,7 @@ class Transcript(Sequence[Message]):
 
     def memo(self, key: object, fn: Callable[[Message], T]) -> Sequence[T]:
         """
-        Return ``fn(message)`` for every message, computed once per message and *key*.
+        Return ``fn(message)`` for every message, cached per message and *key*.
 
         The values sit on the messages and travel with them into other transcripts. *fn* must be pure.
         """
