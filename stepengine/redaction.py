@@ -730,7 +730,7 @@ class TextRedactor:
         if self.shapes and looks_secret(text):
             found.update({text[start:end]: name for start, end, name in find_secret_shapes(text)})
             tree = parse_if_json(text) if level < NESTED_JSON else text
-            for inner in _find_strings(tree) if tree is not text else ():
+            for inner in _find_strings_and_keys(tree) if tree is not text else ():
                 found.update(self.find_secrets(inner, level + 1))
         return {secret: name for secret, name in found.items() if not self._is_exempt(secret)}
 
@@ -1397,14 +1397,14 @@ def _flatten_list(value: object) -> Iterator[object]:
         yield value
 
 
-def _find_strings(value: object) -> Iterator[str]:
+def _find_strings_and_keys(value: object) -> Iterator[str]:
     if isinstance(value, Mapping):
         for key, member in value.items():
             yield key
-            yield from _find_strings(member)
+            yield from _find_strings_and_keys(member)
     elif isinstance(value, list):
         for member in value:
-            yield from _find_strings(member)
+            yield from _find_strings_and_keys(member)
     elif isinstance(value, str):
         yield value
 

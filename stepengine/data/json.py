@@ -104,7 +104,7 @@ class JsonList(list[Any]):
 
 def freeze(value: Any, path: str = "$") -> Any:
     """
-    Return *value* as an immutable JSON value.
+    Return *value* as an immutable JSON value; raise ``DataError`` if it is not JSON.
 
     Dicts become ``JsonDict``, lists and tuples ``JsonList``; values that are already frozen come back as they are.
 
@@ -133,7 +133,7 @@ def freeze(value: Any, path: str = "$") -> Any:
 
 def freeze_object(value: Any, path: str = "$") -> JsonDict:
     """
-    Return *value*, a mapping, as an immutable JSON object.
+    Return *value*, a mapping, as an immutable JSON object; raise ``DataError`` for anything else.
 
     Raises:
         DataError: as ``freeze``, and for what is not a mapping.

@@ -134,7 +134,7 @@ def is_secret(name: str, value: str, place: Place) -> bool:
 
 
 def may_differ_between_machines(name: str, value: str, place: Place) -> bool:
-    """Return True if a secret is a credential, and so may be another one on another machine."""
+    """Return True if *name*, or *name* and *value*, mark a credential, whose value may differ on another machine."""
     kind = _classify_name(name[-MAX_NAME_CHARS:], place)
     return kind == "credential" or (kind == "doubtful" and looks_random(value))
 

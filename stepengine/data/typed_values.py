@@ -67,7 +67,7 @@ def _remember_source(model: object, value: JsonValue) -> None:
 
 def model_to_json(model: Any, *, kind: Any = None, is_fresh: bool = False) -> JsonValue:
     """
-    Return JSON from which an equal pydantic model can be read; raise if its own forms do not restore it.
+    Return JSON from which an equal pydantic model can be read; raise ``DataError`` if there is none.
 
     Args:
         model: The model.

@@ -554,11 +554,11 @@ class Path:
         """Return whether the rule covers the tool of a call."""
         return _matches_tool(self.tool, request)
 
-    def matches_file(self, parts: Sequence[str], low: Sequence[str], decision: Effect) -> bool:
-        """Return whether a file matches, by its resolved path below the root of a tool; for *low* see ``normalize_path_for_deny``."""
+    def matches_file(self, parts: Sequence[str], folded_parts: Sequence[str], decision: Effect) -> bool:
+        """Return whether a file matches, by its resolved path below the root and that path after ``normalize_path_for_deny``."""
         if decision == "allow":
             return any(glob.match(parts) for glob in self._exact)
-        return any(glob.match(low) for glob in self._folded)
+        return any(glob.match(folded_parts) for glob in self._folded)
 
     def _matches_as_written(self, path: str) -> bool:
         if is_file_url(path) or not _stays_below_root(path):
