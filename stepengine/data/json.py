@@ -205,22 +205,22 @@ def _get_depth(value: object) -> int:
     return getattr(value, "_levels", 0) if type(value) in (JsonDict, JsonList) else 0
 
 
-def _freeze_value(value: Any, path: str, room: int) -> object:
-    """Return *value* frozen; containers may be nested *room* levels deep."""
+def _freeze_value(value: Any, path: str, levels_left: int) -> object:
+    """Return *value* frozen; containers may be nested *levels_left* levels deep."""
     if isinstance(value, str):
         return require_storable_text(value, path)
     if value is None or isinstance(value, (int, float)):
         return _freeze_number(value, path)
-    if room == 0:
+    if levels_left == 0:
         raise _make_nesting_error(path)
     if type(value) in (JsonDict, JsonList) and hasattr(value, "_levels"):
-        if value._levels > room:  # noqa: SLF001 - made here
+        if value._levels > levels_left:  # noqa: SLF001 - made here
             raise _make_nesting_error(path)
         return value
     if isinstance(value, (dict, Mapping)):
-        return _freeze_mapping(value, path, room - 1)
+        return _freeze_mapping(value, path, levels_left - 1)
     if isinstance(value, (list, tuple)):
-        items = JsonList([_freeze_value(v, f"{path}[{i}]", room - 1) for i, v in enumerate(value)])
+        items = JsonList([_freeze_value(v, f"{path}[{i}]", levels_left - 1) for i, v in enumerate(value)])
         items._levels = 1 + max(map(_get_depth, items), default=0)  # noqa: SLF001 - made here
         return items
     msg = f"{_name_type_with_article(value)} at {path} is not JSON; use str, numbers, bool, None, lists or dicts{hint_at_mistake(value)}"
@@ -251,7 +251,7 @@ def hint_at_mistake(value: object) -> str:
     return f"; {hint}" if hint else ""
 
 
-def _freeze_mapping(value: Mapping[Any, Any], path: str, room: int) -> JsonDict:
+def _freeze_mapping(value: Mapping[Any, Any], path: str, levels_left: int) -> JsonDict:
     members, levels = {}, 0
     for key, item in value.items():
         if not isinstance(key, str):
@@ -262,7 +262,7 @@ def _freeze_mapping(value: Mapping[Any, Any], path: str, room: int) -> JsonDict:
         if (kind is str and item.isascii()) or (kind is int and MIN_NUMBER <= item <= MAX_NUMBER):
             members[name] = item
         else:
-            members[name] = frozen = _freeze_value(item, f"{path}.{name}", room)
+            members[name] = frozen = _freeze_value(item, f"{path}.{name}", levels_left)
             levels = max(levels, _get_depth(frozen))
     made = JsonDict(members)
     made._levels = levels + 1  # noqa: SLF001 - made here

@@ -185,7 +185,7 @@ class ObjectCodec:
 
     def _encode_object(self, value: Any) -> dict[str, object]:
         cls = type(value)
-        shape = self._shapes.get(cls) or self._add_shape(cls)
+        shape = self._shapes.get(cls) or self._make_and_cache_shape(cls)
         data: dict[str, object] = {"type": shape.tag}
         name = ""
         try:
@@ -218,7 +218,7 @@ class ObjectCodec:
             )
             msg = f"unknown type {format_value(tag)}{known}"
             raise fault(msg)
-        return self._decode_members(data, cls, self._shapes.get(cls) or self._add_shape(cls))
+        return self._decode_members(data, cls, self._shapes.get(cls) or self._make_and_cache_shape(cls))
 
     def _decode_members(self, data: Any, cls: type[object], shape: _Shape) -> object:
         members, values = shape.members, dict[str, Any]()
@@ -245,7 +245,7 @@ class ObjectCodec:
     # Made when a class is first stored or read, not for all classes on import: evaluating hints would slow every
     # `import stepengine`. Errors come from `fault`, whose path starts at `$`. Each level adds its own step to the path of the
     # error (`prefix_path`), so no path is passed down.
-    def _add_shape(self, cls: type[object]) -> _Shape:
+    def _make_and_cache_shape(self, cls: type[object]) -> _Shape:
         """Compute, store and return the shape of a class."""
         if not self.is_stored(cls):
             msg = f"a {cls.__name__} cannot be stored"

@@ -119,8 +119,8 @@ def _iterate_subschemas(schema: Mapping[str, Any]) -> Iterator[tuple[Mapping[str
 
 def _suggest_keyword(word: str, value: object) -> str:
     """Return a hint at the keyword that an unknown word of a schema stands for, or at ``properties``; ``""`` without one."""
-    plain = {_keep_alphanumerics(known): known for known in KEYWORDS}
-    same = plain.get(_keep_alphanumerics(word)) or OTHER_WORDS.get(word.lower())
+    plain = {_to_lower_alphanumerics(known): known for known in KEYWORDS}
+    same = plain.get(_to_lower_alphanumerics(word)) or OTHER_WORDS.get(word.lower())
     near = (same,) if same else find_nearest(word, KEYWORDS - SHORT_KEYWORDS, alike=NEAR_RATIO, n=1)
     if near:
         return f"did you mean {near[0]!r}?"
@@ -128,7 +128,7 @@ def _suggest_keyword(word: str, value: object) -> str:
     return "put it below 'properties'" if isinstance(kind, str) and kind in TYPES else ""
 
 
-def _keep_alphanumerics(word: str) -> str:
+def _to_lower_alphanumerics(word: str) -> str:
     return "".join([sign for sign in word if sign.isalnum()]).lower()
 
 

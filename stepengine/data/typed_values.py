@@ -181,7 +181,7 @@ def find_changes(before: Any, after: Any, path: str) -> Iterator[tuple[str, obje
     parts, others = _get_compared_parts(before), _get_compared_parts(after)
     same_kind = _get_comparison_type(before) is _get_comparison_type(after)
     if not same_kind:
-        is_same = _is_equal_scalar(before, after)
+        is_same = _are_equal_despite_types(before, after)
     elif parts is None or others is None:
         is_same = bool(before == after)
     else:
@@ -216,7 +216,7 @@ def find_secret_path(value: Any, path: str) -> str | None:
     return next(filter(None, found), None)
 
 
-def _is_equal_scalar(before: object, after: object) -> bool:
+def _are_equal_despite_types(before: object, after: object) -> bool:
     """Return True for equal numbers or texts of two classes, such as the default ``0`` of a float; not for enums and bools."""
     both = (before, after)
     if any(isinstance(one, bool | Enum) for one in both) or not all(isinstance(one, SCALARS) for one in both):

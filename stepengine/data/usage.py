@@ -156,8 +156,8 @@ class Spending:
     def __add__(self, other: Spending) -> Spending:
         if not isinstance(other, Spending):
             return NotImplemented
-        by_agent, agent_costs = _add_by_key(self.by_agent, self.agent_costs, other.by_agent, other.agent_costs)
-        by_model, model_costs = _add_by_key(self.by_model, self.model_costs, other.by_model, other.model_costs)
+        by_agent, agent_costs = _add_usage_and_costs(self.by_agent, self.agent_costs, other.by_agent, other.agent_costs)
+        by_model, model_costs = _add_usage_and_costs(self.by_model, self.model_costs, other.by_model, other.model_costs)
         return Spending(
             self.usage + other.usage,
             add_cost(self.cost, other.cost),
@@ -169,7 +169,7 @@ class Spending:
         )
 
 
-def _add_by_key(
+def _add_usage_and_costs(
     a: Mapping[str, Usage], a_costs: Mapping[str, Decimal], b: Mapping[str, Usage], b_costs: Mapping[str, Decimal]
 ) -> tuple[Mapping[str, Usage], Mapping[str, Decimal]]:
     """Return the sums of usage and of known costs per key; a used part without a cost makes the sum unknown."""

@@ -926,21 +926,21 @@ class StepResult:
 
         def __eq__(self, other: object) -> object:
             if isinstance(other, StepResult):
-                return self is other or _get_compared_fields(self) == _get_compared_fields(other)
+                return self is other or _list_equality_fields(self) == _list_equality_fields(other)
             if isinstance(other, ANSWERS):
                 msg = f"a StepResult is never equal to {_format_short_value(other)}; {YIELD_FROM}"
                 raise TypeError(msg)
             return NotImplemented
 
         def __hash__(self) -> int:
-            return hash(_get_compared_fields(self))
+            return hash(_list_equality_fields(self))
 
         def __getattr__(self, name: str) -> object:
             msg = f"'StepResult' object has no attribute {name!r}; {YIELD_FROM}"
             raise AttributeError(msg, name=name, obj=self)
 
 
-def _get_compared_fields(result: StepResult) -> tuple[object, ...]:
+def _list_equality_fields(result: StepResult) -> tuple[object, ...]:
     return (result.agent_state, result.tool_results, result.steps_complete, result.n_responses, result.value)
 
 

@@ -140,7 +140,12 @@ class Request:
         if self.tool.category != "execute":
             return ()
         return tuple(
-            [_parse_input_command(given) for name in COMMANDS for given in (self.input.get(name),) if given is not None]
+            [
+                _parse_command_or_script(given)
+                for name in COMMANDS
+                for given in (self.input.get(name),)
+                if given is not None
+            ]
         )
 
     def texts_in_members(self, names: Sequence[str]) -> Iterator[str]:
@@ -294,7 +299,7 @@ def is_checkable_by_path_rules(spec: ToolSpec) -> bool:
     return spec.about is not None or any(name in PATHS for name in list_member_names(spec.input_schema))
 
 
-def _parse_input_command(given: object) -> Argv | Script:
+def _parse_command_or_script(given: object) -> Argv | Script:
     words = (
         given if isinstance(given, str) else [str(word) for word in given] if isinstance(given, list) else str(given)
     )
@@ -321,7 +326,7 @@ def find_texts_by_member_name(
             yield from find_texts_by_member_name(member, names, under)
 
 
-def _normalize_name(name: str) -> str:
+def _replace_dashes(name: str) -> str:
     return name.replace("-", "_")
 
 
@@ -369,7 +374,7 @@ class ToolNamed:
 
     def matches(self, request: Request, _decision: Effect) -> bool:
         """Return whether the name of the tool matches."""
-        return _matches_wildcard(_normalize_name(self.name), _normalize_name(request.tool.name))
+        return _matches_wildcard(_replace_dashes(self.name), _replace_dashes(request.tool.name))
 
     def __str__(self) -> str:
         return f"tool {self.name}"
@@ -768,7 +773,7 @@ def _remove_dot_steps(path: str) -> str:
     return path if not _stays_below_root(path.lstrip("/")) else "/" * path.startswith("/") + "/".join(_split_path(path))
 
 
-def _strings_or_none(value: Iterable[str] | None) -> tuple[str, ...] | None:
+def _to_string_tuple_or_none(value: Iterable[str] | None) -> tuple[str, ...] | None:
     return None if value is None else to_string_tuple(value)
 
 
@@ -799,10 +804,10 @@ class Call:
     tool: str
     input: JsonDict | None = attrs.field(default=None, converter=attrs.converters.optional(freeze_object))
     agent: str | None = attrs.field(default=None, kw_only=True)
-    paths: tuple[str, ...] | None = attrs.field(default=None, converter=_strings_or_none, kw_only=True)
-    hosts: tuple[str, ...] | None = attrs.field(default=None, converter=_strings_or_none, kw_only=True)
-    prefix: tuple[str, ...] | None = attrs.field(default=None, converter=_strings_or_none, kw_only=True)
-    origins: tuple[str, ...] | None = attrs.field(default=None, converter=_strings_or_none, kw_only=True)
+    paths: tuple[str, ...] | None = attrs.field(default=None, converter=_to_string_tuple_or_none, kw_only=True)
+    hosts: tuple[str, ...] | None = attrs.field(default=None, converter=_to_string_tuple_or_none, kw_only=True)
+    prefix: tuple[str, ...] | None = attrs.field(default=None, converter=_to_string_tuple_or_none, kw_only=True)
+    origins: tuple[str, ...] | None = attrs.field(default=None, converter=_to_string_tuple_or_none, kw_only=True)
     any_input: bool = attrs.field(default=False, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
@@ -854,7 +859,7 @@ class Call:
     def matches(self, request: Request, _decision: Effect) -> bool:
         """Return whether a call has this tool and fits all members of the matcher."""
         if request.tool.name != self.tool or (
-            self.agent is not None and _normalize_name(self.agent) != _normalize_name(request.agent_id)
+            self.agent is not None and _replace_dashes(self.agent) != _replace_dashes(request.agent_id)
         ):
             return False
         if self.prefix is not None and (
@@ -996,7 +1001,9 @@ def _may_name_other_files(allowed: Sequence[str], request: Request) -> bool:
 
 def _parse_commands_in_input(request: Request) -> JsonDict:
     """Return the input with its commands as lists of words; a script, which only a shell can parse, is unchanged."""
-    read = {name: _parse_input_command(request.input[name]) for name in COMMANDS if request.input.get(name) is not None}
+    read = {
+        name: _parse_command_or_script(request.input[name]) for name in COMMANDS if request.input.get(name) is not None
+    }
     return freeze_object({**request.input, **{n: list(c) for n, c in read.items() if not isinstance(c, Script)}})
 
 
@@ -1179,7 +1186,7 @@ Matcher: TypeAlias = (
 
 
 def _matches_tool(name: str | None, request: Request) -> bool:
-    return name is None or _matches_wildcard(_normalize_name(name), _normalize_name(request.tool.name))
+    return name is None or _matches_wildcard(_replace_dashes(name), _replace_dashes(request.tool.name))
 
 
 def _check_tool_name(pattern: str) -> None:
@@ -1229,7 +1236,7 @@ class Scope:
     def applies_to(self, request: Request) -> bool:
         """Return whether rules of this scope apply to a call."""
         if self.kind == "agent":
-            return self.id is not None and _normalize_name(self.id) == _normalize_name(request.agent_id)
+            return self.id is not None and _replace_dashes(self.id) == _replace_dashes(request.agent_id)
         if self.kind == "session":
             return self.id == request.session_id
         return self.kind == "global" or self.id is None or self.id == request.user_id
