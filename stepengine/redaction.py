@@ -383,7 +383,7 @@ def _find_passwords(text: str) -> Iterator[str]:
 
 
 def find_secret_members(tree: object) -> Iterator[tuple[str, str]]:
-    """Yield the names and values of the members of a JSON value that are credentials by name; numbers as texts."""
+    """Yield name and value, as text, of each member at any depth of a JSON value that its name marks as a credential."""
     pending = [tree]
     for one in pending:  # grows meanwhile
         pending += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()

@@ -107,6 +107,6 @@ def find_result_diff(data: object) -> str:
 
 
 def parse_todos(todos: object) -> list[TodoItem]:
-    """Return the todos of an agent. Its own tools and hooks may store another value in their place: what is no todo is skipped."""
+    """Return the valid todos in the stored value of an agent, which its tools and hooks may have replaced; other items are skipped."""
     found = [todo for todo in todos if isinstance(todo, Mapping)] if isinstance(todos, list | tuple) else []
     return [TodoItem(todo["task"], bool(todo.get("completed"))) for todo in found if isinstance(todo.get("task"), str)]

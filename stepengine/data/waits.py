@@ -139,5 +139,5 @@ def wait_to_json(wait: Waits) -> dict[str, Any]:
 
 
 def describe_wait(wait: Waits) -> str:
-    """Describe one wait of a run in words."""
+    """Return a wait of a run in words, as one short line."""
     return one_line(wait.description, WAIT_CHARS)

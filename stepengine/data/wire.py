@@ -82,7 +82,7 @@ def read_messages(messages: Iterable[object]) -> tuple[Message, ...]:
 
 
 def read_history(messages: Iterable[object]) -> ImportedHistory:
-    """Return system prompt and messages; several system messages are joined by a blank line."""
+    """Return the parsed messages of a history and its system prompt, its system messages joined by blank lines."""
     system: list[str] = []
     found: list[Message] = []
     names: dict[str, str] = {}

@@ -387,7 +387,7 @@ class Policy:
 
     def _make_always_allow_rules(self, request: Request) -> list[JsonDict]:
         """
-        Return the rules that "always allow this" may add, in the form of policy files, the narrowest first.
+        Return the stored rules that "always allow this" may add, the narrowest first; none if the call would still be asked about.
 
         In cases where the mode ``accept_edits`` would allow the call, one of them allows all edits. It answers no question
         about other calls, since no other question offers it. No rules are offered if another rule would still ask.
