@@ -87,13 +87,13 @@ def agent_file_rules() -> str:
     """Return the rules for agent files in the sandbox, as text for a model; made from the sandbox's own tables."""
     most = ProgramLimits()
     fields = [name for name in inspect.signature(AgentDefinition).parameters if name != "hooks"]
-    plain = {name for name in KNOWN["stepengine"] - KNOWN["stepengine.errors"] if not _docstring_summary(name)}
+    plain = {name for name in KNOWN["stepengine"] - KNOWN["stepengine.errors"] if not _find_docstring_summary(name)}
     modules = sorted(name for name in MODULES if name not in {"os.path", "posixpath", "asyncio"})
     never = [f"- `{name}`: {why}." for name, why in NOT_HERE.items()]
     gives = {one.name: one.forms for one in reference.document_tools()}
     tools = [
-        f"- `{tool.spec.name}({', '.join(_list_parameters(tool))})` gives {_describe_result_forms(gives[tool.spec.name])}: {_first_line(tool.spec.description)}"
-        for tool in host_tools()
+        f"- `{tool.spec.name}({', '.join(_format_parameters(tool))})` gives {_describe_result_forms(gives[tool.spec.name])}: {_first_line(tool.spec.description)}"
+        for tool in list_host_tools()
     ]
     return "\n".join(
         [
@@ -107,9 +107,9 @@ def agent_file_rules() -> str:
             "pydantic's BaseModel, or a JSON Schema), `ctx.random` is chance.",
             "# What it may import",
             *[
-                f"- `{_format_signature(name)}`: {about}"
+                f"- `{_format_export_signature(name)}`: {about}"
                 for name in sorted(KNOWN["stepengine"])
-                if (about := _docstring_summary(name))
+                if (about := _find_docstring_summary(name))
             ],
             f"- types for annotations: {', '.join(sorted(plain))}",
             f"- from stepengine.errors: {', '.join(sorted(KNOWN['stepengine.errors']))}",
@@ -131,14 +131,14 @@ def _find_export(name: str) -> Any:
     return next((getattr(home, name) for home in HOMES if hasattr(home, name)), None)
 
 
-def _docstring_summary(name: str) -> str:
+def _find_docstring_summary(name: str) -> str:
     # Names of types are for annotations, and their text is that of what they are made of.
     found = _find_export(name)
     is_told = inspect.isclass(found) or inspect.isfunction(found) or name in {"STEP", "STEP_ALL"}
     return _first_line(inspect.getdoc(found) or "") if is_told else ""
 
 
-def _format_signature(name: str) -> str:
+def _format_export_signature(name: str) -> str:
     if name in {"STEP", "STEP_ALL", "AgentDefinition"}:
         return name
     parameters = [
@@ -158,14 +158,14 @@ def _describe_result_forms(forms: Sequence[reference.Form]) -> str:
     return " or ".join(told)
 
 
-def _list_parameters(tool: Tool) -> list[str]:
+def _format_parameters(tool: Tool) -> list[str]:
     given: Mapping[str, Any] = tool.spec.input_schema
     required = given.get("required", ())
     return [name if name in required else f"{name}=..." for name in given.get("properties", {})]
 
 
-def host_tools() -> list[Tool]:
-    """Return the tools that the command line has for agents, for their names and schemas; they are never called."""
+def list_host_tools() -> list[Tool]:
+    """Return the workspace tools that the command line offers to agents; only their names and schemas are used."""
     from stepengine.tools.bundled.bundled import list_all_workspace_tools
 
     known = {one.name for one in reference.document_tools()}
@@ -193,7 +193,7 @@ def load_draft_agents(source: str, file: str) -> tuple[AgentDefinition, ...]:
     if not first.replace("-", "_").isidentifier():  # an agent file is called like a Python module
         msg = f"{file}: the id {first!r} is no name of a file; small letters, digits and single hyphens would be, as in 'note-reader'"
         raise DefinitionError(msg)
-    for agent in _with_nested_agents(agents):
+    for agent in _list_with_nested_agents(agents):
         if loader.find_bundled_id(agent.id) is not None:
             msg = f"{file}: {agent.id!r} is the id of an agent that comes with stepengine; choose another one"
             raise DefinitionError(msg)
@@ -203,7 +203,7 @@ def load_draft_agents(source: str, file: str) -> tuple[AgentDefinition, ...]:
 def list_permissions(agents: Iterable[AgentDefinition]) -> list[dict[str, Any]]:
     """Return for each agent, nested ones too, its tools, agents, model, and the limits that differ from the defaults."""
     told = []
-    for agent in _with_nested_agents(agents):
+    for agent in _list_with_nested_agents(agents):
         bounds = attrs.asdict(agent.limits)
         usual = attrs.asdict(Limits())
         told.append(
@@ -218,7 +218,7 @@ def list_permissions(agents: Iterable[AgentDefinition]) -> list[dict[str, Any]]:
     return told
 
 
-def _with_nested_agents(agents: Iterable[AgentDefinition]) -> list[AgentDefinition]:
+def _list_with_nested_agents(agents: Iterable[AgentDefinition]) -> list[AgentDefinition]:
     found = [*agents]
     for agent in found:
         found += [one for one in agent.spawnable_agents if not isinstance(one, str) and one not in found]
@@ -254,7 +254,7 @@ class Example:
         Raises:
             SimulationFailed: at the first seed in which something that must hold for every run did not.
         """
-        return self._run_simulation(seeds=seeds, prompt=self.prompt, params=self.params)
+        return self._simulate_with_fakes(seeds=seeds, prompt=self.prompt, params=self.params)
 
     def fail_each(self) -> Simulated:
         """
@@ -265,12 +265,12 @@ class Example:
         """
         journal = MemoryJournal(redact="off")
         self.run(journal=journal)
-        return self._run_simulation(from_journal=journal)
+        return self._simulate_with_fakes(from_journal=journal)
 
-    def _run_simulation(self, **options: Any) -> Simulated:
+    def _simulate_with_fakes(self, **options: Any) -> Simulated:
         first, *others = self.agents
         tools = self._make_fake_tools()
-        results = {tool.spec.name: self._get_invented_result(tool.spec.name) for tool in tools}
+        results = {tool.spec.name: self._get_result_or_placeholder(tool.spec.name) for tool in tools}
         return simulate(first, tools=tools, results=results, agents=[*others, *self._make_fake_agents()], **options)
 
     def run(self, *, journal: JournalLike | None = None) -> RunResult[Any]:
@@ -286,27 +286,27 @@ class Example:
         """Return fakes of the host's tools that the agents list, with real inputs and invented results."""
         from stepengine.tools.definition import Tool
 
-        listed = {name for agent in _with_nested_agents(self.agents) for name in agent.tool_names}
+        listed = {name for agent in _list_with_nested_agents(self.agents) for name in agent.tool_names}
         return [
             Tool(
-                tool.spec.name, tool.spec.description, thaw(tool.spec.input_schema), _make_constant_body(self._get_invented_result(tool.spec.name)),
+                tool.spec.name, tool.spec.description, thaw(tool.spec.input_schema), _make_constant_tool_body(self._get_result_or_placeholder(tool.spec.name)),
                 requires_permission=False,
             )
-            for tool in host_tools()
+            for tool in list_host_tools()
             if tool.spec.name in listed
         ]  # fmt: skip
 
     def _make_fake_agents(self) -> list[AgentDefinition]:
-        own = {agent.id for agent in _with_nested_agents(self.agents)}
+        own = {agent.id for agent in _list_with_nested_agents(self.agents)}
         named = Counter(
-            [name for agent in _with_nested_agents(self.agents) for name in agent.spawnable_ids if name not in own]
+            [name for agent in _list_with_nested_agents(self.agents) for name in agent.spawnable_ids if name not in own]
         )
         return [
-            AgentDefinition(name, handle_steps=_make_constant_handler(self._get_invented_result(name)))
+            AgentDefinition(name, handle_steps=_make_constant_handler(self._get_result_or_placeholder(name)))
             for name in named
         ]
 
-    def _get_invented_result(self, name: str) -> Any:
+    def _get_result_or_placeholder(self, name: str) -> Any:
         return self.results.get(name, f"a made-up result of {name}")
 
 
@@ -315,21 +315,21 @@ class _FirstOptionInteractor:
         return question.options[0] if question.options else "yes"
 
 
-def _make_constant_body(made: Any) -> Any:
-    return lambda _: made
+def _make_constant_tool_body(result: Any) -> Any:
+    return lambda _: result
 
 
-def _make_constant_handler(made: Any) -> Any:
+def _make_constant_handler(output: Any) -> Any:
     def handle_steps(_: StepContext[Any]) -> Generator[Any, Any, Any]:
-        return made
+        return output
         yield
 
     return handle_steps
 
 
-def _to_model_reply(said: Said) -> str | ModelReply:
-    if isinstance(said, str | ModelReply):
-        return said
-    if isinstance(said, Mapping):
-        return tool_call(str(said["tool"]), dict(said.get("input") or {}))
-    return tool_calls(*[tool_call(str(one["tool"]), dict(one.get("input") or {})) for one in said])
+def _to_model_reply(reply: Said) -> str | ModelReply:
+    if isinstance(reply, str | ModelReply):
+        return reply
+    if isinstance(reply, Mapping):
+        return tool_call(str(reply["tool"]), dict(reply.get("input") or {}))
+    return tool_calls(*[tool_call(str(one["tool"]), dict(one.get("input") or {})) for one in reply])

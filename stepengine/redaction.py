@@ -258,7 +258,7 @@ def digest_secret(value: str) -> str:
     return f"sha256:{hashlib.sha256(value.encode(errors='surrogatepass')).hexdigest()}"
 
 
-def _parse_digests(values: Iterable[str]) -> frozenset[str]:
+def _validate_digests(values: Iterable[str]) -> frozenset[str]:
     digests = frozenset((values,) if isinstance(values, str) else values)
     for digest in digests:
         if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
@@ -285,7 +285,7 @@ class RedactionRules:
     """
 
     given: tuple[RedactRule, ...] = attrs.field(default=(), converter=_to_rule_tuple)
-    allowed: frozenset[str] = attrs.field(default=frozenset(), converter=_parse_digests)
+    allowed: frozenset[str] = attrs.field(default=frozenset(), converter=_validate_digests)
     machine: Mapping[str, str] = attrs.field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
@@ -328,7 +328,7 @@ class RedactionRules:
         )
 
     def fingerprint_parts(self) -> list[Any]:
-        """Return the parts that differ between rule sets with different results, as JSON."""
+        """Return JSON that is equal for rule sets with equal rules; secret values are hashed."""
         return [
             [repr(rule) if not isinstance(rule, RedactValue) else digest_secret(rule.text) for rule in self.given],
             sorted(self.allowed),
@@ -343,7 +343,7 @@ NO_RULES = RedactionRules()
 
 
 def find_environment_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the secret variables, and the passwords in addresses, options and JSON, each with its variable's name."""
+    """Return the secret values and passwords of an environment, each with its variable's name; those under 8 characters are left out."""
     # Programs remove a line end and quotes around a value, as files and templates leave them.
     known = {
         value.strip().strip("\"'"): name for name, value in environment.items() if is_secret_name(name, "variable")
@@ -383,7 +383,7 @@ def _find_passwords(text: str) -> Iterator[str]:
 
 
 def find_secret_members(tree: object) -> Iterator[tuple[str, str]]:
-    """Yield the names and values of the members of a JSON value that are credentials by name; numbers as texts."""
+    """Yield name and value, as text, of each member at any depth of a JSON value that its name marks as a credential."""
     pending = [tree]
     for one in pending:  # grows meanwhile
         pending += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
@@ -441,7 +441,7 @@ class KnownSecrets:
 
     def _store(self, value: str, name: str) -> None:
         self.names = {**self.names, value: name}
-        self.spellings = {**self.spellings, **_make_spellings({value: name})}
+        self.spellings = {**self.spellings, **_map_texts_to_spellings({value: name})}
         self.count += 1  # last: a redactor that loads the secrets in another thread meanwhile loads them again
 
     def clear(self) -> None:
@@ -530,7 +530,7 @@ class SecretIndex:
                     break
             done = max(done, end)
 
-    def find_unfinished(self, text: str) -> int:
+    def find_incomplete_value_start(self, text: str) -> int:
         """Return the position of an incomplete value at the end of *text*; the length of *text* without one."""
         cut = len(text)
         for one in self.spellings:
@@ -552,7 +552,7 @@ def make_redactor(
     machine: Mapping[str, str] | None = None,
 ) -> Redactor:
     """
-    Return the redactor of a journal.
+    Return the redactor for the rules *redact*, which also replaces the secrets of *environment* and of this process.
 
     Args:
         redact: The rules that apply; a list of your own rules is added to those of ``"all"``.
@@ -601,7 +601,9 @@ class TextRedactor:
     ) -> None:
         self._mark = mark
         self._own = {v: n for v, n in {**known, **rules.values}.items() if digest_secret(v) not in rules.allowed}
-        self._own_spellings = _make_spellings({v: self._own[v] for v in sorted(self._own, key=len, reverse=True)})
+        self._own_spellings = _map_texts_to_spellings(
+            {v: self._own[v] for v in sorted(self._own, key=len, reverse=True)}
+        )
         self._configured: Mapping[str, str] = self._own
         self._keys = keys
         self._machine = _compile_machine_pattern(rules.machine)
@@ -643,7 +645,7 @@ class TextRedactor:
             return SecretIndex(self._own_spellings.values(), self._own, self._places)
         allowed = self.rules.allowed
         added = {v: n for v, n in keys.names.items() if v not in self._own and digest_secret(v) not in allowed}
-        spellings = keys.spellings if len(added) == len(keys.names) else _make_spellings(added)
+        spellings = keys.spellings if len(added) == len(keys.names) else _map_texts_to_spellings(added)
         return SecretIndex({**spellings, **self._own_spellings}.values(), (*added, *self._own), self._places)
 
     def may_contain_secret(self, text: str) -> bool:
@@ -728,7 +730,7 @@ class TextRedactor:
         if self.shapes and looks_secret(text):
             found.update({text[start:end]: name for start, end, name in find_secret_shapes(text)})
             tree = parse_if_json(text) if level < NESTED_JSON else text
-            for inner in _find_strings(tree) if tree is not text else ():
+            for inner in _find_strings_and_keys(tree) if tree is not text else ():
                 found.update(self.find_secrets(inner, level + 1))
         return {secret: name for secret, name in found.items() if not self._is_exempt(secret)}
 
@@ -823,7 +825,7 @@ class Redactor(TextRedactor):
         text = value if isinstance(value, str) else _encode_compact_json(value)
         return self.make_placeholder(text, name, differs_by_machine=is_secret_name(name, "member"))
 
-    def redact_for_run(self, value: object) -> Any:
+    def redact_keeping_machine_details(self, value: object) -> Any:
         """Return *value* without secrets, but with details of the local machine, as a run may see it."""
         return self._local_redactor.value(value)
 
@@ -882,7 +884,7 @@ class Redactor(TextRedactor):
                 value = _decode_json_string(piece)
                 clean = self._redact_token(name or (lists[-1] if lists else ""), value, piece, level)
                 if clean != value:
-                    made += (text[at : token.start()], _encode_string_like(piece, clean))
+                    made += (text[at : token.start()], _encode_like_json_string(piece, clean))
                     at = token.end()
             last = _decode_json_string(piece) if piece[0] == '"' else ""
         return "".join([*made, text[at:]])
@@ -989,7 +991,7 @@ class RecordRedaction:
                 rest += [*one, *one.values()]
             elif not isinstance(one, Transcript):
                 kind: Any = type(one)  # mypy: a frozen class would have no hash
-                rest += map(partial(getattr, one), _get_text_fields(kind))
+                rest += map(partial(getattr, one), _list_possible_text_fields(kind))
             elif self.has_secrets(one):
                 return False
         if not texts:
@@ -1002,9 +1004,10 @@ class RecordRedaction:
     def has_secrets(self, transcript: Transcript) -> bool:
         """Return whether any message of *transcript* contains a secret."""
         # Counted along the history, so that each message is searched once and not at every step.
-        return transcript.fold_batch(("redaction", self._redactor.cache_key), self._count_messages_with_secrets, 0) > 0
+        return transcript.fold_batch(("redaction", self._redactor.cache_key), self._list_running_secret_counts, 0) > 0
 
-    def _count_messages_with_secrets(self, count: int, messages: Sequence[Message]) -> list[int]:
+    def _list_running_secret_counts(self, count: int, messages: Sequence[Message]) -> list[int]:
+        """Return after each message the number of messages with a secret so far, from *count* on."""
         if self.is_clean(tuple(messages)):
             return [count] * len(messages)
         return [count := count + (self.redact(message) is not message) for message in messages]
@@ -1024,7 +1027,7 @@ class RecordRedaction:
     def _redact_fields(self, value: Any) -> Any:
         kind: Any = type(value)  # mypy: a frozen class would have no hash
         changed = {}
-        for name, alias in _get_fields(kind):
+        for name, alias in _list_init_fields(kind):
             old = getattr(value, name)
             new = self._redact_value(old)
             if new is not old:
@@ -1067,7 +1070,7 @@ class StreamRedactor:
         if not self._held and self._redactor.is_harmless_piece(piece):
             return piece
         text = self._redactor.text(self._held + piece)
-        cut = self._redactor.index.find_unfinished(text)
+        cut = self._redactor.index.find_incomplete_value_start(text)
         self._held = text[cut:]
         return text[:cut]
 
@@ -1081,8 +1084,8 @@ class StreamRedactor:
 
 
 @cache
-def _get_fields(kind: type[Any]) -> tuple[tuple[str, str], ...]:
-    """Return the fields of a class, each with the name of its argument; none for a class that is not redacted."""
+def _list_init_fields(kind: type[Any]) -> tuple[tuple[str, str], ...]:
+    """Return each constructor field of an attrs class with the name of its argument; nothing for another class."""
     fields = attrs.fields(kind) if attrs.has(kind) else ()
     return tuple([(field.name, field.alias) for field in fields if field.init])
 
@@ -1094,17 +1097,17 @@ NUMBERS = frozenset({
 
 
 @cache
-def _get_text_fields(kind: Any) -> list[str]:
-    """Return the names of the fields with possible texts."""
+def _list_possible_text_fields(kind: Any) -> list[str]:
+    """Return the names of a class's fields that may contain a text; the position of an event has none."""
     from stepengine.data.events import Event
 
     # The address of an event is generated by the engine and contains no text of others.
     place = {field.name for field in attrs.fields(Event)} if issubclass(kind, Event) else set()
     types = {field.name: field.type for field in attrs.fields(kind)} if attrs.has(kind) else {}
-    return [name for name, _ in _get_fields(kind) if types[name] not in NUMBERS and name not in place]
+    return [name for name, _ in _list_init_fields(kind) if types[name] not in NUMBERS and name not in place]
 
 
-def _make_spellings(known: Mapping[str, str]) -> dict[str, Spelling]:
+def _map_texts_to_spellings(known: Mapping[str, str]) -> dict[str, Spelling]:
     return {one.text: one for value, name in known.items() for one in make_spellings(value, name)}
 
 
@@ -1177,7 +1180,7 @@ def _compile_machine_pattern(machine: Mapping[str, str]) -> re.Pattern[str] | No
 def _redact_pointer(
     value: object, steps: tuple[str, ...], hide: Callable[[object, str], str], started: Iterable[tuple[str, ...]] = ()
 ) -> object:
-    """Return *value* with *hide* applied to each member that *steps* match; *started* are the rests of matches in progress."""
+    """Return *value* with *hide* applied to each member that a pointer matches at any depth; *started* are its partly matched rests."""
     if not isinstance(value, Mapping | list | tuple):
         return value
     members = value.items() if isinstance(value, Mapping) else enumerate(value)
@@ -1206,7 +1209,7 @@ def _has_mask(text: str) -> bool:
 
 
 def _find_run_end(run: re.Pattern[str], text: str, start: int = 0) -> int:
-    """Return the end of the *run* of characters at *start*."""
+    """Return the end of the match of *run* at *start*; *start* if it does not match."""
     found = run.match(text, start)
     return start if found is None else found.end()
 
@@ -1221,31 +1224,31 @@ def make_text_finder(texts: tuple[str, ...], *, any_case: bool = False) -> Calla
             make_text_finder(texts[at : at + MAX_TEXTS_AT_ONCE], any_case=any_case)
             for at in range(0, len(texts), MAX_TEXTS_AT_ONCE)
         ]
-        return lambda text: any(find(text) for find in parts)
+        return lambda text: any(part(text) for part in parts)
     search: Callable[[str], bool] | None = None
     read = 0
 
-    def look_for_each(text: str) -> bool:
+    def contains_any_slowly(text: str) -> bool:
         if any_case:
             text = text.lower()
         return any(sought in text for sought in texts)
 
-    def find(text: str) -> bool:
+    def contains_any(text: str) -> bool:
         nonlocal read, search
         if search is None:
             # A program without models and typed tools does not load pydantic; for its few texts that would take longer.
             read += len(text) * len(texts)
             if read < WORTH_LOADING and CORE not in sys.modules:
-                return look_for_each(text)
-            search = _compile_search(texts, any_case=any_case) or look_for_each
+                return contains_any_slowly(text)
+            search = _compile_text_finder(texts, any_case=any_case) or contains_any_slowly
         # The engine finds nothing in a text with half of a surrogate pair, which JSON may contain.
-        return search(text) or (not (text.isascii() or _is_encodable(text)) and look_for_each(text))
+        return search(text) or (not (text.isascii() or _is_utf8_encodable(text)) and contains_any_slowly(text))
 
-    return find if texts else lambda _: False
+    return contains_any if texts else lambda _: False
 
 
-def _compile_search(texts: tuple[str, ...], *, any_case: bool) -> Callable[[str], bool] | None:
-    """Return an expression for any of *texts*, in an engine without backtracking; ``None`` if it is too long for it."""
+def _compile_text_finder(texts: tuple[str, ...], *, any_case: bool) -> Callable[[str], bool] | None:
+    """Return a function that tests whether a text contains any of *texts*; ``None`` if the engine refuses so long an expression."""
     from pydantic_core import SchemaError, SchemaValidator, core_schema
 
     pattern = f"(?{'i' if any_case else 's'}){'|'.join(map(re.escape, texts))}"
@@ -1255,7 +1258,7 @@ def _compile_search(texts: tuple[str, ...], *, any_case: bool) -> Callable[[str]
         return None
 
 
-def _is_encodable(text: str) -> bool:
+def _is_utf8_encodable(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -1319,7 +1322,7 @@ def _find_json_changes(tokens: Iterator[re.Match[str]], old: object, new: object
         for (name, member), (new_name, new_member) in zip(old.items(), new.items(), strict=True):
             key, _colon = next(tokens), next(tokens)
             if name != new_name:
-                yield *key.span(), _encode_string_like(key[0], new_name)
+                yield *key.span(), _encode_like_json_string(key[0], new_name)
             yield from _find_json_changes(tokens, member, new_member)
             next(tokens)
     elif isinstance(old, list) and isinstance(new, list | tuple) and len(old) == len(new) > 0:
@@ -1332,11 +1335,11 @@ def _find_json_changes(tokens: Iterator[re.Match[str]], old: object, new: object
             last = next(tokens)
             depth += (last[0] in OPENING) - (last[0] in CLOSING)
         if old is not new and (type(old) is not type(new) or old != new):
-            piece = _encode_string_like(first[0], new) if isinstance(new, str) else _encode_compact_json(new)
+            piece = _encode_like_json_string(first[0], new) if isinstance(new, str) else _encode_compact_json(new)
             yield first.start(), last.end(), piece
 
 
-def _encode_string_like(piece: str, text: str) -> str:
+def _encode_like_json_string(piece: str, text: str) -> str:
     """Return *text* as a JSON string; where it equals the start and end of *piece*, the spelling of *piece* is used."""
     if piece[0] != '"' or not _is_json_string(piece):
         return _encode_compact_json(text)
@@ -1360,7 +1363,7 @@ def _is_json_string(piece: str) -> bool:
 def _encode_compact_json(value: object) -> str:
     """Return *value* as compact JSON, including numbers that are not finite."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return text if _is_encodable(text) else json.dumps(value, separators=(",", ":"))
+    return text if _is_utf8_encodable(text) else json.dumps(value, separators=(",", ":"))
 
 
 def _reject_duplicate_names(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -1394,14 +1397,14 @@ def _flatten_list(value: object) -> Iterator[object]:
         yield value
 
 
-def _find_strings(value: object) -> Iterator[str]:
+def _find_strings_and_keys(value: object) -> Iterator[str]:
     if isinstance(value, Mapping):
         for key, member in value.items():
             yield key
-            yield from _find_strings(member)
+            yield from _find_strings_and_keys(member)
     elif isinstance(value, list):
         for member in value:
-            yield from _find_strings(member)
+            yield from _find_strings_and_keys(member)
     elif isinstance(value, str):
         yield value
 

@@ -138,11 +138,11 @@ def call_parts(call_ids: st.SearchStrategy[str] = names) -> st.SearchStrategy[To
     return some(ToolCallPart, call_ids, names, json_objects, **extra)
 
 
-result_parts = text_parts | json_parts | image_parts | document_parts | tool_references
+to_result_parts = text_parts | json_parts | image_parts | document_parts | tool_references
 talk_parts = text_parts | thinking_parts | refusal_parts | opaque_parts | citation_parts
 user_messages = some(UserMessage, tuples(text_parts | image_parts | document_parts), tags=tuples(names))
 assistant_messages = some(AssistantMessage, tuples(talk_parts | call_parts()), tags=tuples(names))
-tool_messages = some(ToolMessage, names, names, tuples(result_parts), status=st.sampled_from(STATUSES))
+tool_messages = some(ToolMessage, names, names, tuples(to_result_parts), status=st.sampled_from(STATUSES))
 
 
 def steps(first_id: str) -> st.SearchStrategy[tuple[Any, ...]]:
@@ -157,7 +157,7 @@ def steps(first_id: str) -> st.SearchStrategy[tuple[Any, ...]]:
         parts = draw(st.permutations([*calls, *draw(st.lists(talk_parts, max_size=2))]))
         ordered = [part for part in parts if isinstance(part, ToolCallPart)]
         results = [
-            ToolMessage(c.tool_call_id, c.tool_name, draw(tuples(result_parts, 2)), draw(st.sampled_from(STATUSES)))
+            ToolMessage(c.tool_call_id, c.tool_name, draw(tuples(to_result_parts, 2)), draw(st.sampled_from(STATUSES)))
             for c in ordered
         ]
         return (AssistantMessage(tuple(parts)), *results)
@@ -225,7 +225,7 @@ changes = st.deferred(
 )
 results: st.SearchStrategy[ToolResult] = some(
     ToolResult,
-    tuples(result_parts),
+    tuples(to_result_parts),
     status=st.sampled_from(STATUSES),
     tool_name=names,
     tool_call_id=names,

@@ -644,7 +644,7 @@ def received(text: str) -> None:
     index.find_sources(text)
     for value in (text, f"{text} z"):
         index.is_trusted(value)
-        index.make_prompt_index([value])
+        index.make_child_index([value])
 
 
 PLACES = (

@@ -17,15 +17,15 @@ DROPPED = {"sentAt", "providerOptions", "keepDuringTruncation", "keepLastTags"}
 RENAMED = {"toolCallId": "tool_call_id", "toolName": "name"}
 
 
-def normalize_message(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return *message* in the form of ``wire``; one in that form is returned unchanged."""
+def convert_to_wire_message(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a message of the AI SDK in the ``{"role", "content"}`` form; members that have no place in it are dropped."""
     content = message.get("content")
-    blocks = [_normalize_part(part) for part in content] if isinstance(content, list | tuple) else content
+    blocks = [_convert_to_wire_block(part) for part in content] if isinstance(content, list | tuple) else content
     own = {RENAMED.get(name, name): value for name, value in message.items() if name not in DROPPED}
     return {**own, **({"content": blocks} if "content" in message else {})}
 
 
-def _normalize_part(part: Any) -> Any:
+def _convert_to_wire_block(part: Any) -> Any:
     if not isinstance(part, Mapping):
         return part
     known = {name: value for name, value in part.items() if name != "providerOptions"}

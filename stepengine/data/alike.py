@@ -38,7 +38,7 @@ def find_nearest(
 
 def did_you_mean(word: str, known: Iterable[str], *, alike: float = SIMILAR_RATIO, otherwise: str = "") -> str:
     """
-    Return the end of a message about an unknown word: ``"; did you mean 'x'?"``.
+    Return ``"; did you mean 'x'?"`` with the known name that is most like *word*; *otherwise* if none is similar.
 
     Args:
         word: The unknown name.
@@ -52,7 +52,7 @@ def did_you_mean(word: str, known: Iterable[str], *, alike: float = SIMILAR_RATI
 
 def list_names(known: Iterable[str], near: object = "", *, quoted: bool = False, none: str = "none") -> str:
     """
-    Return known names for an error message, at most five: ``"a, b, c, d, e and 27 more"``.
+    Return known names for an error message, at most five, those like *near* first: ``"a, b, c, d, e and 27 more"``.
 
     Up to five names keep their order. Of more names the ones that are similar to *near* come first.
 

@@ -84,11 +84,11 @@ def find_shell_command(details: object) -> str:
     return ""
 
 
-def find_call_subject(given: object) -> str:
+def find_call_subject(tool_input: object) -> str:
     """Return the command, file, pattern or URL in a tool's input; ``""`` where there is none."""
-    if not isinstance(given, Mapping):
+    if not isinstance(tool_input, Mapping):
         return ""
-    value = find_shell_command(given) or next((given[name] for name in SUBJECTS if given.get(name)), "")
+    value = find_shell_command(tool_input) or next((tool_input[name] for name in SUBJECTS if tool_input.get(name)), "")
     several = value if isinstance(value, list | tuple) else ()
     return value if isinstance(value, str) else ", ".join(map(str, several))
 
@@ -107,6 +107,6 @@ def find_result_diff(data: object) -> str:
 
 
 def parse_todos(todos: object) -> list[TodoItem]:
-    """Return the todos of an agent. Its own tools and hooks may store another value in their place: what is no todo is skipped."""
+    """Return the valid todos in the stored value of an agent, which its tools and hooks may have replaced; other items are skipped."""
     found = [todo for todo in todos if isinstance(todo, Mapping)] if isinstance(todos, list | tuple) else []
     return [TodoItem(todo["task"], bool(todo.get("completed"))) for todo in found if isinstance(todo.get("task"), str)]

@@ -113,29 +113,29 @@ def find_iteration_mistake(value: object) -> str:
     return f"expected a list, not {shown}; write [{shown}]"
 
 
-def make_validator(what: FieldCheck, error: type[StepEngineError] = DefinitionError) -> Validator:
-    """Return the attrs validator that raises *error* for a value that fails the check *what*."""
+def make_validator(field_check: FieldCheck, error: type[StepEngineError] = DefinitionError) -> Validator:
+    """Return the attrs validator that raises *error* for a value that fails the check *field_check*."""
 
-    def check(instance: object, field: attrs.Attribute[Any], value: object) -> None:
-        problem = what.find_problem(f"{type(instance).__name__}({field.name}=...)", value)
+    def check_field(instance: object, field: attrs.Attribute[Any], value: object) -> None:
+        problem = field_check.find_problem(f"{type(instance).__name__}({field.name}=...)", value)
         if problem:
             raise error(problem)
 
-    return check
+    return check_field
 
 
-def allow_none(what: FieldCheck) -> FieldCheck:
-    """Return a check that accepts ``None`` in addition to the values of *what*."""
-    return FieldCheck(lambda value: value is None or what.test(value), f"{what.words} or None")
+def allow_none(field_check: FieldCheck) -> FieldCheck:
+    """Return a check that accepts ``None`` in addition to the values of *field_check*."""
+    return FieldCheck(lambda value: value is None or field_check.test(value), f"{field_check.words} or None")
 
 
-def instance_check(kind: type[object], example: str) -> FieldCheck:
+def make_instance_check(kind: type[object], example: str) -> FieldCheck:
     """Return a check that accepts instances of *kind*; *example* is shown in messages."""
     article = "an" if kind.__name__[0] in "AEIO" else "a"
     return FieldCheck(lambda value: isinstance(value, kind), f"{article} {kind.__name__} such as {example}")
 
 
-def word_check(*values: str) -> FieldCheck:
+def make_word_check(*values: str) -> FieldCheck:
     """Return a check that accepts one of these words."""
     return FieldCheck(
         lambda value: isinstance(value, str) and value in values, " or ".join([repr(value) for value in values])

@@ -24,8 +24,8 @@ from stepengine.data.questions import (
     Answer,
     AnswerLike,
     Question,
-    answer_problem,
-    offered_rules,
+    find_answer_problem,
+    list_offered_rules,
     to_answer,
 )
 from stepengine.data.visible import visible
@@ -65,7 +65,7 @@ class Choice:
         """The warning to confirm before an approval of any input of a tool counts; ``""`` for other choices."""
         if self.rule is None or not allows_any_input(self.rule):
             return ""
-        tool = visible(str(call_matcher(self.rule).get("is", "this tool")), strict=True)
+        tool = visible(str(find_call_matcher(self.rule).get("is", "this tool")), strict=True)
         return f"Every later call of {tool} runs without approval, with any input."
 
 
@@ -85,7 +85,7 @@ def list_choices(question: Question, *, can_confirm: bool = False) -> tuple[Choi
         return (*options, *decline)
     lasting = [
         Choice(f"always{n or ''}", f"Always: {describe_scope(rule)}", "always", make_lasting_approval(rule), rule=rule)
-        for n, rule in enumerate(offered_rules(question))
+        for n, rule in enumerate(list_offered_rules(question))
         if can_confirm or not allows_any_input(rule)
     ]
     allow, deny = (
@@ -163,7 +163,7 @@ def make_lasting_approval(rule: JsonDict) -> Answer:
     return Answer(text="yes", remember="session", covers=str(rule["id"]))
 
 
-def call_matcher(rule: JsonDict | None) -> Mapping[str, Any]:
+def find_call_matcher(rule: JsonDict | None) -> Mapping[str, Any]:
     """Return the call matcher of a rule; empty for a rule of another kind, and for none."""
     match = None if rule is None else rule.get("match")
     call = match.get("call") if isinstance(match, Mapping) else None
@@ -172,7 +172,7 @@ def call_matcher(rule: JsonDict | None) -> Mapping[str, Any]:
 
 def allows_any_input(rule: JsonDict) -> bool:
     """Return whether a rule allows every later call of a tool, with any input."""
-    return bool(call_matcher(rule).get("any_input"))
+    return bool(find_call_matcher(rule).get("any_input"))
 
 
 def allows_all_edits(rule: JsonDict) -> bool:
@@ -183,7 +183,7 @@ def allows_all_edits(rule: JsonDict) -> bool:
 
 def describe_scope(rule: JsonDict, *, is_full: bool = False) -> str:
     """Describe the later calls that a rule allows; with *is_full* also mention that other arguments may differ."""
-    call = call_matcher(rule)
+    call = find_call_matcher(rule)
     where = [*call.get("paths", ()), *call.get("hosts", ()), *call.get("origins", ())]
     if allows_all_edits(rule):
         scope = "all edits of files"
@@ -222,7 +222,7 @@ def describe_options(question: Question) -> str:
     return "\n".join([f"{option}: {about}" for option, about in told if about])
 
 
-def approval_schema() -> dict[str, Any]:
+def make_approval_schema() -> dict[str, Any]:
     """Return the JSON Schema of the answer to a permission: an approval, perhaps of another input, or a denial with its reason."""
     said = {"approved": {"type": "boolean"}, "reason": {"type": "string"}, "editedInput": {"type": "object"}}
     return {"type": "object", "properties": said, "required": ["approved"]}
@@ -232,8 +232,8 @@ def answer_from_json(value: Any) -> AnswerLike | None:
     """
     Return the answer that a page sent; ``None`` if *value* is no answer.
 
-    It is a bool, a text, a list of options, an object of ``approval_schema``, or the ``answer`` of a choice in ``question_to_json``. A page
-    cannot approve calls for longer than the session.
+    It is a bool, a text, a list of options, an object of ``make_approval_schema``, or the ``answer`` of a choice in
+    ``question_to_json``. A page cannot approve calls for longer than the session.
     """
     match value:
         case bool() | str():
@@ -257,7 +257,7 @@ def _are_texts(values: list[Any]) -> bool:
 
 
 def answer_from_form(question: Question, value: object) -> Answer:
-    """Return the answer in a form's field; a value that is none declines the question, with the reason."""
+    """Return the answer in a form's field; an empty or invalid value declines the question, with the reason."""
     answer = to_answer(Answer(selected=map(str, value)) if isinstance(value, list) else str(value or ""), question)
-    problem = answer_problem(answer, question)
+    problem = find_answer_problem(answer, question)
     return answer if value and problem is None else Answer(declined=True, reason=problem or "")

@@ -65,10 +65,10 @@ def plain(value: object) -> Any:
         return replace_lone_surrogates(value)
     if isinstance(value, float):
         return value if abs(value) < float("inf") else str(value)
-    return _object_to_display(value)
+    return _object_to_display_json(value)
 
 
-def _object_to_display(value: Any) -> object:
+def _object_to_display_json(value: Any) -> object:
     if is_stored(type(value)):
         try:
             return encode_stored(value)

@@ -19,7 +19,7 @@ from attrs import frozen
 from typing_extensions import TypeVar
 
 from stepengine.data.alike import NEAR_RATIO, find_nearest, list_names
-from stepengine.data.checks import FLAG, FieldCheck, allow_none, instance_check, make_validator, with_keyword_hints
+from stepengine.data.checks import FLAG, FieldCheck, allow_none, make_instance_check, make_validator, with_keyword_hints
 from stepengine.data.estimate import Measured
 from stepengine.data.functions import (
     accepts_one_argument,
@@ -353,8 +353,8 @@ class AgentDefinition(Generic[Out]):
             model=model,
             display_name=display_name or id,
             description=description,
-            tools=_tuple_from_list(id, "tools", tools),
-            spawnable_agents=_tuple_from_list(id, "spawnable_agents", spawnable_agents),
+            tools=_validate_list_field(id, "tools", tools),
+            spawnable_agents=_validate_list_field(id, "spawnable_agents", spawnable_agents),
             system_prompt=system_prompt or "",
             instructions_prompt=instructions_prompt or "",
             step_prompt=step_prompt or "",
@@ -398,7 +398,7 @@ def _suggest_field(name: str, known: Sequence[str]) -> str:
     return ELSEWHERE.get(ours) or next(iter(find_nearest(ours, known, alike=NEAR_RATIO)), "")
 
 
-def _tuple_from_list(agent_id: object, field: str, value: object) -> tuple[Any, ...]:
+def _validate_list_field(agent_id: object, field: str, value: object) -> tuple[Any, ...]:
     if isinstance(value, (list, tuple)):
         return tuple(value)
     msg = f"agent {agent_id!r}: {field} must be a list, not {value!r}"
@@ -407,7 +407,10 @@ def _tuple_from_list(agent_id: object, field: str, value: object) -> tuple[Any, 
 
 def _validate_agent(agent: AgentDefinition) -> None:
     problem = (
-        _field_problem(agent) or _listed_items_problem(agent) or _output_problem(agent) or _spawning_problem(agent)
+        _find_field_problem(agent)
+        or _find_listed_items_problem(agent)
+        or _find_output_problem(agent)
+        or _find_spawning_problem(agent)
     )
     if problem:
         msg = f"agent {agent.id!r}: {problem}"
@@ -416,7 +419,7 @@ def _validate_agent(agent: AgentDefinition) -> None:
         check_handler(agent.id, agent.handle_steps)
 
 
-def _field_problem(agent: AgentDefinition) -> str | None:
+def _find_field_problem(agent: AgentDefinition) -> str | None:
     if not _is_agent_id(agent.id):
         return "an id must be lower-case letters, digits and single hyphens, such as 'code-reviewer'"
     if agent.model is not None and not (_is_storable_text(agent.model) and agent.model.strip()):
@@ -435,9 +438,9 @@ def _field_problem(agent: AgentDefinition) -> str | None:
 FIELDS = {
     "include_message_history": FLAG,
     "inherit_parent_system_prompt": FLAG,
-    "settings": instance_check(ModelSettings, "ModelSettings(temperature=0)"),
-    "hooks": instance_check(Hooks, "Hooks(pre_step=[check])"),
-    "limits": instance_check(Limits, "Limits(max_steps=20)"),
+    "settings": make_instance_check(ModelSettings, "ModelSettings(temperature=0)"),
+    "hooks": make_instance_check(Hooks, "Hooks(pre_step=[check])"),
+    "limits": make_instance_check(Limits, "Limits(max_steps=20)"),
     "output_schema": allow_none(SCHEMA),
 }
 
@@ -454,7 +457,7 @@ def _is_storable_text(value: Any) -> bool:
     return True
 
 
-def _listed_items_problem(agent: AgentDefinition) -> str | None:
+def _find_listed_items_problem(agent: AgentDefinition) -> str | None:
     for tool in agent.tools:
         if not isinstance(tool, (str, ToolLike, ToolSource)):
             hint = f"; put @tool above def {tool.__name__}" if isinstance(tool, FunctionType) else ""
@@ -467,7 +470,7 @@ def _listed_items_problem(agent: AgentDefinition) -> str | None:
     return None
 
 
-def _output_problem(agent: AgentDefinition) -> str | None:
+def _find_output_problem(agent: AgentDefinition) -> str | None:
     if agent.output_mode not in ("last_message", "all_messages", "structured_output"):
         return f"output_mode must be 'last_message', 'all_messages' or 'structured_output', not {agent.output_mode!r}"
     if type(agent.output_retries) is not int or agent.output_retries < 0:
@@ -480,7 +483,7 @@ def _output_problem(agent: AgentDefinition) -> str | None:
     return None
 
 
-def _spawning_problem(agent: AgentDefinition) -> str | None:
+def _find_spawning_problem(agent: AgentDefinition) -> str | None:
     if agent.inherit_parent_system_prompt and agent.system_prompt:
         return "inherit_parent_system_prompt cannot be combined with system_prompt"
     can_spawn = agent.handle_steps or {"spawn_agents", "spawn_agent_inline", "start_agents", "task", "hand_off"} & set(

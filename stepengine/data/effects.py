@@ -563,7 +563,7 @@ CHILD_ENDS: tuple[type[Effect], ...] = tuple([row.cls for row in EFFECTS if row.
 
 
 def summarize_effect(effect: Effect) -> str:
-    """Return the verb of an effect and the members of its record, in a line, if these are attributes with JSON values."""
+    """Return a line with the verb of an effect and its recorded members that are not empty; they must be JSON."""
     row = ROWS[type(effect)]
     values = [getattr(effect, member.rstrip("?")) for member in row.members]
     return " ".join([row.verb, *[compact(value) for value in values if value not in (None, "")]])

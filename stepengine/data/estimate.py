@@ -50,7 +50,7 @@ def transcript_tokens(transcript: Transcript) -> int:
 
 def estimate_tokens_since(view: Transcript, sent: Transcript, reported: int) -> int | None:
     """
-    Return the estimated size of a prompt with *view*, if a prompt with *sent* had *reported* tokens.
+    Return the estimated tokens of a prompt with *view*, given those *reported* for *sent*; ``None`` if it does not continue *sent*.
 
     The messages after *sent* are estimated; ``None`` if *view* does not continue it. O(1).
     """

@@ -57,7 +57,7 @@ def _location_of_class(cls: type) -> str:
 
 def find_author_line(places: Iterable[tuple[str, int]]) -> str:
     """
-    Return ``file:line`` of the innermost line in the author's own code, or ``""``.
+    Return ``file:line`` of the innermost line in the author's own code, else in the outermost installed package; else ``""``.
 
     Other code belongs to this package, to Python's library, to generated code of attrs and the like, or to an installed
     package. The installed package of the author's code itself is an exception.

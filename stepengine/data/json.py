@@ -104,7 +104,7 @@ class JsonList(list[Any]):
 
 def freeze(value: Any, path: str = "$") -> Any:
     """
-    Return *value* as an immutable JSON value.
+    Return *value* as an immutable JSON value; raise ``DataError`` if it is not JSON.
 
     Dicts become ``JsonDict``, lists and tuples ``JsonList``; values that are already frozen come back as they are.
 
@@ -133,7 +133,7 @@ def freeze(value: Any, path: str = "$") -> Any:
 
 def freeze_object(value: Any, path: str = "$") -> JsonDict:
     """
-    Return *value*, a mapping, as an immutable JSON object.
+    Return *value*, a mapping, as an immutable JSON object; raise ``DataError`` for anything else.
 
     Raises:
         DataError: as ``freeze``, and for what is not a mapping.
@@ -142,7 +142,7 @@ def freeze_object(value: Any, path: str = "$") -> JsonDict:
         return value
     frozen = freeze(value, path)
     if not isinstance(frozen, JsonDict):
-        msg = f"expected a JSON object at {path}, not {_type_name(value)}"
+        msg = f"expected a JSON object at {path}, not {_name_type_with_article(value)}"
         raise DataError(msg, path=path)
     return frozen
 
@@ -157,7 +157,7 @@ def require_storable_text(value: str, path: str = "$") -> str:
     if type(value) is str and value.isascii():
         return value
     if not isinstance(value, str):
-        msg = f"expected text at {path}, not {_type_name(value)}"
+        msg = f"expected text at {path}, not {_name_type_with_article(value)}"
         raise DataError(msg, path=path)
     try:
         str.encode(value)  # a subclass may override it
@@ -205,25 +205,25 @@ def _get_depth(value: object) -> int:
     return getattr(value, "_levels", 0) if type(value) in (JsonDict, JsonList) else 0
 
 
-def _freeze_value(value: Any, path: str, room: int) -> object:
-    """Return *value* frozen; containers may be nested *room* levels deep."""
+def _freeze_value(value: Any, path: str, levels_left: int) -> object:
+    """Return *value* frozen; containers may be nested *levels_left* levels deep."""
     if isinstance(value, str):
         return require_storable_text(value, path)
     if value is None or isinstance(value, (int, float)):
         return _freeze_number(value, path)
-    if room == 0:
+    if levels_left == 0:
         raise _make_nesting_error(path)
     if type(value) in (JsonDict, JsonList) and hasattr(value, "_levels"):
-        if value._levels > room:  # noqa: SLF001 - made here
+        if value._levels > levels_left:  # noqa: SLF001 - made here
             raise _make_nesting_error(path)
         return value
     if isinstance(value, (dict, Mapping)):
-        return _freeze_mapping(value, path, room - 1)
+        return _freeze_mapping(value, path, levels_left - 1)
     if isinstance(value, (list, tuple)):
-        items = JsonList([_freeze_value(v, f"{path}[{i}]", room - 1) for i, v in enumerate(value)])
+        items = JsonList([_freeze_value(v, f"{path}[{i}]", levels_left - 1) for i, v in enumerate(value)])
         items._levels = 1 + max(map(_get_depth, items), default=0)  # noqa: SLF001 - made here
         return items
-    msg = f"{_type_name(value)} at {path} is not JSON; use str, numbers, bool, None, lists or dicts{hint_at_mistake(value)}"
+    msg = f"{_name_type_with_article(value)} at {path} is not JSON; use str, numbers, bool, None, lists or dicts{hint_at_mistake(value)}"
     raise DataError(msg, path=path)
 
 
@@ -251,18 +251,18 @@ def hint_at_mistake(value: object) -> str:
     return f"; {hint}" if hint else ""
 
 
-def _freeze_mapping(value: Mapping[Any, Any], path: str, room: int) -> JsonDict:
+def _freeze_mapping(value: Mapping[Any, Any], path: str, levels_left: int) -> JsonDict:
     members, levels = {}, 0
     for key, item in value.items():
         if not isinstance(key, str):
-            msg = f"the key {key!r} at {path} is {_type_name(key)}; JSON keys are strings"
+            msg = f"the key {key!r} at {path} is {_name_type_with_article(key)}; JSON keys are strings"
             raise DataError(msg, path=path)
         name = key if type(key) is str and key.isascii() else require_storable_text(key, path)
         kind = type(item)
         if (kind is str and item.isascii()) or (kind is int and MIN_NUMBER <= item <= MAX_NUMBER):
             members[name] = item
         else:
-            members[name] = frozen = _freeze_value(item, f"{path}.{name}", room)
+            members[name] = frozen = _freeze_value(item, f"{path}.{name}", levels_left)
             levels = max(levels, _get_depth(frozen))
     made = JsonDict(members)
     made._levels = levels + 1  # noqa: SLF001 - made here
@@ -285,7 +285,7 @@ def _make_nesting_error(path: str) -> DataError:
     return DataError(f"nested deeper than {MAX_DEPTH_LEVELS} levels at {path}", path=path)
 
 
-def _type_name(value: object) -> str:
+def _name_type_with_article(value: object) -> str:
     return "null" if value is None else f"a {type(value).__name__}"
 
 

@@ -24,7 +24,7 @@ def make_lazy_exports(
     """
     homes = {name: module for module, names in places.items() for name in names}
 
-    def load(name: str) -> object:
+    def load_export(name: str) -> object:
         home = homes.get(name)
         if home is None:
             msg = f"module {package!r} has no attribute {name!r}"
@@ -33,4 +33,4 @@ def make_lazy_exports(
         setattr(sys.modules[package], name, value)
         return value
 
-    return load, lambda: sorted({*vars(sys.modules[package]), *homes})
+    return load_export, lambda: sorted({*vars(sys.modules[package]), *homes})

@@ -17,19 +17,19 @@ from stepengine.data.checks import (
     FieldCheck,
     allow_none,
     make_validator,
+    make_word_check,
     with_keyword_hints,
-    word_check,
 )
 
 MAX_LEVELS = 100
 """The most levels of children. Readers of a run recurse through its children, and Python's stack has a few hundred levels."""
 OnMaxSteps: TypeAlias = Literal["final_answer", "stop", "raise"]
-ENDINGS = word_check("final_answer", "stop", "raise")
+ENDINGS = make_word_check("final_answer", "stop", "raise")
 
 
 def _make_limit_field(check: FieldCheck, *, setting: str = "", tree_wide: bool = False) -> Any:
     """
-    Return a field of ``Limits``.
+    Return an attrs field of ``Limits`` that is ``None`` by default, with its check and metadata.
 
     Args:
         check: The valid values.

@@ -109,7 +109,8 @@ class ToolCallPart:
         )
 
 
-def _normalize_media_source(part: ImagePart | DocumentPart) -> None:
+def _validate_and_normalize_media(part: ImagePart | DocumentPart) -> None:
+    """Raise unless a part has one source; in place, decode a ``data:`` address and correct the type by the bytes."""
     name = type(part).__name__
     if sum(source is not None for source in (part.url, part.data, part.file_id)) != 1:
         msg = f"{name} needs exactly one of url=, data= and file_id="
@@ -122,13 +123,13 @@ def _normalize_media_source(part: ImagePart | DocumentPart) -> None:
         raise DataError(msg)
     if is_data_url(part.url):
         stated, data = parse_data_url(part.url or "")
-        _set_attributes(part, url=None, data=data, mime_type=stated or part.mime_type)
+        _set_frozen_attributes(part, url=None, data=data, mime_type=stated or part.mime_type)
     kind = resolve_media_type(require_storable_text(part.mime_type), part.data)
     if kind != part.mime_type:
-        _set_attributes(part, mime_type=kind)
+        _set_frozen_attributes(part, mime_type=kind)
 
 
-def _set_attributes(part: ImagePart | DocumentPart, **values: object) -> None:
+def _set_frozen_attributes(part: ImagePart | DocumentPart, **values: object) -> None:
     """Set attributes of a part that is being made."""
     for name, value in values.items():
         object.__setattr__(part, name, value)
@@ -160,7 +161,7 @@ class ImagePart:
     provider: str = attrs.field(default="", converter=require_storable_text, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
-        _normalize_media_source(self)
+        _validate_and_normalize_media(self)
 
 
 @frozen
@@ -191,7 +192,7 @@ class DocumentPart:
     provider: str = attrs.field(default="", converter=require_storable_text, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
-        _normalize_media_source(self)
+        _validate_and_normalize_media(self)
 
 
 @frozen(weakref_slot=False)
@@ -270,17 +271,17 @@ _ASSISTANT: frozenset[type] = _MEDIA | {ThinkingPart, ToolCallPart, RefusalPart,
 _RESULT: frozenset[type] = _MEDIA | {JsonPart, ToolReferencePart}
 
 
-def user_parts(content: str | UserPart | Sequence[str | UserPart]) -> tuple[UserPart, ...]:
+def to_user_parts(content: str | UserPart | Sequence[str | UserPart]) -> tuple[UserPart, ...]:
     """Return a string, a part or a sequence of both as the parts of a user message."""
     return to_parts(content, _USER, "a user message")
 
 
-def assistant_parts(content: str | AssistantPart | Sequence[str | AssistantPart]) -> tuple[AssistantPart, ...]:
+def to_assistant_parts(content: str | AssistantPart | Sequence[str | AssistantPart]) -> tuple[AssistantPart, ...]:
     """Return a string, a part or a sequence of both as the parts of an assistant message."""
     return to_parts(content, _ASSISTANT, "an assistant message")
 
 
-def result_parts(content: str | ResultPart | Sequence[str | ResultPart]) -> tuple[ResultPart, ...]:
+def to_result_parts(content: str | ResultPart | Sequence[str | ResultPart]) -> tuple[ResultPart, ...]:
     """Return a string, a part or a sequence of both as the parts of a tool result; an empty string is a part, too."""
     return (TextPart(content),) if isinstance(content, str) else to_parts(content, _RESULT, "a tool result")
 
@@ -318,7 +319,7 @@ def to_string_tuple(value: str | Iterable[str]) -> tuple[str, ...]:
 
 def to_tuple(value: Iterable[object]) -> tuple[Any, ...]:
     """
-    Return an iterable as a tuple.
+    Return an iterable as a tuple; raise ``DataError`` for a text, bytes or a mapping.
 
     Raises:
         DataError: for a text, bytes or a mapping.
@@ -423,7 +424,7 @@ class ToolResult:
         trust: ``"untrusted"`` where it may hold text of third parties; set by the engine, from the tool's ``results``.
     """
 
-    content: tuple[ResultPart, ...] = attrs.field(default=(), converter=result_parts)
+    content: tuple[ResultPart, ...] = attrs.field(default=(), converter=to_result_parts)
     status: ResultStatus = attrs.field(default="ok", kw_only=True)
     tool_name: str = attrs.field(default="", kw_only=True)
     tool_call_id: str = attrs.field(default="", kw_only=True)
@@ -556,7 +557,7 @@ class UserMessage:
     """
 
     role: ClassVar[Literal["user"]] = "user"
-    content: tuple[UserPart, ...] = attrs.field(converter=user_parts)
+    content: tuple[UserPart, ...] = attrs.field(converter=to_user_parts)
     tags: tuple[str, ...] = attrs.field(default=(), converter=to_string_tuple)
     ttl: TimeToLive | None = attrs.field(
         default=None, converter=attrs.converters.optional(_validate_lifetime), kw_only=True
@@ -581,7 +582,7 @@ class AssistantMessage:
     """
 
     role: ClassVar[Literal["assistant"]] = "assistant"
-    content: tuple[AssistantPart, ...] = attrs.field(converter=assistant_parts)
+    content: tuple[AssistantPart, ...] = attrs.field(converter=to_assistant_parts)
     tags: tuple[str, ...] = attrs.field(default=(), converter=to_string_tuple)
     ttl: TimeToLive | None = attrs.field(
         default=None, converter=attrs.converters.optional(_validate_lifetime), kw_only=True
@@ -626,7 +627,7 @@ class ToolMessage:
     ttl: ClassVar[None] = None
     tool_call_id: str
     tool_name: str
-    content: tuple[ResultPart, ...] = attrs.field(converter=result_parts)
+    content: tuple[ResultPart, ...] = attrs.field(converter=to_result_parts)
     status: ResultStatus = "ok"
     trust: Trust = attrs.field(default="untrusted", kw_only=True)
     _memo: dict[Any, Any] | None = _make_memo_field()

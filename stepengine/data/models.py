@@ -18,18 +18,18 @@ from stepengine.data.checks import (
     TEXT,
     FieldCheck,
     allow_none,
-    instance_check,
+    make_instance_check,
     make_validator,
+    make_word_check,
     with_keyword_hints,
-    word_check,
 )
 from stepengine.data.json import JsonDict, freeze_object
 from stepengine.data.messages import (
     AssistantPart,
     Message,
     ToolCallPart,
-    assistant_parts,
     join_text_parts,
+    to_assistant_parts,
     to_tuple,
 )
 from stepengine.data.schemas import check_references, find_keyword_problem
@@ -110,10 +110,10 @@ class Thinking:
         if effort == "enabled" or effort == "extended":  # noqa: PLR1714 - as type checkers narrow it
             mode, effort = effort, None
         for name, value, what in (
-            ("effort", effort, allow_none(word_check(*EFFORTS))),
+            ("effort", effort, allow_none(make_word_check(*EFFORTS))),
             ("tokens", tokens, allow_none(COUNT)),
             ("show", show, FLAG),
-            ("mode", mode, allow_none(word_check(*MODES))),
+            ("mode", mode, allow_none(make_word_check(*MODES))),
             ("budget_tokens", budget_tokens, allow_none(COUNT)),
         ):
             if problem := what.find_problem(f"Thinking({name}=...)", value):
@@ -149,13 +149,13 @@ class Thinking:
         return self.budget_tokens
 
 
-THINKING = instance_check(Thinking, 'Thinking("high")')
+THINKING = make_instance_check(Thinking, 'Thinking("high")')
 STOPS = FieldCheck(
     lambda value: isinstance(value, tuple) and all(isinstance(text, str) for text in value), "a text or a list of texts"
 )
 
 
-def _freeze_response_schema(value: Mapping[str, object] | None) -> JsonDict | None:
+def _check_and_freeze_response_schema(value: Mapping[str, object] | None) -> JsonDict | None:
     if value is None:
         return None
     schema = freeze_object(value, "response_schema")
@@ -186,8 +186,8 @@ def _to_tool_tuple(value: ServerTool | Sequence[ServerTool]) -> Any:
 ServiceTier: TypeAlias = Literal["auto", "standard", "flex", "priority", "fast"]
 """The price and speed class of a provider's answers; ``"auto"`` uses the provider's project setting."""
 
-TIER = word_check(*get_args(ServiceTier))
-CACHE = word_check("off", "5m", "1h")
+TIER = make_word_check(*get_args(ServiceTier))
+CACHE = make_word_check("off", "5m", "1h")
 WHOLE = FieldCheck(lambda value: isinstance(value, int) and not isinstance(value, bool), "a whole number")
 LIKELY = FieldCheck(lambda value: COUNT.test(value) and value <= MAX_TOP_LOGPROBS, "a whole number from 0 to 20")
 MAX_TOP_LOGPROBS = 20
@@ -257,10 +257,10 @@ class ModelSettings:
     tool_choice: ToolChoice | None = attrs.field(default=None, validator=make_validator(allow_none(CHOICE)))
     parallel_tool_calls: bool | None = attrs.field(default=None, validator=make_validator(allow_none(FLAG)))
     thinking: Thinking | None = attrs.field(default=None, validator=make_validator(allow_none(THINKING)))
-    response_schema: JsonDict | None = attrs.field(default=None, converter=_freeze_response_schema)
+    response_schema: JsonDict | None = attrs.field(default=None, converter=_check_and_freeze_response_schema)
     continue_cut: bool = attrs.field(default=True, validator=make_validator(FLAG))
     output: Literal["native", "tool"] | None = attrs.field(
-        default=None, validator=make_validator(allow_none(word_check("native", "tool")))
+        default=None, validator=make_validator(allow_none(make_word_check("native", "tool")))
     )
     service_tier: ServiceTier | None = attrs.field(default=None, validator=make_validator(allow_none(TIER)))
     seed: int | None = attrs.field(default=None, validator=make_validator(allow_none(WHOLE)))
@@ -276,10 +276,10 @@ class ModelSettings:
     )
     fallbacks: tuple[str, ...] = attrs.field(default=(), converter=to_texts, validator=make_validator(STOPS))
     unsupported: Literal["warn", "error"] = attrs.field(
-        default="warn", validator=make_validator(word_check("warn", "error"))
+        default="warn", validator=make_validator(make_word_check("warn", "error"))
     )
     oversize: Literal["send", "refuse"] = attrs.field(
-        default="send", validator=make_validator(word_check("send", "refuse"))
+        default="send", validator=make_validator(make_word_check("send", "refuse"))
     )
     extra: JsonDict = attrs.field(factory=JsonDict, converter=_freeze_extra)
 
@@ -345,7 +345,7 @@ class ModelReply:
         provider_data: What else the provider said: service tier, refusal category, raw usage.
     """
 
-    content: tuple[AssistantPart, ...] = attrs.field(converter=assistant_parts)
+    content: tuple[AssistantPart, ...] = attrs.field(converter=to_assistant_parts)
     usage: Usage | None = attrs.field(default=None, kw_only=True)
     stop_reason: StopReason = attrs.field(
         default=attrs.Factory(_default_stop_reason, takes_self=True), converter=StopReason, kw_only=True

@@ -22,7 +22,7 @@ KINDS: dict[Any, type] = {str: str, list: list}
 
 def bind_arguments(name: str, signature: inspect.Signature, /, *args: object, **kwargs: object) -> dict[str, Any]:
     """
-    Return Python arguments by parameter name.
+    Return Python arguments by parameter name; raise ``TypeError`` with the valid names if they do not fit the signature.
 
     Raises:
         TypeError: when they do not fit, naming the tool and what it takes.
@@ -73,7 +73,7 @@ class ToolName(str, Generic[P, R_co]):  # noqa: SLOT000  (a name with a function
 
     def decode(self, result: ToolResult) -> R_co:
         """
-        Return the tool's result as its return type.
+        Return the tool's result as its return type; raise ``ToolError`` if the call failed or the type differs.
 
         Raises:
             ToolError: when the result is an error, or of another kind: another tool has the name, or it was too long and cut.

@@ -110,7 +110,7 @@ class ObjectCodec:
         self._rows = {row.cls: row for row in rows}
         self._shapes: dict[type[Any], _Shape] = {}
         self._any = _Codec(self._encode_any, self._decode_any)
-        self._copy_items = _sequence_codec(self._make_object_codec((object,)))
+        self._copy_items = _make_sequence_codec(self._make_object_codec((object,)))
 
     def is_stored(self, cls: object) -> bool:
         """Return whether instances of a class can be stored."""
@@ -185,7 +185,7 @@ class ObjectCodec:
 
     def _encode_object(self, value: Any) -> dict[str, object]:
         cls = type(value)
-        shape = self._shapes.get(cls) or self._add_shape(cls)
+        shape = self._shapes.get(cls) or self._make_and_cache_shape(cls)
         data: dict[str, object] = {"type": shape.tag}
         name = ""
         try:
@@ -218,7 +218,7 @@ class ObjectCodec:
             )
             msg = f"unknown type {format_value(tag)}{known}"
             raise fault(msg)
-        return self._decode_members(data, cls, self._shapes.get(cls) or self._add_shape(cls))
+        return self._decode_members(data, cls, self._shapes.get(cls) or self._make_and_cache_shape(cls))
 
     def _decode_members(self, data: Any, cls: type[object], shape: _Shape) -> object:
         members, values = shape.members, dict[str, Any]()
@@ -245,7 +245,7 @@ class ObjectCodec:
     # Made when a class is first stored or read, not for all classes on import: evaluating hints would slow every
     # `import stepengine`. Errors come from `fault`, whose path starts at `$`. Each level adds its own step to the path of the
     # error (`prefix_path`), so no path is passed down.
-    def _add_shape(self, cls: type[object]) -> _Shape:
+    def _make_and_cache_shape(self, cls: type[object]) -> _Shape:
         """Compute, store and return the shape of a class."""
         if not self.is_stored(cls):
             msg = f"a {cls.__name__} cannot be stored"
@@ -256,7 +256,7 @@ class ObjectCodec:
     def _make_members(self, cls: type[Any]) -> list[_Member]:
         row = self._rows[cls]
         if row.items:
-            return [_Member(row.members, _sequence_codec(self._make_object_codec(row.items)), attrs.NOTHING)]
+            return [_Member(row.members, _make_sequence_codec(self._make_object_codec(row.items)), attrs.NOTHING)]
         return self._make_error_members(cls) if issubclass(cls, StepEngineError) else self._make_attrs_members(cls)
 
     # A field with its default, fixed or computed, is omitted when it is stored: a state has twenty fields, most of them
@@ -292,18 +292,18 @@ class ObjectCodec:
         if hint is Any:
             return self._any
         if origin is Literal:
-            return _choice_codec(arguments)
+            return _make_choice_codec(arguments)
         if origin in (Union, types.UnionType):
             return self._make_union_codec(arguments)
         return self._make_class_codec(origin, arguments)
 
     def _make_class_codec(self, cls: type[object], arguments: tuple[object, ...]) -> _Codec:
         if issubclass(cls, Mapping):
-            return _mapping_codec(self._make_codec(arguments[1]))
+            return _make_mapping_codec(self._make_codec(arguments[1]))
         if cls is tuple or cls is Sequence:
-            return _sequence_codec(self._make_codec(arguments[0]))
+            return _make_sequence_codec(self._make_codec(arguments[0]))
         if issubclass(cls, Enum):
-            return _choice_codec(tuple([m.value for m in cls]), cls)
+            return _make_choice_codec(tuple([m.value for m in cls]), cls)
         # The stored value of a base class is of one of its subclasses.
         derived = (
             () if self.is_stored(cls) else tuple([row.cls for row in self._rows.values() if issubclass(row.cls, cls)])
@@ -314,14 +314,14 @@ class ObjectCodec:
         return self._rows[cls].tag if cls in self._rows else cls.__name__
 
     def _make_object_codec(self, classes: tuple[type[object], ...]) -> _Codec:
-        def checked(value: object) -> object:
+        def require_instance(value: object) -> object:
             if isinstance(value, classes):
                 return value
             msg = f"expected one of {list_names([self._get_type_label(c) for c in classes], quoted=True)}, not {format_value(value)}"
             raise fault(msg)
 
         return _Codec(
-            lambda value: self._encode_object(checked(value)), lambda data: self._decode_object(data, classes)
+            lambda value: self._encode_object(require_instance(value)), lambda data: self._decode_object(data, classes)
         )
 
     # Our own classes are identified by their `type`; for anything else each option is tried.
@@ -334,7 +334,7 @@ class ObjectCodec:
         if classes:
             codecs.append(self._make_object_codec(classes))
         chosen = codecs[0] if len(codecs) == 1 else _make_first_match_codec(codecs)
-        return _optional_codec(chosen) if optional else chosen
+        return _make_optional_codec(chosen) if optional else chosen
 
     # A result may be one of our values, several of them, or an author's JSON. Reading must distinguish the three: an author's
     # JSON that looks like one of our values would otherwise be read as one.
@@ -387,12 +387,12 @@ def _decode_with_depth_error(data: object, decode: Callable[[Any], object]) -> A
 def _make_first_match_codec(codecs: Sequence[_Codec]) -> _Codec:
     """Return a codec that tries several codecs in order."""
 
-    def first(way: str) -> Callable[[Any], Any]:
+    def make_converter(method: str) -> Callable[[Any], Any]:
         def convert(value: object) -> object:
             failures = []
             for codec in codecs:
                 try:
-                    return getattr(codec, way)(value)
+                    return getattr(codec, method)(value)
                 except DataError as error:
                     failures.append(error)
             # The option that decoded the longest part of the value is most likely the intended one.
@@ -400,10 +400,10 @@ def _make_first_match_codec(codecs: Sequence[_Codec]) -> _Codec:
 
         return convert
 
-    return _Codec(first("encode"), first("decode"))
+    return _Codec(make_converter("encode"), make_converter("decode"))
 
 
-def _optional_codec(codec: _Codec) -> _Codec:
+def _make_optional_codec(codec: _Codec) -> _Codec:
     encode, decode = codec.encode, codec.decode
     return _Codec(
         lambda value: None if value is None else encode(value), lambda data: None if data is None else decode(data)
@@ -423,18 +423,18 @@ def _decode_single_member(data: Mapping[str, object], member: str, codec: _Codec
 # --- scalars, lists and objects --------------------------------------------------------------------------------------
 
 
-def _scalar_codec(kinds: tuple[type, ...], what: str) -> _Codec:
-    def check(value: object) -> Any:
+def _make_scalar_codec(kinds: tuple[type, ...], expected: str) -> _Codec:
+    def check_scalar(value: object) -> Any:
         if isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool)):
             # Members are counts and the like, which are added up and stored in columns; a number of a user is JSON.
             if isinstance(value, int) and not -MAX_INT - 1 <= value <= MAX_INT:
                 msg = "the number has more than 64 bits"
                 raise fault(msg)
             return freeze(value)
-        msg = f"expected {what}, not {format_value(value)}"
+        msg = f"expected {expected}, not {format_value(value)}"
         raise fault(msg)
 
-    return _Codec(check, check)
+    return _Codec(check_scalar, check_scalar)
 
 
 def _decimal_to_text(value: object) -> str:
@@ -479,13 +479,13 @@ def _freeze_json_or_model(value: object) -> JsonValue:
     return plain
 
 
-_TEXT = _scalar_codec((str,), "text")
+_TEXT = _make_scalar_codec((str,), "text")
 _RAW = _Codec(lambda value: thaw(_freeze_json_or_model(value)), freeze)
 _SCALARS: dict[Any, _Codec] = {
     str: _TEXT,
-    int: _scalar_codec((int,), "a whole number"),
-    float: _scalar_codec((int, float), "a number"),
-    bool: _scalar_codec((bool,), "true or false"),
+    int: _make_scalar_codec((int,), "a whole number"),
+    float: _make_scalar_codec((int, float), "a number"),
+    bool: _make_scalar_codec((bool,), "true or false"),
     Decimal: _Codec(_decimal_to_text, _text_to_decimal),
     bytes: _Codec(_bytes_to_text, _text_to_bytes),
     JsonDict: _Codec(lambda value: thaw(freeze_object(value)), freeze_object),
@@ -504,22 +504,22 @@ _ENDLESS = _Codec(_seconds_to_json, _json_to_seconds)
 """Seconds without an end are a text: JSON has no number for them."""
 
 
-def _choice_codec(values: tuple[object, ...], make: type[Enum] | None = None) -> _Codec:
+def _make_choice_codec(values: tuple[object, ...], make: type[Enum] | None = None) -> _Codec:
     """Return the codec of a choice between strings; *make* turns them into members of an enumeration."""
 
-    def check(data: object) -> Any:
+    def check_choice(data: object) -> Any:
         if isinstance(data, str) and data in values:
             return make(data) if make else str.__str__(data)
         msg = f"expected one of {list_names(map(str, values), data, quoted=True)}, not {format_value(data)}"
         raise fault(msg)
 
-    return _Codec(lambda value: str.__str__(check(value)), check)
+    return _Codec(lambda value: str.__str__(check_choice(value)), check_choice)
 
 
-def _sequence_codec(item: _Codec) -> _Codec:
+def _make_sequence_codec(item: _Codec) -> _Codec:
     """Return the codec of a tuple of *item*."""
 
-    def each(values: Iterable[Any], convert: Callable[[Any], Any]) -> list[Any]:
+    def convert_items(values: Iterable[Any], convert: Callable[[Any], Any]) -> list[Any]:
         if not isinstance(values, (list, tuple)):
             msg = f"expected a list, not {format_value(values)}"
             raise fault(msg)
@@ -531,13 +531,15 @@ def _sequence_codec(item: _Codec) -> _Codec:
             raise prefix_path(error, f"[{len(done)}]") from None
         return done
 
-    return _Codec(lambda values: each(values, item.encode), lambda data: tuple(each(data, item.decode)))
+    return _Codec(
+        lambda values: convert_items(values, item.encode), lambda data: tuple(convert_items(data, item.decode))
+    )
 
 
-def _mapping_codec(item: _Codec) -> _Codec:
+def _make_mapping_codec(item: _Codec) -> _Codec:
     """Return the codec of an object whose members are *item*; ``type`` is a member like any other."""
 
-    def each(values: Any, convert: Callable[[Any], Any]) -> dict[str, Any]:
+    def convert_members(values: Any, convert: Callable[[Any], Any]) -> dict[str, Any]:
         if not isinstance(values, Mapping):
             msg = f"expected an object, not {format_value(values)}"
             raise fault(msg)
@@ -550,7 +552,9 @@ def _mapping_codec(item: _Codec) -> _Codec:
                 raise prefix_path(error, f".{name}") from None
         return done
 
-    return _Codec(lambda values: each(values, item.encode), lambda data: JsonDict(each(data, item.decode)))
+    return _Codec(
+        lambda values: convert_members(values, item.encode), lambda data: JsonDict(convert_members(data, item.decode))
+    )
 
 
 class _Raw:

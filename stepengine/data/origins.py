@@ -29,7 +29,7 @@ KEPT_CHARS = 24
 
 def find_origin(provenance: Provenance, parameter: str, value: JsonValue, *, is_id: bool = False) -> JsonDict:
     """
-    Return the origin of an argument.
+    Return the value of an argument with the sources in which it occurs, and whether it is trusted, as JSON.
 
     Its members are ``parameter``, the location in the input; ``value``; ``trusted``; ``sources``, each with the non-empty members of
     ``Source``; and ``more``, the number of further sources, if any.

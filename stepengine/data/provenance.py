@@ -422,9 +422,9 @@ class Provenance:
         is_adjacent = place == first or self._tokens[before + 1] != BREAK
         return word in ID_WORDS or (is_adjacent and (word in THING_WORDS or word.removesuffix("s") in THING_WORDS))
 
-    def make_prompt_index(self, values: Iterable[object]) -> Provenance:
+    def make_child_index(self, values: Iterable[object]) -> Provenance:
         """
-        Return a new index, that of a child, with only *values*: its prompt and params.
+        Return the index of a child for *values*, its prompt and params; only parts that are trusted here are trusted there.
 
         The parts of these that occur in a trusted source here are trusted in the child, in the longest possible pieces.
         """
@@ -443,7 +443,7 @@ class Provenance:
         return child
 
     def _find_trusted_pieces(self, tokens: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-        """Yield the longest sequences of adjacent tokens in a trusted source, from the left."""
+        """Yield the longest sequences of *tokens* that a trusted source contains, from the left."""
         wanted, start = list(tokens), 0
         while start < len(wanted):
             size = 0

@@ -185,37 +185,37 @@ def to_answer(value: AnswerLike, question: Question) -> Answer:
     return Answer(selected=several) if several and set(several) <= set(question.options) else Answer(text=text)
 
 
-def answer_problem(value: AnswerLike, question: Question) -> str | None:
+def find_answer_problem(value: AnswerLike, question: Question) -> str | None:
     """Return the reason why *value* is not an answer to *question*, or ``None``."""
     answer = to_answer(value, question)
-    said, is_permission = f"the answer to {question.id!r}", question.tool_name is not None
+    label, is_permission = f"the answer to {question.id!r}", question.tool_name is not None
     if answer.edited_input is not None and not (is_permission and answer.agrees):
         what = "refuses the call" if is_permission else "answers a question that is not about a tool call"
-        return f"{said} has an edited_input, but it {what}"
-    if problem := _covers_problem(answer, question):
-        return f"{said} {problem}"
+        return f"{label} has an edited_input, but it {what}"
+    if problem := _find_covers_problem(answer, question):
+        return f"{label} {problem}"
     if answer.result is not ABSENT:
-        return f"{said} has a result, but the question is not about an effect in doubt"
+        return f"{label} has a result, but the question is not about an effect in doubt"
     unknown = [option for option in answer.selected if option not in question.options]
     if unknown:
-        return f"{said} selects {unknown}; its options are [{list_names(question.options, unknown[0], quoted=True)}]"
+        return f"{label} selects {unknown}; its options are [{list_names(question.options, unknown[0], quoted=True)}]"
     if len(answer.selected) > 1 and not question.multi_select:
-        return f"{said} selects {len(answer.selected)} options; only one can be chosen"
+        return f"{label} selects {len(answer.selected)} options; only one can be chosen"
     if question.number and not answer.selected and not answer.declined:
-        return _number_problem(answer, question, said)
+        return _find_number_problem(answer, question, label)
     if answer.selected or answer.declined or is_permission or question.allow_text or not question.options:
         return None
-    return f"{said} is {cut_after(answer.text, SHOWN_CHARS)!r}, which is not one of its options: {list_names(question.options, answer.text, quoted=True)}"
+    return f"{label} is {cut_after(answer.text, SHOWN_CHARS)!r}, which is not one of its options: {list_names(question.options, answer.text, quoted=True)}"
 
 
 def check_answer(value: AnswerLike, question: Question) -> Answer:
     """
-    Return a caller's value as the ``Answer`` to *question*.
+    Return a caller's value as the ``Answer`` to *question*; raise ``AnswerRejected`` if it is not a valid one.
 
     Raises:
         AnswerRejected: when it is not an answer to it.
     """
-    if problem := answer_problem(value, question):
+    if problem := find_answer_problem(value, question):
         raise AnswerRejected(problem)
     return to_answer(value, question)
 
@@ -232,7 +232,7 @@ def parse_number_answer(answer: Answer) -> Decimal | None:
     return number if number.is_finite() and SMALLEST <= number <= LARGEST else None
 
 
-def _number_problem(answer: Answer, question: Question, said: str) -> str | None:
+def _find_number_problem(answer: Answer, question: Question, label: str) -> str | None:
     number = parse_number_answer(answer)
     if number is None:
         is_fine = answer.value.strip().lower() in (*YES, *NO)
@@ -241,10 +241,10 @@ def _number_problem(answer: Answer, question: Question, said: str) -> str | None
     if is_fine:
         return None
     what = "a whole number from 1" if question.number == "whole" else "a number above 0"
-    return f"{said} must be {list_names(question.options, answer.value, quoted=True)} or {what}, not {cut_after(answer.value, SHOWN_CHARS)!r}"
+    return f"{label} must be {list_names(question.options, answer.value, quoted=True)} or {what}, not {cut_after(answer.value, SHOWN_CHARS)!r}"
 
 
-def _covers_problem(answer: Answer, question: Question) -> str | None:
+def _find_covers_problem(answer: Answer, question: Question) -> str | None:
     """Return the problem with the rule named in an answer; a question from a record offers no rules to check."""
     if not answer.covers:
         return None
@@ -252,7 +252,7 @@ def _covers_problem(answer: Answer, question: Question) -> str | None:
         return f"covers {answer.covers!r}, but it makes no rule; a rule needs an approval with remember='session' or 'always'"
     if question.remember is None or find_offered_rule(question, answer.covers) is not None:
         return None
-    offered = [str(rule["id"]) for rule in offered_rules(question)]
+    offered = [str(rule["id"]) for rule in list_offered_rules(question)]
     return f"covers {answer.covers!r}, which is not offered; offered rules: {offered}"
 
 
@@ -260,10 +260,10 @@ def find_offered_rule(question: Question, covers: str) -> JsonDict | None:
     """Return the rule with the id *covers* that a question offers, the narrowest for ``""``, or ``None``."""
     if not covers or question.remember is None:
         return question.remember
-    return next((rule for rule in offered_rules(question) if rule["id"] == covers), None)
+    return next((rule for rule in list_offered_rules(question) if rule["id"] == covers), None)
 
 
-def offered_rules(question: Question) -> tuple[JsonDict, ...]:
+def list_offered_rules(question: Question) -> tuple[JsonDict, ...]:
     """Return the rules that an approval can add, the narrowest first."""
     return () if question.remember is None else (question.remember, *question.wider)
 

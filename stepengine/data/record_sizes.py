@@ -53,7 +53,7 @@ BITS_PER_DIGIT = 3.3
 
 # An estimate that is never too low, made without encoding: exact counting would encode every output twice, for the rare
 # one that is too long.
-def may_be_long(value: Any) -> bool:
+def may_exceed_value_limit(value: Any) -> bool:
     """
     Return whether *value* may need more than ``MAX_VALUE_BYTES`` bytes as JSON; a cheap estimate, never too low.
 
@@ -84,16 +84,16 @@ def _list_members(value: Any) -> Sequence[Any]:
 
 def find_length_problem(value: object) -> str:
     """
-    Return why *value* does not fit into a record, or ``""``.
+    Return the reason why *value* is too long for a record; ``""`` if it fits, or cannot be measured.
 
     A text over ``MAX_INLINE_CHARS`` characters has a record of its own, and counts by itself.
     """
-    if not may_be_long(value):
+    if not may_exceed_value_limit(value):
         return ""
     lengths: list[int] = []
     try:
         rest = _extract_long_texts(value, lengths)
-        length = max([_json_bytes(rest), *lengths])
+        length = max([_count_json_bytes(rest), *lengths])
     except (RecursionError, ValueError):
         return ""  # not JSON, which is reported elsewhere
     return (
@@ -108,10 +108,10 @@ def _extract_long_texts(value: Any, lengths: list[int]) -> object:
     if isinstance(value, str):
         if len(value) <= MAX_INLINE_CHARS:
             return value
-        lengths.append(_json_bytes(value))
+        lengths.append(_count_json_bytes(value))
         return ""
     if isinstance(value, int):
-        return "0" * _count_digits(value) if value.bit_length() > LONG_INT_BITS else value
+        return "0" * _estimate_digit_count(value) if value.bit_length() > LONG_INT_BITS else value
     if value is None or isinstance(value, float):
         return value if value is None or math.isfinite(value) else 0
     if isinstance(value, SEQUENCES):
@@ -124,22 +124,22 @@ def _extract_long_texts(value: Any, lengths: list[int]) -> object:
     return [_extract_long_texts(one, lengths) for one in _list_stored_values(value)]
 
 
-def _json_bytes(value: object) -> int:
+def _count_json_bytes(value: object) -> int:
     return len(compact(value).encode(errors="surrogatepass"))
 
 
-def _count_digits(number: int) -> int:
+def _estimate_digit_count(number: int) -> int:
     return int(number.bit_length() / BITS_PER_DIGIT)
 
 
 def _list_stored_values(value: Any) -> Sequence[Any]:
     kind: Any = type(value)
-    names = ("message", *value.fields) if isinstance(value, StepEngineError) else _stored_fields(kind)
+    names = ("message", *value.fields) if isinstance(value, StepEngineError) else _list_stored_fields(kind)
     return [getattr(value, name, None) for name in names]
 
 
 @cache
-def _stored_fields(kind: Any) -> Sequence[str]:
+def _list_stored_fields(kind: Any) -> Sequence[str]:
     if not attrs.has(kind):
         return ()
     return tuple([field.name for field in attrs.fields(kind) if field.metadata.get("stored", True)])

@@ -71,8 +71,8 @@ def shorten_parts(
     return parts if all(a is b for a, b in zip(made, parts, strict=True)) else tuple(made)
 
 
-def count_result_chars(message: Message) -> int:
-    """Return how many characters the result in a message counts; 0 for other messages."""
+def count_shortenable_chars(message: Message) -> int:
+    """Return the number of characters in a tool message that may still be shortened; 0 for other messages."""
     if not isinstance(message, ToolMessage):
         return 0
     chars = 0

@@ -96,7 +96,7 @@ def find_keyword_problem(schema: Mapping[str, Any]) -> str:
     known = KEYWORDS | EXTENSIONS | used
     for part, at in parts:
         unknown = [word for word in part if word not in known and not word.startswith("x-")]
-        hints = [(word, hint) for word in unknown if (hint := _find_meant_keyword(word, part[word]))]
+        hints = [(word, hint) for word in unknown if (hint := _suggest_keyword(word, part[word]))]
         if hints:
             return f"{at}: {hints[0][0]!r} is not a keyword of JSON Schema and is ignored; {hints[0][1]}"
         if at == "#" and unknown and len(unknown) == len(part):
@@ -117,10 +117,10 @@ def _iterate_subschemas(schema: Mapping[str, Any]) -> Iterator[tuple[Mapping[str
                 left.extend(find_subschemas(word, value, at))
 
 
-def _find_meant_keyword(word: str, value: object) -> str:
-    """Return a suggestion for an unknown word of a schema, ``""`` for an annotation."""
-    plain = {_keep_alphanumerics(known): known for known in KEYWORDS}
-    same = plain.get(_keep_alphanumerics(word)) or OTHER_WORDS.get(word.lower())
+def _suggest_keyword(word: str, value: object) -> str:
+    """Return a hint at the keyword that an unknown word of a schema stands for, or at ``properties``; ``""`` without one."""
+    plain = {_to_lower_alphanumerics(known): known for known in KEYWORDS}
+    same = plain.get(_to_lower_alphanumerics(word)) or OTHER_WORDS.get(word.lower())
     near = (same,) if same else find_nearest(word, KEYWORDS - SHORT_KEYWORDS, alike=NEAR_RATIO, n=1)
     if near:
         return f"did you mean {near[0]!r}?"
@@ -128,13 +128,13 @@ def _find_meant_keyword(word: str, value: object) -> str:
     return "put it below 'properties'" if isinstance(kind, str) and kind in TYPES else ""
 
 
-def _keep_alphanumerics(word: str) -> str:
+def _to_lower_alphanumerics(word: str) -> str:
     return "".join([sign for sign in word if sign.isalnum()]).lower()
 
 
-def nest_schema(schema: Mapping[str, Any], name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def nest_schema_under_property(schema: Mapping[str, Any], name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """
-    Prepare *schema* for use as the property *name* of an object schema.
+    Return *schema* as the property *name* of an object schema, and its dialect and definitions for the outer schema.
 
     Returns:
         The schema of the property, and the members that belong at the top of the object schema: its definitions and
@@ -175,7 +175,7 @@ def _needs_rebase(reference: str) -> bool:
 
 def check_references(where: str, schema: Mapping[str, Any]) -> None:
     """
-    Check that each ``$ref`` in *schema* has a target inside *schema*.
+    Raise ``DataError`` unless each ``$ref`` in *schema* has a target inside *schema*.
 
     Providers reject a request with a reference that does not resolve, and some ignore it.
 
@@ -200,7 +200,7 @@ def check_references(where: str, schema: Mapping[str, Any]) -> None:
             return
         # A target may be below a keyword that is no keyword of JSON Schema, where nothing was looked at yet.
         for reference in new:
-            target = _find_target(schema, reference)
+            target = _find_reference_target(schema, reference)
             if target is None:
                 msg = (
                     f"{where} at {references[reference]}: the reference {reference!r} does not exist; "
@@ -224,8 +224,8 @@ def _decode_percents(reference: str) -> str:
     return ESCAPED_BYTE.sub(lambda found: bytes([int(found[1], 16)]), reference.encode()).decode(errors="replace")
 
 
-def _find_target(schema: Mapping[str, Any], reference: str) -> object:
-    """Return the schema at a pointer, or ``None``."""
+def _find_reference_target(schema: Mapping[str, Any], reference: str) -> object:
+    """Return the schema at a pointer such as ``#/$defs/Name``, or ``None``."""
     for pointer in (reference, _decode_percents(reference)):
         if pointer != "#" and not pointer.startswith("#/"):
             continue

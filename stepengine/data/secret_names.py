@@ -134,7 +134,7 @@ def is_secret(name: str, value: str, place: Place) -> bool:
 
 
 def may_differ_between_machines(name: str, value: str, place: Place) -> bool:
-    """Return True if a secret is a credential, and so may be another one on another machine."""
+    """Return True if *name*, or *name* and *value*, mark a credential, whose value may differ on another machine."""
     kind = _classify_name(name[-MAX_NAME_CHARS:], place)
     return kind == "credential" or (kind == "doubtful" and looks_random(value))
 
@@ -181,10 +181,10 @@ def _decode_escapes(text: str) -> str:
     text = text.replace("\\\\", ESCAPED_BACKSLASH).replace('\\"', ESCAPED_QUOTE).replace("\\/", "/")
     for escape in ("\\b", "\\f", "\\n", "\\r", "\\t"):
         text = text.replace(escape, "\n")
-    return ESCAPED_ASCII.sub(_decode_char, ESCAPED_OTHERS.sub(" ", text)) if "\\u" in text else text
+    return ESCAPED_ASCII.sub(_decode_escaped_char, ESCAPED_OTHERS.sub(" ", text)) if "\\u" in text else text
 
 
-def _decode_char(escape: re.Match[str]) -> str:
+def _decode_escaped_char(escape: re.Match[str]) -> str:
     char = chr(int(escape[1], 16))
     return {'"': ESCAPED_QUOTE, "\\": ESCAPED_BACKSLASH}.get(char, max(char, " "))
 

@@ -154,22 +154,24 @@ def _make_escaped_patterns(sign: str) -> Iterable[str]:
     # Backslashes before a backslash could be shared out in very many ways, and a search would try them all.
     slashes = rf"\\{{1,{MAX_BACKSLASHES}}}" if sign == "\\" else SLASHES
     before = "" if sign == "\\" else f"{SLASHES}?"
-    yield before + "".join([f"%(?:25){NESTED}{_hex_pattern(byte, 2)}" for byte in data])
+    yield before + "".join([f"%(?:25){NESTED}{_make_hex_pattern(byte, 2)}" for byte in data])
     code = ord(sign)
     units = sign.encode("utf-16-be", errors="surrogatepass")
-    yield "".join([f"{slashes}u{_hex_pattern(units[at] << 8 | units[at + 1], 4)}" for at in range(0, len(units), 2)])
-    yield rf"{slashes}(?:U{_hex_pattern(code, 8)}|u\{{0{{0,4}}{_hex_pattern(code, 1)}\}})"
+    yield "".join(
+        [f"{slashes}u{_make_hex_pattern(units[at] << 8 | units[at + 1], 4)}" for at in range(0, len(units), 2)]
+    )
+    yield rf"{slashes}(?:U{_make_hex_pattern(code, 8)}|u\{{0{{0,4}}{_make_hex_pattern(code, 1)}\}})"
     if code < 256:  # noqa: PLR2004 - a byte
-        yield f"{slashes}x{_hex_pattern(code, 2)}"
+        yield f"{slashes}x{_make_hex_pattern(code, 2)}"
     yield "".join([f"{slashes}{byte:03o}" for byte in data])
     if len(data) > 1:
-        yield "".join([f"{slashes}x{_hex_pattern(byte, 2)}" for byte in data])
+        yield "".join([f"{slashes}x{_make_hex_pattern(byte, 2)}" for byte in data])
         if code < 256:  # noqa: PLR2004 - a byte
-            yield f"%{_hex_pattern(code, 2)}"  # of an address in Latin-1
+            yield f"%{_make_hex_pattern(code, 2)}"  # of an address in Latin-1
     if sign in ESCAPED_BY_LETTER:
         yield slashes + ESCAPED_BY_LETTER[sign]
-    names = "".join([f"|{name.removesuffix(';')}" for name in _html_entity_names().get(sign, ())])
-    number = f"{HASH}(?:0{{0,7}}{code}|[xX]0{{0,7}}{_hex_pattern(code, 1)})"
+    names = "".join([f"|{name.removesuffix(';')}" for name in _map_chars_to_html_entities().get(sign, ())])
+    number = f"{HASH}(?:0{{0,7}}{code}|[xX]0{{0,7}}{_make_hex_pattern(code, 1)})"
     yield f"{before}{AMPERSAND}(?:amp{SEMICOLON}){NESTED}(?:{number}{names}){SEMICOLON}"
     if sign == "'":
         yield QUOTE_OF_SHELL
@@ -177,12 +179,12 @@ def _make_escaped_patterns(sign: str) -> Iterable[str]:
         yield r"\+"
 
 
-def _hex_pattern(number: int, digits: int) -> str:
+def _make_hex_pattern(number: int, digits: int) -> str:
     return "".join([d if d.isdigit() else f"[{d}{d.upper()}]" for d in f"{number:0{digits}x}"])
 
 
 @cache
-def _html_entity_names() -> dict[str, list[str]]:
+def _map_chars_to_html_entities() -> dict[str, list[str]]:
     from html.entities import html5  # noqa: PLC0415 - only a known secret needs it
 
     names: dict[str, list[str]] = {}

@@ -145,7 +145,7 @@ class AgentState:
         Raises:
             DataError: when something in it cannot be stored, such as a number that is not finite, naming the place.
         """
-        return _state_codec().to_json(self)
+        return _get_state_codec().to_json(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, object]) -> AgentState:
@@ -155,7 +155,7 @@ class AgentState:
         Raises:
             DataError: for what is no such object, or was made by a newer version; it names the place.
         """
-        state = _state_codec().from_json(data)
+        state = _get_state_codec().from_json(data)
         if isinstance(state, AgentState):
             return state
         msg = f"AgentState.from_json needs the output of AgentState.to_json, not a stored {type(state).__name__}"
@@ -176,7 +176,7 @@ STATE_TYPES = (
 
 
 @cache
-def _state_codec() -> ObjectCodec:
+def _get_state_codec() -> ObjectCodec:
     return ObjectCodec((*VALUE_TYPES, *STATE_TYPES))
 
 
@@ -198,7 +198,7 @@ def find_suspended_reply_index(record: Sequence[Message]) -> int | None:
 
 def estimate_next_prompt_tokens(state: AgentState, measured: Measured | None) -> int:
     """
-    Return the size of a run's next prompt in tokens.
+    Return the estimated size of a run's next prompt in tokens, based on the provider's last count if there is one.
 
     It is the last number that the provider reported, plus an estimate of the newer messages. Without a report, or after the
     prompt was rewritten, the whole size is estimated.
@@ -342,7 +342,7 @@ class ChildResult(SpendingMixin, Generic[Out]):
 
     def unwrap(self) -> Out:
         """
-        Return the output.
+        Return the output of a completed child; raise ``ChildError`` for any other.
 
         Raises:
             ChildError: unless the child completed; its ``__cause__`` is the child's error.

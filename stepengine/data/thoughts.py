@@ -121,7 +121,7 @@ def _find_code_ranges(text: str, at: int) -> list[tuple[int, int]]:
     fence, fenced, paragraph = "", at, at
     for begin, line in _split_lines(text, at):
         bare = line.strip()
-        mark = _fence_mark(bare)
+        mark = _find_fence_mark(bare)
         if fence:
             if mark.startswith(fence) and mark == bare:
                 found.append((fenced, begin + len(line)))
@@ -144,7 +144,7 @@ def _split_lines(text: str, at: int) -> Iterator[tuple[int, str]]:
         at = end
 
 
-def _fence_mark(line: str) -> str:
+def _find_fence_mark(line: str) -> str:
     """Return the fence of backticks or tildes at the start of a line, or ``""``."""
     return line[: len(line) - len(line.lstrip(line[0]))] if line.startswith(FENCES) else ""
 

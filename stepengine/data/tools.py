@@ -150,14 +150,14 @@ def find_values_at_path(input: JsonValue, path: str, place: str = "") -> Iterato
             yield from find_values_at_path(input[name], rest, f"{place}.{name}" if place else name)
 
 
-def template_parameters(place: str) -> list[str]:
+def list_template_parameters(template: str) -> list[str]:
     """Return the names of the parameters in a template of ``ToolSpec.about``."""
-    return PARAMETER.findall(place)
+    return PARAMETER.findall(template)
 
 
-def _fill_template(place: str, input: JsonDict) -> Iterator[str]:
+def _fill_template(template: str, input: JsonDict) -> Iterator[str]:
     """Yield a template of ``ToolSpec.about`` filled with each combination of its parameters' texts."""
-    between = PARAMETER.split(place)
+    between = PARAMETER.split(template)
     for texts in product(*[list(islice(_find_texts(input.get(name)), MOST_PLACES + 1)) for name in between[1::2]]):
         yield "".join([between[0], *[part for pair in zip(texts, between[2::2], strict=True) for part in pair]])
 
@@ -349,7 +349,7 @@ TOOL_SECONDS = 120.0
 """Most calls take seconds; a test suite or a slow server ends within two minutes, and one that hangs does not hold a run for long."""
 
 
-def timeout_text(tool_name: str, seconds: float) -> str:
+def format_timeout_text(tool_name: str, seconds: float) -> str:
     """Return the text of the result of a call that exceeded its time limit."""
     return f"tool {tool_name!r} timed out after {seconds:g} s"
 

@@ -343,7 +343,7 @@ class Transcript(Sequence[Message]):
 
     def memo(self, key: object, fn: Callable[[Message], T]) -> Sequence[T]:
         """
-        Return ``fn(message)`` for every message, computed once per message and *key*.
+        Return ``fn(message)`` for every message, cached per message and *key*.
 
         The values sit on the messages and travel with them into other transcripts. *fn* must be pure.
         """
@@ -357,7 +357,7 @@ class Transcript(Sequence[Message]):
 
     def fold(self, key: object, fn: Callable[[T, Message], T], start: T) -> T:
         """
-        Return ``fn(... fn(fn(start, m0), m1) ..., mn)``, reusing the result of an earlier version.
+        Return ``fn(... fn(fn(start, m0), m1) ..., mn)``, reusing the result cached under *key* for an earlier version.
 
         *fn* must be pure, and *start* the same for every use of *key*.
         """

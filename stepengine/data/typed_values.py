@@ -41,7 +41,7 @@ def dump_model(model: Any) -> Any:
 
 def model_from_json(kind: Any, value: JsonValue) -> Any:
     """
-    Return the model of class *kind* in *value*.
+    Validate *value* as the pydantic class *kind* and return the model; *value* is remembered as its JSON.
 
     Raises:
         pydantic.ValidationError: when it does not fit.
@@ -56,18 +56,18 @@ def _remember_source(model: object, value: JsonValue) -> None:
     key = id(model)
 
     # A default holds the dict: at the end of the process the names of modules may be gone.
-    def forget(_: object, sources: dict[int, Any] = _SOURCES) -> None:
+    def forget_source(_: object, sources: dict[int, Any] = _SOURCES) -> None:
         sources.pop(key, None)
 
     try:
-        _SOURCES[key] = weakref.ref(model, forget), value
+        _SOURCES[key] = weakref.ref(model, forget_source), value
     except TypeError:  # a class without weak references
         return
 
 
 def model_to_json(model: Any, *, kind: Any = None, is_fresh: bool = False) -> JsonValue:
     """
-    Return JSON from which an equal pydantic model can be read.
+    Return JSON from which an equal pydantic model can be read; raise ``DataError`` if there is none.
 
     Args:
         model: The model.
@@ -80,7 +80,7 @@ def model_to_json(model: Any, *, kind: Any = None, is_fresh: bool = False) -> Js
     kind = type(model) if kind is None else kind
     known = _SOURCES.get(id(model))
     source = known[1] if known is not None and known[0]() is model else None
-    if is_fresh and source is not None and _is_dumped_to(model, source):
+    if is_fresh and source is not None and _dumps_to(model, source):
         return source
     return to_round_trip_json(
         model,
@@ -91,7 +91,7 @@ def model_to_json(model: Any, *, kind: Any = None, is_fresh: bool = False) -> Js
     )
 
 
-def _is_dumped_to(model: Any, source: JsonValue) -> bool:
+def _dumps_to(model: Any, source: JsonValue) -> bool:
     try:
         return bool(freeze(dump_model(model)) == source)
     except Exception:  # noqa: BLE001 - serializers of the author's may raise anything
@@ -111,7 +111,7 @@ def to_round_trip_json(
     source: JsonValue | None = None,
 ) -> JsonValue:
     """
-    Return JSON from which an equal typed value can be read.
+    Return the first form of *value* in *dumps*, else *source*, that *load* restores to an equal value; raise if none does.
 
     Args:
         value: The value.
@@ -163,8 +163,8 @@ def _survives_round_trip(value: object, source: JsonValue, load: Callable[[JsonV
         return False
 
 
-def _make_round_trip_error(what: str) -> DataError:
-    return DataError(f"{what}; {REMEDY}")
+def _make_round_trip_error(problem: str) -> DataError:
+    return DataError(f"{problem}; {REMEDY}")
 
 
 def _describe_load_failure(error: Exception, name: str) -> str:
@@ -181,7 +181,7 @@ def find_changes(before: Any, after: Any, path: str) -> Iterator[tuple[str, obje
     parts, others = _get_compared_parts(before), _get_compared_parts(after)
     same_kind = _get_comparison_type(before) is _get_comparison_type(after)
     if not same_kind:
-        is_same = _is_equal_scalar(before, after)
+        is_same = _are_equal_despite_types(before, after)
     elif parts is None or others is None:
         is_same = bool(before == after)
     else:
@@ -216,7 +216,7 @@ def find_secret_path(value: Any, path: str) -> str | None:
     return next(filter(None, found), None)
 
 
-def _is_equal_scalar(before: object, after: object) -> bool:
+def _are_equal_despite_types(before: object, after: object) -> bool:
     """Return True for equal numbers or texts of two classes, such as the default ``0`` of a float; not for enums and bools."""
     both = (before, after)
     if any(isinstance(one, bool | Enum) for one in both) or not all(isinstance(one, SCALARS) for one in both):
@@ -244,7 +244,7 @@ def get_compared_fields(value: Any) -> Mapping[str, object] | None:
 
 # The order of a set of texts differs between processes, and a resumed run is compared with stored values.
 def sort_sets(value: Any, dumped: Any) -> Any:
-    """Return *dumped*, the JSON of *value*, with the items of each set in one order."""
+    """Return *dumped*, the JSON of *value*, with the items of each set sorted."""
     if hasattr(value, "root") and hasattr(type(value), "model_fields"):
         return sort_sets(value.root, dumped)
     if isinstance(value, set | frozenset) and isinstance(dumped, list):

@@ -110,12 +110,12 @@ def add_cost(a: Decimal | None, b: Decimal | None) -> Decimal | None:
 
 
 def add_lost_usage(lost: Usage, own: Usage | None) -> Usage:
-    """Return the usage of a reply, *own*, with that of the lost requests before it."""
+    """Return *own*, the usage of a reply, plus that of the lost requests before it; an unknown one counts as at least one request."""
     own = own or Usage(at_least=True)
     return lost + attrs.evolve(own, requests=own.requests or 1)
 
 
-def _freeze_mapping(value: Any) -> JsonDict:
+def _to_json_dict(value: Any) -> JsonDict:
     return value if isinstance(value, JsonDict) else JsonDict(value)
 
 
@@ -137,11 +137,11 @@ class Spending:
     usage: Usage = Usage()
     cost: Decimal | None = Decimal(0)
     credits_used: float = 0
-    by_agent: Mapping[str, Usage] = attrs.field(default=JsonDict(), converter=_freeze_mapping)
-    by_model: Mapping[str, Usage] = attrs.field(default=JsonDict(), converter=_freeze_mapping)
+    by_agent: Mapping[str, Usage] = attrs.field(default=JsonDict(), converter=_to_json_dict)
+    by_model: Mapping[str, Usage] = attrs.field(default=JsonDict(), converter=_to_json_dict)
     # Only known costs are stored, so unknown ones add nothing to journals.
-    agent_costs: Mapping[str, Decimal] = attrs.field(default=JsonDict(), converter=_freeze_mapping)
-    model_costs: Mapping[str, Decimal] = attrs.field(default=JsonDict(), converter=_freeze_mapping)
+    agent_costs: Mapping[str, Decimal] = attrs.field(default=JsonDict(), converter=_to_json_dict)
+    model_costs: Mapping[str, Decimal] = attrs.field(default=JsonDict(), converter=_to_json_dict)
 
     @property
     def cost_by_agent(self) -> Mapping[str, Decimal | None]:
@@ -156,8 +156,8 @@ class Spending:
     def __add__(self, other: Spending) -> Spending:
         if not isinstance(other, Spending):
             return NotImplemented
-        by_agent, agent_costs = _add_by_key(self.by_agent, self.agent_costs, other.by_agent, other.agent_costs)
-        by_model, model_costs = _add_by_key(self.by_model, self.model_costs, other.by_model, other.model_costs)
+        by_agent, agent_costs = _add_usage_and_costs(self.by_agent, self.agent_costs, other.by_agent, other.agent_costs)
+        by_model, model_costs = _add_usage_and_costs(self.by_model, self.model_costs, other.by_model, other.model_costs)
         return Spending(
             self.usage + other.usage,
             add_cost(self.cost, other.cost),
@@ -169,7 +169,7 @@ class Spending:
         )
 
 
-def _add_by_key(
+def _add_usage_and_costs(
     a: Mapping[str, Usage], a_costs: Mapping[str, Decimal], b: Mapping[str, Usage], b_costs: Mapping[str, Decimal]
 ) -> tuple[Mapping[str, Usage], Mapping[str, Decimal]]:
     """Return the sums of usage and of known costs per key; a used part without a cost makes the sum unknown."""

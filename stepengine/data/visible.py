@@ -59,7 +59,7 @@ def _escape_character(character: str, *, strict: bool) -> str:
 
 def cut_end(text: str, limit: int, total: int = 0) -> str:
     """
-    Return *text*, or of one over *limit* its beginning with a note of how many characters are missing.
+    Return *text*, or if it is longer than *limit*, its beginning and the number of missing characters, *limit* in all.
 
     Args:
         text: The text, or a beginning of it.
@@ -102,9 +102,9 @@ def truncate_text(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: max(0, width - 3)]}..."
 
 
-def format_count(count: int, what: str) -> str:
+def format_count(count: int, noun: str) -> str:
     """Return a count with its noun: ``1 step``, ``1,200 steps``."""
-    return f"{count:,} {what}{'s' * (count != 1)}"
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def one_line(text: str, width: int = LINE_CHARS) -> str:

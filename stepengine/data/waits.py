@@ -124,20 +124,20 @@ def describe_waits(waits: Iterable[Waits]) -> str:
     return f"The run {'; '.join(told[:SHOWN_WAITS])}{more}." if told else ""
 
 
-def wait_to_json(one: Waits) -> dict[str, Any]:
-    """Return one thing that a run waits for as JSON; a question by its id."""
+def wait_to_json(wait: Waits) -> dict[str, Any]:
+    """Return a wait of a run as JSON; a question by its id."""
     return {
-        "kind": one.kind,
-        "said": describe_wait(one),
-        "path": one.path,
-        "seq": one.seq,
-        "wakes_at": one.wakes_at and one.wakes_at.isoformat(),
-        "question": one.question and one.question.id,
-        "topic": one.topic or None,
-        "paths": list(one.children),
+        "kind": wait.kind,
+        "said": describe_wait(wait),
+        "path": wait.path,
+        "seq": wait.seq,
+        "wakes_at": wait.wakes_at and wait.wakes_at.isoformat(),
+        "question": wait.question and wait.question.id,
+        "topic": wait.topic or None,
+        "paths": list(wait.children),
     }
 
 
-def describe_wait(one: Waits) -> str:
-    """Describe one wait of a run in words."""
-    return one_line(one.description, WAIT_CHARS)
+def describe_wait(wait: Waits) -> str:
+    """Return a wait of a run in words, as one short line."""
+    return one_line(wait.description, WAIT_CHARS)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import attrs
 
-from stepengine.data.ai_sdk import LIFETIMES, normalize_message
+from stepengine.data.ai_sdk import LIFETIMES, convert_to_wire_message
 from stepengine.data.alike import list_names
 from stepengine.data.faults import fault, format_value, prefix_path
 from stepengine.data.json import MAX_ARGUMENTS_CHARS, JsonValue, freeze_object, require_storable_text, thaw
@@ -82,16 +82,16 @@ def read_messages(messages: Iterable[object]) -> tuple[Message, ...]:
 
 
 def read_history(messages: Iterable[object]) -> ImportedHistory:
-    """Return system prompt and messages; several system messages are joined by a blank line."""
+    """Return the parsed messages of a history and its system prompt, its system messages joined by blank lines."""
     system: list[str] = []
     found: list[Message] = []
     names: dict[str, str] = {}
     for index, message in enumerate(messages):
         try:
             if isinstance(message, Mapping) and message.get("role") in ("system", "developer"):
-                plain = normalize_message(message)
+                plain = convert_to_wire_message(message)
                 _refuse_unknown_members(plain, plain["role"])
-                system.append(_read_text(plain.get("content")))
+                system.append(_read_system_text(plain.get("content")))
             else:
                 for each in _read_message(message, names):
                     _append_or_merge_message(found, each)
@@ -128,7 +128,7 @@ def _read_message(message: Any, names: Mapping[str, str]) -> list[Message]:
         raise fault(msg)
     return [
         _copy_tags_and_lifetime(each, message)
-        for each in _read_normalized_message(normalize_message(message), role, names)
+        for each in _read_normalized_message(convert_to_wire_message(message), role, names)
     ]
 
 
@@ -162,7 +162,7 @@ def _read_lifetime(given: Mapping[str, Any], member: str, known: Iterable[str]) 
 def _read_normalized_message(message: Mapping[str, Any], role: str, names: Mapping[str, str]) -> list[Message]:
     _refuse_unknown_members(message, role)
     if role == "assistant":
-        return [_read_assistant(message)]
+        return [_read_assistant_message(message)]
     if role == "tool":
         return [_read_tool_role_message(message, names)]
     blocks = _read_blocks(message.get("content"), partial(_read_user_part, names=names))
@@ -172,12 +172,12 @@ def _read_normalized_message(message: Mapping[str, Any], role: str, names: Mappi
 
 
 def _read_stored_message(message: Mapping[str, object]) -> Message:
-    loaded: Message = _message_codec().from_json({"stepengine": FORMAT_VERSION, **message})
+    loaded: Message = _get_message_codec().from_json({"stepengine": FORMAT_VERSION, **message})
     return loaded
 
 
 @cache
-def _message_codec() -> ObjectCodec:
+def _get_message_codec() -> ObjectCodec:
     return ObjectCodec(VALUE_TYPES)
 
 
@@ -190,17 +190,17 @@ def _refuse_unknown_members(message: Mapping[str, object], role: str) -> None:
             raise prefix_path(fault(msg), f".{name}")
 
 
-def _read_assistant(message: Mapping[str, Any]) -> AssistantMessage:
+def _read_assistant_message(message: Mapping[str, Any]) -> AssistantMessage:
     """Return a model's message; one with calls or a refusal may lack content."""
     calls, refusal = message.get("tool_calls") or [], message.get("refusal")
     content = message.get("content")
     parts = _read_blocks("" if content is None and (calls or refusal) else content, _read_assistant_part)
     if refusal:
         parts.append(RefusalPart(require_storable_text(refusal, "$.refusal")))
-    return AssistantMessage([*parts, *_read_blocks(calls, _read_call, "tool_calls")])
+    return AssistantMessage([*parts, *_read_blocks(calls, _read_tool_call, "tool_calls")])
 
 
-def _read_call(call: Mapping[str, object]) -> ToolCallPart:
+def _read_tool_call(call: Mapping[str, object]) -> ToolCallPart:
     if call.get("type", "function") != "function":
         msg = f"unknown kind of tool call {format_value(call.get('type'))}"
         raise fault(msg)
@@ -250,7 +250,7 @@ def _read_blocks(content: object, read: Callable[[Mapping[str, Any]], object], m
     return made
 
 
-def _read_text(content: object) -> str:
+def _read_system_text(content: object) -> str:
     return join_text_parts(tuple([b for b in _read_blocks(content, _read_user_part) if isinstance(b, TextPart)]))
 
 
@@ -300,11 +300,13 @@ def _read_user_part(block: Mapping[str, Any], names: Mapping[str, str] | None = 
         case "text":
             return TextPart(_get_required_text(block, "text"))
         case "image":
-            return ImagePart(**_read_source(block))
+            return ImagePart(**_read_media_source(block))
         case "image_url":
             return _read_linked_image(block)
         case "document":
-            return DocumentPart(**_read_source(block), name=require_storable_text(block.get("title") or "", "$.title"))
+            return DocumentPart(
+                **_read_media_source(block), name=require_storable_text(block.get("title") or "", "$.title")
+            )
         case "tool_result" if names is not None:
             return _read_tool_result_block(block, names)
         case other:
@@ -325,7 +327,7 @@ def _read_linked_image(block: Mapping[str, object]) -> ImagePart:
         raise prefix_path(fault(error.message), ".image_url.url") from None
 
 
-def _read_source(block: Mapping[str, object]) -> dict[str, Any]:
+def _read_media_source(block: Mapping[str, object]) -> dict[str, Any]:
     source = freeze_object(_get_required(block, "source"), "$.source")
     try:
         if source.get("type") == "url" and "media_type" not in source:
@@ -403,10 +405,10 @@ def _write_part(part: Any) -> dict[str, object]:  # noqa: C901 - one case for ea
         case _:
             kind = "image" if isinstance(part, ImagePart) else "document"
             title = {"title": part.name} if kind == "document" and part.name else {}
-            return {"type": kind, "source": _write_source(part), **title}
+            return {"type": kind, "source": _write_media_source(part), **title}
 
 
-def _write_source(part: ImagePart | DocumentPart) -> dict[str, str]:
+def _write_media_source(part: ImagePart | DocumentPart) -> dict[str, str]:
     if part.data is None:
         where = {"url": str(part.url)} if part.file_id is None else {"file_id": part.file_id, "provider": part.provider}
         return {"type": "url" if part.file_id is None else "file", **where, "media_type": part.mime_type}

@@ -42,7 +42,7 @@ from stepengine.data.checks import (
     FieldCheck,
     allow_none,
     find_iteration_mistake,
-    instance_check,
+    make_instance_check,
     make_validator,
     with_keyword_hints,
 )
@@ -111,9 +111,9 @@ Params: TypeAlias = "Mapping[str, Any] | _Dumps | None"
 """The params of a child: a JSON object or a pydantic model."""
 
 
-def tool_name_of(tool: str | ToolLike) -> str:
+def get_tool_name(tool: str | ToolLike) -> str:
     """
-    Return the name of *tool*.
+    Return the name of *tool*, a ``Tool`` or a name; raise ``BadYield`` for anything else.
 
     Raises:
         BadYield: for what is neither a tool nor a name.
@@ -143,7 +143,7 @@ def _to_stored_messages(messages: object) -> Any:
     return [plain(m) if isinstance(m, UserMessage | AssistantMessage | ToolMessage) else m for m in messages]
 
 
-def _check_flag(value: bool) -> bool:  # noqa: FBT001 - a converter has one positional argument
+def _check_include_tool_call(value: bool) -> bool:  # noqa: FBT001 - a converter has one positional argument
     if value is True or value is False:
         return value
     msg = f"include_tool_call must be True or False, not {value!r}"
@@ -182,9 +182,9 @@ class ToolCall(Member[ToolResult]):
         ToolInputError: at the yield, when the input does not fit the tool's schema.
     """
 
-    tool: str = attrs.field(converter=tool_name_of)
+    tool: str = attrs.field(converter=get_tool_name)
     input: JsonDict = attrs.field(factory=JsonDict, converter=_freeze_tool_input)
-    include_tool_call: bool = attrs.field(default=True, converter=_check_flag)
+    include_tool_call: bool = attrs.field(default=True, converter=_check_include_tool_call)
 
     def __iter__(self) -> Generator[Yieldable, StepResult, ToolResult]:
         result = (yield self).tool_result
@@ -312,7 +312,7 @@ class Perform(Member["T_co | PerformError"], Generic[T_co]):
         return cast("T_co", value)
 
 
-def _check_options(value: Iterable[str]) -> tuple[str, ...]:
+def _check_ask_options(value: Iterable[str]) -> tuple[str, ...]:
     """Return the options of an ``Ask`` as a tuple of texts; raise ``BadYield`` for a single option and for other values."""
     options = tuple(value)
     if find_iteration_mistake(value) or not all(isinstance(o, str) for o in options):
@@ -356,7 +356,7 @@ class Ask(Member[str]):
     """
 
     question: str = attrs.field(converter=_check_prompt)
-    options: tuple[str, ...] = attrs.field(default=(), converter=_check_options)
+    options: tuple[str, ...] = attrs.field(default=(), converter=_check_ask_options)
     multi_select: bool = attrs.field(default=False, kw_only=True)
     details: JsonValue = attrs.field(default=None, converter=freeze, kw_only=True)
     allow_text: bool = attrs.field(default=False, kw_only=True)
@@ -524,11 +524,11 @@ Room for a path such as 'order/42' with a UUID or a digest in it. A topic names 
 TOPIC_SIGNS = frozenset("_-.:/")
 
 
-def _to_seconds(value: Any, what: str) -> float:
+def _to_seconds(value: Any, description: str) -> float:
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and 0 <= seconds <= MAX_PAUSE_SECONDS:
         return float(seconds)
-    msg = f"{what} must be a number of seconds or a timedelta, from 0 to a hundred years, not {value!r}"
+    msg = f"{description} must be a number of seconds or a timedelta, from 0 to a hundred years, not {value!r}"
     raise BadYield(msg)
 
 
@@ -540,7 +540,7 @@ def _pause_to_seconds(value: float | timedelta | None) -> float | None:
     return None if value is None else _to_seconds(value, "the duration of a Sleep")
 
 
-def _check_date(value: datetime | None) -> datetime | None:
+def _check_wake_date(value: datetime | None) -> datetime | None:
     given: object = value
     # A date near the end of the calendar may be invalid in another time zone, or a millisecond later.
     if value is None or (isinstance(given, datetime) and given.utcoffset() is not None and given.year <= LAST_YEAR):
@@ -583,7 +583,7 @@ class Sleep(Member[datetime]):
     """
 
     seconds: float | None = attrs.field(default=None, converter=_pause_to_seconds)
-    until: datetime | None = attrs.field(default=None, converter=_check_date, kw_only=True)
+    until: datetime | None = attrs.field(default=None, converter=_check_wake_date, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         if (self.seconds is None) == (self.until is None):
@@ -595,7 +595,7 @@ class Sleep(Member[datetime]):
         return woke
 
 
-def _freeze_message_schema(value: Any) -> Any:
+def _validate_message_schema(value: Any) -> Any:
     if value is None:
         return None
     if isinstance(value, Mapping):
@@ -630,7 +630,7 @@ class Receive(Member["T_co | None"], Generic[T_co]):
 
     topic: str = attrs.field(converter=check_topic)
     timeout: float | None = attrs.field(default=None, converter=_timeout_to_seconds)
-    schema: Any = attrs.field(default=None, converter=_freeze_message_schema)
+    schema: Any = attrs.field(default=None, converter=_validate_message_schema)
 
     # Without a model the type of a message is unknown, and a type checker would infer ``None``.
     @overload
@@ -851,7 +851,7 @@ MODEL = make_validator(
     ),
     BadYield,
 )
-SETTINGS = make_validator(allow_none(instance_check(ModelSettings, "ModelSettings(temperature=0)")), BadYield)
+SETTINGS = make_validator(allow_none(make_instance_check(ModelSettings, "ModelSettings(temperature=0)")), BadYield)
 SPECS = FieldCheck(
     lambda value: isinstance(value, tuple) and all(isinstance(spec, ToolSpec) for spec in value),
     "a list of ToolSpec objects such as state.tool_definitions.values()",
@@ -926,21 +926,21 @@ class StepResult:
 
         def __eq__(self, other: object) -> object:
             if isinstance(other, StepResult):
-                return self is other or _get_compared_fields(self) == _get_compared_fields(other)
+                return self is other or _list_equality_fields(self) == _list_equality_fields(other)
             if isinstance(other, ANSWERS):
                 msg = f"a StepResult is never equal to {_format_short_value(other)}; {YIELD_FROM}"
                 raise TypeError(msg)
             return NotImplemented
 
         def __hash__(self) -> int:
-            return hash(_get_compared_fields(self))
+            return hash(_list_equality_fields(self))
 
         def __getattr__(self, name: str) -> object:
             msg = f"'StepResult' object has no attribute {name!r}; {YIELD_FROM}"
             raise AttributeError(msg, name=name, obj=self)
 
 
-def _get_compared_fields(result: StepResult) -> tuple[object, ...]:
+def _list_equality_fields(result: StepResult) -> tuple[object, ...]:
     return (result.agent_state, result.tool_results, result.steps_complete, result.n_responses, result.value)
 
 
@@ -984,7 +984,7 @@ def _to_tool_names(value: Iterable[str | ToolLike] | None) -> tuple[str, ...] | 
     if isinstance(value, str):
         msg = f"the tools of a StepWith must be a list of tools or names, not {value!r}"
         raise BadYield(msg)
-    return None if value is None else tuple(map(tool_name_of, value))
+    return None if value is None else tuple(map(get_tool_name, value))
 
 
 @with_keyword_hints
@@ -1074,7 +1074,7 @@ def _to_messages(value: str | Iterable[Message]) -> tuple[Message, ...]:
     return tuple(Transcript(value))
 
 
-def _to_specs(value: object) -> object:
+def _to_spec_tuple(value: object) -> object:
     return value if isinstance(value, str) or not isinstance(value, Iterable) else to_tuple(value)
 
 
@@ -1118,7 +1118,7 @@ class Complete(_Iterated, Generic[Reply]):
     )
     settings: ModelSettings | None = attrs.field(default=None, validator=SETTINGS, kw_only=True)
     tools: tuple[ToolSpec, ...] = attrs.field(
-        default=(), converter=_to_specs, validator=make_validator(SPECS, BadYield), kw_only=True
+        default=(), converter=_to_spec_tuple, validator=make_validator(SPECS, BadYield), kw_only=True
     )
     schema: type[Reply] | None = attrs.field(default=None, validator=_check_reply_schema, kw_only=True)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepengine.data.alike import list_names
-from stepengine.data.checks import FLAG, TEXT, FieldCheck, allow_none, instance_check
+from stepengine.data.checks import FLAG, TEXT, FieldCheck, allow_none, make_instance_check
 from stepengine.data.hooks import Hooks
 from stepengine.engine.options import AGENT_MODELS, LIMITS, SessionsLike
 from stepengine.errors import DefinitionError
@@ -45,7 +45,7 @@ def _is_store(value: object) -> bool:
 ENGINE = {
     "agents": _make_list_check("AgentDefinition objects"),
     "tools": _make_list_check("Tool objects (models go to Engine(agents, models=...))"),
-    "hooks": allow_none(instance_check(Hooks, "Hooks(pre_step=[check])")),
+    "hooks": allow_none(make_instance_check(Hooks, "Hooks(pre_step=[check])")),
     "permissions": allow_none(
         FieldCheck(
             _is_policy,
@@ -61,7 +61,7 @@ ENGINE = {
     "pricing": allow_none(FieldCheck(callable, "a function that takes model, usage and time")),
     "default_model": allow_none(TEXT),
     "agent_models": AGENT_MODELS,
-    "retry": allow_none(instance_check(RetryPolicy, "RetryPolicy(attempts=2)")),
+    "retry": allow_none(make_instance_check(RetryPolicy, "RetryPolicy(attempts=2)")),
     "rate_limits": allow_none(
         FieldCheck(
             lambda value: (

@@ -27,7 +27,7 @@ from stepengine.data.definition import AgentDefinition
 from stepengine.data.functions import PACKAGE, unwrap_function
 from stepengine.data.hooks import HOOK_POINTS, Hooks
 from stepengine.data.tools import ToolBinding, ToolLike, Yielding
-from stepengine.data.yields import AgentCall, Sentinel, ToolCall, tool_name_of
+from stepengine.data.yields import AgentCall, Sentinel, ToolCall, get_tool_name
 from stepengine.errors import BadYield
 from stepengine.helpers import best_of, call, map_agents, retry
 from stepengine.machine.batch import RUN_FREELY
@@ -229,7 +229,7 @@ def _find_unused_value_problem(one: _NameUse, value: object) -> str:
 def _find_tool_name_problem(tool: Any, scope: _FunctionScope, *, is_kept: bool) -> str:
     """Return why a call may not name this tool; ``""`` if it may, or if its name is not known here."""
     try:
-        name = tool_name_of(tool)
+        name = get_tool_name(tool)
     except BadYield:
         return ""
     if name not in scope.names.tools:

@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal, Required, TypeAlias, TypedDict
 
 from stepengine.data.alike import list_names
-from stepengine.data.checks import FLAG, NUMBER, TEXT, FieldCheck, allow_none, instance_check
+from stepengine.data.checks import FLAG, NUMBER, TEXT, FieldCheck, allow_none, make_instance_check
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.limits import Limits
 from stepengine.data.questions import AnswerLike
@@ -265,7 +265,7 @@ class StartForkOptions(ForkOptions, total=False):
     wait_for_answers: float | None
 
 
-LIMITS = allow_none(instance_check(Limits, "Limits(max_steps=20)"))
+LIMITS = allow_none(make_instance_check(Limits, "Limits(max_steps=20)"))
 AGENT_MODELS = allow_none(
     FieldCheck(
         lambda value: isinstance(value, Mapping) and all(isinstance(m, str) for pair in value.items() for m in pair),

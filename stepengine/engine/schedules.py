@@ -24,8 +24,8 @@ from stepengine.data.checks import (
     FieldCheck,
     format_literal,
     make_validator,
+    make_word_check,
     with_keyword_hints,
-    word_check,
 )
 from stepengine.data.definition import AgentDefinition, find_published_name, normalised_id
 from stepengine.data.json import JsonDict, freeze_object, thaw
@@ -107,7 +107,7 @@ class Schedule:
     timezone: str = attrs.field(default="UTC", validator=make_validator(TEXT))
     prompt: str = attrs.field(default="", validator=make_validator(TEXT))
     params: JsonDict | None = attrs.field(default=None, converter=_freeze_params)
-    catch_up: CatchUp = attrs.field(default="one", validator=make_validator(word_check("one", "all", "none")))
+    catch_up: CatchUp = attrs.field(default="one", validator=make_validator(make_word_check("one", "all", "none")))
     id: str = attrs.field(default="", validator=make_validator(TEXT))
     enabled: bool = attrs.field(default=True, validator=make_validator(FLAG))
     line: str = attrs.field(init=False, eq=False, repr=False)

@@ -70,7 +70,7 @@ def retry(
     on: tuple[type[StepEngineError], ...] = WORTH_ANOTHER_TRY,
 ) -> Generator[Yieldable, StepResult, R]:
     """
-    Try something until it does not fail.
+    Run the action that *make* returns until it succeeds, at most *times* times; then raise its last error.
 
     ``page = yield from retry(lambda: call(fetch, url), times=3)``
 

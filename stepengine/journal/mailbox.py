@@ -368,7 +368,7 @@ class Mailbox(abc.ABC):
         text = to_compact_json(letter.value)
         if not redactor.may_contain_secret(text):
             return letter
-        value = redactor.redact_for_run(letter.value)
+        value = redactor.redact_keeping_machine_details(letter.value)
         if redactor.shapes:
             redactor.check_no_secrets(value, "the message")
         return attrs.evolve(letter, value=value)

@@ -14,7 +14,7 @@ import attrs
 
 from stepengine.data.alike import list_names
 from stepengine.data.codec import encode_stored
-from stepengine.data.questions import Answer, AnswerLike, Question, answer_problem, to_answer
+from stepengine.data.questions import Answer, AnswerLike, Question, find_answer_problem, to_answer
 from stepengine.data.waits import MESSAGE_ID_BYTES
 from stepengine.data.yields import check_topic
 from stepengine.errors import AnswerRejected, StepEngineError, ToolError
@@ -109,7 +109,7 @@ def match_answers(
             msg = f"no question {name[:SHOWN_CHARS]!r} is open ({there}); no answer was sent"
             raise AnswerRejected(msg)
         answer = to_answer(value, question)
-        if problem := answer_problem(answer, question):
+        if problem := find_answer_problem(answer, question):
             msg = f"{problem}; no answer was sent"
             raise AnswerRejected(msg)
         given[name] = answer if by is None else attrs.evolve(answer, by=by)

@@ -328,7 +328,11 @@ class Recorder:
             return outcome
         redactor = self._writer.source.redactor
         members = outcome_members(outcome)
-        clean = redactor.redact_for_run(members) if redactor.may_contain_secret(to_compact_json(members)) else members
+        clean = (
+            redactor.redact_keeping_machine_details(members)
+            if redactor.may_contain_secret(to_compact_json(members))
+            else members
+        )
         if clean == members:
             return outcome
         cleaned = decode_outcome({**clean, "at": at})

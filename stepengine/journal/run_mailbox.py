@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from stepengine.data.questions import Question, answer_problem, to_answer
+from stepengine.data.questions import Question, find_answer_problem, to_answer
 from stepengine.errors import JournalError, JournalMissing
 from stepengine.journal.encoding import encode_stored, questions_of
 from stepengine.journal.history import History
@@ -174,7 +174,7 @@ class RunMailbox:
     def _accept_or_refuse_answer(self, letter: MailboxMessage, question: Question, *, asks_again: bool) -> None:
         """Use a mailbox message as the answer unless the caller answers the question; refuse an invalid one, or all if *asks_again*."""
         answer = parse_answer(letter.value)
-        problem = answer_problem(answer, question)
+        problem = find_answer_problem(answer, question)
         # Whoever wrote the journal could put a mailbox message beside it, and say of a permission that it is another question.
         if asks_again:
             problem = f"{question.id!r} is asked again, because anyone may have sent the answer"
@@ -239,7 +239,7 @@ class RunMailbox:
         """Record the answer to a question that no effect in this process waits for. The resumed run reads it."""
         (path, seq), question = self._left_open[letter.topic]
         answer = parse_answer(letter.value)
-        if problem := answer_problem(answer, question):
+        if problem := find_answer_problem(answer, question):
             self._refuse_answer(letter, problem)
             return
         del self._left_open[letter.topic]

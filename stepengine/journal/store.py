@@ -22,7 +22,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.effects import CallModel
-from stepengine.data.record_sizes import MAX_INLINE_CHARS, may_be_long
+from stepengine.data.record_sizes import MAX_INLINE_CHARS, may_exceed_value_limit
 from stepengine.data.transcript import Transcript
 from stepengine.errors import (
     JournalError,
@@ -574,7 +574,7 @@ class _MemoryWriter(Writer):
             given = record.input
         # A record that no line could hold is refused here as by every other journal: an agent that records in memory in
         # its tests must not fail in production with the first long output.
-        if given is not None and not isinstance(given, CallModel) and may_be_long(given):
+        if given is not None and not isinstance(given, CallModel) and may_exceed_value_limit(given):
             journal = self._journal
             Encoder(journal.redactor, link=False, inline=journal.inline).encode_record_lines(record)
         self._records.append(record)

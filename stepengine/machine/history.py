@@ -26,7 +26,7 @@ from stepengine.data.messages import (
     ToolResult,
     UserMessage,
 )
-from stepengine.data.result_cuts import count_result_chars
+from stepengine.data.result_cuts import count_shortenable_chars
 from stepengine.data.state import AgentState, find_suspended_reply_index
 from stepengine.data.transcript import Transcript
 
@@ -53,7 +53,9 @@ def _shorten_transcript(transcript: Transcript, shorten: ShortenMessage | None) 
         return transcript
     results: dict[str, ToolResult] = {}
     # Each message is measured once, also in later runs of the conversation.
-    for message, chars in zip(transcript, transcript.memo("count_result_chars", count_result_chars), strict=True):
+    for message, chars in zip(
+        transcript, transcript.memo("count_shortenable_chars", count_shortenable_chars), strict=True
+    ):
         if chars and isinstance(message, ToolMessage) and (shown := shorten(message, chars)) is not message:
             results[message.tool_call_id] = shown.result
     return transcript.replace_results(results)
@@ -65,7 +67,10 @@ def _shorten_messages(messages: Sequence[Message], shorten: ShortenMessage | Non
         return messages
     shown = messages
     for position, message in enumerate(messages):
-        if isinstance(message, ToolMessage) and (short := shorten(message, count_result_chars(message))) is not message:
+        if (
+            isinstance(message, ToolMessage)
+            and (short := shorten(message, count_shortenable_chars(message))) is not message
+        ):
             shown = [*shown[:position], short, *shown[position + 1 :]]
     return shown
 

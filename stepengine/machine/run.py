@@ -30,7 +30,7 @@ from stepengine.data.state import (
     join_warnings,
     mark_suspended_as_cancelled,
 )
-from stepengine.data.tools import timeout_text
+from stepengine.data.tools import format_timeout_text
 from stepengine.errors import HandlerError, LimitExceeded, LimitReached, StepEngineError, ToolError
 from stepengine.machine import hooks
 from stepengine.machine.author import Author, make_handler_error
@@ -179,7 +179,7 @@ def _run_with_time_limit(run: RunState, body: ToolBody, flow: Flow[T]) -> Flow[T
         effect = flow.send(None)
         while True:
             if worked > limit and run.effects.stop is None and not isinstance(effect, Notify):
-                msg = f"{timeout_text(body.tool_name, body.timeout)} of work"
+                msg = f"{format_timeout_text(body.tool_name, body.timeout)} of work"
                 effect = flow.throw(ToolError(msg, tool_name=body.tool_name))
                 continue
             began = run.effects.now

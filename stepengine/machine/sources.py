@@ -261,7 +261,7 @@ class RunSources:
 
     def make_child_provenance(self, prompt: str, params: JsonValue, *, inherits: bool = False) -> Provenance:
         """Return the provenance that a child starts with; a child that inherits the conversation starts with that of this run."""
-        child = Provenance(self.index) if inherits else self.index.make_prompt_index([prompt, params])
+        child = Provenance(self.index) if inherits else self.index.make_child_index([prompt, params])
         if inherits:
             child.add(Source("prompt"), [prompt, params], taints=False)
         return child

@@ -24,7 +24,7 @@ from stepengine.data.models import (
     ToolCallEnded,
     ToolCallStarted,
 )
-from stepengine.data.schemas import nest_schema
+from stepengine.data.schemas import nest_schema_under_property
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import ModelError
 from stepengine.models._failures import GRAMMAR
@@ -87,7 +87,7 @@ def _make_answer_tool(schema: JsonDict) -> ToolSpec:
     """Return the answer tool. Its input is *schema*, in an object with one member if *schema* is not an object's."""
     if schema.get("type") == "object":
         return ToolSpec(ANSWER, SAYS, schema, strict=True)
-    inner, defined = nest_schema(schema, WHOLE)
+    inner, defined = nest_schema_under_property(schema, WHOLE)
     members = {"type": "object", "properties": {WHOLE: inner}, "required": [WHOLE], "additionalProperties": False}
     return ToolSpec(ANSWER, SAYS, {**members, **defined}, strict=True)
 

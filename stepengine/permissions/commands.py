@@ -53,7 +53,7 @@ NO_RANGE = ("^!", "^@", "^-")
 """Endings of words that git reads as a commit and its parents; only commits may precede them."""
 
 
-def _convert_flags(value: Iterable[str] | None) -> frozenset[str] | None:
+def _convert_to_flag_set(value: Iterable[str] | None) -> frozenset[str] | None:
     return None if value is None else frozenset(to_string_tuple(value))
 
 
@@ -74,7 +74,7 @@ class CommandForm:
 
     prefix: tuple[str, ...] = attrs.field(converter=to_string_tuple)
     exact: bool = False
-    flags: frozenset[str] | None = attrs.field(default=None, converter=_convert_flags)
+    flags: frozenset[str] | None = attrs.field(default=None, converter=_convert_to_flag_set)
     operands: Operands = "any"
 
     def __attrs_post_init__(self) -> None:
@@ -120,6 +120,7 @@ class _CommandTail:
 
     @classmethod
     def from_argv(cls, rest: Argv) -> _CommandTail:
+        """Split the words after a prefix at the first ``--``, which is dropped."""
         end = rest.index("--") if "--" in rest else len(rest)
         return cls(rest[:end], rest[end + 1 :])
 
@@ -180,7 +181,7 @@ def _is_harmless_path(word: str) -> bool:
 
 def confine_command(form: CommandForm, denied: Sequence[str], root: Root, cwd: Sequence[str], command: Argv) -> Argv:
     """
-    Return the restricted form of a command that a rule allows as read-only.
+    Return a read-only command that a rule allows, with options that exclude secret and denied files from its output.
 
     The files of the command are known only here: a path may be a link to anywhere, and ``git`` and ``rg`` show files that no
     word names. So paths are opened as by file tools, and searches exclude secret and denied files.
@@ -208,7 +209,8 @@ def confine_command(form: CommandForm, denied: Sequence[str], root: Root, cwd: S
     if command[0] != "rg":
         return command
     secret = [
-        f"--iglob=!{glob}" for glob in (*_secret_and_denied_globs(root, denied), *_find_linked_secret_globs(root, cwd))
+        f"--iglob=!{glob}"
+        for glob in (*_list_secret_and_denied_globs(root, denied), *_find_linked_secret_globs(root, cwd))
     ]
     # Its globs start in the working folder and bind paths as the command names them, those of rules start at the root and bind
     # paths without links. Only rg knows which words are values.
@@ -308,7 +310,7 @@ def _open_folder(root: Root, cwd: Sequence[str], path: str) -> Iterator[OpenedEn
 def _list_withheld_and_real_paths(
     root: Root, cwd: Sequence[str], path: str, *, deep: bool
 ) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Return the withheld paths in a folder, relative to it and to the root; an empty list if it is no folder."""
+    """Return each withheld path in a folder relative to the folder and to the root; an empty list if it is no folder."""
     with _open_folder(root, cwd, path) as folder:
         if folder is None:
             return []
@@ -339,7 +341,7 @@ def _escape_glob(name: str) -> str:
 
 
 def _find_linked_secret_globs(root: Root, cwd: Sequence[str] = ()) -> list[str]:
-    """Return globs, matched at any depth below a folder, for other names of withheld files."""
+    """Return globs, matched at any depth below a folder, for the hard links to withheld files."""
     found = [place for place in find_linked_secrets(root) if place[: len(cwd)] == tuple(cwd)]
     return ["**/" + _escape_glob("/".join(place[len(cwd) :])) for place in found]
 
@@ -364,7 +366,7 @@ def _path_exists_unless_withheld(root: Root, cwd: Sequence[str], path: str) -> b
     return True
 
 
-def _secret_and_denied_globs(root: Root, denied: Sequence[str]) -> list[str]:
+def _list_secret_and_denied_globs(root: Root, denied: Sequence[str]) -> list[str]:
     """Return globs, matched at any depth, for the secret and denied files below a root."""
     secret = [f"{pattern}**" if pattern.endswith("/") else pattern for pattern in root.secrets.patterns]
     found = [glob for pattern in (*secret, *denied) for glob in expand_braces(pattern.removeprefix("./"))]
@@ -398,7 +400,7 @@ def _confine_git(form: CommandForm, denied: Sequence[str], root: Root, cwd: Sequ
         return command
     commits = [_limit_revision_to_commits(word) for word in words.operands if word not in paths]
     inside = "/".join([".."] * len(cwd)) or "."
-    left = [f":(top,exclude,icase,glob){glob}" for glob in _secret_and_denied_globs(root, denied)]
+    left = [f":(top,exclude,icase,glob){glob}" for glob in _list_secret_and_denied_globs(root, denied)]
     left += [f":(top,exclude,glob){glob}" for glob in _find_linked_secret_globs(root)]
     return (*command[:head], *words.kept, *commits, "--", *([*paths, *words.behind] or [inside]), *left)
 
@@ -420,6 +422,7 @@ class _GitArguments:
 
     @classmethod
     def from_argv(cls, rest: Argv, *, has_pattern: bool) -> _GitArguments:
+        """Split the words into options and operands; with *has_pattern* the first operand becomes the option ``-e PATTERN``."""
         words, kept, operands = _CommandTail.from_argv(rest), list[str](), list[str]()
         behind = words.behind
         for at, word in enumerate(words.before):
@@ -518,7 +521,7 @@ def _matches_prefix_ignoring_options(prefix: Sequence[str], words: Sequence[str]
     return bool(places)
 
 
-def _make_form(prefix: str, flags: str = "", operands: Operands = "none") -> CommandForm:
+def _make_command_form(prefix: str, flags: str = "", operands: Operands = "none") -> CommandForm:
     return CommandForm(prefix.split(), flags=flags.split(), operands=operands)
 
 
@@ -526,22 +529,22 @@ REVISIONS = "--oneline --stat --shortstat --name-only --name-status --no-color -
 LOG = "-# -n -p --patch --graph --decorate --all --reverse --merges --no-merges --date= --format= --pretty= --since= --until= --author= --grep= --max-count="
 
 READ_ONLY: tuple[CommandForm, ...] = (
-    _make_form("pwd"),
-    _make_form("echo", "-n", "any"),
-    _make_form("ls", "-a -A -l -h -1 -r -R -t -S -d -F -i -s -p --all --color=never --human-readable --recursive", "paths"),
-    _make_form("cat", "-n -b -s -A --number", "paths"),
-    _make_form("head", "-# -n -c -q -v --lines= --bytes=", "paths"),
-    _make_form("tail", "-# -n -c -q -v --lines= --bytes=", "paths"),
-    _make_form("wc", "-l -w -c -m -L --lines --words --bytes --chars", "paths"),
-    _make_form("sort", "-n -r -u -f -b -h -V -k -t --numeric-sort --reverse --unique --key=", "paths"),
-    _make_form("find", "-name -iname -path -ipath -type -maxdepth -mindepth -size -mtime -newer -empty -print -not", "paths"),
-    _make_form("rg", "-n -i -s -S -w -F -x -v -c -l -t -T -g -A -B -C -m -U --line-number --count", "pattern"),
-    _make_form("git status", "-s -b -u --short --branch --porcelain --ignored --untracked-files=", "paths"),
-    _make_form("git diff", f"-U -w --cached --staged --unified= --word-diff {REVISIONS}", "paths"),
-    _make_form("git log", f"{LOG} {REVISIONS}", "paths"),
-    _make_form("git show", f"-U -p --patch --format= --pretty= {REVISIONS}", "paths"),
-    _make_form("git grep", "-n -i -w -F -E -l -c --line-number --cached", "pattern"),
-    _make_form("git branch", "-a -r -v --all --remotes --list --show-current", "none"),
+    _make_command_form("pwd"),
+    _make_command_form("echo", "-n", "any"),
+    _make_command_form("ls", "-a -A -l -h -1 -r -R -t -S -d -F -i -s -p --all --color=never --human-readable --recursive", "paths"),
+    _make_command_form("cat", "-n -b -s -A --number", "paths"),
+    _make_command_form("head", "-# -n -c -q -v --lines= --bytes=", "paths"),
+    _make_command_form("tail", "-# -n -c -q -v --lines= --bytes=", "paths"),
+    _make_command_form("wc", "-l -w -c -m -L --lines --words --bytes --chars", "paths"),
+    _make_command_form("sort", "-n -r -u -f -b -h -V -k -t --numeric-sort --reverse --unique --key=", "paths"),
+    _make_command_form("find", "-name -iname -path -ipath -type -maxdepth -mindepth -size -mtime -newer -empty -print -not", "paths"),
+    _make_command_form("rg", "-n -i -s -S -w -F -x -v -c -l -t -T -g -A -B -C -m -U --line-number --count", "pattern"),
+    _make_command_form("git status", "-s -b -u --short --branch --porcelain --ignored --untracked-files=", "paths"),
+    _make_command_form("git diff", f"-U -w --cached --staged --unified= --word-diff {REVISIONS}", "paths"),
+    _make_command_form("git log", f"{LOG} {REVISIONS}", "paths"),
+    _make_command_form("git show", f"-U -p --patch --format= --pretty= {REVISIONS}", "paths"),
+    _make_command_form("git grep", "-n -i -w -F -E -l -c --line-number --cached", "pattern"),
+    _make_command_form("git branch", "-a -r -v --all --remotes --list --show-current", "none"),
 )  # fmt: skip
 """Read-only programs, each with the options and operands with which it writes nothing."""
 
@@ -549,10 +552,10 @@ TESTS = "-q -v -x -s -l -k -m --lf --last-failed --ff --failed-first --sw --step
 
 WIDENABLE: tuple[CommandForm, ...] = (
     *READ_ONLY,
-    _make_form("du", "-a -c -h -s --max-depth=", "paths"),
-    _make_form("grep", "-# -n -i -l -L -c -w -x -E -F -v -h -H -s -q -A -B -C -m --include= --exclude= --exclude-dir=", "pattern"),
-    _make_form("stat", "-c -t --format=", "paths"),
-    *[_make_form(f"{start}pytest", TESTS, "paths") for start in ("", "python -m ", "python3 -m ", "uv run ", "poetry run ")],
+    _make_command_form("du", "-a -c -h -s --max-depth=", "paths"),
+    _make_command_form("grep", "-# -n -i -l -L -c -w -x -E -F -v -h -H -s -q -A -B -C -m --include= --exclude= --exclude-dir=", "pattern"),
+    _make_command_form("stat", "-c -t --format=", "paths"),
+    *[_make_command_form(f"{start}pytest", TESTS, "paths") for start in ("", "python -m ", "python3 -m ", "uv run ", "poetry run ")],
 )  # fmt: skip
 """
 Forms that a person may allow permanently after one command: no option or operand writes a file or starts a program.

@@ -387,7 +387,7 @@ class Policy:
 
     def _make_always_allow_rules(self, request: Request) -> list[JsonDict]:
         """
-        Return the rules that "always allow this" may add, in the form of policy files, the narrowest first.
+        Return the stored rules that "always allow this" may add, the narrowest first; none if the call would still be asked about.
 
         In cases where the mode ``accept_edits`` would allow the call, one of them allows all edits. It answers no question
         about other calls, since no other question offers it. No rules are offered if another rule would still ask.
@@ -438,7 +438,7 @@ class Policy:
         if file is None:
             return None
         was_asked = (
-            _find_allowing_predicate(rules) == len(rules)
+            _find_allowing_predicate_index(rules) == len(rules)
             and self._decide_without_predicates(request).decision != "allow"
         )
         return CallGuard(file=file, named=named, others=tuple(request.unmarked_texts), was_asked=was_asked)
@@ -455,19 +455,23 @@ class Policy:
 
         The index is the number of rules if no rule matches and the mode decides. The function returns ``""`` for a visible file.
         """
-        predicate = _find_allowing_predicate(rules)
+        predicate = _find_allowing_predicate_index(rules)
 
         @cache
-        def explain_refusal(first: int) -> str:
+        def explain_refusal(rule_index: int) -> str:
             verdict = (
-                self._decide_by_rule(rules[first], request) if first < len(rules) else self._decide_by_mode(request)
+                self._decide_by_rule(rules[rule_index], request)
+                if rule_index < len(rules)
+                else self._decide_by_mode(request)
             )
             if verdict.decision == "allow":
                 return ""
             # A person who was asked about the call has approved what it names. That approval covers files that it leads to.
             nobody_asked = not request.is_call or self._decide_without_predicates(request).decision == "allow"
             # A predicate may have allowed the call, and then nobody was asked, unless a rule before it asks about the call.
-            may_be_unasked = first < predicate < len(rules) and not rules[first].matcher.matches(request, "ask")
+            may_be_unasked = rule_index < predicate < len(rules) and not rules[rule_index].matcher.matches(
+                request, "ask"
+            )
             return UNASKED if nobody_asked or may_be_unasked else ""
 
         return explain_refusal
@@ -589,7 +593,7 @@ class Policy:
         text = json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n"
         file = FilePath(os.path.realpath(path))
         if file.exists() and file.stat().st_size:
-            _check_is_policy(path)
+            _check_is_policy_file(path)
         with _lock_file(file):
             replace_path(file, text.encode())
 
@@ -600,7 +604,7 @@ def _has_approved_values(rules: Iterable[Rule], asking: Rule, request: Request) 
     matching = [
         rule.matcher for rule in allowing if isinstance(rule.matcher, Values) and rule.matcher.matches(request, "allow")
     ]
-    checked = set(_list_approved_paths([asking], request))
+    checked = set(_list_approved_argument_paths([asking], request))
     return any("" in matcher.values or checked <= set(matcher.values) for matcher in matching)
 
 
@@ -610,7 +614,7 @@ def _make_values_rule(asking: Iterable[Rule], request: Request) -> JsonDict:
 
     It never allows the whole tool.
     """
-    names = _list_approved_paths(asking, request)
+    names = _list_approved_argument_paths(asking, request)
     values = {path: [value for _, value in find_values_at_path(request.input, path)] for path in names}
     rule = Rule("allow", Values(request.tool.name, values), scope=Scope("user", request.user_id))
     return freeze_object(_rule_to_json(rule))
@@ -635,7 +639,7 @@ def _make_file_guard(
     always = next((at for at, rule in enumerate(rules) if rule.id in holding), len(rules))
     order = {rule.id: at for at, rule in enumerate(rules)}
 
-    def judge(_root: Sequence[str], parts: Sequence[str]) -> str:
+    def explain_refusal_of_file(_root: Sequence[str], parts: Sequence[str]) -> str:
         first, low = always, normalize_path_for_deny(parts)
         for rule, path in fitting:
             if not path.matches_file(parts, low, rule.decision):
@@ -647,7 +651,7 @@ def _make_file_guard(
         is_about_files = first < len(rules) and rules[first].id in about_files
         return explain_refusal(first) if request.is_call or is_about_files else ""
 
-    return judge
+    return explain_refusal_of_file
 
 
 class PolicyFile:
@@ -681,7 +685,10 @@ class PolicyFile:
         self.below_root = below_root
         self._file = FilePath(os.path.realpath(path))
         self._places = tuple(
-            [tuple(place.split("/")[1:]) for place in (str(self._file), f"{self._file}.lock", *_find_links(path))]
+            [
+                tuple(place.split("/")[1:])
+                for place in (str(self._file), f"{self._file}.lock", *_find_symlinks_on_path(path))
+            ]
         )
         self._known: tuple[Any, frozenset[str]] = (None, frozenset())
 
@@ -704,15 +711,15 @@ class PolicyFile:
         ruled = self.policy.make_guard(request)
         if not self.below_root:
             return ruled
-        judged = None if ruled is None else ruled.file
+        explain_ruled = None if ruled is None else ruled.file
 
-        def judge(root: Sequence[str], parts: Sequence[str]) -> str:
+        def explain_refusal_of_file(root: Sequence[str], parts: Sequence[str]) -> str:
             if (*root, *parts) in self._places:
                 return "stores permanent approvals and is withheld from tools"
-            return "" if judged is None else judged(root, parts)
+            return "" if explain_ruled is None else explain_ruled(root, parts)
 
         named = () if request.tool.confined else tuple(request.paths)
-        return attrs.evolve(ruled or CallGuard(), file=judge, named=named)
+        return attrs.evolve(ruled or CallGuard(), file=explain_refusal_of_file, named=named)
 
     @property
     def remembered(self) -> tuple[Rule, ...]:
@@ -764,7 +771,7 @@ class PolicyFile:
                 replace_path(self._file, (json.dumps(changed.to_json(), indent=2, ensure_ascii=False) + "\n").encode())
 
 
-def _list_approved_paths(rules: Iterable[Rule], request: Request) -> tuple[str, ...]:
+def _list_approved_argument_paths(rules: Iterable[Rule], request: Request) -> tuple[str, ...]:
     """Return the paths of the arguments that an approval of a call covers, given the rules about data origins that ask about it."""
     found = dict[str, None]()
     for rule in rules:
@@ -820,7 +827,7 @@ def _allows_one_program_or_call(rule: Rule) -> bool:
     return rule.decision == "allow" and (is_call or isinstance(matcher, Command))
 
 
-def _find_allowing_predicate(rules: Sequence[Rule]) -> int:
+def _find_allowing_predicate_index(rules: Sequence[Rule]) -> int:
     """Return the index of the first rule that allows calls by a predicate; the number of rules if none does."""
     found = (at for at, rule in enumerate(rules) if rule.decision == "allow" and isinstance(rule.matcher, CallsWhere))
     return next(found, len(rules))
@@ -831,7 +838,7 @@ def _allows_confined_commands(rule: Rule) -> bool:
     return rule.decision == "allow" and isinstance(rule.matcher, Command) and rule.matcher.form.operands in CONFINED
 
 
-def _check_is_policy(path: str | os.PathLike[str]) -> None:
+def _check_is_policy_file(path: str | os.PathLike[str]) -> None:
     """Raise unless an existing file is a policy, so that no other file is overwritten."""
     try:
         Policy.load(path)
@@ -840,8 +847,8 @@ def _check_is_policy(path: str | os.PathLike[str]) -> None:
         raise DefinitionError(msg) from None
 
 
-def _find_links(path: str | os.PathLike[str]) -> list[str]:
-    """Return the real locations of the symbolic links on the way to a file: a change of one of them replaces the file."""
+def _find_symlinks_on_path(path: str | os.PathLike[str]) -> list[str]:
+    """Return the absolute paths of the symbolic links on the way to a file: a change of one of them replaces the file."""
     text = os.path.join(os.getcwd(), os.fspath(path))  # noqa: PTH109, PTH118 - resolving it would lose the links
     found, at, names = list[str](), FilePath("/"), text.split("/")
     while names:
@@ -988,9 +995,9 @@ def _rule_from_json(data: Any, where: str) -> Rule:
         raise DefinitionError(msg) from None
 
 
-def _check_type(value: object, kind: type, where: str, what: str = "text") -> Any:
+def _check_type(value: object, kind: type, where: str, expected: str = "text") -> Any:
     if type(value) is not kind:
-        msg = f"{where} is {value!r}, not {'a whole number' if kind is int else what}"
+        msg = f"{where} is {value!r}, not {'a whole number' if kind is int else expected}"
         raise DefinitionError(msg)
     return value
 
@@ -1021,7 +1028,7 @@ def _matcher_from_json(data: object, where: str) -> Matcher:  # noqa: C901 - one
     if kind == "call":
         return _call_from_json(value, what)
     if kind == "command":
-        return Command(_form_from_json(value, what))
+        return Command(_command_form_from_json(value, what))
     if kind in ("untrusted", "values"):
         return _origin_matcher_from_json(kind, value, what)
     if isinstance(value, str):
@@ -1071,7 +1078,7 @@ def _check_word_list(value: object, where: str, example: str) -> list[str]:
     return value
 
 
-def _form_from_json(value: object, where: str) -> CommandForm:
+def _command_form_from_json(value: object, where: str) -> CommandForm:
     data: JsonDict = freeze_object(value if isinstance(value, dict) else {"prefix": value})
     found = _check_members(data, ("prefix", "exact", "flags", "operands"), where)
     for name in ("prefix", "flags"):

@@ -140,7 +140,12 @@ class Request:
         if self.tool.category != "execute":
             return ()
         return tuple(
-            [_parse_input_command(given) for name in COMMANDS for given in (self.input.get(name),) if given is not None]
+            [
+                _parse_command_or_script(given)
+                for name in COMMANDS
+                for given in (self.input.get(name),)
+                if given is not None
+            ]
         )
 
     def texts_in_members(self, names: Sequence[str]) -> Iterator[str]:
@@ -180,7 +185,7 @@ class Request:
         tool = self.tool
         return tool.about is not None or tool.confined or tool.category in WITHOUT_FILES
 
-    def contained_paths(self, *, marked: bool, keep: str = "") -> tuple[str, ...] | None:
+    def find_contained_paths(self, *, marked: bool, keep: str = "") -> tuple[str, ...] | None:
         """
         Return the paths that may be contained in the texts; ``None`` if any path is possible.
 
@@ -259,7 +264,7 @@ def _find_member_names(value: object) -> Iterator[str]:
 
 
 def _normalize_long_path(text: str) -> str:
-    """Return a text; a long one decoded, and without steps such as ``./``, which programs remove before they open a path."""
+    """Return *text*; if it is too long for a path, percent-decoded and without steps such as ``./`` and ``..``."""
     if len(text) <= MAX_PATH_CHARS:
         return text
     for _ in range(MAX_DECODINGS if "%" in text else 0):
@@ -273,7 +278,7 @@ def _fits_path_length(text: str) -> bool:
 
 
 def _looks_like_path(readings: Sequence[str]) -> bool:
-    """Return whether a text has steps of a path and no space, or more readings than can be checked."""
+    """Return whether the readings of a text contain ``/`` or ``..`` and the text no space, or are too many to check (none)."""
     return not readings or (
         not any(char.isspace() for char in readings[0].strip(BLANKS))
         and any(one == ".." or "/" in one for one in readings)
@@ -294,7 +299,7 @@ def is_checkable_by_path_rules(spec: ToolSpec) -> bool:
     return spec.about is not None or any(name in PATHS for name in list_member_names(spec.input_schema))
 
 
-def _parse_input_command(given: object) -> Argv | Script:
+def _parse_command_or_script(given: object) -> Argv | Script:
     words = (
         given if isinstance(given, str) else [str(word) for word in given] if isinstance(given, list) else str(given)
     )
@@ -321,7 +326,7 @@ def find_texts_by_member_name(
             yield from find_texts_by_member_name(member, names, under)
 
 
-def _normalize_name(name: str) -> str:
+def _replace_dashes(name: str) -> str:
     return name.replace("-", "_")
 
 
@@ -364,12 +369,12 @@ class ToolNamed:
     name: str
 
     def __attrs_post_init__(self) -> None:
-        _check_not_empty(self.name, 'the name of a tool, such as "read_files" or "mcp__github__*"')
+        _check_not_blank(self.name, 'the name of a tool, such as "read_files" or "mcp__github__*"')
         _check_tool_name(self.name)
 
     def matches(self, request: Request, _decision: Effect) -> bool:
         """Return whether the name of the tool matches."""
-        return _matches_wildcard(_normalize_name(self.name), _normalize_name(request.tool.name))
+        return _matches_wildcard(_replace_dashes(self.name), _replace_dashes(request.tool.name))
 
     def __str__(self) -> str:
         return f"tool {self.name}"
@@ -383,7 +388,7 @@ class Category:
     name: str
 
     def __attrs_post_init__(self) -> None:
-        _check_not_empty(self.name, 'a category, such as "write"')
+        _check_not_blank(self.name, 'a category, such as "write"')
         if self.name != self.name.strip():
             msg = f"the category {self.name!r} starts or ends with blanks; write {self.name.strip()!r}"
             raise DefinitionError(msg)
@@ -488,10 +493,10 @@ class Path:
             return None
         keeps = {"", "".join(sorted(set(self.glob) & NAME_DELIMITERS))}
         for keep in keeps:
-            found = request.contained_paths(marked=True, keep=keep)
+            found = request.find_contained_paths(marked=True, keep=keep)
             if found is None:
                 return "..."
-            if path := next(filter(self._may_contained_path_match, found), None):
+            if path := next(filter(self._may_match_contained_path, found), None):
                 return path
         shortened = [text for text in map(_normalize_long_path, request.unmarked_texts) if _fits_path_length(text)]
         texts = [(text, possible_paths(text)) for text in shortened if not _is_url_and_not_path(text)]
@@ -504,13 +509,13 @@ class Path:
         except ToolError:
             return True
         # A marked text is one path, and a guard checks the files that parts of it name. It does not expand wildcards.
-        parts = request.contained_paths(marked=True)
+        parts = request.find_contained_paths(marked=True)
         if parts is None or any(".." in path.split("/") for path in whole):
             return True
         if not all(map(self._matches_all_expansions, filter(has_wildcards, set(parts) - whole))):
             return True
         texts = [text for text in map(_normalize_long_path, request.unmarked_texts) if _fits_path_length(text)]
-        found = request.contained_paths(marked=False)
+        found = request.find_contained_paths(marked=False)
         others = [
             one
             for text in texts
@@ -532,7 +537,7 @@ class Path:
         far = path.replace("**", f"{UNUSED}/{UNUSED}").replace("*", UNUSED * 2).replace("?", UNUSED)
         return far == path or self._matches_as_written(far)
 
-    def _may_contained_path_match(self, path: str) -> bool:
+    def _may_match_contained_path(self, path: str) -> bool:
         """
         Return whether a path that a text contains may name a file of the rule, ignoring case.
 
@@ -554,11 +559,11 @@ class Path:
         """Return whether the rule covers the tool of a call."""
         return _matches_tool(self.tool, request)
 
-    def matches_file(self, parts: Sequence[str], low: Sequence[str], decision: Effect) -> bool:
-        """Return whether a file matches, by its resolved path below the root of a tool; for *low* see ``normalize_path_for_deny``."""
+    def matches_file(self, parts: Sequence[str], folded_parts: Sequence[str], decision: Effect) -> bool:
+        """Return whether a file matches, by its resolved path below the root and that path after ``normalize_path_for_deny``."""
         if decision == "allow":
             return any(glob.match(parts) for glob in self._exact)
-        return any(glob.match(low) for glob in self._folded)
+        return any(glob.match(folded_parts) for glob in self._folded)
 
     def _matches_as_written(self, path: str) -> bool:
         if is_file_url(path) or not _stays_below_root(path):
@@ -627,7 +632,7 @@ class Domain:
     tool: str | None = None
 
     def __attrs_post_init__(self) -> None:
-        _check_not_empty(self.host, 'a host, such as "docs.example.org" or "*.example.org"')
+        _check_not_blank(self.host, 'a host, such as "docs.example.org" or "*.example.org"')
         if self.tool is not None:
             _check_tool_name(self.tool)
         wild, name = ("*.", self.host[2:]) if self.host.startswith("*.") else ("", self.host)
@@ -711,7 +716,7 @@ class Regex:
     _search: SchemaValidator = attrs.field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
-        _check_not_empty(self.pattern, "an expression")
+        _check_not_blank(self.pattern, "an expression")
         try:
             search = SchemaValidator(core_schema.str_schema(pattern=self.pattern, regex_engine="rust-regex"))
         except SchemaError as error:
@@ -768,7 +773,7 @@ def _remove_dot_steps(path: str) -> str:
     return path if not _stays_below_root(path.lstrip("/")) else "/" * path.startswith("/") + "/".join(_split_path(path))
 
 
-def _strings_or_none(value: Iterable[str] | None) -> tuple[str, ...] | None:
+def _to_string_tuple_or_none(value: Iterable[str] | None) -> tuple[str, ...] | None:
     return None if value is None else to_string_tuple(value)
 
 
@@ -799,14 +804,14 @@ class Call:
     tool: str
     input: JsonDict | None = attrs.field(default=None, converter=attrs.converters.optional(freeze_object))
     agent: str | None = attrs.field(default=None, kw_only=True)
-    paths: tuple[str, ...] | None = attrs.field(default=None, converter=_strings_or_none, kw_only=True)
-    hosts: tuple[str, ...] | None = attrs.field(default=None, converter=_strings_or_none, kw_only=True)
-    prefix: tuple[str, ...] | None = attrs.field(default=None, converter=_strings_or_none, kw_only=True)
-    origins: tuple[str, ...] | None = attrs.field(default=None, converter=_strings_or_none, kw_only=True)
+    paths: tuple[str, ...] | None = attrs.field(default=None, converter=_to_string_tuple_or_none, kw_only=True)
+    hosts: tuple[str, ...] | None = attrs.field(default=None, converter=_to_string_tuple_or_none, kw_only=True)
+    prefix: tuple[str, ...] | None = attrs.field(default=None, converter=_to_string_tuple_or_none, kw_only=True)
+    origins: tuple[str, ...] | None = attrs.field(default=None, converter=_to_string_tuple_or_none, kw_only=True)
     any_input: bool = attrs.field(default=False, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
-        _check_not_empty(self.tool, 'the name of a tool, such as "read_files"')
+        _check_not_blank(self.tool, 'the name of a tool, such as "read_files"')
         if self.prefix is not None and self._form is None:
             known = ", ".join([shlex.join(form.prefix) for form in WIDENABLE])
             msg = (
@@ -829,11 +834,11 @@ class Call:
         subject is the whole input.
         """
         agent = request.agent_id or None
-        paths, origins = _named_paths(request), _named_url_origins(request)
-        is_clear = None not in origins and (bool(origins) or not _input_http_methods(request))
+        paths, origins = _list_paths_with_roles(request), _list_methods_and_origins(request)
+        is_clear = None not in origins and (bool(origins) or not _list_http_methods(request))
         is_clear = is_clear and not _may_name_other_files(tuple(paths), request)
         if request.tool.category not in DECLARED or not is_clear or not _names_path_or_url(request):
-            return cls(request.tool.name, _input_with_parsed_commands(request), agent=agent)
+            return cls(request.tool.name, _parse_commands_in_input(request), agent=agent)
         named = sorted([origin for origin in origins if origin is not None])
         return cls(request.tool.name, agent=agent, paths=sorted(paths) or None, origins=named or None)
 
@@ -845,22 +850,24 @@ class Call:
         For a command, the first matches the same program with other options and operands that are known to write no file and
         start no program. The last one matches any input of the tool.
         """
-        agent, found, words = request.agent_id or None, list[Call](), _single_command(request)
+        agent, found, words = request.agent_id or None, list[Call](), _find_single_command(request)
         form = find_broader_form(words) if words else None
         if form is not None:
-            found.append(cls(request.tool.name, _input_without_command(request), agent=agent, prefix=form.prefix))
+            found.append(cls(request.tool.name, _remove_command_from_input(request), agent=agent, prefix=form.prefix))
         return (*found, cls(request.tool.name, agent=agent, any_input=True))
 
     def matches(self, request: Request, _decision: Effect) -> bool:
         """Return whether a call has this tool and fits all members of the matcher."""
         if request.tool.name != self.tool or (
-            self.agent is not None and _normalize_name(self.agent) != _normalize_name(request.agent_id)
+            self.agent is not None and _replace_dashes(self.agent) != _replace_dashes(request.agent_id)
         ):
             return False
-        if self.prefix is not None and (self._form is None or not matches_allow(self._form, _single_command(request))):
+        if self.prefix is not None and (
+            self._form is None or not matches_allow(self._form, _find_single_command(request))
+        ):
             return False
         if self.input is not None:
-            found = (_input_with_parsed_commands if self.prefix is None else _input_without_command)(request)
+            found = (_parse_commands_in_input if self.prefix is None else _remove_command_from_input)(request)
             if canonical(self.input) != canonical(found):  # as JSON: 1 is neither true nor 1.0
                 return False
         return _names_only_allowed_subjects(self, request)
@@ -879,9 +886,11 @@ class Call:
         )
 
 
-def _named_paths(request: Request) -> set[str]:
+def _list_paths_with_roles(request: Request) -> set[str]:
     """Return the files that a call names, prefixed with their role if the call may name files in several roles."""
-    named = [(role, place) for role, place in _named_paths_and_urls(request) if not _is_url_and_not_path(place)]
+    named = [
+        (role, place) for role, place in _list_paths_and_urls_with_roles(request) if not _is_url_and_not_path(place)
+    ]
     return {
         f"{role}: {_remove_dot_steps(path)}" if role else _escape_role_separator(_remove_dot_steps(path))
         for role, path in named
@@ -893,27 +902,27 @@ def _escape_role_separator(path: str) -> str:
     return f"./{path}" if ": " in path else path
 
 
-def _named_urls(request: Request) -> list[tuple[str, str]]:
+def _list_urls_with_roles(request: Request) -> list[tuple[str, str]]:
     """Return the role and text of each address in a call, including members such as ``proxy`` or ``callback``."""
-    found = [(role, place) for role, place in _named_paths_and_urls(request) if _may_be_url(place)]
-    others = _find_texts_of_other_members(request.input) if request.tool.about is None else ()
+    found = [(role, place) for role, place in _list_paths_and_urls_with_roles(request) if _may_be_url(place)]
+    others = _find_texts_outside_place_members(request.input) if request.tool.about is None else ()
     return [*found, *[(name, text) for name, text in others if _is_url_and_not_path(text)]]
 
 
-def _find_texts_of_other_members(value: object, name: str = "") -> Iterator[tuple[str, str]]:
+def _find_texts_outside_place_members(value: object, name: str = "") -> Iterator[tuple[str, str]]:
     """Yield (name, text) of the texts of an input whose member is not in ``NAMES_OF_PLACES``."""
     if isinstance(value, str):
         yield name, value
     elif isinstance(value, Mapping):
         for inner, member in value.items():
             if inner not in NAMES_OF_PLACES:
-                yield from _find_texts_of_other_members(member, inner)
+                yield from _find_texts_outside_place_members(member, inner)
     elif isinstance(value, list):
         for member in value:
-            yield from _find_texts_of_other_members(member, name)
+            yield from _find_texts_outside_place_members(member, name)
 
 
-def _named_paths_and_urls(request: Request) -> list[tuple[str, str]]:
+def _list_paths_and_urls_with_roles(request: Request) -> list[tuple[str, str]]:
     """
     Return the role and text of each file or address that a call names.
 
@@ -934,24 +943,24 @@ def _named_paths_and_urls(request: Request) -> list[tuple[str, str]]:
 def _names_path_or_url(request: Request) -> bool:
     """Return whether a call names a certain file or address; a database or a person could also be a ``target``."""
     if request.tool.about is not None:
-        return bool(_named_paths_and_urls(request))
+        return bool(_list_paths_and_urls_with_roles(request))
     found = find_texts_by_member_name(request.input, NAMES_OF_PLACES)
     return any(name not in PLACES or ADDRESS.match(text) for name, text in found)
 
 
-def _input_http_methods(request: Request) -> list[Any]:
+def _list_http_methods(request: Request) -> list[Any]:
     """Return the HTTP methods in the input of a call."""
     return [request.input[name] for name in METHODS if request.input.get(name) not in {None, ""}]
 
 
-def _named_hosts(request: Request) -> set[str | None]:
-    return {_parse_host(url) for _, url in _named_urls(request)}
+def _list_hosts(request: Request) -> set[str | None]:
+    return {_parse_host(url) for _, url in _list_urls_with_roles(request)}
 
 
-def _named_url_origins(request: Request) -> set[str | None]:
+def _list_methods_and_origins(request: Request) -> set[str | None]:
     """Return the method, scheme, host and port of each address in a call; ``None`` for one that is not plain."""
-    how = "".join([f"{str(method).upper()} " for method in _input_http_methods(request)])
-    origins = [(f"{role}: " if role else "", _parse_origin(url)) for role, url in _named_urls(request)]
+    how = "".join([f"{str(method).upper()} " for method in _list_http_methods(request)])
+    origins = [(f"{role}: " if role else "", _parse_origin(url)) for role, url in _list_urls_with_roles(request)]
     return {None if origin is None else how + role + _format_origin(origin) for role, origin in origins}
 
 
@@ -970,39 +979,41 @@ def _names_only_allowed_subjects(call: Call, request: Request) -> bool:
     """Return whether a call names only allowed files and addresses, and none of a kind without an allowed entry."""
     if call.paths is None and call.origins is None and call.hosts is None:
         return True
-    if not _names_path_or_url(request) or (call.paths is None and _named_paths(request)):
+    if not _names_path_or_url(request) or (call.paths is None and _list_paths_with_roles(request)):
         return False
     if call.paths is not None and _may_name_other_files(call.paths, request):
         return False
-    if call.origins is None and call.hosts is None and (_named_urls(request) or _input_http_methods(request)):
+    if call.origins is None and call.hosts is None and (_list_urls_with_roles(request) or _list_http_methods(request)):
         return False
-    is_there = _is_allowed_subset(call.paths, _named_paths(request)) and _is_allowed_subset(
-        call.origins, _named_url_origins(request)
+    is_there = _is_allowed_subset(call.paths, _list_paths_with_roles(request)) and _is_allowed_subset(
+        call.origins, _list_methods_and_origins(request)
     )
-    return is_there and _is_allowed_subset(call.hosts, _named_hosts(request))
+    return is_there and _is_allowed_subset(call.hosts, _list_hosts(request))
 
 
 def _may_name_other_files(allowed: Sequence[str], request: Request) -> bool:
     """Return whether an unmarked text may name a file that is not one of the *allowed* paths."""
-    named = {text for _, text in _named_paths_and_urls(request)}  # these are compared as a whole
+    named = {text for _, text in _list_paths_and_urls_with_roles(request)}  # these are compared as a whole
     found = _find_contained_paths([text for text in request.unmarked_texts if text not in named], "")
     known = {text for path in allowed for text in (contained_paths(path) or ())}
     return found is None or any(is_path_like(path) and path not in known for path in found)
 
 
-def _input_with_parsed_commands(request: Request) -> JsonDict:
+def _parse_commands_in_input(request: Request) -> JsonDict:
     """Return the input with its commands as lists of words; a script, which only a shell can parse, is unchanged."""
-    read = {name: _parse_input_command(request.input[name]) for name in COMMANDS if request.input.get(name) is not None}
+    read = {
+        name: _parse_command_or_script(request.input[name]) for name in COMMANDS if request.input.get(name) is not None
+    }
     return freeze_object({**request.input, **{n: list(c) for n, c in read.items() if not isinstance(c, Script)}})
 
 
-def _single_command(request: Request) -> Argv:
+def _find_single_command(request: Request) -> Argv:
     """Return the words of the only command of a call; nothing for a script and for several commands."""
     commands = request.commands
     return commands[0] if len(commands) == 1 and not isinstance(commands[0], Script) else ()
 
 
-def _input_without_command(request: Request) -> JsonDict:
+def _remove_command_from_input(request: Request) -> JsonDict:
     """Return the members of an input except commands, durations and ``None``."""
     left_out = {*COMMANDS, *DURATIONS}
     given = {name: value for name, value in request.input.items() if name not in left_out and value is not None}
@@ -1028,7 +1039,7 @@ class Untrusted:
     def __attrs_post_init__(self) -> None:
         _check_tool_name(self.tool)
         for parameter in self.parameters:
-            _check_not_empty(parameter, 'the name of a parameter, such as "to" or "event.attendees"')
+            _check_not_blank(parameter, 'the name of a parameter, such as "to" or "event.attendees"')
 
     def matches(self, request: Request, _decision: Effect) -> bool:
         """Return whether one of the checked arguments is not trusted; without provenance, none of them is."""
@@ -1053,7 +1064,7 @@ class Untrusted:
             return (
                 found
                 if self.parameters
-                else [*found, *_find_addresses_in_texts(request), *_find_names_of_instruction_files(request)]
+                else [*found, *_find_addresses_in_texts(request), *_find_arguments_naming_instruction_files(request)]
             )
         if request.provenance is not None and not request.provenance.saw_untrusted:
             return []
@@ -1088,7 +1099,7 @@ def _find_commands_with_effects(request: Request) -> list[tuple[str, JsonValue]]
     ]
 
 
-def _find_names_of_instruction_files(request: Request) -> list[tuple[str, JsonValue]]:
+def _find_arguments_naming_instruction_files(request: Request) -> list[tuple[str, JsonValue]]:
     """
     Return the arguments that name the file of a writing call, if it instructs later runs and untrusted data was received.
 
@@ -1113,9 +1124,9 @@ def _find_names_of_instruction_files(request: Request) -> list[tuple[str, JsonVa
 
 
 def names_instruction_file(request: Request) -> bool:
-    """Return whether a call names a file that instructs later runs."""
+    """Return whether a call names, or may name, a file that instructs later runs."""
     readings = [possible_paths(path) for path in request.paths]
-    others = request.contained_paths(marked=True)
+    others = request.find_contained_paths(marked=True)
     return (
         not all(readings)
         or others is None
@@ -1175,7 +1186,7 @@ Matcher: TypeAlias = (
 
 
 def _matches_tool(name: str | None, request: Request) -> bool:
-    return name is None or _matches_wildcard(_normalize_name(name), _normalize_name(request.tool.name))
+    return name is None or _matches_wildcard(_replace_dashes(name), _replace_dashes(request.tool.name))
 
 
 def _check_tool_name(pattern: str) -> None:
@@ -1192,9 +1203,9 @@ def _check_tool_name(pattern: str) -> None:
     raise DefinitionError(msg)
 
 
-def _check_not_empty(text: object, what: str) -> None:
+def _check_not_blank(text: object, expected: str) -> None:
     if not isinstance(text, str) or not text.strip():
-        msg = f"a rule needs {what}, not {text!r}"
+        msg = f"a rule needs {expected}, not {text!r}"
         raise DefinitionError(msg)
 
 
@@ -1225,7 +1236,7 @@ class Scope:
     def applies_to(self, request: Request) -> bool:
         """Return whether rules of this scope apply to a call."""
         if self.kind == "agent":
-            return self.id is not None and _normalize_name(self.id) == _normalize_name(request.agent_id)
+            return self.id is not None and _replace_dashes(self.id) == _replace_dashes(request.agent_id)
         if self.kind == "session":
             return self.id == request.session_id
         return self.kind == "global" or self.id is None or self.id == request.user_id

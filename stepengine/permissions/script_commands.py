@@ -97,12 +97,13 @@ class _Frame:
     words: list[str] = attrs.field(factory=list)
     written: list[str] = attrs.field(factory=list)
 
-    def append(self, text: str) -> None:
+    def append_to_word(self, text: str) -> None:
         if self.word is None:
             self.word = []
         self.word.append(text)
 
     def finish_word(self) -> None:
+        """Add the current word to the command, or after a redirection to its files; a word that a shell expands gets a mark."""
         if self.word is None:
             return
         text, is_expanded = "".join(self.word), self.is_expanded
@@ -119,9 +120,9 @@ class _Frame:
 
 
 def split_script(text: str) -> ParsedScript:
-    """Return the simple commands of a script, with notes on whether they are complete."""
+    """Return the simple commands and output files of a script, and whether all of them were found for certain."""
     reader = _Reader(text)
-    commands = reader.read()
+    commands = reader.read_commands()
     return ParsedScript(tuple(commands), frozenset(reader.written), reader.is_understood, reader.is_unclear)
 
 
@@ -141,7 +142,7 @@ class _Reader:
         self.is_understood = True
         self.is_unclear = False
 
-    def read(self) -> list[SimpleCommand]:
+    def read_commands(self) -> list[SimpleCommand]:
         while self._at < len(self._text):
             self._read_char(self._text[self._at])
         if len(self._frames) > 1 or self._frames[0].in_quotes != (self._depth > 0) or self._heredocs:
@@ -157,14 +158,14 @@ class _Reader:
             self._read_escaped(frame)
         elif char == '"' and not frame.is_heredoc:
             frame.in_quotes = not frame.in_quotes
-            frame.append("")
+            frame.append_to_word("")
             self._at += 1
         elif char == "`":
             self._read_backtick(frame)
         elif char == "$":
             self._read_dollar(frame)
         elif frame.in_quotes:
-            frame.append(char)
+            frame.append_to_word(char)
             self._at += 1
         else:
             self._read_unquoted(frame, char)
@@ -173,7 +174,7 @@ class _Reader:
         self.is_unclear = self.is_unclear or self._backticks > 0
         char = self._text[self._at + 1 : self._at + 2]
         if char != "\n":
-            frame.append(f"\\{char}" if frame.in_quotes and char not in '$`"\\' else char)
+            frame.append_to_word(f"\\{char}" if frame.in_quotes and char not in '$`"\\' else char)
         self._at += 2
 
     def _read_backtick(self, frame: _Frame) -> None:
@@ -182,7 +183,7 @@ class _Reader:
             self._backticks -= 1
             self._close_frame()
         else:
-            frame.append("`")
+            frame.append_to_word("`")
             frame.is_expanded = True
             self.is_unclear = self.is_unclear or self._backticks > 0
             self._backticks += 1
@@ -190,13 +191,13 @@ class _Reader:
 
     def _read_dollar(self, frame: _Frame) -> None:
         following = self._text[self._at + 1 : self._at + 3]
-        frame.append("$")
+        frame.append_to_word("$")
         whole = ARITHMETIC.match(self._text, self._at) or PARAMETER.match(self._text, self._at)
         if not whole and not frame.in_quotes:
             whole = ESCAPED_QUOTE.match(self._text, self._at)
         if whole:
             frame.is_expanded = True
-            frame.append(whole[0][1:])
+            frame.append_to_word(whole[0][1:])
             self._at = whole.end()
             return
         if following[:1] == "{" or following == "((":
@@ -214,7 +215,7 @@ class _Reader:
     def _read_unquoted(self, frame: _Frame, char: str) -> None:
         self._at += 1
         if char == "'":
-            frame.append(self._read_until("'"))
+            frame.append_to_word(self._read_until("'"))
             self.is_understood = self.is_understood and self._at < len(self._text)
             self._at += 1
         elif char in " \t":
@@ -226,7 +227,7 @@ class _Reader:
         elif char in ";&|\n\r()":
             self._read_operator(frame, char)
         else:
-            frame.append(char)
+            frame.append_to_word(char)
             frame.is_expanded = frame.is_expanded or char in EXPANDED
 
     def _read_until(self, end: str) -> str:
@@ -262,7 +263,7 @@ class _Reader:
     def _read_redirection(self, frame: _Frame, char: str) -> None:
         if self._text[self._at : self._at + 1] == "(":  # of a process
             self._is_piped = True
-            frame.append(char)
+            frame.append_to_word(char)
             self._frames.append(_Frame(")"))
             self._at += 1
             return
@@ -297,7 +298,7 @@ class _Reader:
             self.is_unclear = self.is_unclear or INDEX.search(self._text, start, stop) is not None
             if not is_quoted and self._depth < MAX_HEREDOC_DEPTH:
                 inner = _Reader(self._text[start:stop], self._depth + 1)
-                self._found += inner.read()
+                self._found += inner.read_commands()
                 self.is_understood = self.is_understood and inner.is_understood
                 self.is_unclear = self.is_unclear or inner.is_unclear
             elif not is_quoted:
@@ -316,6 +317,7 @@ class _Reader:
         self._frames.pop()
 
     def _finish_command(self) -> None:
+        """Store the command of the innermost frame, if it has a program or settings, and begin the next one."""
         frame = self._frames[-1]
         frame.finish_word()
         words, has_heredoc = frame.words, frame.has_heredoc

@@ -84,7 +84,7 @@ class Wrapper:
     rest: Rest = "command"
     sets_variables: bool = False
 
-    def option_word_counts(self, word: str) -> tuple[int, ...]:
+    def list_option_word_counts(self, word: str) -> tuple[int, ...]:
         """Return the numbers of words that an option may take, including itself."""
         valued = self.values | self.lines
         if word in self.flags or word[1:].isdecimal() or (word.startswith("--") and "=" in word):
@@ -462,7 +462,7 @@ def normalize_program_name(word: str) -> str:
     return word.rpartition("/")[2].casefold().removesuffix(".exe")
 
 
-def _program_table_key(word: str) -> str:
+def _get_program_table_key(word: str) -> str:
     """Return the name of a program in the tables, without a version, without the ``g`` of GNU tools, one name for all loaders."""
     name = normalize_program_name(word)
     if LOADER.fullmatch(name):
@@ -487,7 +487,7 @@ class _Derived(NamedTuple):
 @lru_cache(CACHED)
 def find_started_commands(command: Argv | Script) -> StartedCommands:
     """Return the commands that a command starts, itself first."""
-    return _Search(command).run()
+    return _Search(command).collect_started_commands()
 
 
 class _Search:
@@ -498,7 +498,7 @@ class _Search:
         self._understood = set[_Derived]()
         self._is_script = isinstance(command, Script)
 
-    def run(self) -> StartedCommands:
+    def collect_started_commands(self) -> StartedCommands:
         first = _Derived(self._command)
         pending, seen = [first], {first: None}
         while pending and self._left > 0:
@@ -542,7 +542,7 @@ class _Search:
         if parsed.is_unclear and not is_guess:
             self._set_unclear("shells parse it in different ways")
         paths = () if is_guess else (*parsed.written, *_find_files_written_by_programs(parsed))
-        written = {name for name in map(_file_name, paths) if name and not name.isdecimal()}
+        written = {name for name in map(_get_file_name, paths) if name and not name.isdecimal()}
         printed = [word for one in parsed.commands if one.words[0] in {"echo", "printf"} for word in one.words]
         exports = any(_exports_variables(simple.words) for simple in parsed.commands)
         for simple in parsed.commands:
@@ -557,12 +557,12 @@ class _Search:
 
     def _derive_from_piped_text(self, simple: SimpleCommand, text: str, printed: Sequence[str]) -> Iterator[_Derived]:
         """Yield the texts piped to an unknown program, because it may run them."""
-        if _is_known_program(_program_table_key(simple.words[0])):
+        if _is_known_program(_get_program_table_key(simple.words[0])):
             return
         if simple.has_heredoc:
             yield _Derived(Script(text, "code"), is_possible=True, is_guess=True)
         elif simple.is_piped:
-            yield _Derived(_script_from_words(printed), is_possible=True, is_guess=True)
+            yield _Derived(_make_script_from_words(printed), is_possible=True, is_guess=True)
 
     def _derive_from_interpreters(
         self, simple: SimpleCommand, text: str, written: AbstractSet[str]
@@ -573,12 +573,12 @@ class _Search:
         if len(readers) > MAX_WRAPPERS:
             self._set_unclear(UNREADABLE)
         for words in readers:
-            name = _program_table_key(words[0])
+            name = _get_program_table_key(words[0])
             files = _find_files_to_run(name, words)
-            if not written.isdisjoint(map(_file_name, files)):
+            if not written.isdisjoint(map(_get_file_name, files)):
                 yield _Derived(Script(text, "a file that it writes"), is_guess=True)
                 # Quotes in the output may hide a program from a search for its name.
-                is_script = _file_name(words[0]) in written or (_runs_files(name) and name not in CODE)
+                is_script = _get_file_name(words[0]) in written or (_runs_files(name) and name not in CODE)
                 if is_script or (name in CODE and STARTING_CODE.search(text)):
                     self._set_unclear(f"{words[0]!r} runs what the script writes, which may start programs")
             has_commands = name in FILE_OPTIONS or _runs_files(name)
@@ -592,7 +592,7 @@ class _Search:
                 self._set_unclear(f"{words[0]!r} runs what it reads, which may start programs")
 
     def _derive_from_argv(self, words: Argv, *, is_guess: bool) -> Iterator[_Derived]:
-        name = _program_table_key(words[0])
+        name = _get_program_table_key(words[0])
         if len(words) > COMMAND_WORDS:
             self._set_unclear(UNREADABLE)
             return
@@ -619,7 +619,7 @@ class _Search:
     def _derive_from_arguments(self, words: Argv) -> Iterator[_Derived]:
         """Yield the possible commands in the arguments of an unknown program or git subcommand, which may be a wrapper."""
         if words:
-            yield _Derived(_script_from_words(words), is_possible=not self._is_script, is_guess=True)
+            yield _Derived(_make_script_from_words(words), is_possible=not self._is_script, is_guess=True)
             for found in _derive_from_each_word(words, _names_program_starter):
                 yield found._replace(is_possible=True)
 
@@ -686,7 +686,7 @@ class _Search:
         for line in _parse_shell_line(text):
             yield _Derived(line)
             if not isinstance(line, Script):
-                yield _Derived(_script_from_words(line[:1]), is_possible=True, is_guess=True)
+                yield _Derived(_make_script_from_words(line[:1]), is_possible=True, is_guess=True)
         if STARTING_CODE.search(text):
             self._set_unclear("an option has code that may start programs")
 
@@ -698,7 +698,7 @@ class _Search:
             lines += operands
         elif operands and not any("s" in word for word in options if not word.startswith("--")):
             yield from _derive_from_each_word(operands)
-            yield _Derived(_script_from_words(operands), is_possible=True, is_guess=True)
+            yield _Derived(_make_script_from_words(operands), is_possible=True, is_guess=True)
         elif not lines and not {"--help", "--version"} & set(options):
             self._set_unclear(f"{words[0]!r} reads its commands from its input")
         yield from [_Derived(line) for text in lines for line in _parse_shell_line(text)]
@@ -719,7 +719,7 @@ class _Search:
         elif not codes:
             operands = [at for at, word in enumerate(words) if at and _is_operand(word)]
             if operands and len(words) > operands[0] + 1:
-                yield _Derived(_script_from_words(words[operands[0] + 1 :]), is_possible=True, is_guess=True)
+                yield _Derived(_make_script_from_words(words[operands[0] + 1 :]), is_possible=True, is_guess=True)
 
     def _derive_from_python_module(self, module: str, words: Argv) -> Iterator[_Derived]:
         at = next(at for at, word in enumerate(words) if word in {"-m", f"-m{module}"} or word == module)
@@ -787,7 +787,7 @@ def _count_chars(command: Argv | Script) -> int:
     return len(command.text) if isinstance(command, Script) else sum([len(word) + 1 for word in command])
 
 
-def _script_from_words(words: Sequence[str]) -> Script:
+def _make_script_from_words(words: Sequence[str]) -> Script:
     return Script(shlex.join(words), "words behind a program")
 
 
@@ -835,7 +835,7 @@ def _unwrap_commands(words: Argv) -> list[Argv]:
     pending = [words] if len(words) <= COMMAND_WORDS else []
     while pending and len(found) <= MAX_WRAPPERS:
         one = pending.pop()
-        for wrapper, first in _find_wrappers(_program_table_key(one[0]), one):
+        for wrapper, first in _find_wrappers(_get_program_table_key(one[0]), one):
             for start in _find_command_starts(wrapper, one, first) if wrapper.rest == "command" else ():
                 if one[start:] not in found:
                     found[one[start:]] = None
@@ -870,7 +870,7 @@ def _find_command_starts(wrapper: Wrapper, words: Argv, first: int) -> list[int]
         if has_options and word == "--":
             pending.append((at + 1, operands, False))
         elif has_options and (word in wrapper.flags or not _is_operand(word)):
-            pending += [(at + length, operands, True) for length in wrapper.option_word_counts(word)]
+            pending += [(at + length, operands, True) for length in wrapper.list_option_word_counts(word)]
         elif wrapper.sets_variables and ASSIGNMENT.match(word):
             pending.append((at + 1, operands, has_options))
         else:
@@ -998,7 +998,7 @@ def _runs_files(name: str) -> bool:
     return name in {".", "source"} or name in CODE or (name in WRAPPERS and WRAPPERS[name].rest == "shell")
 
 
-def _file_name(word: str) -> str:
+def _get_file_name(word: str) -> str:
     return word.rstrip(EXPANSION).rpartition("/")[2]
 
 
@@ -1014,16 +1014,16 @@ def _find_files_written_by_programs(script: ParsedScript) -> list[str]:
     commands = [words for simple in script.commands for words in _unwrap_commands(simple.words)]
     found = [name for words in commands for name in _find_output_files(words)]
     # A copy of a written file has its text.
-    names = set(map(_file_name, (*script.written, *found)))
+    names = set(map(_get_file_name, (*script.written, *found)))
     for words in commands:
-        if _program_table_key(words[0]) in COPYING and not names.isdisjoint(map(_file_name, words[1:])):
-            names.update(map(_file_name, filter(_is_operand, words[1:])))
+        if _get_program_table_key(words[0]) in COPYING and not names.isdisjoint(map(_get_file_name, words[1:])):
+            names.update(map(_get_file_name, filter(_is_operand, words[1:])))
     return list(names)
 
 
 def _find_output_files(words: Argv) -> list[str]:
     """Return the words of a command that name files in which it stores its input or a text of its code."""
-    name = _program_table_key(words[0])
+    name = _get_program_table_key(words[0])
     if name in {"sponge", "tee"}:
         return list(filter(_is_operand, words[1:]))
     if name == "dd":
@@ -1077,7 +1077,7 @@ def _derive_from_each_word(words: Sequence[str], may_begin: Callable[[str], bool
 
 def _names_program_starter(word: str) -> bool:
     """Return whether a word names a program that starts others."""
-    name = _program_table_key(word)
+    name = _get_program_table_key(word)
     return name in CODE or name in SEARCHES or name in GITS or (name in PROGRAMS and name not in QUIET)
 
 

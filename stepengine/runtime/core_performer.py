@@ -64,7 +64,7 @@ from stepengine.data.record_sizes import (
     find_length_problem,
     fit_child_result,
     fit_tool_result,
-    may_be_long,
+    may_exceed_value_limit,
     select_fitting_messages,
 )
 from stepengine.data.state import AgentState, ChildResult, RunStatus, estimate_next_prompt_tokens
@@ -135,7 +135,7 @@ class OutcomeMaker:
         # What was sent to the run travels in the outcome of the effect during which it came: so it is recorded with it,
         # and a replay hears it at the same place (replay:J16).
         # A reply was measured before it was priced.
-        if not isinstance(value, ModelReply) and may_be_long(value):
+        if not isinstance(value, ModelReply) and may_exceed_value_limit(value):
             value = _fit_value_to_record(item, value)
             if isinstance(value, StepEngineError):
                 return self.make_failure_or_stop(item, value)

@@ -26,10 +26,10 @@ from stepengine.data.questions import (
     AnswerLike,
     Interactor,
     Question,
-    answer_problem,
     check_answer,
+    find_answer_problem,
     find_offered_rule,
-    offered_rules,
+    list_offered_rules,
     to_answer,
 )
 from stepengine.data.tools import Ordinary
@@ -109,7 +109,7 @@ class RememberedRules:
         """Return the narrowest remembered rule that answers a question, or ``None``."""
         try:
             # The narrowest first, so that what is told ("allowed by ...") says no more than what was allowed.
-            return next((rule for rule in offered_rules(question) if self._is_remembered(rule)), None)
+            return next((rule for rule in list_offered_rules(question) if self._is_remembered(rule)), None)
         except (StepEngineError, OSError) as error:
             LOGGER.warning("permanent approvals cannot be read: %s", error)
             return None
@@ -184,7 +184,7 @@ class AdvanceAnswers:
         for key in (question.id, question.text):
             if key in self._given:
                 self._unused = [other for other in self._unused if other != key]
-                problem = answer_problem(self._given[key], question)
+                problem = find_answer_problem(self._given[key], question)
                 if problem is None:
                     return to_answer(self._given[key], question)
                 self._misfits[question.id] = problem
@@ -473,7 +473,7 @@ class OpenQuestions:
         for _ in range(1 + MAX_REPEATED_QUESTIONS):
             try:
                 value = await self._ask_interactor(interactor, question)
-                problem = None if value is None else answer_problem(value, question)
+                problem = None if value is None else find_answer_problem(value, question)
             # Its cancellation is its own if nobody cancelled this task: it may have awaited a task that was.
             except (Exception, asyncio.CancelledError) as error:
                 if isinstance(error, asyncio.CancelledError) and self._is_task_cancelled():

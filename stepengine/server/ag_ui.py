@@ -168,7 +168,7 @@ async def _encode_redacted_events(events: AsyncGenerator[Any, None]) -> AsyncGen
     lines = sse(events)
     try:
         async for line in lines:
-            yield str(KNOWN.redact_for_run(line))
+            yield str(KNOWN.redact_keeping_machine_details(line))
     finally:
         await lines.aclose()
 

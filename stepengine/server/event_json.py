@@ -53,7 +53,7 @@ def sse_line(event: Event, *, full: bool = False, id: str | None = None) -> str:
     told = _event_to_dict(event, full=full)
     data = _to_compact_json(told)
     if KNOWN.may_contain_secret(data):
-        data = _to_compact_json(KNOWN.redact_for_run(told))
+        data = _to_compact_json(KNOWN.redact_keeping_machine_details(told))
     return f"{place}event: {event.type}\ndata: {data}\n\n"
 
 

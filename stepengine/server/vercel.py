@@ -99,7 +99,7 @@ async def _redact_chunks(chunks: AsyncGenerator[dict[str, Any], None]) -> AsyncG
     """Yield chunks with known secrets redacted."""
     try:
         async for chunk in chunks:
-            yield KNOWN.redact_for_run(chunk)
+            yield KNOWN.redact_keeping_machine_details(chunk)
     finally:
         await chunks.aclose()
 

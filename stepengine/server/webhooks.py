@@ -631,7 +631,9 @@ class WebhookSender:
         # server of the place: the receiver can throw the second one away.
         id_ = f"{row.run}:{id_suffix}"
         told = {"id": id_, "type": kind, "run_id": row.run, "agent_id": row.agent, **members}
-        return _WebhookMessage(id_, KNOWN.redact_for_run(told), (id_, f"{row.run}:{receipt or id_suffix}"))
+        return _WebhookMessage(
+            id_, KNOWN.redact_keeping_machine_details(told), (id_, f"{row.run}:{receipt or id_suffix}")
+        )
 
     async def _send_message(self, claimed: _RunWithWebhooks, message: _WebhookMessage) -> bool:
         """Try once to send a message, and record its receipt; return whether it was accepted."""

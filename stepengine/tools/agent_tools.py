@@ -16,7 +16,7 @@ from stepengine.data.definition import AgentDefinition, split_agent_id
 from stepengine.data.json import JsonDict, JsonValue, compact, freeze, freeze_object, thaw
 from stepengine.data.messages import ToolResult
 from stepengine.data.result_cuts import ShortenJson
-from stepengine.data.schemas import nest_schema
+from stepengine.data.schemas import nest_schema_under_property
 from stepengine.data.state import ChildResult, RunStatus
 from stepengine.data.tools import ChildRequest, Spawning, ToolBinding, ToolLike, ToolSpec, Validated, Yielding
 from stepengine.data.typed_values import dump_model, is_model
@@ -231,7 +231,7 @@ def _make_agent_input_schema(definition: AgentDefinition) -> JsonDict:
     prompt = (known.prompt if known is not None else None) or "What the agent should do."
     params = params_schema(definition)
     free = {"type": "object", "description": "The agent's parameters."}
-    shown, top = nest_schema(free if params is None else {"type": "object", **thaw(params)}, "params")
+    shown, top = nest_schema_under_property(free if params is None else {"type": "object", **thaw(params)}, "params")
     required = ["params"] if shown.get("required") else []
     properties = {"prompt": with_description(STRING, prompt), "params": shown}
     whole = {"type": "object", "properties": properties, "required": required, "additionalProperties": False, **top}

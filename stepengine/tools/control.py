@@ -18,7 +18,7 @@ from stepengine.data.json import JsonDict, freeze, freeze_object
 from stepengine.data.messages import ToolResult
 from stepengine.data.questions import Answer, Interactor, Question, validate_interactor
 from stepengine.data.result_cuts import ShortenJson
-from stepengine.data.schemas import nest_schema
+from stepengine.data.schemas import nest_schema_under_property
 from stepengine.data.tools import Action, Asking, Control, Runs, ToolAnnotations, ToolBinding, ToolSpec, Validated
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, TranscriptError
@@ -264,7 +264,7 @@ def make_set_output_binding(schema: JsonDict) -> ToolBinding:
     free = control_tools_by_name()["set_output"].binding()
     # Providers reject such a schema as the input of a tool.
     if schema.get("type") != "object" or any(word in schema for word in UNFIT_AT_TOP):
-        inner, definitions = nest_schema(schema, "data")
+        inner, definitions = nest_schema_under_property(schema, "data")
         schema = freeze_object({**object_schema(("data",), data=inner), **definitions})
     spec = attrs.evolve(free.spec, input_schema=schema)
     return ToolBinding(spec, lambda value: Validated(value, value), runs=free.runs)

@@ -14,7 +14,7 @@ from attrs import frozen
 from typing_extensions import ParamSpec, TypeVar, Unpack
 
 from stepengine.data.alike import list_names
-from stepengine.data.checks import COUNT, FLAG, NUMBER, TEXT, FieldCheck, allow_none, instance_check
+from stepengine.data.checks import COUNT, FLAG, NUMBER, TEXT, FieldCheck, allow_none, make_instance_check
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.hooks import StepContext
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
@@ -31,7 +31,7 @@ from stepengine.data.tools import (
     ToolLike,
     ToolSpec,
     Yielding,
-    template_parameters,
+    list_template_parameters,
 )
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.tools.arguments import FunctionInputs
@@ -165,7 +165,7 @@ def _is_parameter_path_or_list(value: object) -> bool:
 OPTIONS = {
     "description": TEXT,
     "category": TEXT,
-    "annotations": instance_check(ToolAnnotations, "ToolAnnotations(read_only=True)"),
+    "annotations": make_instance_check(ToolAnnotations, "ToolAnnotations(read_only=True)"),
     "idempotent": FLAG,
     "parallel_safe": FLAG,
     "ends_turn": FLAG,
@@ -369,7 +369,10 @@ class Tool(Generic[P, R]):
         elif self.runs_inline and spec.timeout not in {None, math.inf}:
             problem = "has a timeout and in_thread=False; a synchronous body on the event loop cannot be timed out; remove one of them"
         elif unknown := [
-            p for place in spec.about or () for p in template_parameters(place) if p not in _get_schema_properties(spec)
+            p
+            for place in spec.about or ()
+            for p in list_template_parameters(place)
+            if p not in _get_schema_properties(spec)
         ]:
             known = list_names(_get_schema_properties(spec), unknown[0])
             problem = f"uses {unknown[0]!r} in about=, but has no such parameter; its parameters: {known}"

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
 from stepengine.data.messages import CUT_OFF, SideEffect, ToolResult
-from stepengine.data.tools import ToolSpec, timeout_text
+from stepengine.data.tools import ToolSpec, format_timeout_text
 from stepengine.errors import ToolError, UnknownOutcome
 from stepengine.tools.context import ToolContext
 from stepengine.tools.conversion import as_result, error_text, is_more_than_json
@@ -127,7 +127,7 @@ def _log_failure(tool_name: str, raised: BodyFailure, ctx: ToolContext, tries: i
 def make_failure_result(tool_name: str, raised: BodyFailure) -> ToolResult:
     """Return the error result of a call whose body failed; a cancelled or timed-out body has its own text."""
     if raised.timeout is not None:
-        return ToolResult.error(timeout_text(tool_name, raised.timeout))
+        return ToolResult.error(format_timeout_text(tool_name, raised.timeout))
     if _is_cancellation(raised.error):  # and nobody cancelled the call
         text = f"tool {tool_name!r} failed: what it waited for was cancelled, so its outcome is unknown"
         said = error_text(raised.error) if str(raised.error) else text

@@ -27,7 +27,7 @@ from stepengine.data.choices import (
     question_to_json,
 )
 from stepengine.data.json import JsonDict
-from stepengine.data.questions import Answer, Question, answer_problem, check_answer
+from stepengine.data.questions import Answer, Question, check_answer, find_answer_problem
 from tests.phrases import NO_OPTION
 
 
@@ -63,7 +63,7 @@ def test_a_question_offers_its_options_and_no_answer() -> None:
 
 @pytest.mark.parametrize("question", [MAY_IT, PLAIN, COLOUR], ids=["rules", "permission", "options"])
 def test_every_choice_is_an_answer_to_its_question(question: Question) -> None:
-    assert [] == [problem for one in list_choices(question) if (problem := answer_problem(one.answer, question))]
+    assert [] == [problem for one in list_choices(question) if (problem := find_answer_problem(one.answer, question))]
 
 
 def test_a_choice_that_is_not_offered_denies_the_call() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepengine.adapters.mcp.results import content_parts
-from stepengine.data.ai_sdk import normalize_message
+from stepengine.data.ai_sdk import convert_to_wire_message
 from stepengine.data.media_types import SIGNATURES, find_media_type, normalize_media_type, resolve_media_type
 from stepengine.data.messages import DocumentPart, ImagePart, TextPart, UserMessage
 from stepengine.data.wire import read_messages
@@ -107,7 +107,7 @@ def test_data_urls_become_data_in_every_message_form(kind, stated, more):
             {"role": "user", "content": [{"type": "file", "data": url, "mediaType": "IMAGE/JPG"}]},
         ]
         assert ImagePart(url=url) == made
-        assert [m.content[0] for m in read_messages([normalize_message(each) for each in history])] == [made] * 4
+        assert [m.content[0] for m in read_messages([convert_to_wire_message(each) for each in history])] == [made] * 4
         assert as_result(ImagePart(url=url)).content == (made,)
 
 

@@ -199,7 +199,7 @@ def test_messages_read_by_role() -> None:
     assert "a\nb" == UserMessage(["a\n", image, "b"]).text
 
 
-@given(st.lists(strategies.result_parts))
+@given(st.lists(strategies.to_result_parts))
 @settings(max_examples=20)
 def test_joined_text_is_the_text_of_the_parts_in_order(parts: list[Any]) -> None:
     assert "".join(join_text_parts((part,)) for part in parts) == join_text_parts(tuple(parts))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stepengine.data.models import ModelSettings
-from stepengine.data.schemas import check_references, nest_schema
+from stepengine.data.schemas import check_references, nest_schema_under_property
 from stepengine.errors import DataError
 
 NAME = {"type": "string"}
@@ -52,7 +52,7 @@ def test_a_nested_schema_keeps_the_targets_of_its_references():
         "items": {"anyOf": [{"$ref": "#"}, {"$ref": "#/$defs/A"}, {"$ref": "#/items/anyOf/1"}]},
         "$defs": {"A": NAME},
     }
-    inner, definitions = nest_schema(schema, "data")
+    inner, definitions = nest_schema_under_property(schema, "data")
     assert definitions == {"$defs": {"A": NAME}}
     assert [one["$ref"] for one in inner["items"]["anyOf"]] == [
         "#/properties/data",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stepengine import AgentCall, AgentDefinition, Answer, Engine, Perform, Question, ToolResult, call, tool
-from stepengine.data.questions import answer_problem
+from stepengine.data.questions import find_answer_problem
 from stepengine.errors import AnswerRejected
 from stepengine.journal import MemoryJournal
 from stepengine.journal.questions import list_effects_in_doubt
@@ -86,4 +86,4 @@ async def test_manual_result_resolves_an_effect_in_doubt_and_is_recorded(agent_i
 def test_result_answer_is_invalid_for_a_normal_question():
     question = Question("q1", "Ship it?")
 
-    assert "not about an effect in doubt" in answer_problem(Answer(result="yes"), question)
+    assert "not about an effect in doubt" in find_answer_problem(Answer(result="yes"), question)

@@ -85,7 +85,7 @@ def test_a_directory_name_is_trusted_as_a_whole_only() -> None:
 def test_a_child_does_not_trust_a_part_of_a_name() -> None:
     known = index("Ask www.evil.example", trust="names")
 
-    assert not known.make_prompt_index(["Fetch www.evil.example"]).is_trusted("www.evil.example")
+    assert not known.make_child_index(["Fetch www.evil.example"]).is_trusted("www.evil.example")
 
 
 @pytest.mark.spec("provenance:PV18")

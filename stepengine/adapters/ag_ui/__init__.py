@@ -30,7 +30,7 @@ from stepengine.adapters.ag_ui.asked import (
     run_turns,
 )
 from stepengine.adapters.display_items import FAILURES, CallEvent, CallItems, TextEvent, TextItem, TextItems
-from stepengine.data.choices import answer_schema, approval_schema, question_to_json
+from stepengine.data.choices import answer_schema, make_approval_schema, question_to_json
 from stepengine.data.codec import plain
 from stepengine.data.events import (
     SENT_AS_DATA,
@@ -509,7 +509,7 @@ class _EventTranslator:
             message=question.text,
             tool_call_id=self._asked.get(question.id),
             subagent_run_id=self._subagent_run_id(question.path),
-            response_schema=approval_schema() if is_permission else answer_schema(question),
+            response_schema=make_approval_schema() if is_permission else answer_schema(question),
             metadata={"stepengine": question_to_json(question)},
         )
 

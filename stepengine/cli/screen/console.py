@@ -43,7 +43,7 @@ from stepengine.data.call_text import (
     find_shell_command,
     preview_parts,
 )
-from stepengine.data.choices import Choice, allows_all_edits, call_matcher, list_choices, make_lasting_approval
+from stepengine.data.choices import Choice, allows_all_edits, find_call_matcher, list_choices, make_lasting_approval
 from stepengine.data.codec import plain
 from stepengine.data.json import ABSENT, JsonDict, compact
 from stepengine.data.origins import describe_origin, sort_origins
@@ -627,7 +627,7 @@ class Terminal:
     async def _choose_and_confirm_lasting_approval(self, lasting: Sequence[Choice], chosen: Choice | None) -> object:
         """Let the person choose and confirm a lasting approval; return its answer, or ``AGAIN`` if none was chosen or confirmed."""
         if chosen is None:
-            by = call_matcher(lasting[0].rule).get("agent")
+            by = find_call_matcher(lasting[0].rule).get("agent")
             self.print_text(
                 f"always, without asking again{f' when {one_line(str(by), 40)} requests it' if by else ''}:"
             )
@@ -778,7 +778,7 @@ def _find_typed_choice(lasting: Sequence[Choice], typed: str) -> Choice | None:
     """Return the choice with the typed number or command prefix; ``None`` if there is none."""
     if typed.isascii() and typed.isdigit() and len(typed) < DIGITS and 0 < int(typed) <= len(lasting):
         return lasting[int(typed) - 1]
-    words = [(" ".join(call_matcher(choice.rule).get("prefix", ())), choice) for choice in lasting]
+    words = [(" ".join(find_call_matcher(choice.rule).get("prefix", ())), choice) for choice in lasting]
     return next((choice for prefix, choice in words if typed and prefix == " ".join(typed.split())), None)
 
 

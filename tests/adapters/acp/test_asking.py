@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from stepengine.adapters.acp import questions
 from stepengine.data.choices import answer_for_choice, is_single_choice
-from stepengine.data.questions import Question, answer_problem
+from stepengine.data.questions import Question, find_answer_problem
 
 LABELS = st.text(min_size=1, max_size=5)
 QUESTIONS = st.builds(
@@ -37,7 +37,7 @@ def test_any_form_response_is_a_valid_answer_or_none(question: Question, value: 
     response = SimpleNamespace(action="accept" if accepts else "decline", content={"answer": value})
     answer = questions.parse_form_answer(question, response)
 
-    assert answer_problem(answer, question) is None
+    assert find_answer_problem(answer, question) is None
     assert answer.declined or (accepts and answer.value)
 
 
