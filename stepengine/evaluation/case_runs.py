@@ -66,7 +66,7 @@ from stepengine.evaluation.criteria import (
     read_text,
     run_check,
 )
-from stepengine.evaluation.samples import run_concurrently, sort_in_program_order, summarize_run_from
+from stepengine.evaluation.samples import run_concurrently, sort_effects_in_program_order, summarize_run_from
 from stepengine.journal import FileJournal, Journal, SharedBudget
 from stepengine.journal.history import History
 from stepengine.journal.records import format_address
@@ -822,7 +822,7 @@ class _EvaluationRun:
     def _find_call_of_changed_tool(self, history: History, side: Side, note: _Note) -> str:
         """Return the address of the first call of a tool whose function has changed, such as ``"#4"``; ``""`` if there is none."""
         changed = {name for name, digest in side.tools.items() if note.tools.get(name, digest) != digest}
-        for address, intent in sort_in_program_order(history):
+        for address, intent in sort_effects_in_program_order(history):
             if intent.type == "tool_call" and history.form(intent)["tool_name"] in changed:
                 return format_address(*address)
         return ""
@@ -950,7 +950,7 @@ def _status_or_provider_error(result: RunResult) -> str:
 
 def _describe_first_interrupted_effect(history: History) -> str:
     """Return address and cause of the first effect that was cut off from outside, such as by a lost tool server; ``""`` if none was."""
-    for address, intent in sort_in_program_order(history):
+    for address, intent in sort_effects_in_program_order(history):
         known = history.results.get(address)
         if known is None or not KINDS[intent.type].changes_world:
             continue

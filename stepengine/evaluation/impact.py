@@ -458,7 +458,7 @@ async def impact(
 
 
 def _find_current_or_recorded_agent_id(found: RepeatedJournal, agent: AgentDefinition | None) -> str:
-    """Return the id of the journal's current agent, else of *agent*, else the recorded found, or ``""`` without a journal."""
+    """Return the id of the journal's current agent, else of *agent*, else the recorded one, or ``""`` without a journal."""
     known = found.agent or agent
     if known is not None:
         return known.id
@@ -485,7 +485,7 @@ async def _fork_and_compare(
     if not now.is_complete:
         course = attrs.evolve(course, status=report.result.status.value)
     equal = (recorded.status, recorded.output) == (course.status, course.output)
-    # Without a model call in found of them there is no choice to compare.
+    # Without a model call in one of them there is no choice to compare.
     changed = None not in (recorded.decision, course.decision) and recorded.decision != course.decision
     return ForkSample(course, changed, equal, report)
 
