@@ -69,7 +69,7 @@ from stepengine.engine.packages import ID as PUBLISHER
 from stepengine.engine.packages import VALUE, parse_declaration
 from stepengine.engine.settings import Settings
 from stepengine.errors import DataError, DefinitionError, ExternalAgentError, ModelError, StepEngineError, WorkspaceLost
-from stepengine.evaluation.criteria import _parse_verdict as judged_text
+from stepengine.evaluation.criteria import _parse_judge_verdict as judged_text
 from stepengine.journal.alterations import describe_record_changes
 from stepengine.journal.encoding import _describe_error
 from stepengine.journal.line_reader import (

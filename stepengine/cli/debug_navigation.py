@@ -63,7 +63,7 @@ class DebugNavigation:
         if not text:
             msg = "name a position: a step such as 12, or an effect such as #5 or 3.2#1"
             raise RefusedCommand(msg)
-        return self._debugger.places.find_position(text)
+        return self._debugger.places.get_position(text)
 
     def move_by(self, typed: str, sign: int = 1, *, steps: bool = False) -> None:
         """

@@ -45,13 +45,13 @@ def watch_position(options: Options, at: str, *, prints: bool) -> Exit:
         UsageProblem: where no process can be made, or the run has no such place.
         JournalError: when the journal cannot be used.
     """
-    from stepengine.debugging.desk import import_engine_libraries
+    from stepengine.debugging.desk import preload_engine_libraries
     from stepengine.debugging.walks import find_fork_problem
     from stepengine.engine.tape import Tape
     from stepengine.tools.bundled.bundled import list_all_workspace_tools
 
     # Not by `make_engine_setup`: that would look for agents next to the one that was typed.
-    import_engine_libraries(tools=list_all_workspace_tools(options.cwd), models=make_model_registry(options))
+    preload_engine_libraries(tools=list_all_workspace_tools(options.cwd), models=make_model_registry(options))
     why = find_fork_problem()
     if why:
         msg = f"--watch needs forked processes, which are not available here: {why}"

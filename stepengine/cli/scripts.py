@@ -64,12 +64,12 @@ def load_script(file: str) -> Any:
     Raises:
         UsageProblem: when that cannot be read.
     """
-    from stepengine.evaluation.checks import load_json_or_yaml, load_member
+    from stepengine.evaluation.checks import load_file_member, load_json_or_yaml
     from stepengine.testing import ScriptedModel
 
     try:
         replies = (
-            load_member(Path(file), "replies")
+            load_file_member(Path(file), "replies")
             if file.endswith(".py")
             else _parse_replies(load_json_or_yaml(Path(file)), file)
         )

@@ -81,19 +81,19 @@ def summarize_moment(moment: Moment, texts: SafeTexts) -> dict[str, Any]:
     different messages. Of a variable it is the first 10,000 characters.
     """
     state: AgentState = moment.state
-    compared = texts.for_comparison()
+    compared = texts.copy_for_comparison()
 
-    def format_all(values: Mapping[str, Any]) -> dict[str, str]:
+    def format_for_comparison(values: Mapping[str, Any]) -> dict[str, str]:
         return {name: compared.format_variable(name, value, limit=COMPARED_CHARS) for name, value in values.items()}
 
     frame = next((each for each in moment.frames if each.kind in ("handler", "hook", "tool")), None)
     return {
         "agent": moment.agent_id,
         "messages": [_summarize_message(message, texts) for message in state.message_history],
-        "context": format_all(state.context),
+        "context": format_for_comparison(state.context),
         "budgets": {"steps_remaining": state.steps_remaining},
         "usage": {"tokens": state.usage.total_tokens, "cost": None if state.cost is None else str(state.cost)},
-        "locals": {} if frame is None else format_all(frame.locals),
+        "locals": {} if frame is None else format_for_comparison(frame.locals),
     }
 
 
@@ -107,6 +107,7 @@ def format_message(message: Any) -> str:
 
 
 def _summarize_message(message: Message, texts: SafeTexts) -> str:
+    """Return role and text of a message; a long text is cut after 100 characters, with its length and digest."""
     whole = texts.clean(format_message(message))
     if len(whole) <= MESSAGE_CHARS:
         return f"{message.role}: {whole}"
@@ -295,7 +296,7 @@ class Debugger:
             JournalError: when there is no such place.
             ReplayDivergence: when the run differs from its record before it.
         """
-        self._walk.move_to(self.places.find_position(at), **kept)
+        self._walk.move_to(self.places.get_position(at), **kept)
         return self.moment()
 
     def move_to(self, position: int, **kept: Any) -> Moment:
@@ -411,16 +412,16 @@ class Debugger:
         """Return the variables of a frame, or of the one with this number, as safe texts; ``__repr__`` methods run only in a forked process."""
         values = (frame if isinstance(frame, Frame) else self.frame(frame)).locals
 
-        def texts(made: SafeTexts) -> dict[str, str]:
+        def format_variables(made: SafeTexts) -> dict[str, str]:
             return {name: made.format_variable(name, value) for name, value in values.items()}
 
-        if find_fork_problem() or all("<" not in text for text in texts(self.texts).values()):
-            return texts(self.texts)
-        said = call_in_fork(lambda: json.dumps(texts(SafeTexts(runs_reprs=True))))
+        if find_fork_problem() or all("<" not in text for text in format_variables(self.texts).values()):
+            return format_variables(self.texts)
+        said = call_in_fork(lambda: json.dumps(format_variables(SafeTexts(runs_reprs=True))))
         with contextlib.suppress(ValueError, TypeError):
             found: dict[str, str] = json.loads(said or "")
             return found
-        return texts(self.texts)
+        return format_variables(self.texts)
 
     def diff(self, a: int | str, b: int | str) -> list[str]:
         """
@@ -432,7 +433,7 @@ class Debugger:
             JournalError: when there is no such place.
             ReplayDivergence: when the run differs from its record before a place.
         """
-        stood, one, two = self.position, self.places.find_position(a), self.places.find_position(b)
+        stood, one, two = self.position, self.places.get_position(a), self.places.get_position(b)
         known: dict[int, dict[str, object]] = {}
         try:
             for position in sorted({one, two}):
@@ -557,7 +558,7 @@ def make_frame(frame: FrameType) -> Frame:
 
 
 def lines_around(frame: Frame, most: int = 5) -> Iterator[tuple[int, str]]:
-    """Yield up to *most* source lines around the current one, with their numbers, as first read."""
+    """Yield up to *most* source lines around the current one, with their numbers, from the cache of read files."""
     line = frame.line
     lines = frame.text.removesuffix("\n").split("\n") if frame.kind == "program" else linecache.getlines(frame.file)
     first = max(1, line - most // 2)

@@ -92,6 +92,7 @@ def make_message_reader(descriptor: int) -> Callable[[float | None], list[Any] |
     lines: deque[bytes] = deque()
 
     def read_message(seconds: float | None) -> list[Any] | None:
+        """Return the next message in a list: empty after *seconds*, ``None`` at the end of the input."""
         if not lines:
             ready, _, _ = select.select([descriptor], [], [], seconds)
             if not ready:
@@ -108,8 +109,10 @@ def make_message_reader(descriptor: int) -> Callable[[float | None], list[Any] |
     return read_message
 
 
-def open_json_channel() -> tuple[Callable[[float | None], list[Any] | None], Callable[[Mapping[str, Any]], None]]:
-    """Move standard input and output to descriptors of their own; return functions that read and write JSON lines on them."""
+def move_stdio_to_json_channel() -> tuple[
+    Callable[[float | None], list[Any] | None], Callable[[Mapping[str, Any]], None]
+]:
+    """Move standard input and output to other descriptors; return functions that read and write JSON lines on them."""
     reading, writing = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -117,6 +120,7 @@ def open_json_channel() -> tuple[Callable[[float | None], list[Any] | None], Cal
     os.dup2(2, 1)
 
     def write_message(told: Mapping[str, Any]) -> None:
+        """Write a message as a JSON line, all of it."""
         line = json.dumps(told).encode() + b"\n"
         while line:
             line = line[os.write(writing, line) :]
@@ -132,7 +136,7 @@ def wait_for_message(read_message: Callable[[float | None], list[Any] | None]) -
     return messages[0] if messages else None
 
 
-def import_engine_libraries(**options: Any) -> None:
+def preload_engine_libraries(**options: Any) -> None:
     """Import the libraries that every preview needs, by making an engine with *options*, so that forked processes start faster."""
 
     @tool
@@ -171,22 +175,23 @@ class _RunInspector:
 
     def serve_requests(self, read_message: Callable[[float | None], list[Any] | None]) -> None:
         """Send a preview, then answer requests and send a new preview when a file is saved, until the input ends."""
-        self._send_preview([])
+        self._reload_and_send_preview([])
         if self._watched.good is None and self._watched.at != self._at:
             # There is no such place, which was reported. Now the place is the start, which every run has.
-            self._send_preview([])
+            self._reload_and_send_preview([])
         while (asked := read_message(EVERY)) is not None:
             for one in asked:
                 self._answer_request(one)
             saved = self._watched.find_saved_files()
             if saved:
-                self._send_preview(saved)
+                self._reload_and_send_preview(saved)
 
     def close(self) -> None:
+        """End the processes of the previews."""
         self._watched.close()
 
-    def _send_preview(self, saved: list[str]) -> None:
-        """Load the current code, and send a preview of the place, with the one before the save; an error is sent as a problem."""
+    def _reload_and_send_preview(self, saved: list[str]) -> None:
+        """Load the current code, and send previews of the place under it and the old code; an error is sent as a problem."""
         before = self._watched.good
         try:
             found, changes = self._watched.reload_and_preview(whole=True)
@@ -199,11 +204,11 @@ class _RunInspector:
             {
                 **told,
                 "now": self._preview_as_json(found),
-                "before": self._preview_as_json(self._preview_before_save(found, before) if saved else None),
+                "before": self._preview_as_json(self._find_preview_before_save(found, before) if saved else None),
             }
         )
 
-    def _preview_before_save(self, found: MomentPreview, before: MomentPreview | None) -> MomentPreview | None:
+    def _find_preview_before_save(self, found: MomentPreview, before: MomentPreview | None) -> MomentPreview | None:
         """Return the preview of the same place under the code before the last save; ``None`` if one of the two has no place."""
         if found.place is None or before is None or before.place is None:
             return None
@@ -226,6 +231,7 @@ class _RunInspector:
         self._write_message({"id": asked["id"], **told})
 
     def _preview_as_json(self, found: MomentPreview | None) -> dict[str, Any] | None:
+        """Return a preview as JSON, without its summary and the path of the journal."""
         if found is None:
             return None
         told = attrs.asdict(found, recurse=False, filter=lambda one, _: one.name != "summary")
@@ -242,7 +248,7 @@ class _RunInspector:
 
 def main() -> None:
     """Read the first message and serve its requests."""
-    read_message, write_message = open_json_channel()
+    read_message, write_message = move_stdio_to_json_channel()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     first = wait_for_message(read_message)
     if first is None:
@@ -251,7 +257,7 @@ def main() -> None:
     if why:
         write_message({"event": "ended", "problem": f"the debugger cannot start processes here: {why}"})
         return
-    import_engine_libraries()
+    preload_engine_libraries()
     try:
         inspector = _RunInspector(write_message, EngineSpec.from_json(first["maker"]), first["file"], first["at"])
     except (StepEngineError, OSError) as error:

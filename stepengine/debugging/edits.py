@@ -173,7 +173,7 @@ class Walker:
         self._pid = os.fork()
         if self._pid == 0:
             self._own.close()
-            _WalkerProcess(load, tape, known, prints=prints).serve(theirs)
+            _WalkerProcess(load, tape, known, prints=prints).serve_and_exit(theirs)
         theirs.close()
         self.is_alive = True
 
@@ -197,18 +197,18 @@ class Walker:
             **{**told, **{name: tuple(told[name]) for name in ("changed", "files", "ends")}, "lines": lines}
         )
 
-    def find_next_request(self) -> NextRequest:
-        """Return the first model request that the record does not answer. The process cannot be used afterwards."""
+    def find_next_request_and_close(self) -> NextRequest:
+        """Return the first model request that the record does not answer, and end the process."""
         told = self._send_request({"do": "next"}, LOOK_SECONDS)
         self.close()
         return NextRequest(why=told) if isinstance(told, str) else NextRequest(**told)
 
-    def _send_request(self, what: Mapping[str, Any], seconds: float) -> dict[str, Any] | str:
+    def _send_request(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any] | str:
         """Send the process a request, and return its reply, or a text with the reason why there is none; then the process is closed."""
         if not self.is_alive:
             return "the agent's code ended the process"
         try:
-            self._own.sendall(json.dumps({**what, "seconds": seconds}).encode() + b"\n")
+            self._own.sendall(json.dumps({**request, "seconds": seconds}).encode() + b"\n")
             said = _read_line_until(self._own, time.monotonic() + WAITING_SECONDS)
         except OSError:
             said = b""
@@ -261,22 +261,26 @@ class _WalkerProcess:
         self._prints = prints
         self._debugger: Debugger | None = None
 
-    def serve(self, end: socket.socket) -> Never:
+    def serve_and_exit(self, connection: socket.socket) -> Never:
+        """Isolate this process, answer the requests on the connection until it is closed, and exit the process."""
         try:
             os.setpgid(0, 0)
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGPROF):
                 signal.signal(number, signal.SIG_DFL)
             disable_bytecode()
-            _remove_key_variables()
+            _remove_secret_variables()
             for name in ("connect", "connect_ex", "sendto", "bind"):
                 setattr(socket.socket, name, refuse_network)
-            with end.makefile("rb") as asked, contextlib.redirect_stdout(sys.stderr if self._prints else io.StringIO()):
+            with (
+                connection.makefile("rb") as asked,
+                contextlib.redirect_stdout(sys.stderr if self._prints else io.StringIO()),
+            ):
                 for line in asked:
                     what = json.loads(line)
                     # The parent process may have ended: then only these timers end an endless loop.
                     signal.setitimer(signal.ITIMER_PROF, what["seconds"])
                     signal.setitimer(signal.ITIMER_REAL, WAITING_SECONDS + 1)
-                    said = json.dumps(self._run_request(what)).encode()
+                    said = json.dumps(self._reply_to_request(what)).encode()
                     signal.setitimer(signal.ITIMER_PROF, 0)
                     signal.setitimer(signal.ITIMER_REAL, 0)
                     if len(said) >= MOST:
@@ -285,36 +289,37 @@ class _WalkerProcess:
                                 MomentPreview(problem=f"the preview of this position has more than {MOST:,} bytes")
                             )
                         ).encode()
-                    end.sendall(said + b"\n")
+                    connection.sendall(said + b"\n")
         finally:
             os._exit(0)
 
-    def _run_request(self, what: Mapping[str, Any]) -> dict[str, Any]:
-        """Run one request, and return its reply as JSON; an error of the author's code becomes a text in it."""
+    def _reply_to_request(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the reply to one request as JSON; an error of the author's code becomes a text in it."""
         try:
-            if what["do"] == "next":
+            if request["do"] == "next":
                 with add_broken_files_to_error():
-                    return attrs.asdict(asyncio.run(self._find_next_request()))
-            go = self._load_and_preview if self._debugger is None else self._preview_loaded
+                    return attrs.asdict(asyncio.run(self._load_and_find_next_request()))
+            go = self._load_code_and_preview if self._debugger is None else self._preview_with_loaded_code
             with add_broken_files_to_error():
-                found = go(what["at"], whole=what["whole"])
+                found = go(request["at"], whole=request["whole"])
         except _MissingPlace as error:
             return {"no_place": str(error)}
         except BaseException as error:  # noqa: BLE001 - any error of the author's code becomes a text
-            said = SafeTexts().clean(error_text(error), CHARS)
-            if what["do"] == "next":
+            said = SafeTexts().clean(error_text_without_advice(error), CHARS)
+            if request["do"] == "next":
                 return attrs.asdict(NextRequest(why=said))
-            found = MomentPreview(problem=said, files=tuple([file for file, _ in places_in_traceback(error)]))
+            found = MomentPreview(problem=said, files=tuple([file for file, _ in iterate_author_places(error)]))
         return _preview_to_dict(
-            attrs.evolve(found, files=tuple(sorted({*found.files, *files_imported_since(self._known)})))
+            attrs.evolve(found, files=tuple(sorted({*found.files, *author_files_imported_since(self._known)})))
         )
 
-    async def _find_next_request(self) -> NextRequest:
+    async def _load_and_find_next_request(self) -> NextRequest:
+        """Load the code, and return the first model request that the record does not answer."""
         engine, agent = self._load()
         async with engine:
             return await find_next_request(engine, self._tape.journal, agent)
 
-    def _load_and_preview(self, at: str, *, whole: bool) -> MomentPreview:
+    def _load_code_and_preview(self, at: str, *, whole: bool) -> MomentPreview:
         """Load the code, preview a place or the last one before a difference, and replay the run to its end or first difference."""
         engine, agent = self._load()
         try:
@@ -322,12 +327,12 @@ class _WalkerProcess:
         except ReplayDivergence as error:  # its first effect differs, so there is no position
             return _add_divergence(MomentPreview(is_before=True), error)
         debugger = Debugger(engine, PausedWalk(stepper), agent)
-        position = _find_position(debugger, at)
+        position = _get_position(debugger, at)
         found: MomentPreview | None = None
         differs: ReplayDivergence | None = None
         try:
             stepper.advance_to(position)
-            found = _make_preview(debugger, is_before=False, whole=whole)
+            found = _preview_current_position(debugger, is_before=False, whole=whole)
             stepper.advance_to(stepper.tape.last_position)
         except ReplayDivergence as error:
             differs = error
@@ -335,17 +340,18 @@ class _WalkerProcess:
         changed = tuple(dict.fromkeys(stepper.accepted_changes))
         ends = _describe_changed_end(debugger) if differs is None else ()
         if found is None:
-            found = _preview_position(debugger, position, whole=whole)
+            found = _move_and_preview(debugger, position, whole=whole)
         self._debugger, self._course = debugger, (differs, changed, ends)
-        return self._add_replay_facts(found)
+        return self._add_first_replay_results(found)
 
-    def _preview_loaded(self, at: str, *, whole: bool) -> MomentPreview:
+    def _preview_with_loaded_code(self, at: str, *, whole: bool) -> MomentPreview:
         """Move to another place, and return its preview, or that of the last place before a difference."""
         debugger = self._debugger
         assert debugger is not None  # noqa: S101 - the first preview creates it
-        return self._add_replay_facts(_preview_position(debugger, _find_position(debugger, at), whole=whole))
+        return self._add_first_replay_results(_move_and_preview(debugger, _get_position(debugger, at), whole=whole))
 
-    def _add_replay_facts(self, found: MomentPreview) -> MomentPreview:
+    def _add_first_replay_results(self, found: MomentPreview) -> MomentPreview:
+        """Return a preview with the divergence, the changed requests and the changed end that the first replay found."""
         differs, changed, ends = self._course
         return attrs.evolve(_add_divergence(found, differs), changed=changed, ends=ends)
 
@@ -354,9 +360,10 @@ def _preview_to_dict(found: MomentPreview) -> dict[str, Any]:
     return attrs.asdict(found, recurse=False)
 
 
-def _find_position(debugger: Debugger, at: str) -> int:
+def _get_position(debugger: Debugger, at: str) -> int:
+    """Return the number of a place; 0 for ``""``. A missing place raises ``_MissingPlace``."""
     try:
-        return debugger.places.find_position(at) if at else 0
+        return debugger.places.get_position(at) if at else 0
     except JournalError as error:
         raise _MissingPlace(error.message) from None
 
@@ -371,8 +378,8 @@ def disable_bytecode() -> None:
     sys.pycache_prefix = tempfile.gettempdir() + "/none-" + os.urandom(8).hex()
 
 
-def _remove_key_variables() -> None:
-    """Remove API keys from the environment of this process, since replayed code needs none."""
+def _remove_secret_variables() -> None:
+    """Remove variables with names of secrets from the environment of this process, since replayed code needs none."""
     for name in os.environ.keys() - remove_secret_variables(os.environ).keys():
         del os.environ[name]
 
@@ -386,7 +393,7 @@ def _add_divergence(found: MomentPreview, differs: ReplayDivergence | None) -> M
     if differs is None:
         return found
     # The rest of the message explains how to resume the run, which does not help in the middle of an edit.
-    said = error_text(differs).partition("\n  cause looks like:")[0]
+    said = error_text_without_advice(differs).partition("\n  cause looks like:")[0]
     return attrs.evolve(found, differs=SafeTexts().clean(said), differs_at=differs.address)
 
 
@@ -418,18 +425,19 @@ def _describe_end(ended: Any, output: str, texts: SafeTexts, limit: int | None) 
     return f"{ended.status.value}: {output if is_output else texts.clean(str(ended.error), limit)}"
 
 
-def _preview_position(debugger: Debugger, position: int, *, whole: bool) -> MomentPreview:
+def _move_and_preview(debugger: Debugger, position: int, *, whole: bool) -> MomentPreview:
     """Move to a position, and preview it or the last one before a difference; without a place if there is none before it."""
     try:
         debugger.move_to(position)
     except ReplayDivergence as error:
         if debugger.stepper.diverged is not None:
             return _add_divergence(MomentPreview(is_before=True), error)
-        return _make_preview(debugger, is_before=True, whole=whole)
-    return _make_preview(debugger, is_before=False, whole=whole)
+        return _preview_current_position(debugger, is_before=True, whole=whole)
+    return _preview_current_position(debugger, is_before=False, whole=whole)
 
 
-def _make_preview(debugger: Debugger, *, is_before: bool, whole: bool) -> MomentPreview:
+def _preview_current_position(debugger: Debugger, *, is_before: bool, whole: bool) -> MomentPreview:
+    """Return a preview of the debugger's current position."""
     place, moment = debugger.to_dict(), debugger.moment()
     frame = next((frame for frame in moment.frames if frame.kind != "package"), None)
     lines = () if frame is None else lines_around(frame, AROUND)
@@ -442,7 +450,7 @@ def _make_preview(debugger: Debugger, *, is_before: bool, whole: bool) -> Moment
     )
 
 
-def error_text(error: BaseException) -> str:
+def error_text_without_advice(error: BaseException) -> str:
     """
     Return the message of an error of loading or replaying, without advice.
 
@@ -463,7 +471,7 @@ def find_error_location(error: BaseException) -> tuple[str, int]:
 
     An engine's error, and one that no code of the author raised, has the location of its cause or context, if Python shows that.
     """
-    places = list(_iterate_own_places(error))
+    places = list(_iterate_own_author_places(error))
     inner = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if inner is not None and (not places or isinstance(error, StepEngineError)):
         found = find_error_location(inner)
@@ -492,14 +500,15 @@ def add_broken_files_to_error() -> Iterator[None]:
             raise AgentError(msg) from error
 
 
-def places_in_traceback(error: BaseException | None) -> Iterator[tuple[str, int]]:
-    """Yield file and line of the author's frames in the traceback of an error, innermost last, then those of its cause or context."""
+def iterate_author_places(error: BaseException | None) -> Iterator[tuple[str, int]]:
+    """Yield file and line of the author's frames in an error, innermost last, then those of its causes or contexts."""
     while error is not None:
-        yield from _iterate_own_places(error)
+        yield from _iterate_own_author_places(error)
         error = error.__cause__ or error.__context__
 
 
-def _iterate_own_places(error: BaseException) -> Iterator[tuple[str, int]]:
+def _iterate_own_author_places(error: BaseException) -> Iterator[tuple[str, int]]:
+    """Yield file and line of the author's frames in the traceback of one error, without its causes."""
     for frame, line in traceback.walk_tb(error.__traceback__):
         if is_editable_source(frame.f_code.co_filename):
             yield frame.f_code.co_filename, line
@@ -507,12 +516,12 @@ def _iterate_own_places(error: BaseException) -> Iterator[tuple[str, int]]:
         yield error.filename, error.lineno or 0
 
 
-def files_imported_since(known: Iterable[str]) -> Iterator[str]:
+def author_files_imported_since(known: Iterable[str]) -> Iterator[str]:
     """Yield the author's files that were imported after the modules *known*."""
-    return (file for _, file in modules_imported_since(known))
+    return (file for _, file in author_modules_imported_since(known))
 
 
-def modules_imported_since(known: Iterable[str]) -> Iterator[tuple[str, str]]:
+def author_modules_imported_since(known: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield name and file of the author's modules that were imported after the modules *known*."""
     before = frozenset(known)
     for name, module in list(sys.modules.items()):
@@ -549,7 +558,7 @@ def _position_details_to_json(debugger: Debugger) -> dict[str, Any]:
         },
         "request": None if moment.request is None else _request_to_json(moment.request, texts),
         "outcome": _outcome_lines(moment, texts),
-        **_replaceable_outcome(moment, debugger),
+        **_replaceable_outcome_to_dict(moment, debugger),
     }
 
 
@@ -572,6 +581,7 @@ def _request_to_json(request: ModelRequest, texts: SafeTexts) -> dict[str, Any]:
 
 
 def _outcome_lines(moment: Moment, texts: SafeTexts) -> list[str]:
+    """Return the outcome at a moment as lines of safe text; none without an outcome."""
     if moment.outcome is None:
         return []
     if isinstance(moment.outcome, Failure):
@@ -583,8 +593,8 @@ def _outcome_lines(moment: Moment, texts: SafeTexts) -> list[str]:
     return texts.format_lines(value)
 
 
-def _replaceable_outcome(moment: Moment, debugger: Debugger) -> dict[str, Any]:
-    """Return kind and value of the outcome that a fork may replace here; the value is ``None`` if it is an error, too long, or redacted."""
+def _replaceable_outcome_to_dict(moment: Moment, debugger: Debugger) -> dict[str, Any]:
+    """Return kind and value of the outcome that a fork may replace here; an error, long or redacted value is ``None``."""
     address = debugger.stepper.tape.find_address_at(moment.position)
     intent = None if address is None else debugger.stepper.tape.history.intents.get(address)
     kind = (
@@ -632,6 +642,7 @@ class _RequestCapturingProvider(Provider):
         return True
 
     async def complete(self, request: ModelRequest) -> ModelReply:
+        """Store the request if it is the first, and raise ``ModelError``."""
         self.first = self.first or request
         msg = "the preview calls no model"
         raise ModelError(msg, kind="overheard", retryable=False)
@@ -651,6 +662,7 @@ class _CostCapturingBudget(SharedBudget):
         self._was_asked = False
 
     async def reserve(self, estimate: CallEstimate) -> MeteredCall:
+        """Store the highest possible cost of the first call, and reserve it."""
         if not self._was_asked:
             self._was_asked, self.first = True, estimate.cost
         return await super().reserve(estimate)
@@ -671,12 +683,13 @@ async def find_next_request(engine: Engine, journal: Journal, agent: AgentLike |
     )
 
 
-def _explain_no_request(made: Any) -> str:
-    if made.refused is not None:
-        return f"the run does not get there: {made.refused.address} is an unrecorded call of {SafeTexts().clean(made.refused.name, 100)}"
-    if not made.broke_at:
+def _explain_no_request(report: Any) -> str:
+    """Return why a fork sent no new model request."""
+    if report.refused is not None:
+        return f"the run does not get there: {report.refused.address} is an unrecorded call of {SafeTexts().clean(report.refused.name, 100)}"
+    if not report.broke_at:
         return "the run matches its record, so it sends no new request to a model"
-    return f"after {made.broke_at} the run sends no new request to a model"
+    return f"after {report.broke_at} the run sends no new request to a model"
 
 
 # --- a place that is watched ----------------------------------------------------------------------------------------
@@ -747,7 +760,7 @@ class WatchedMoment:
         # A file that is saved during a preview is found before the next one.
         self._files = {**_read_file_stamps({*self._files, *found.files}), **before}
         self.seconds = time.monotonic() - began
-        said = self._diff_with_last(found)
+        said = self._diff_with_last_preview(found)
         if found.place is None:
             walker.close()
         else:
@@ -785,7 +798,7 @@ class WatchedMoment:
         """Load the current code in a new process, and return the first model request that the record does not answer."""
         walker = Walker(self._load, self._tape, prints=self._prints)
         try:
-            return walker.find_next_request()
+            return walker.find_next_request_and_close()
         finally:
             walker.close()
 
@@ -796,7 +809,8 @@ class WatchedMoment:
                 walker.close()
         self._now = self._before = None
 
-    def _diff_with_last(self, found: MomentPreview) -> list[str] | None:
+    def _diff_with_last_preview(self, found: MomentPreview) -> list[str] | None:
+        """Return the differences to the last preview, a line each; ``None`` if it was of another place or a summary is missing."""
         good = self.good
         if good is None or good.summary is None or found.summary is None:
             return None

@@ -63,27 +63,29 @@ def has_read_only_syntax(expression: str) -> bool:
         tree = ast.parse(expression.strip(), mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return True  # never run
-    return all(_is_reading_node(node) for node in ast.walk(tree))
+    return all(_is_read_only_node(node) for node in ast.walk(tree))
 
 
-def _is_reading_node(node: ast.AST) -> bool:
+def _is_read_only_node(node: ast.AST) -> bool:
+    """Return whether a syntax node reads values without consuming an iterator or inserting a key."""
     if isinstance(node, ast.Call):
         return isinstance(node.func, ast.Name) and node.func.id in READING_CALLS and not node.keywords
     if isinstance(node, ast.Compare):
         # A test of membership consumes an iterator.
         pairs = zip(node.ops, node.comparators, strict=True)
-        return all(_is_literal(right) for op, right in pairs if isinstance(op, ast.In | ast.NotIn))
+        return all(_is_tuple_list_or_constant(right) for op, right in pairs if isinstance(op, ast.In | ast.NotIn))
     if isinstance(node, ast.Subscript):
         # A `defaultdict` inserts a missing key.
-        return isinstance(node.slice, ast.Slice) or _is_number(node.slice)
+        return isinstance(node.slice, ast.Slice) or _is_integer_literal(node.slice)
     return isinstance(node, READING_NODES)
 
 
-def _is_literal(node: ast.expr) -> bool:
+def _is_tuple_list_or_constant(node: ast.expr) -> bool:
     return isinstance(node, ast.Tuple | ast.List | ast.Constant)
 
 
-def _is_number(node: ast.expr) -> bool:
+def _is_integer_literal(node: ast.expr) -> bool:
+    """Return whether a node is an integer literal, also with a sign."""
     inner = node.operand if isinstance(node, ast.UnaryOp) else node
     return isinstance(inner, ast.Constant) and isinstance(inner.value, int)
 
@@ -104,7 +106,7 @@ def call_in_fork(act: Callable[[], str], *, seconds: float = SECONDS, network: b
     os.close(writing)
     said: bytes | None = None
     try:
-        said = _read_until_deadline(reading, time.monotonic() + seconds)
+        said = _read_all_until_deadline(reading, time.monotonic() + seconds)
     finally:
         os.close(reading)
         if said is None:
@@ -114,6 +116,7 @@ def call_in_fork(act: Callable[[], str], *, seconds: float = SECONDS, network: b
 
 
 def _write_result_to_pipe_and_exit(act: Callable[[], str], writing: int, *, network: bool) -> Never:
+    """Write the text of *act* to a pipe, without the network unless *network* is set, and exit the process."""
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
         for name in () if network else ("connect", "connect_ex", "sendto", "bind"):
@@ -131,7 +134,8 @@ def refuse_network(*_: object) -> Never:
     raise OSError(msg)
 
 
-def _read_until_deadline(pipe: int, deadline: float) -> bytes | None:
+def _read_all_until_deadline(pipe: int, deadline: float) -> bytes | None:
+    """Return all bytes of a pipe until it is closed; ``None`` after the deadline."""
     said = bytearray()
     while True:
         ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
@@ -212,13 +216,14 @@ def parse_condition(condition: str) -> Callable[[Stepper], object]:
         return _has_error_outcome
     code = compile_expression(condition)
 
-    def evaluate(stepper: Stepper) -> object:
+    def evaluate_in_outermost_frame(stepper: Stepper) -> object:
         frame = stepper.outermost_frame() or Frame(function="")
         return eval(code, merge_frame_variables(frame))  # noqa: S307 - the user's own expression
 
-    return evaluate
+    return evaluate_in_outermost_frame
 
 
 def _has_error_outcome(stepper: Stepper) -> bool:
+    """Return whether the next outcome is a failure or an error result of a tool."""
     outcome = stepper.outcome()
     return isinstance(outcome, Failure) or bool(getattr(getattr(outcome, "value", None), "is_error", False))

@@ -24,8 +24,8 @@ from stepengine.data.codec import plain
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Single, Value
 from stepengine.data.visible import cut_end
-from stepengine.debugging.desk import EngineSpec, open_json_channel, wait_for_message
-from stepengine.debugging.edits import add_broken_files_to_error, error_text, find_next_request
+from stepengine.debugging.desk import EngineSpec, move_stdio_to_json_channel, wait_for_message
+from stepengine.debugging.edits import add_broken_files_to_error, error_text_without_advice, find_next_request
 from stepengine.engine import Engine
 from stepengine.errors import DataError, LimitExceeded
 from stepengine.evaluation.blame import blame
@@ -108,7 +108,7 @@ class _JobRequest:
         return FileJournal(next(iter(self.files.values())))
 
 
-async def _run_impact(job: _JobRequest) -> dict[str, Any]:
+async def _sample_and_report_impact(job: _JobRequest) -> dict[str, Any]:
     """Replay all runs to their first difference, sample the changed ones after approval, and return the report as JSON."""
     found = []
     for number, (run, file) in enumerate(job.files.items()):
@@ -119,12 +119,14 @@ async def _run_impact(job: _JobRequest) -> dict[str, Any]:
 
 
 async def _run_blame(job: _JobRequest) -> dict[str, Any]:
+    """Find the step of the run to blame, after approval of the cost, and return the result as JSON."""
     check = Check.from_any(job.asked["check"])
     made = await blame(job.engine, job.journal, check, k=job.asked["samples"], confirm=job.agreed)
     return {**made.to_json(), "lines": [*made.lines()]}
 
 
 async def _run_pin(job: _JobRequest) -> dict[str, Any]:
+    """Write a test for the failed run, and return its files as JSON; raise ``DataError`` if the run passes."""
     asked = job.asked
     made = await asyncio.to_thread(
         pin, job.engine, job.journal, asked["check"], by_origin=True, name=asked["name"], folder=Path(asked["folder"])
@@ -138,7 +140,7 @@ async def _run_pin(job: _JobRequest) -> dict[str, Any]:
     }
 
 
-async def _send_next_request(job: _JobRequest) -> dict[str, Any]:
+async def _send_unrecorded_request(job: _JobRequest) -> dict[str, Any]:
     """Send the first model request that the record does not answer, after approval, and return its reply, or why there is none, as JSON."""
     coming = await find_next_request(job.engine, job.journal)
     if coming.request is None:
@@ -161,21 +163,23 @@ async def _send_next_request(job: _JobRequest) -> dict[str, Any]:
 
 
 KINDS: Mapping[str, Callable[[_JobRequest], Awaitable[dict[str, Any]]]] = {
-    "impact": _run_impact,
+    "impact": _sample_and_report_impact,
     "blame": _run_blame,
     "pin": _run_pin,
-    "ask": _send_next_request,
+    "ask": _send_unrecorded_request,
 }
 
 
-async def _run_job(
+async def _run_and_report_job(
     first: Mapping[str, Any], read_message: Callable[[float | None], list[Any] | None], report: Report
 ) -> None:
+    """Create the engine, run the requested job, and report its result without secrets and temporary paths."""
     clean = make_redactor("all", os.environ)
     maker = EngineSpec.from_json(first["maker"])
     most = 1 if first["kind"] == "ask" else None
 
-    async def agreed(estimate: CostEstimate) -> _JobBudget:
+    async def report_cost_and_await_approval(estimate: CostEstimate) -> _JobBudget:
+        """Report a cost estimate, wait for approval, and return the approved budget; the end of the input cancels."""
         low, high = [None if cost is None else str(cost) for cost in (estimate.low, estimate.high)]
         report({"price": {"calls": estimate.calls, "low": low, "high": high}})
         agreement = await asyncio.to_thread(wait_for_message, read_message)
@@ -186,7 +190,13 @@ async def _run_job(
     with add_broken_files_to_error():
         engine = maker.create_engine()
         async with engine:
-            job = _JobRequest(engine=engine, files=first["files"], asked=first["asked"], agreed=agreed, report=report)
+            job = _JobRequest(
+                engine=engine,
+                files=first["files"],
+                asked=first["asked"],
+                agreed=report_cost_and_await_approval,
+                report=report,
+            )
             done = await KINDS[first["kind"]](job)
     # The temporary paths of the journals mean nothing to the reader.
     told = json.dumps(done)
@@ -197,16 +207,16 @@ async def _run_job(
 
 def main() -> None:
     """Read the first message and run its job."""
-    read_message, report = open_json_channel()
+    read_message, report = move_stdio_to_json_channel()
     first = wait_for_message(read_message)
     if first is None:
         return
     try:
-        asyncio.run(_run_job(first, read_message, report))
+        asyncio.run(_run_and_report_job(first, read_message, report))
     except (asyncio.CancelledError, KeyboardInterrupt):
         sys.exit(1)
     except Exception as error:  # noqa: BLE001 - any error of the author's code is reported
-        told = error_text(error)
+        told = error_text_without_advice(error)
         for run, file in first["files"].items():
             told = told.replace(file, f"run {run}")
         report({"failed": make_redactor("all", os.environ).text(told)})

@@ -6,13 +6,13 @@ Only ``stepengine.server`` starts ``python -m stepengine.debugging.load_check``.
 
 from __future__ import annotations
 
-from stepengine.debugging.desk import EngineSpec, open_json_channel, wait_for_message
-from stepengine.debugging.edits import disable_bytecode, error_text, find_error_location
+from stepengine.debugging.desk import EngineSpec, move_stdio_to_json_channel, wait_for_message
+from stepengine.debugging.edits import disable_bytecode, error_text_without_advice, find_error_location
 
 
 def main() -> None:
     """Load the engine that the first message describes, and send the result."""
-    read_message, write_message = open_json_channel()
+    read_message, write_message = move_stdio_to_json_channel()
     first = wait_for_message(read_message)
     if first is None:
         return
@@ -21,7 +21,7 @@ def main() -> None:
         EngineSpec.from_json(first["maker"]).create_engine()
     except (Exception, SystemExit) as error:  # noqa: BLE001 - any error of the author's code is the result
         file, line = find_error_location(error)
-        write_message({"problem": error_text(error), "file": file, "line": line})
+        write_message({"problem": error_text_without_advice(error), "file": file, "line": line})
     else:
         write_message({"problem": "", "file": "", "line": 0})
 

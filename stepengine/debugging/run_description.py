@@ -49,8 +49,8 @@ def describe_run(journal: JournalLike, *, step: str = "") -> dict[str, Any]:
     """
     history = as_journal(journal).history()
     shown = list(_iter_effects(history))
-    chosen = _select_effects(history, shown, step) if step else shown
-    told = _step_to_dict(history, shown, chosen) if step else _run_to_dict(history)
+    chosen = _get_step_effects(history, shown, step) if step else shown
+    told = _step_header_to_dict(history, shown, chosen) if step else _run_header_to_dict(history)
     return {**told, "effects": [_effect_to_dict(history, entry) for entry in chosen]}
 
 
@@ -71,12 +71,15 @@ def render_text(journal: JournalLike, *, step: str = "") -> str:
     opened = as_journal(journal)
     history = opened.history()
     shown = list(_iter_effects(history))
-    chosen = _select_effects(history, shown, step) if step else []
+    chosen = _get_step_effects(history, shown, step) if step else []
     tree = redact_and_shorten_tree(run_tree(opened), whole=bool(step))
     lines, text = (
-        (_step_request_lines(_step_to_dict(history, shown, chosen)), render_effects(tree, {e.address for e in chosen}))
+        (
+            _step_request_lines(_step_header_to_dict(history, shown, chosen)),
+            render_effects(tree, {e.address for e in chosen}),
+        )
         if step
-        else (_run_heading_lines(_run_to_dict(history)), render(tree))
+        else (_run_heading_lines(_run_header_to_dict(history)), render(tree))
     )
     return "\n".join([*lines, text.removesuffix("\n")])
 
@@ -150,7 +153,8 @@ def _iter_effects(history: History) -> Iterator[_ShownEffect]:
 # --- as JSON ----------------------------------------------------------------------------------------------------------
 
 
-def _run_to_dict(history: History) -> dict[str, object]:
+def _run_header_to_dict(history: History) -> dict[str, object]:
+    """Return the data of a run without its effects: agent, status, prompt, output, questions, usage and cost."""
     from stepengine.journal.show import find_root_end, run_id_of, spending_of, status_of
 
     root, head = history.root, history.head
@@ -181,6 +185,7 @@ def _run_to_dict(history: History) -> dict[str, object]:
 
 
 def _effect_to_dict(history: History, entry: _ShownEffect) -> dict[str, Any]:
+    """Return an effect as a dict: address, step, name, time, attempts and outcome; without the request of a model call."""
     told = {
         "address": entry.address,
         "path": entry.intent.path,
@@ -190,7 +195,7 @@ def _effect_to_dict(history: History, entry: _ShownEffect) -> dict[str, Any]:
         "at": None if entry.result is None else entry.result.at,
         "attempts": [] if entry.result is None else plain(list(entry.result.attempts)),
         "outcome": _outcome_to_dict(history, entry),
-        "came": _describe_outcome(history, entry),
+        "came": _format_full_outcome(history, entry),
     }
     if entry.intent.program_line:
         told["program_line"] = entry.intent.program_line
@@ -200,6 +205,7 @@ def _effect_to_dict(history: History, entry: _ShownEffect) -> dict[str, Any]:
 
 
 def _outcome_to_dict(history: History, entry: _ShownEffect) -> dict[str, Any] | None:
+    """Return the error or value of an effect as JSON; ``None`` without a result."""
     if entry.result is None:
         return None
     outcome = history.outcome(entry.result)
@@ -208,7 +214,7 @@ def _outcome_to_dict(history: History, entry: _ShownEffect) -> dict[str, Any] | 
     return {"value": plain(outcome.value)}
 
 
-def _describe_outcome(history: History, entry: _ShownEffect) -> str:
+def _format_full_outcome(history: History, entry: _ShownEffect) -> str:
     """Return the outcome of an effect as text, in full: a reply with its calls, a result, an error or answers."""
     if entry.result is None:
         return "(no result yet)"
@@ -232,7 +238,7 @@ def _format_json(value: object) -> str:
     return json.dumps(plain(value), ensure_ascii=False)
 
 
-def _select_effects(history: History, shown: list[_ShownEffect], step: str) -> list[_ShownEffect]:
+def _get_step_effects(history: History, shown: list[_ShownEffect], step: str) -> list[_ShownEffect]:
     """
     Return the effects of one step of the root, or one effect.
 
@@ -250,7 +256,8 @@ def _select_effects(history: History, shown: list[_ShownEffect], step: str) -> l
     return chosen
 
 
-def _step_to_dict(history: History, shown: list[_ShownEffect], chosen: list[_ShownEffect]) -> dict[str, object]:
+def _step_header_to_dict(history: History, shown: list[_ShownEffect], chosen: list[_ShownEffect]) -> dict[str, object]:
+    """Return the address of a step, the totals before it, and its complete model request; ``None`` without one."""
     request = history.form(chosen[0].intent)["request"] if chosen[0].kind == "model_call" else None
     if request is not None:
         messages = [*RecordedRequests(history).messages(chosen[0].intent), *request.get("tail", ())]
@@ -281,7 +288,8 @@ def _sum_earlier_effects(history: History, before: list[_ShownEffect]) -> dict[s
 def _compaction_to_dict(history: History, found: Compaction, limit: ReadingLimit) -> dict[str, Any]:
     with history.report_damage(history.intents[found.address]):
         left_out, instead = [
-            [_message_to_dict(message, limit) for message in messages] for messages in (found.left_out, found.instead)
+            [_message_to_dict_within_limit(message, limit) for message in messages]
+            for messages in (found.left_out, found.instead)
         ]
     return {
         "address": format_address(*found.address),
@@ -295,7 +303,8 @@ def _compaction_to_dict(history: History, found: Compaction, limit: ReadingLimit
     }
 
 
-def _message_to_dict(message: Message, limit: ReadingLimit) -> dict[str, Any]:
+def _message_to_dict_within_limit(message: Message, limit: ReadingLimit) -> dict[str, Any]:
+    """Return a message as JSON and text, and count its size towards a limit that may raise."""
     from stepengine.tools.bundled.history_tool import message_to_text
 
     told = {"role": message.role, "text": message_to_text(message), "message": to_json(message)}
@@ -329,14 +338,16 @@ def _format_message_count(messages: Sequence[object]) -> str:
     return f"{len(messages)} message{'' if len(messages) == 1 else 's'}"
 
 
-def _message_lines(messages: Sequence[Mapping[str, Any]], what: str) -> Iterator[str]:
+def _message_lines(messages: Sequence[Mapping[str, Any]], heading: str) -> Iterator[str]:
+    """Yield lines of text for messages: role and tags after *heading*, then the indented text."""
     for message in messages:
         tags = "".join([f" {tag}" for tag in message["message"].get("tags", ())])
-        yield f"  {what}: {message['role']}{tags}"
+        yield f"  {heading}: {message['role']}{tags}"
         yield from [f"    {line}".rstrip() for line in message["text"].splitlines()]
 
 
 def _run_heading_lines(told: Mapping[str, Any]) -> Iterator[str]:
+    """Yield lines about a run as a whole: agent, time, fork, waits and warnings."""
     yield f"{told['agent']}  run {told['run']} of {told['created']}, {told['milliseconds'] / 1000:.1f} s"
     if told["parent"]:
         yield f"  forked from run {told['parent']['run']} at {told['parent']['at']}"
@@ -347,6 +358,7 @@ def _run_heading_lines(told: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _step_request_lines(told: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the totals before a step, and the model request of the step, as lines of text."""
     so_far, request = told["so_far"], told["request"]
     counts = f"{so_far['effects']} effects, {so_far['model_calls']} model calls, {so_far['tokens']} tokens"
     yield f"before {told['address']}: {counts}, {so_far['milliseconds'] / 1000:.1f} s"
@@ -357,14 +369,15 @@ def _step_request_lines(told: Mapping[str, Any]) -> Iterator[str]:
         yield from ["  system:", *[f"    {line}" for line in request["system_prompt"].splitlines()]]
     for message in request["messages"]:
         yield f"  {message.get('type', 'message')}:"
-        yield from [f"    {line}" for line in _message_text(message).splitlines()]
+        yield from [f"    {line}" for line in _request_message_text(message).splitlines()]
     names = [str(spec.get("name", "")) for spec in request.get("tools", ())]
     if names:
         yield f"  tools: {', '.join(names)}"
     yield "came back"
 
 
-def _message_text(message: Mapping[str, Any]) -> str:
+def _request_message_text(message: Mapping[str, Any]) -> str:
+    """Return the text of a message of a request; parts without text are JSON."""
     content = message.get("content", "")
     if isinstance(content, str):
         return content

@@ -24,7 +24,7 @@ class RunPlaces:
         self.followed_path: str | None = None
         self._tape = tape
 
-    def find_position(self, at: int | str) -> int:
+    def get_position(self, at: int | str) -> int:
         """
         Return the position of an effect such as ``"3.2#1"``, or of a step such as ``3`` of the followed run or the root.
 
@@ -102,4 +102,5 @@ class RunPlaces:
         return address[0] == (self.followed_path or "")
 
     def _list_searchable_positions(self) -> list[int]:
+        """Return all positions that a search tests."""
         return [n for n in range(self._tape.last_position + 1) if self.is_position_searchable(n)]

@@ -66,7 +66,7 @@ class SafeTexts:
         self._width, self._depth, self._items = WIDTH, DEPTH, ITEMS
         self._redactor = make_redactor("all", os.environ)
 
-    def for_comparison(self) -> SafeTexts:
+    def copy_for_comparison(self) -> SafeTexts:
         """Return a converter that shows up to ``COMPARED_CHARS`` characters of each string, and more levels and members."""
         made = copy(self)
         made._width, made._depth, made._items = COMPARED_CHARS, COMPARED_DEPTH, COMPARED_CHARS  # noqa: SLF001 - made here
@@ -87,7 +87,7 @@ class SafeTexts:
 
     def format_variable(self, name: str, value: Any, *, limit: int = WIDTH) -> str:
         """Return the value of a variable called *name* as text, redacted if the name marks it as secret."""
-        return "<redacted>" if self._is_secret_name(name, value) else self.format_value(value, limit=limit)
+        return "<redacted>" if self._is_secret_variable(name, value) else self.format_value(value, limit=limit)
 
     def format_lines(self, value: object, *, most: int = LINES, width: int = WIDTH) -> list[str]:
         """Return *value* in at most *most* lines, one member a line."""
@@ -105,9 +105,9 @@ class SafeTexts:
 
     # --- members ------------------------------------------------------------------------------------------------------
 
-    def _is_secret_name(self, name: str, value: object, depth: int = DEPTH) -> bool:
+    def _is_secret_variable(self, name: str, value: object, depth: int = DEPTH) -> bool:
         """
-        Return whether a name marks a value as secret: a string, bytes, or as in journals a number, or a sequence with one of these.
+        Return whether a variable is secret by its name: a string, bytes, or as in journals a number, or a sequence with one of these.
 
         ``key`` and ``pat`` alone are ordinary names.
         """
@@ -120,25 +120,30 @@ class SafeTexts:
         kind = next((known for known, _, _ in SEQUENCES if _has_type(value, known)), None)
         if kind is None or depth == 0 or not is_secret_name(name, "member"):
             return False
-        return any(self._is_secret_name(name, one, depth - 1) for one in islice(kind.__iter__(value), ITEMS))
+        return any(self._is_secret_variable(name, one, depth - 1) for one in islice(kind.__iter__(value), ITEMS))
 
     def _is_secret_member(self, name: str, value: object) -> bool:
         return bool(self._redactor.redact_member(name, value) == f"<redacted:{name}>")
 
     def _format_member(self, name: str, value: object, depth: int, room: int) -> str:
+        """Return a member as text after its name; redacted if the name marks it as secret."""
         key = name.rstrip("=: ").strip("'")
         shown = self._clean_member_name(name)
         return (
-            f"{shown}<redacted>" if self._is_secret_name(key, value) else shown + self._format_line(value, depth, room)
+            f"{shown}<redacted>"
+            if self._is_secret_variable(key, value)
+            else shown + self._format_line(value, depth, room)
         )
 
     def _format_line(self, value: object, depth: int, room: int) -> str:
+        """Return a value in one line of about *room* characters; a placeholder if reading it raises."""
         try:
             return self._format_value(value, depth, room)
         except Exception:  # noqa: BLE001 - an odd value must not hide the others
             return UNSHOWN
 
     def _format_value(self, value: object, depth: int, room: int) -> str:
+        """Return a value in one line, with its members down to *depth* levels while *room* is left."""
         leaf = self._format_leaf(value)
         if leaf is not None:
             return leaf
@@ -159,6 +164,7 @@ class SafeTexts:
         return f"{opened.begin}{', '.join(made)}{alone}{opened.end}"
 
     def _format_lines(self, value: object, name: str, depth: int, width: int) -> Iterator[str]:
+        """Yield a value after its name: in one line if it is short, else one member a line, indented."""
         line = self._format_member(name, value, depth, width)
         is_short = depth == 0 or len(line) <= width // 2 or line.endswith(("<redacted>", UNSHOWN))
         opened = None if is_short or self._format_leaf(value) is not None else self._list_members(value)
@@ -196,6 +202,7 @@ class SafeTexts:
         return None
 
     def _format_string(self, value: str) -> str:
+        """Return a string in quotes, redacted, escaped and cut."""
         width = self._width
         cleaned = self._redact_beginning(value, width)
         more = MORE if len(value) > width + READ_AHEAD_CHARS or len(cleaned) > width else ""
@@ -203,6 +210,7 @@ class SafeTexts:
         return f"'{visible(quoted, strict=True)}'{more}"
 
     def _format_bytes(self, value: Any) -> str:
+        """Return bytes as a literal, redacted and cut."""
         held = bytes(memoryview(value)[: self._width + 2 * READ_AHEAD_CHARS])
         is_cut = len(memoryview(value)) > len(held)
         cleaned = self._redact_beginning(_decode_bytes(held), len(held))
@@ -212,6 +220,7 @@ class SafeTexts:
         return f"{shown[: self._width]!r}{more}"
 
     def _format_key(self, key: Any) -> str:
+        """Return the key of a dict as text; only the name of its class if its code would run."""
         if _has_type(key, str):
             return f"'{str.__str__(key)}'"
         if type(key) in (int, bytes):
@@ -228,7 +237,7 @@ class SafeTexts:
     def _format_object(self, value: object) -> str:
         """Return the name of an object's class; its own ``repr`` instead, if it has one and that is allowed."""
         name = self.clean(type.__getattribute__(type(value), "__name__"), WIDTH, one_line=True)
-        if not self._runs_reprs or _inherits_repr(value):
+        if not self._runs_reprs or _has_default_repr(value):
             return f"<{name}>"
         try:
             said = repr(value)
@@ -242,7 +251,7 @@ def _has_type(value: Any, known: Any) -> bool:
     return issubclass(type(value), known)
 
 
-def _inherits_repr(value: object) -> bool:
+def _has_default_repr(value: object) -> bool:
     """Return whether a value has the ``__repr__`` of ``object``."""
     said: object = type(value).__repr__
     return said is object.__repr__
@@ -260,6 +269,7 @@ def _read_beginning(value: Any) -> str | None:
 
 
 def _format_int(value: int) -> str:
+    """Return an int as text; its number of bits if it is very large."""
     return int.__repr__(value) if int.bit_length(value) <= BITS else f"<an int of {int.bit_length(value)} bits>"
 
 
@@ -313,7 +323,7 @@ SEQUENCES: tuple[tuple[Any, str, str], ...] = (
 
 
 def _list_object_fields(value: Any) -> _OpenedValue | None:
-    """Return the fields of an attrs class, dataclass or pydantic model that may be shown."""
+    """Return the fields of an attrs class, dataclass or pydantic model that have a ``repr``; ``None`` for other values."""
     kind = type(value)
     if "__attrs_attrs__" in kind.__dict__:
         names = [field.name for field in attrs.fields(kind) if field.repr is not False]

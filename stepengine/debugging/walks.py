@@ -176,7 +176,7 @@ class ForkedWalk:
             gc.collect()
         gc.freeze()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, self._end_on_signal)
+        signal.signal(signal.SIGTERM, self._kill_active_on_signal)
         parent, message = os.getppid(), None
         while True:
             if self._fork_active_process():
@@ -214,9 +214,9 @@ class ForkedWalk:
                 return message
             if os.getppid() != parent:
                 os._exit(1)
-            self._collect_ended_children()
+            self._reap_ended_children()
 
-    def _collect_ended_children(self) -> None:
+    def _reap_ended_children(self) -> None:
         """Collect child processes that ended, without waiting; if the active one ended, request the end of all with its exit code."""
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -225,7 +225,7 @@ class ForkedWalk:
                     code = os.waitstatus_to_exitcode(ended[1])
                     self._request_end(code if code >= 0 else 128 - code)
 
-    def _end_on_signal(self, *_: object) -> None:
+    def _kill_active_on_signal(self, *_: object) -> None:
         """Kill the active process and request the end of all others, this one included; a signal handler."""
         known = self._read_shared_message()
         with contextlib.suppress(ProcessLookupError):
@@ -233,6 +233,7 @@ class ForkedWalk:
         self._request_end(128 + signal.SIGTERM)
 
     def _request_end(self, code: int) -> None:
+        """Request that all processes end with an exit code, unless an end is requested already, and wake the first one."""
         known = self._read_shared_message()
         if "end" not in known:
             self._write_shared_message({**known, "end": code})

@@ -94,7 +94,7 @@ class AgentFile:
     @classmethod
     def read(cls, place: AgentLocation) -> AgentFile:
         """
-        Return the file of an agent.
+        Load an agent, and return its file with the changeable literals.
 
         Raises:
             DataError: when it cannot be read.
@@ -133,7 +133,7 @@ class AgentFile:
             if problem := self.parts[name].find_value_problem(changes[name]):
                 raise DataError(problem)
         for part in sorted([self.parts[name] for name in changes], key=lambda part: -part._start):  # noqa: SLF001
-            text = _replace_part(text, part, changes[part.name])
+            text = _replace_part_literal(text, part, changes[part.name])
         return text
 
     def is_file_unchanged(self) -> bool:
@@ -211,10 +211,12 @@ class _AgentSource:
         return sorted(found, key=lambda node: (not self._is_own_constructor(node), node.lineno))
 
     def _is_own_constructor(self, call: ast.Call) -> bool:
+        """Return whether an expression ``AgentDefinition(...)`` has the id of the agent itself."""
         literal = self._find_constant(_find_argument(call, "id", 0))
         return literal is not None and normalised_id(str(literal.value)) == normalised_id(self._agent.id)
 
     def _parts_of_agent(self, call: ast.Call, before: str) -> Iterator[Part]:
+        """Yield the prompts, settings and defaults of params in an ``AgentDefinition(...)``; record computed prompts as fixed."""
         for name in (*PROMPTS, *(["description"] if before else [])):
             value = _find_argument(call, name)
             if value is None:
@@ -226,7 +228,7 @@ class _AgentSource:
                 self.fixed[f"{before}{name}"] = f"code computes it (line {value.lineno}); write it as {FORMS}"
         settings = _find_argument(call, "settings")
         for keyword in settings.keywords if isinstance(settings, ast.Call) else []:
-            yield from self._part_of_scalar(f"{before}settings.{keyword.arg}", keyword.value)
+            yield from self._find_scalar_part(f"{before}settings.{keyword.arg}", keyword.value)
         schema = _find_argument(call, "input_schema")
         if isinstance(schema, ast.Name):
             yield from self._parts_of_params(schema.id, f"{before}params")
@@ -239,9 +241,10 @@ class _AgentSource:
                 default = node.value
                 if isinstance(default, ast.Call) and _name_of_callee(default.func) == "Field":
                     default = _find_argument(default, "default", 0) or default
-                yield from self._part_of_scalar(f"{before}.{node.target.id}", default)
+                yield from self._find_scalar_part(f"{before}.{node.target.id}", default)
 
-    def _part_of_scalar(self, name: str, node: ast.expr) -> Iterator[Part]:
+    def _find_scalar_part(self, name: str, node: ast.expr) -> Iterator[Part]:
+        """Yield the literal of a string, number or bool as a part; nothing for another expression."""
         try:
             value = ast.literal_eval(node)
         except ValueError:
@@ -292,10 +295,11 @@ class _AgentSource:
             return node
         if not isinstance(node, ast.Name):
             return None
-        given = [value for name, value in _find_assignments(self._tree) if name == node.id]
+        given = [value for name, value in _find_module_assignments(self._tree) if name == node.id]
         return given[0] if len(given) == 1 and isinstance(given[0], ast.Constant) else None
 
     def _make_part(self, name: str, node: ast.expr) -> Part:
+        """Return the part for a literal, with its value and its place in the source."""
         end_line, end = node.end_lineno or node.lineno, node.end_col_offset or 0
         start = self._starts[node.lineno - 1] + node.col_offset
         return Part(name, ast.literal_eval(node), node.lineno, start, self._starts[end_line - 1] + end)
@@ -313,7 +317,8 @@ def _agent_and_children(agent: AgentDefinition) -> dict[str, AgentDefinition]:
     return found
 
 
-def _find_assignments(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+def _find_module_assignments(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+    """Yield names and values of the assignments at the top level of a module."""
     for node in tree.body:
         targets = (
             node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
@@ -324,6 +329,7 @@ def _find_assignments(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
 
 
 def _name_of_callee(function: ast.expr) -> str:
+    """Return the last name of a called expression, without subscripts; ``""`` if it has none."""
     while isinstance(function, ast.Subscript):
         function = function.value
     return (
@@ -332,6 +338,7 @@ def _name_of_callee(function: ast.expr) -> str:
 
 
 def _find_argument(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
+    """Return the argument of a call by position, else by keyword; ``None`` if it is missing."""
     if position is not None and len(call.args) > position:
         return call.args[position]
     return next((keyword.value for keyword in call.keywords if keyword.arg == name), None)
@@ -346,7 +353,8 @@ def _find_function_name_and_file(tool: object) -> tuple[str, Path]:
 # --- literals ---------------------------------------------------------------------------------------------------------
 
 
-def _replace_part(source: bytes, part: Part, value: object) -> bytes:
+def _replace_part_literal(source: bytes, part: Part, value: object) -> bytes:
+    """Return the source with a new literal for a part; a docstring keeps its indentation, and line ends stay."""
     before, after = source[: part._start], source[part._end :]  # noqa: SLF001
     indent = " " * (len(before) - len(before[: before.rfind(b"\n") + 1]) if part._is_docstring else 0)  # noqa: SLF001
     made = _format_docstring_literal(str(value), indent) if part._is_docstring else _format_literal(value)  # noqa: SLF001
@@ -363,10 +371,10 @@ def _format_literal(value: object) -> str:
         inside = value.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
         inside = f'{inside[:-1]}\\"' if inside.endswith('"') and not inside.endswith('\\"') else inside
         made = f"{QUOTES}\\\n{inside}{QUOTES}"
-        if "\r" not in value and _evaluate_literal(made) == value:
+        if "\r" not in value and _evaluate_literal_or_none(made) == value:
             return made
     made = json.dumps(value, ensure_ascii=False)
-    return made if _evaluate_literal(made) == value else repr(value)
+    return made if _evaluate_literal_or_none(made) == value else repr(value)
 
 
 def _format_docstring_literal(value: str, indent: str) -> str:
@@ -374,16 +382,17 @@ def _format_docstring_literal(value: str, indent: str) -> str:
     text = inspect.cleandoc(value)
     if "\n" not in text:
         made = f"{QUOTES}{text}{QUOTES}"
-        return made if _evaluate_literal(made) == text else _format_literal(text)
+        return made if _evaluate_literal_or_none(made) == text else _format_literal(text)
     lines = [
         f"{indent}{line}" if line else "" for line in text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"').split("\n")
     ]
     body = "\n".join(lines)
     made = f"{QUOTES}\n{body}\n{indent}{QUOTES}"
-    return made if inspect.cleandoc(str(_evaluate_literal(made))) == text else _format_literal(text)
+    return made if inspect.cleandoc(str(_evaluate_literal_or_none(made))) == text else _format_literal(text)
 
 
-def _evaluate_literal(literal: str) -> object:
+def _evaluate_literal_or_none(literal: str) -> object:
+    """Return the value of a literal; ``None`` if it is not valid."""
     try:
         return ast.literal_eval(literal)
     except (SyntaxError, ValueError):

@@ -27,8 +27,8 @@ from stepengine.evaluation.samples import (
     Confirm,
     CostEstimate,
     Models,
-    answered_call_addresses,
     confirm_estimate,
+    finished_model_call_addresses,
     fork_sample,
     format_dollars,
     run_concurrently,
@@ -190,6 +190,7 @@ def find_change_point(counts: Sequence[tuple[int, int]]) -> tuple[int, int, int]
 
 
 def _sum_counts(counts: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    """Return the sums of passed and of ended runs."""
     passed = known = 0
     for ok, of in counts:
         passed, known = passed + ok, known + of
@@ -197,6 +198,7 @@ def _sum_counts(counts: Iterable[tuple[int, int]]) -> tuple[int, int]:
 
 
 def _log_likelihood(passed: int, known: int) -> float:
+    """Return the logarithm of the likelihood of *passed* of *known* runs, at their own rate."""
     parts = ((passed, passed / known), (known - passed, 1 - passed / known))
     return sum(number * math.log(share) for number, share in parts if number)
 
@@ -204,7 +206,7 @@ def _log_likelihood(passed: int, known: int) -> float:
 def estimate_blame_cost(journal: Journal, k: int, steps: tuple[int, int] | None = None) -> CostEstimate:
     """Return the approximate number of model calls of ``blame``, and their cost by the recorded prices."""
     history = journal.history()
-    chosen = _select_steps(answered_call_addresses(history), steps)
+    chosen = _get_addresses_in_range(finished_model_call_addresses(history), steps)
     # The cost after a step is summed up for each step separately, so of many steps a selection suffices.
     looked_at = chosen[:: max(1, -(-len(chosen) // MOST_STEPS))]
     courses = [summarize_run_from(history, address) for address in looked_at]
@@ -219,7 +221,8 @@ def estimate_blame_cost(journal: Journal, k: int, steps: tuple[int, int] | None 
     return CostEstimate(calls, cost, 2 * cost)
 
 
-def _select_steps(addresses: Sequence[str], steps: tuple[int, int] | None) -> list[str]:
+def _get_addresses_in_range(addresses: Sequence[str], steps: tuple[int, int] | None) -> list[str]:
+    """Return the addresses of the model steps in a range, all by default; raise ``DataError`` for a range outside."""
     if steps is None:
         return [*addresses]
     first, last = steps
@@ -272,7 +275,7 @@ async def blame(
     if not check.find_failure(recorded):
         return Blame(check.text, k, (), None, "this run passes the check, so no step is to blame", spent)
     history = journal.history()
-    chosen = _select_steps(answered_call_addresses(history), steps)
+    chosen = _get_addresses_in_range(finished_model_call_addresses(history), steps)
     if not chosen:
         return Blame(check.text, k, (), None, "this run called no model, so no step is to blame", spent)
     money = await confirm_estimate(confirm, partial(estimate_blame_cost, journal, k, steps), budget)
@@ -301,6 +304,7 @@ def _root_step_numbers(history: History, addresses: Iterable[str]) -> Iterator[i
 
 
 def _explain_blame(tried: Sequence[RetriedStep], blamed: Blamed | None, tools: str) -> str:
+    """Return the reason for the result in a sentence: the blamed steps, why none is measurable, or that none is to blame."""
     if blamed is not None:
         step = blamed.step
         if blamed.first == blamed.last:
@@ -361,13 +365,15 @@ class _BlameSearch:
         await self._repeat_steps([place for place in (low - 1, low, high, high + 1) if 0 <= place <= last], 2 * self._k)
 
     async def _repeat_steps(self, places: Iterable[int], times: int) -> None:
+        """Repeat steps some times each, and add the results to their counts."""
         works = [partial(self._again, at=self.steps[place].address) for place in places for _ in range(times)]
         given = await run_concurrently(works)
         for number, place in enumerate(places):
             self.tried.add(place)
-            self._count_reports(place, given[number * times : (number + 1) * times])
+            self._add_report_counts(place, given[number * times : (number + 1) * times])
 
-    def _count_reports(self, place: int, reports: Sequence[ForkReport | None]) -> None:
+    def _add_report_counts(self, place: int, reports: Sequence[ForkReport | None]) -> None:
+        """Add passed, failed and unknown forks to the counts of a step, and the tool that most unknown ones called."""
         step, called = self.steps[place], dict[str, int]()
         ok = failed = unknown = 0
         for report in reports:

@@ -58,7 +58,7 @@ from stepengine.evaluation.criteria import (
     JudgedRun,
     JudgeNeeded,
     WorkingFiles,
-    as_tuple,
+    as_tuple_or_raise,
     digest_json,
     get_check_name,
     hash_files,
@@ -66,7 +66,7 @@ from stepengine.evaluation.criteria import (
     read_text,
     run_check,
 )
-from stepengine.evaluation.samples import run_concurrently, sort_in_program_order, summarize_run_from
+from stepengine.evaluation.samples import run_concurrently, sort_effects_in_program_order, summarize_run_from
 from stepengine.journal import FileJournal, Journal, SharedBudget
 from stepengine.journal.history import History
 from stepengine.journal.records import format_address
@@ -108,14 +108,14 @@ class Evaluation:
     """
 
     name: str
-    cases: tuple[Case, ...] = attrs.field(converter=as_tuple)
+    cases: tuple[Case, ...] = attrs.field(converter=as_tuple_or_raise)
     agents: Mapping[str, Any] = attrs.field(converter=dict)
-    checks: tuple[CheckFunction, ...] = attrs.field(default=(), converter=as_tuple)
+    checks: tuple[CheckFunction, ...] = attrs.field(default=(), converter=as_tuple_or_raise)
     n: int = 1
     limits: Limits | None = None
     files: Files = None
-    keep: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
-    gates: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
+    keep: tuple[str, ...] = attrs.field(default=(), converter=as_tuple_or_raise)
+    gates: tuple[str, ...] = attrs.field(default=(), converter=as_tuple_or_raise)
 
     def checks_of(self, case: Case) -> dict[str, CheckFunction]:
         """Return the checks of a case and of the evaluation by name; a name that is taken gets a number."""
@@ -329,14 +329,14 @@ def make_side(name: str, agent: AgentDefinition) -> Side:
     """Return a side with the digests that identify its samples later."""
     tools: dict[str, str] = {}
     models: list[str] = []
-    told = [*_collect_agent_texts(agent, tools, models, set())]
+    told = [*_collect_identifying_texts(agent, tools, models, set())]
     return Side(name, agent, digest_json(told), dict(sorted(tools.items())), tuple(dict.fromkeys(models)))
 
 
-def _collect_agent_texts(
-    agent: AgentDefinition, tools: dict[str, str], models: list[str], seen: set[str]
+def _collect_identifying_texts(
+    agent: AgentDefinition, tool_digests: dict[str, str], models: list[str], seen: set[str]
 ) -> Iterator[str]:
-    """Yield the texts of a definition and its children, from which digests are made; functions are included with their source."""
+    """Yield texts that identify a definition and its children; add tool digests and model names to the two collections."""
     if agent.id in seen:
         return
     seen.add(agent.id)
@@ -344,20 +344,20 @@ def _collect_agent_texts(
     for tool in agent.tools:
         spec = getattr(tool, "spec", None)
         if spec is not None:
-            tools[spec.name] = hash_function(getattr(getattr(tool, "body", None), "fn", tool))
+            tool_digests[spec.name] = hash_function(getattr(getattr(tool, "body", None), "fn", tool))
         yield f"tool {tool if spec is None else spec!r}"
     for child in agent.spawnable_agents:
         yield f"child {getattr(child, 'id', child)}"
         if isinstance(child, AgentDefinition):
-            yield from _collect_agent_texts(child, tools, models, seen)
+            yield from _collect_identifying_texts(child, tool_digests, models, seen)
     for field in attrs.fields(AgentDefinition):
         value = getattr(agent, field.name, None)
         if field.name not in ("tools", "spawnable_agents"):
-            yield f"{field.name} {describe_value(value)}"
+            yield f"{field.name} {make_digest_text(value)}"
 
 
-def describe_value(value: object) -> str:
-    """Return a text for a digest of a value: that of a function contains its source, and no text contains an address."""
+def make_digest_text(value: object) -> str:
+    """Return a stable text of a value for a digest: the digest of a function, or a ``repr`` without memory addresses."""
     is_code = callable(value) and not isinstance(value, type)
     return hash_function(value) if is_code else ADDRESS.sub("", repr(value))
 
@@ -378,7 +378,7 @@ class Copy:
     @classmethod
     def create(cls, files: Files, root: Path) -> Copy:
         """
-        Create a working copy without links, readable by its owner only.
+        Create a working copy without links, which only its owner can read.
 
         Raises:
             DataError: when there is more than a working copy holds.
@@ -397,8 +397,8 @@ class Copy:
             shutil.rmtree(folder.parent, ignore_errors=True)
             raise
 
-    def read_files(self, keep: Sequence[str]) -> WorkingFiles:
-        """Return the current files of the copy, with the texts of those that match *keep*."""
+    def snapshot_files(self, keep: Sequence[str]) -> WorkingFiles:
+        """Return the hashes of the files at the start and now, with the texts of files that match *keep*."""
         after = hash_files(self.root)
         wanted = [path for path in after if any(fnmatchcase(path, pattern) for pattern in keep)]
         return WorkingFiles(self.before, after, {path: read_text(self.root / path) for path in wanted}, self.root)
@@ -409,7 +409,7 @@ class Copy:
 
 
 def _copy_regular_files(source: Path, target: Path) -> None:
-    """Copy the files of a folder, without links; raise if they are too many or too large."""
+    """Copy the files of a folder, without links; raise ``DataError`` if they are too many or too large."""
     number = size = 0
     folders = [(source, target)]
     while folders:
@@ -453,14 +453,14 @@ class EvaluationBudget:
         self._dearest = Decimal(0)
         self._waiting: list[asyncio.Future[None]] = []
 
-    def limit_run(self, limits: Limits, *, is_scripted: bool) -> Limits:
-        """Return *limits* for a run that may cost the whole budget, unless they allow less."""
+    def make_run_limits(self, limits: Limits, *, is_scripted: bool) -> Limits:
+        """Return *limits* with the whole budget as the highest cost, unless they set one; a scripted run may be unpriced."""
         most = self.budget if limits.max_cost_usd is None else limits.max_cost_usd
         # A script states the cost of a reply itself, or none.
         return attrs.evolve(limits, max_cost_usd=most, allow_unpriced=is_scripted or None)
 
-    def has_ended_run(self, result: RunResult) -> bool:
-        """Return whether a run ended because the budget is spent, and not by a limit of its own; if so, prevent further runs."""
+    def stop_if_run_spent_budget(self, result: RunResult) -> bool:
+        """Prevent further runs if a run ended because the budget is spent, not by a limit of its own; return whether it did."""
         error = result.error
         if self.budget is None or not isinstance(error, LimitExceeded):
             return False
@@ -469,7 +469,7 @@ class EvaluationBudget:
             self.prevent_further_runs()
         return has_ended
 
-    async def wait_and_reserve(self, limits: Limits) -> Decimal | None:
+    async def wait_and_reserve_cost(self, limits: Limits) -> Decimal | None:
         """
         Return the amount that is reserved for a run; ``None`` if nothing is left for a run, which ends the evaluation.
 
@@ -496,11 +496,11 @@ class EvaluationBudget:
         return None
 
     def prevent_further_runs(self) -> None:
-        """Prevent further runs from starting."""
+        """Prevent further runs from starting, and store the spent budget as the reason."""
         self.stopped = self.stopped or f"the budget of {self.budget} US dollars is spent"
 
-    def record_cost(self, reserved: Decimal | None, cost: Decimal | None) -> None:
-        """Record the cost of a run in place of its reservation, and wake waiting runs; an unknown cost counts as 0."""
+    def settle_run_cost(self, reserved: Decimal | None, cost: Decimal | None) -> None:
+        """Replace the reservation of a run by its cost, and wake waiting runs; an unknown cost counts as 0."""
         if reserved is not None:
             self._reserved.remove(reserved)
             self._is_price_known = True
@@ -577,7 +577,7 @@ async def run_samples(
             slots += [_SampleSlot(case, side, number, folder) for side in order.sample(sides, len(sides))]
     stopped = ""
     try:
-        await run_concurrently([partial(run.judge_or_run_sample, slot) for slot in slots], concurrency)
+        await run_concurrently([partial(run.reuse_or_run_sample, slot) for slot in slots], concurrency)
     except asyncio.CancelledError:
         stopped = INTERRUPTED
     finally:
@@ -608,16 +608,16 @@ class _SampleSlot:
         """The path of its journal."""
         return self.folder / "cases" / self.case.id / self.side.name / f"{self.number}.jsonl"
 
-    def remove_earlier_files(self) -> None:
-        """Create the folder, and remove the files of an earlier attempt."""
+    def make_folder_without_old_files(self) -> None:
+        """Create the folder of the journal, and remove the files of an earlier attempt."""
         self.journal_path.parent.mkdir(parents=True, exist_ok=True)
         for path in self.journal_path.parent.glob(f"{self.number}.*"):
             path.unlink(missing_ok=True)
 
-    def copy_from(self, other: _SampleSlot) -> None:
+    def replace_files_from(self, other: _SampleSlot) -> None:
         """Replace the files of this slot by copies of those of *other*, the same sample in another folder."""
         if other.journal_path != self.journal_path:
-            self.remove_earlier_files()
+            self.make_folder_without_old_files()
             for path in other.journal_path.parent.glob(f"{self.number}.*"):
                 shutil.copy2(path, self.journal_path.parent / path.name, follow_symlinks=False)
 
@@ -650,15 +650,15 @@ class _EvaluationRun:
     made: dict[tuple[str, str, int], Sample] = attrs.field(factory=dict)
     readers: dict[str, Engine] = attrs.field(factory=dict)
 
-    async def judge_or_run_sample(self, slot: _SampleSlot) -> None:
-        """Add one sample, recorded or new, and report it; add none if the budget is spent, or a recheck has no record."""
+    async def reuse_or_run_sample(self, slot: _SampleSlot) -> None:
+        """Judge a recorded sample or run a new one, and report it; do nothing if the budget is spent or a recheck has no record."""
         made = await self._reuse_recorded_sample(slot)
         if made is not None:
             sample = await self._judge_and_store(slot, made)
         elif self.recheck:
             return
         else:
-            found = await self._run_live_sample(slot)
+            found = await self._run_and_judge_live_sample(slot)
             if found is None:
                 return
             sample = found
@@ -678,38 +678,39 @@ class _EvaluationRun:
 
     # --- a new run ----------------------------------------------------------------------------------------------------
 
-    async def _run_live_sample(self, slot: _SampleSlot) -> Sample | None:
+    async def _run_and_judge_live_sample(self, slot: _SampleSlot) -> Sample | None:
+        """Run a sample with a new engine, and judge it; return ``None`` if the budget is spent."""
         limits, reserved, models = self.evaluation.limits, None, self.models(slot.case)
         if self.ledger.budget is not None:
             limits = (limits or Limits()).fill_from(slot.side.agent.limits)
-            reserved = await self.ledger.wait_and_reserve(limits)
+            reserved = await self.ledger.wait_and_reserve_cost(limits)
             if reserved is None:
                 return None
-            limits = self.ledger.limit_run(limits, is_scripted=models is not None)
-        slot.remove_earlier_files()
+            limits = self.ledger.make_run_limits(limits, is_scripted=models is not None)
+        slot.make_folder_without_old_files()
 
-        async def run(engine: Engine) -> tuple[RunResult, str]:
+        async def run_and_settle_cost(engine: Engine) -> tuple[RunResult, str]:
             result: RunResult | None = None
             try:
-                result = await _run_case(engine, slot, limits)
+                result = await _run_case_with_answers(engine, slot, limits)
             finally:
-                self.ledger.record_cost(reserved, None if result is None else result.cost)
+                self.ledger.settle_run_cost(reserved, None if result is None else result.cost)
             return result, "new"
 
-        async with self._make_working_copy(slot.case) as copy:
-            made = await self._run_with_engine(slot, copy, run, models)
+        async with self._open_working_copy(slot.case) as copy:
+            made = await self._run_and_store_note(slot, copy, run_and_settle_cost, models)
             if isinstance(made.result.error, UnknownModel | MissingKey):
                 raise made.result.error  # it would be so in every run
             error = made.result.error
             if reserved is not None and isinstance(error, LimitExceeded) and error.kind == "unpriced_model":
                 raise error
-            if self.ledger.has_ended_run(made.result):
-                slot.remove_earlier_files()
+            if self.ledger.stop_if_run_spent_budget(made.result):
+                slot.make_folder_without_old_files()
                 return None
             # The files are still there for checks that need them.
             return await self._judge_and_store(slot, made)
 
-    async def _run_with_engine(
+    async def _run_and_store_note(
         self, slot: _SampleSlot, copy: Copy, run: Callable[[Engine], Awaitable[tuple[RunResult, str]]], models: Any
     ) -> _EndedSample:
         """Call *run* with a new engine, and store a note about the ended run."""
@@ -718,13 +719,14 @@ class _EvaluationRun:
             with engine.override(models=models, budget=self.ledger.shared_budget):
                 result, reused = await run(engine)
         seconds = time.monotonic() - began
-        files = await asyncio.to_thread(copy.read_files, self.evaluation.keep)
+        files = await asyncio.to_thread(copy.snapshot_files, self.evaluation.keep)
         note = _Note(self.make_case_key(slot.case, copy.before), slot.side.definition, slot.side.tools, files, seconds)
         note.write(slot.journal_path)
         return _EndedSample(result, note, reused, models)
 
     @asynccontextmanager
-    async def _make_working_copy(self, case: Case) -> AsyncIterator[Copy]:
+    async def _open_working_copy(self, case: Case) -> AsyncIterator[Copy]:
+        """Yield a working copy of the files of a case, and delete it afterwards unless copies are kept."""
         # In the loop's own thread: one that is cancelled would go on copying when everything was removed.
         copy = Copy.create(self.evaluation.files_of(case), self.root)
         try:
@@ -735,7 +737,7 @@ class _EvaluationRun:
 
     def make_case_key(self, case: Case, files: Mapping[str, str]) -> str:
         """Return the digest of the parts of a case that a run depends on: prompt, params, answers, files and limits."""
-        answers = describe_value(case.answers)
+        answers = make_digest_text(case.answers)
         return digest_json([case.prompt, repr(case.params), answers, dict(files), repr(self.evaluation.limits)])
 
     # --- an earlier run -----------------------------------------------------------------------------------------------
@@ -761,24 +763,24 @@ class _EvaluationRun:
         if note.key != self.make_case_key(slot.case, before):
             return None
         try:
-            return await self._reuse_run(slot, old, note)
+            return await self._replay_or_continue_run(slot, old, note)
         except JournalError:
             return None
 
-    async def _reuse_run(self, slot: _SampleSlot, old: _SampleSlot, note: _Note) -> _EndedSample | None:
+    async def _replay_or_continue_run(self, slot: _SampleSlot, old: _SampleSlot, note: _Note) -> _EndedSample | None:
         """Return an earlier run, replayed or continued with new calls from its first change; ``None`` if neither is possible."""
         journal = FileJournal(old.journal_path)
         history = journal.history()
-        if not history.is_complete or _find_interrupted_effect(history):
+        if not history.is_complete or _describe_first_interrupted_effect(history):
             return None
-        changed, differs = self._find_changed_call(history, slot.side, note), ""
+        changed, differs = self._find_call_of_changed_tool(history, slot.side, note), ""
         try:
             result = await self.get_replay_engine(slot.side).replay(journal, agent=slot.side.agent)
         except ReplayDivergence as error:
             differs = error.address
         else:
-            if not changed and result.status is not RunStatus.CANCELLED and _run_status(result) != ERROR:
-                slot.copy_from(old)
+            if not changed and result.status is not RunStatus.CANCELLED and _status_or_provider_error(result) != ERROR:
+                slot.replace_files_from(old)
                 return _EndedSample(result, note, "journal", self.models(slot.case))
         # Calls answered from the record write no files, and a journal cannot be replaced by its own continuation.
         if note.files.changed or self.ledger.budget is not None or old.journal_path == slot.journal_path:
@@ -789,37 +791,38 @@ class _EvaluationRun:
 
     async def _continue_from_change(self, slot: _SampleSlot, journal: Journal, changed: str) -> _EndedSample:
         """Return a run continued from the first call of a changed tool, or from the first request that differs."""
-        slot.remove_earlier_files()
+        slot.make_folder_without_old_files()
         into, agent, limits = FileJournal(slot.journal_path), slot.side.agent, self.evaluation.limits
 
-        async def run(engine: Engine) -> tuple[RunResult, str]:
+        async def fork_and_answer_questions(engine: Engine) -> tuple[RunResult, str]:
             if changed:
                 path, _, number = changed.rpartition("#")
                 before = f"{path}#{int(number) - 1}"
                 # With ``tools=`` the record would answer the call of the old tool. Repeated calls act on a copy of the files.
                 result = await engine.fork(journal, at=before, agent=agent, limits=limits, allow_repeat=True, into=into)
                 result = await _answer_questions(engine, slot, result)
-                self.ledger.record_cost(None, summarize_run_from(into.history(), changed).cost)
+                self.ledger.settle_run_cost(None, summarize_run_from(into.history(), changed).cost)
                 return result, f"from {changed}"
             made = await engine.fork(journal, agent=agent, tools="working-copy", limits=limits, into=into)
-            self.ledger.record_cost(None, made.cost)
+            self.ledger.settle_run_cost(None, made.cost)
             result = await _answer_questions(engine, slot, made.result)
             if result.cost is not None and made.result.cost is not None:
-                self.ledger.record_cost(None, result.cost - made.result.cost)
+                self.ledger.settle_run_cost(None, result.cost - made.result.cost)
             return result, f"from {made.broke_at}"
 
-        async with self._make_working_copy(slot.case) as copy:
-            return await self._run_with_engine(slot, copy, run, self.models(slot.case))
+        async with self._open_working_copy(slot.case) as copy:
+            return await self._run_and_store_note(slot, copy, fork_and_answer_questions, self.models(slot.case))
 
     def _hash_case_files(self, case: Case) -> Mapping[str, str]:
+        """Return the hashes of the files of a case, from a temporary working copy."""
         copy = Copy.create(self.evaluation.files_of(case), self.root)
         copy.remove()
         return copy.before
 
-    def _find_changed_call(self, history: History, side: Side, note: _Note) -> str:
+    def _find_call_of_changed_tool(self, history: History, side: Side, note: _Note) -> str:
         """Return the address of the first call of a tool whose function has changed, such as ``"#4"``; ``""`` if there is none."""
         changed = {name for name, digest in side.tools.items() if note.tools.get(name, digest) != digest}
-        for address, intent in sort_in_program_order(history):
+        for address, intent in sort_effects_in_program_order(history):
             if intent.type == "tool_call" and history.form(intent)["tool_name"] in changed:
                 return format_address(*address)
         return ""
@@ -829,8 +832,8 @@ class _EvaluationRun:
     async def _judge_and_store(self, slot: _SampleSlot, made: _EndedSample) -> Sample:
         """Run the checks of an ended run, store their verdicts in its note, and return its sample."""
         result, note = made.result, made.note
-        cut = _find_interrupted_effect(FileJournal(slot.journal_path).history())
-        status = ERROR if cut else _run_status(result)
+        cut = _describe_first_interrupted_effect(FileJournal(slot.journal_path).history())
+        status = ERROR if cut else _status_or_provider_error(result)
         checks = self.evaluation.checks_of(slot.case)
         if status == RunStatus.COMPLETED.value:
             run = JudgedRun(slot.case, result, FileJournal(slot.journal_path), note.files)
@@ -876,40 +879,42 @@ class _EvaluationRun:
             JudgeNeeded: if nothing is recorded and only records count, or the budget is spent.
             DataError: if the judge does not complete.
         """
-        place = slot.journal_path.with_name(f"{slot.journal_path.stem}.{check}.jsonl")
+        journal_path = slot.journal_path.with_name(f"{slot.journal_path.stem}.{check}.jsonl")
         definition = agent if isinstance(agent, AgentDefinition) else self.load(agent)
         copy = Copy.create(None, self.root)
         try:
-            if place.is_file():
+            if journal_path.is_file():
                 async with self.bench(definition, copy.root, performs=False) as engine:
-                    known = await _recall_judgement(engine, definition, prompt, place)
+                    known = await _replay_judge_output(engine, definition, prompt, journal_path)
                 if known is not None:
                     return known
             if self.recheck:
                 msg = "no verdict of the judge is recorded for this sample, and recheck calls no model"
                 raise JudgeNeeded(msg)
-            return await self._ask_judge(definition, prompt, place, copy, models)
+            return await self._ask_judge(definition, prompt, journal_path, copy, models)
         finally:
             copy.remove()
 
-    async def _ask_judge(self, definition: AgentDefinition, prompt: str, place: Path, copy: Copy, models: Any) -> Any:
-        """Run a judge, record it at *place*, and return its output; arguments and errors are those of ``_recall_or_ask_judge``."""
+    async def _ask_judge(
+        self, definition: AgentDefinition, prompt: str, journal_path: Path, copy: Copy, models: Any
+    ) -> Any:
+        """Run a judge, record it at *journal_path*, and return its output; arguments and errors are those of ``_recall_or_ask_judge``."""
         limits, reserved = definition.limits, None
         if self.ledger.budget is not None:
-            reserved = await self.ledger.wait_and_reserve(limits)
+            reserved = await self.ledger.wait_and_reserve_cost(limits)
             if reserved is None:
                 raise JudgeNeeded(self.ledger.stopped)
-            limits = self.ledger.limit_run(limits, is_scripted=models is not None)
+            limits = self.ledger.make_run_limits(limits, is_scripted=models is not None)
         result: RunResult | None = None
         try:
-            place.unlink(missing_ok=True)  # noqa: ASYNC240 - one call of the system
+            journal_path.unlink(missing_ok=True)  # noqa: ASYNC240 - one call of the system
             async with self.bench(definition, copy.root, performs=True) as engine:
                 with engine.override(models=models, budget=self.ledger.shared_budget):
-                    journal = FileJournal(place, sync="write")
+                    journal = FileJournal(journal_path, sync="write")
                     result = await engine.run(definition, prompt, journal=journal, limits=limits)
         finally:
-            self.ledger.record_cost(reserved, None if result is None else result.cost)
-        if self.ledger.has_ended_run(result):
+            self.ledger.settle_run_cost(reserved, None if result is None else result.cost)
+        if self.ledger.stop_if_run_spent_budget(result):
             raise JudgeNeeded(self.ledger.stopped)
         if result.status is not RunStatus.COMPLETED:
             msg = f"the judge {definition.id} ended as {result.status.value}: {result.error}"
@@ -937,15 +942,15 @@ def _is_judge(check: CheckFunction) -> bool:
     return isinstance(check, Criterion) and check.is_judge
 
 
-def _run_status(result: RunResult) -> str:
-    """Return the status of a run; a provider that fails after all retries is reported as an error, not a failure of the agent."""
+def _status_or_provider_error(result: RunResult) -> str:
+    """Return the status of a run; ``"error"`` if its provider failed after all retries."""
     is_provider = result.status is RunStatus.FAILED and isinstance(result.error, ModelError)
     return ERROR if is_provider else result.status.value
 
 
-def _find_interrupted_effect(history: History) -> str:
-    """Return address and cause of the first effect that was cut off from outside, such as by a lost tool server; or ``""``."""
-    for address, intent in sort_in_program_order(history):
+def _describe_first_interrupted_effect(history: History) -> str:
+    """Return address and cause of the first effect that was cut off from outside, such as by a lost tool server; ``""`` if none was."""
+    for address, intent in sort_effects_in_program_order(history):
         known = history.results.get(address)
         if known is None or not KINDS[intent.type].changes_world:
             continue
@@ -953,13 +958,14 @@ def _find_interrupted_effect(history: History) -> str:
         if isinstance(outcome, Failure):
             said = outcome.error.message if getattr(outcome.error, "kind", "") in UNREACHED else ""
         else:
-            said = _describe_interruption(outcome.value)
+            said = _find_interruption_message(outcome.value)
         if said:
             return f"{format_address(*address)} was cut off: {said}"
     return ""
 
 
-def _describe_interruption(value: object) -> str:
+def _find_interruption_message(value: object) -> str:
+    """Return the message of an outcome that was cut off by a lost connection or server; ``""`` for other outcomes."""
     if isinstance(value, Mapping) and value.get("lost") is True and "error" in value:
         return str(value["error"])  # what a server said when a person had answered it
     if not isinstance(value, ToolResult) or not value.is_error:
@@ -969,8 +975,8 @@ def _describe_interruption(value: object) -> str:
     return value.text if is_cut or value.text == "CancelledError" else ""
 
 
-async def _run_case(engine: Engine, slot: _SampleSlot, limits: Limits | None) -> RunResult:
-    """Run a case to its end; questions get the answers of the case."""
+async def _run_case_with_answers(engine: Engine, slot: _SampleSlot, limits: Limits | None) -> RunResult:
+    """Run a case to its end, and answer its questions with the answers of the case."""
     case, agent, journal = slot.case, slot.side.agent, FileJournal(slot.journal_path, sync="write")
     ahead = case.answers if isinstance(case.answers, Mapping) else None
     result = await engine.run(agent, case.prompt, params=case.params, limits=limits, answers=ahead, journal=journal)
@@ -998,9 +1004,9 @@ async def _answer_questions(engine: Engine, slot: _SampleSlot, result: RunResult
 # --- judges -----------------------------------------------------------------------------------------------------------
 
 
-async def _recall_judgement(engine: Engine, agent: AgentDefinition, prompt: str, place: Path) -> object:
-    """Return the recorded output of a judge for the same prompt; ``None`` if the prompt or the judge has changed."""
-    journal = FileJournal(place)
+async def _replay_judge_output(engine: Engine, agent: AgentDefinition, prompt: str, journal_path: Path) -> object:
+    """Return the recorded output of a judge for the same prompt; ``None`` if it does not fit or is incomplete."""
+    journal = FileJournal(journal_path)
     try:
         if not journal.records():
             return None
@@ -1037,9 +1043,11 @@ class _Note:
 
     @staticmethod
     def path_for(journal: Path) -> Path:
+        """Return the path of the note next to a journal."""
         return journal.with_name(f"{journal.stem}.note.json")
 
     def write(self, journal: Path) -> None:
+        """Write the note next to a journal."""
         files = self.files
         told = {
             "key": self.key, "definition": self.definition, "tools": dict(self.tools), "seconds": self.seconds,

@@ -101,10 +101,10 @@ class Check:
             msg = f"{text!r} is not an expression: {error}; write one like 'output == 3' (names: {NAMES}), or MODULE:FN"
             raise DataError(msg) from None
 
-        def judge(result: RunResult) -> object:
+        def evaluate_condition(result: RunResult) -> object:
             return eval(code, {"__builtins__": HELPERS, **_expression_variables(result)})  # noqa: S307 - the caller's own, as typed
 
-        return cls(text, judge)
+        return cls(text, evaluate_condition)
 
     def find_failure(self, result: RunResult) -> str:
         """
@@ -124,6 +124,7 @@ class Check:
 
 
 def _expression_variables(result: RunResult) -> dict[str, object]:
+    """Return the variables of an expression for a run: output, text, status, tools, steps, cost, error and result."""
     return {
         "output": plain(result.output),
         "text": result.text,
@@ -169,7 +170,7 @@ def load_function(place: str, root: Path | None = None) -> Callable[..., object]
         sys.path.insert(0, str(folder))
     beside = folder / f"{module.removesuffix('.py')}.py"
     if module.endswith(".py") or beside.is_file():
-        found = load_member(beside, name)
+        found = load_file_member(beside, name)
     else:
         try:
             found = getattr(importlib.import_module(module), name)
@@ -183,7 +184,7 @@ def load_function(place: str, root: Path | None = None) -> Callable[..., object]
     return made
 
 
-def load_member(file: Path, name: str) -> Any:
+def load_file_member(file: Path, name: str) -> Any:
     """
     Return the object *name* of a Python file, which may import its neighbours as an agent file may.
 

@@ -47,8 +47,8 @@ BLOCK = 1 << 20
 PLAIN = (str, int, float, bool, tuple, type(None))
 
 
-def as_tuple(values: Iterable[object]) -> tuple[Any, ...]:
-    """Return an iterable as a tuple; raise ``DefinitionError`` for a text and for other values."""
+def as_tuple_or_raise(values: Iterable[object]) -> tuple[Any, ...]:
+    """Return the items of an iterable as a tuple; raise ``DefinitionError`` for a text, a mapping, or a value that cannot be iterated."""
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
         msg = f"an evaluation and its cases need lists, such as checks=[contains('done')], not {values!r}"
         raise DefinitionError(msg)
@@ -82,9 +82,9 @@ class Case:
     prompt: str = ""
     params: Any = None
     files: Files = None
-    checks: tuple[CheckFunction, ...] = attrs.field(default=(), converter=as_tuple)
+    checks: tuple[CheckFunction, ...] = attrs.field(default=(), converter=as_tuple_or_raise)
     answers: Any = None
-    tags: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
+    tags: tuple[str, ...] = attrs.field(default=(), converter=as_tuple_or_raise)
     group: str | None = None
     replies: Any = attrs.field(default=None, repr=False)
 
@@ -215,7 +215,7 @@ def read_text(path: Path) -> str:
 def hash_files(root: Path) -> dict[str, str]:
     """Return the SHA-256 of each file below *root* by path, without links and unreadable files."""
     found: dict[str, str] = {}
-    for path in _files_below(root):
+    for path in _iterate_regular_files(root):
         digest = hashlib.sha256()
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -226,7 +226,8 @@ def hash_files(root: Path) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def _files_below(root: Path) -> Iterator[Path]:
+def _iterate_regular_files(root: Path) -> Iterator[Path]:
+    """Yield the regular files in a folder and its subfolders, without links."""
     folders = [root]
     while folders:
         with os.scandir(folders.pop()) as entries:
@@ -330,7 +331,7 @@ def get_check_name(check: CheckFunction) -> str:
 
 def hash_function(function: Any) -> str:
     """
-    Return a digest of a function: its source and the plain values that it keeps, without the functions that it calls.
+    Return a digest of a function: its source and the plain values that it captures, without the functions that it calls.
 
     Of an object that can be called, the source is that of its class.
 
@@ -346,11 +347,11 @@ def hash_function(function: Any) -> str:
         source = inspect.getsource(named)
     except (OSError, TypeError):
         source = named.__qualname__
-    kept = [repr(value) for value in _list_kept_values(inner) if isinstance(value, PLAIN)]
+    kept = [repr(value) for value in _iterate_captured_values(inner) if isinstance(value, PLAIN)]
     return digest_json([source, *kept])
 
 
-def _list_kept_values(function: Any) -> Iterator[object]:
+def _iterate_captured_values(function: Any) -> Iterator[object]:
     """Yield the values of the closure of a function, or of the attributes of an object that can be called."""
     for cell in getattr(function, "__closure__", None) or ():
         with contextlib.suppress(ValueError):  # the cell is empty
@@ -384,14 +385,16 @@ async def run_check(check: CheckFunction, run: JudgedRun) -> Verdict:
 
 
 def _make_criterion(name: str, function: CheckFunction, *of: object, is_judge: bool = False) -> Criterion:
+    """Return a criterion whose text for rechecks is made of its name and *of*, the arguments of the check."""
     return Criterion(name, function, repr((name, *of)), is_judge)
 
 
-def _make_verdict(holds: bool, reason: str) -> Verdict:  # noqa: FBT001 - what it is about
-    return Verdict(float(holds), holds, "" if holds else reason)
+def _make_verdict(holds: bool, failure_reason: str) -> Verdict:  # noqa: FBT001 - what it is about
+    return Verdict(float(holds), holds, "" if holds else failure_reason)
 
 
-def _shorten_value(value: object) -> str:
+def _short_visible_text(value: object) -> str:
+    """Return a value as text with control characters escaped, cut after ``MAX_SAID`` characters."""
     text = value if isinstance(value, str) else repr(value)
     return visible(cut_after(text, MAX_SAID), strict=True)
 
@@ -402,11 +405,13 @@ def _shorten_value(value: object) -> str:
 def equals(expected: object) -> Criterion:
     """Return a check that the output equals *expected*, a value of its type or the same as JSON."""
 
-    def check(run: JudgedRun) -> Verdict:
+    def check_output_equals(run: JudgedRun) -> Verdict:
         is_equal = run.output == expected or plain(run.output) == expected
-        return _make_verdict(is_equal, f"the output is {_shorten_value(run.output)}, not {_shorten_value(expected)}")
+        return _make_verdict(
+            is_equal, f"the output is {_short_visible_text(run.output)}, not {_short_visible_text(expected)}"
+        )
 
-    return _make_criterion("equals", check, expected)
+    return _make_criterion("equals", check_output_equals, expected)
 
 
 def _refuse_structured_output(run: JudgedRun, check: str) -> None:
@@ -418,7 +423,7 @@ def _refuse_structured_output(run: JudgedRun, check: str) -> None:
     """
     if run.output is not None and not isinstance(run.output, str):
         msg = (
-            f"{check}() reads the text of a run, but the output of this run is {_shorten_value(run.output)}. "
+            f"{check}() reads the text of a run, but the output of this run is {_short_visible_text(run.output)}. "
             "Use equals(...), fits(...) or a function that reads run.output"
         )
         raise DataError(msg)
@@ -427,14 +432,14 @@ def _refuse_structured_output(run: JudgedRun, check: str) -> None:
 def contains(*words: str) -> Criterion:
     """Return a check that the text of the run contains every one of *words*, in upper or lower case."""
 
-    def check(run: JudgedRun) -> Verdict:
+    def check_text_contains(run: JudgedRun) -> Verdict:
         _refuse_structured_output(run, "contains")
         missing = [word for word in words if word.casefold() not in run.text.casefold()]
         return _make_verdict(
-            not missing, f"the text does not contain {', '.join(map(repr, missing))}: {_shorten_value(run.text)}"
+            not missing, f"the text does not contain {', '.join(map(repr, missing))}: {_short_visible_text(run.text)}"
         )
 
-    return _make_criterion("contains", check, words)
+    return _make_criterion("contains", check_text_contains, words)
 
 
 def matches(pattern: str) -> Criterion:
@@ -454,15 +459,15 @@ def matches(pattern: str) -> Criterion:
         msg = f"matches({pattern!r}) needs a valid regular expression: {' '.join(str(error).split())[:MAX_SAID]}"
         raise DataError(msg) from None
 
-    def check(run: JudgedRun) -> Verdict:
+    def check_text_matches(run: JudgedRun) -> Verdict:
         _refuse_structured_output(run, "matches")
         try:
             search.validate_python(run.text)
         except ValidationError:
-            return _make_verdict(False, f"the text does not match {pattern!r}: {_shorten_value(run.text)}")
+            return _make_verdict(False, f"the text does not match {pattern!r}: {_short_visible_text(run.text)}")
         return Verdict(1.0, passed=True)
 
-    return _make_criterion("matches", check, pattern)
+    return _make_criterion("matches", check_text_matches, pattern)
 
 
 def fits(schema: Any) -> Criterion:
@@ -478,11 +483,11 @@ def fits(schema: Any) -> Criterion:
         msg = f"the schema of fits() at {problem}"
         raise DefinitionError(msg)
 
-    def check(run: JudgedRun) -> Verdict:
+    def check_output_fits(run: JudgedRun) -> Verdict:
         issues = compiled.issues(plain(run.output), "output")
         return _make_verdict(not issues, "; ".join(issues[:3]))
 
-    return _make_criterion("fits", check, canonical(raw))
+    return _make_criterion("fits", check_output_fits, canonical(raw))
 
 
 # --- what was done ----------------------------------------------------------------------------------------------------
@@ -498,43 +503,43 @@ def called(tool: str, input: Mapping[str, object] | None = None) -> Criterion:
     """
     expected = dict(input or {})
 
-    def check(run: JudgedRun) -> Verdict:
+    def check_tool_was_called(run: JudgedRun) -> Verdict:
         calls = [call for call in run.tool_calls if call.tool == tool]
         found = any(all(k in call.input and v == call.input[k] for k, v in expected.items()) for call in calls)
-        inputs = ", ".join([_shorten_value(canonical(call.input)) for call in calls[:3]])
+        inputs = ", ".join([_short_visible_text(canonical(call.input)) for call in calls[:3]])
         return _make_verdict(found, f"{tool} was called only with {inputs}" if calls else f"{tool} was not called")
 
-    return _make_criterion(f"called_{tool}", check, sorted(expected.items(), key=lambda item: item[0]))
+    return _make_criterion(f"called_{tool}", check_tool_was_called, sorted(expected.items(), key=lambda item: item[0]))
 
 
 def never_called(*tools: str) -> Criterion:
     """Return a check that neither the run nor a child called one of *tools*, not even without success."""
 
-    def check(run: JudgedRun) -> Verdict:
+    def check_tools_not_called(run: JudgedRun) -> Verdict:
         made = sorted({call.tool for call in run.tool_calls} & {*tools})
         return _make_verdict(not made, f"it called {', '.join(made)}")
 
-    return _make_criterion("never_called", check, tools)
+    return _make_criterion("never_called", check_tools_not_called, tools)
 
 
 def max_cost(dollars: Decimal | float | str) -> Criterion:
     """Return a check that the run costs at most *dollars*; an unknown cost fails."""
     most = Decimal(str(dollars))
 
-    def check(run: JudgedRun) -> Verdict:
+    def check_cost(run: JudgedRun) -> Verdict:
         said = "its cost is unknown" if run.cost is None else f"it cost ${run.cost}, more than ${most}"
         return _make_verdict(run.cost is not None and run.cost <= most, said)
 
-    return _make_criterion("max_cost", check, str(most))
+    return _make_criterion("max_cost", check_cost, str(most))
 
 
 def max_steps(steps: int) -> Criterion:
     """Return a check that the run took at most *steps* steps, without those of children."""
 
-    def check(run: JudgedRun) -> Verdict:
+    def check_steps(run: JudgedRun) -> Verdict:
         return _make_verdict(run.steps <= steps, f"it took {run.steps} steps, more than {steps}")
 
-    return _make_criterion("max_steps", check, steps)
+    return _make_criterion("max_steps", check_steps, steps)
 
 
 def only_changes(*patterns: str) -> Criterion:
@@ -545,11 +550,11 @@ def only_changes(*patterns: str) -> Criterion:
         patterns: Paths in the working copy; ``*`` stands for any characters.
     """
 
-    def check(run: JudgedRun) -> Verdict:
+    def check_changed_files(run: JudgedRun) -> Verdict:
         others = [path for path in run.files.changed if not any(fnmatchcase(path, p) for p in patterns)]
-        return _make_verdict(not others, f"it changed {', '.join(map(_shorten_value, others[:5]))}")
+        return _make_verdict(not others, f"it changed {', '.join(map(_short_visible_text, others[:5]))}")
 
-    return _make_criterion("only_changes", check, patterns)
+    return _make_criterion("only_changes", check_changed_files, patterns)
 
 
 def command(argv: Sequence[str], *, seconds: float = COMMAND_SECONDS, code: int = 0) -> Criterion:
@@ -572,14 +577,14 @@ def command(argv: Sequence[str], *, seconds: float = COMMAND_SECONDS, code: int 
         msg = f"command({argv!r}): a command must be a list of a program and its arguments, such as ['pytest', '-q']"
         raise DataError(msg)
 
-    async def check(run: JudgedRun) -> Verdict:
-        return await asyncio.to_thread(_run_command, words, run.files.folder, seconds, code)
+    async def check_command_exit(run: JudgedRun) -> Verdict:
+        return await asyncio.to_thread(_run_command_for_verdict, words, run.files.folder, seconds, code)
 
-    return _make_criterion("command", check, words, seconds, code)
+    return _make_criterion("command", check_command_exit, words, seconds, code)
 
 
-def _run_command(words: Sequence[str], folder: Path, seconds: float, code: int) -> Verdict:
-    """Run a command in *folder*, kill its process group, and return whether it ended in time with *code*."""
+def _run_command_for_verdict(words: Sequence[str], folder: Path, timeout: float, expected_code: int) -> Verdict:
+    """Run a command in *folder*, kill its process group, and return whether it ended in time with the expected code."""
     env = remove_secret_variables(os.environ)
     with tempfile.TemporaryFile() as said:
         try:
@@ -591,7 +596,7 @@ def _run_command(words: Sequence[str], folder: Path, seconds: float, code: int) 
             msg = f"the command {words[0]!r} cannot be started: {error.strerror}"
             raise DataError(msg) from error
         try:
-            ended: int | None = process.wait(seconds)
+            ended: int | None = process.wait(timeout)
         except subprocess.TimeoutExpired:
             ended = None
         finally:
@@ -604,8 +609,8 @@ def _run_command(words: Sequence[str], folder: Path, seconds: float, code: int) 
         lines = text.strip().splitlines() or ["it said nothing"]
     program = Path(words[0]).name
     if ended is None:
-        return _make_verdict(False, f"{program} took longer than {seconds:g} seconds")
-    return _make_verdict(ended == code, f"{program} ended with {ended}: {_shorten_value(lines[-1])}")
+        return _make_verdict(False, f"{program} took longer than {timeout:g} seconds")
+    return _make_verdict(ended == expected_code, f"{program} ended with {ended}: {_short_visible_text(lines[-1])}")
 
 
 # --- judges -----------------------------------------------------------------------------------------------------------
@@ -639,29 +644,29 @@ def judge(agent: object, rubric: str) -> Criterion:
         rubric: What makes an answer good.
     """
 
-    async def check(run: JudgedRun) -> Verdict:
+    async def check_with_judge(run: JudgedRun) -> Verdict:
         if run.ask is None:
             msg = "a judge needs a model, and these checks run without one"
             raise JudgeNeeded(msg)
         answer = run.text or canonical(plain(run.output))
         files = ", ".join(run.files.changed) or "none"
         said = await run.ask(agent, ASKED.format(rubric=rubric, task=run.case.prompt, answer=answer, files=files))
-        return _parse_verdict(said)
+        return _parse_judge_verdict(said)
 
-    return _make_criterion("judge", check, getattr(agent, "id", str(agent)), rubric, is_judge=True)
+    return _make_criterion("judge", check_with_judge, getattr(agent, "id", str(agent)), rubric, is_judge=True)
 
 
-def _parse_verdict(said: object) -> Verdict:
-    """Parse the verdict in a judge's output; its JSON may be in a code fence or between words."""
-    found = said
-    if isinstance(said, str):
-        start, end = said.find("{"), said.rfind("}")
+def _parse_judge_verdict(reply: object) -> Verdict:
+    """Parse the verdict in a judge's output, also in a code fence or between words; raise ``DataError`` without one."""
+    found = reply
+    if isinstance(reply, str):
+        start, end = reply.find("{"), reply.rfind("}")
         try:
-            found = json.loads(said[start : end + 1]) if 0 <= start < end <= MAX_FILE else None
+            found = json.loads(reply[start : end + 1]) if 0 <= start < end <= MAX_FILE else None
         except (ValueError, RecursionError):
             found = None
     score = found.get("score") if isinstance(found, Mapping) else None
     if not isinstance(found, Mapping) or not isinstance(score, int | float) or not 0 <= score <= 1:
-        msg = f'the judge replied {_shorten_value(said)}; it must reply {{"score": 0 to 1, "reason": "..."}}'
+        msg = f'the judge replied {_short_visible_text(reply)}; it must reply {{"score": 0 to 1, "reason": "..."}}'
         raise DataError(msg)
     return Verdict(float(score), reason=str(found.get("reason", "")), label=str(found.get("label", "")))

@@ -16,7 +16,7 @@ from stepengine.engine.loader import AgentLocation
 from stepengine.errors import DataError, StepEngineError
 from stepengine.evaluation import criteria
 from stepengine.evaluation.case_runs import Evaluation
-from stepengine.evaluation.checks import load_json_or_yaml, load_member
+from stepengine.evaluation.checks import load_file_member, load_json_or_yaml
 from stepengine.evaluation.criteria import Case
 from stepengine.workspace.paths import find_similar_path
 
@@ -51,7 +51,7 @@ def load_evaluation(file: Path) -> Evaluation:
         msg = f"there is no evaluation file {str(file)!r}{find_similar_path(file)}"
         raise DataError(msg)
     if file.suffix == ".py":
-        found = load_member(file, "evaluation")
+        found = load_file_member(file, "evaluation")
         if isinstance(found, Evaluation):
             return found
         msg = f"{file}: 'evaluation' must be an Evaluation(...), not {found!r}"
@@ -76,32 +76,36 @@ class _EvaluationReader:
     name: str
     problems: list[str] = attrs.field(factory=list)
 
-    def read_evaluation(self, told: object) -> Evaluation:
-        if not isinstance(told, Mapping):
+    def read_evaluation(self, data: object) -> Evaluation:
+        """Return the evaluation in plain values; raise ``DataError`` with all problems."""
+        if not isinstance(data, Mapping):
             msg = f"{self.name} is not an evaluation: write an object with name, cases, agents and checks"
             raise DataError(msg)
-        given = dict(told)
+        given = dict(data)
         given["cases"] = [
             case for each in self._read_list(given, "cases") if (case := self._read_case(each)) is not None
         ]
         given["checks"] = self._read_checks(given, "the evaluation")
         given["limits"] = self._read_limits(given.get("limits"))
         given.setdefault("name", Path(self.name).stem)
-        made: Evaluation | None = self._make_object(Evaluation, given, "the evaluation")
+        made: Evaluation | None = self._make_object_or_add_problems(Evaluation, given, "the evaluation")
         if self.problems or made is None:
             msg = "\n  ".join([f"{self.name} has problems; correct them:", *self.problems])
             raise DataError(msg)
         return made
 
-    def _read_case(self, told: object) -> Case | None:
-        if not isinstance(told, Mapping):
-            self.problems.append(f"a case must be an object with an id, not {told!r}")
+    def _read_case(self, data: object) -> Case | None:
+        """Return a case; ``None`` for an invalid one, whose problem is added."""
+        if not isinstance(data, Mapping):
+            self.problems.append(f"a case must be an object with an id, not {data!r}")
             return None
-        where = f"case {told.get('id')!r}"
-        made: Case | None = self._make_object(Case, {**told, "checks": self._read_checks(told, where)}, where)
+        where = f"case {data.get('id')!r}"
+        made: Case | None = self._make_object_or_add_problems(
+            Case, {**data, "checks": self._read_checks(data, where)}, where
+        )
         return made
 
-    def _make_object(self, kind: type[Any], given: Mapping[str, object], where: str) -> Any:
+    def _make_object_or_add_problems(self, kind: type[Any], given: Mapping[str, object], where: str) -> Any:
         """Return an object of *kind* from its known members; add unknown members and errors to the problems."""
         known = [field.name for field in attrs.fields(kind)]
         unknown = [str(name) for name in given if name not in known]
@@ -114,29 +118,35 @@ class _EvaluationReader:
             self.problems.append(f"{where}: {error}")
             return None
 
-    def _read_limits(self, told: object) -> Limits | None:
+    def _read_limits(self, data: object) -> Limits | None:
+        """Return limits; ``None`` without any, or for invalid ones, whose problem is added."""
         return (
             None
-            if told is None
-            else self._make_object(Limits, told if isinstance(told, Mapping) else {"limits": told}, "limits")
+            if data is None
+            else self._make_object_or_add_problems(
+                Limits, data if isinstance(data, Mapping) else {"limits": data}, "limits"
+            )
         )
 
-    def _read_list(self, told: Mapping[str, object], name: str) -> list[Any]:
-        value = told.get(name) or []
+    def _read_list(self, data: Mapping[str, object], name: str) -> list[Any]:
+        """Return a member that is a list; an empty list for a missing or another value, which adds a problem."""
+        value = data.get(name) or []
         if isinstance(value, list):
             return value
         self.problems.append(f"{name} must be a list, not {value!r}")
         return []
 
-    def _read_checks(self, told: Mapping[str, object], where: str) -> list[criteria.Criterion]:
-        return [made for each in self._read_list(told, "checks") if (made := self._read_check(each, where)) is not None]
+    def _read_checks(self, data: Mapping[str, object], where: str) -> list[criteria.Criterion]:
+        """Return the valid checks of a case or evaluation; others add problems."""
+        return [made for each in self._read_list(data, "checks") if (made := self._read_check(each, where)) is not None]
 
-    def _read_check(self, told: object, where: str) -> criteria.Criterion | None:
-        name, value = next(iter(told.items())) if isinstance(told, Mapping) and len(told) == 1 else (told, None)
+    def _read_check(self, data: object, where: str) -> criteria.Criterion | None:
+        """Return a check from its name and arguments; ``None`` for an invalid one, whose problem is added."""
+        name, value = next(iter(data.items())) if isinstance(data, Mapping) and len(data) == 1 else (data, None)
         maker = MAKERS.get(name) if isinstance(name, str) else None
         if maker is None:
             self.problems.append(
-                f"{where}: {told!r} is not a check; write one like 'contains: word'; valid checks: {list_names(MAKERS, name)}"
+                f"{where}: {data!r} is not a check; write one like 'contains: word'; valid checks: {list_names(MAKERS, name)}"
             )
             return None
         try:
@@ -144,7 +154,7 @@ class _EvaluationReader:
                 return maker(**value)
             if isinstance(value, list) and name not in WHOLE:
                 return maker(*value)
-            is_expected = name == "equals" and isinstance(told, Mapping)
+            is_expected = name == "equals" and isinstance(data, Mapping)
             return maker() if value is None and not is_expected else maker(value)
         except (TypeError, ValueError, ArithmeticError, StepEngineError) as error:
             self.problems.append(f"{where}: {name}: {error}")

@@ -195,7 +195,7 @@ async def evaluate(
     asked = parse_gates(loaded, gates)
     load = load_agent or partial(load_evaluation_agent, root=where)
     known = {name: load(agent) for name, agent in loaded.agents.items()}
-    scripted, shared_budget = _make_models_factory(replies), _parse_budget(budget)
+    scripted, shared_budget = _make_models_of_case_factory(replies), _make_shared_budget(budget)
     make = make_engine or partial(make_sample_engine, models=models, agent_models={} if model is None else {"": model})
     if not recheck:
         await try_making_engines(known.values(), make)
@@ -242,7 +242,7 @@ def find_evaluation_root(evaluation: Evaluation | str | Path, root: str | Path |
 def _select_cases_and_agents(
     evaluation: Evaluation, cases: Sequence[str], tags: Sequence[str], agents: Mapping[str, Any] | None
 ) -> Evaluation:
-    """Return the evaluation with the chosen cases and agents."""
+    """Return the evaluation with the chosen cases and agents; raise ``DataError`` if no case is chosen."""
     chosen = [
         case
         for case in evaluation.cases
@@ -257,7 +257,7 @@ def _select_cases_and_agents(
 
 
 def _find_earlier_folder(*folders: str | Path | None) -> Path | None:
-    """Return the folder of earlier results; raise if the options name more than one."""
+    """Return the folder of earlier results, if one is given; raise ``DataError`` for several, or a missing one."""
     given = [Path(one) for one in folders if one]
     if len(given) > 1:
         msg = "against, recheck and resume cannot be combined; pass only one of them"
@@ -288,16 +288,16 @@ def load_evaluation_agent(agent: Any, *, root: Path, folders: Iterable[Path] = (
     return loader.load_agent(resolve_agent_path(agent, root), folders=folders)
 
 
-def _make_models_factory(replies: Any) -> Callable[[Case], Any]:
-    """Return the function that makes the models of one sample; it returns ``None`` for real models."""
+def _make_models_of_case_factory(replies: Any) -> Callable[[Case], Any]:
+    """Check the script, and return the function that makes the models of one sample; it returns ``None`` for real models."""
 
-    def make(case: Case) -> Any:
+    def make_models_of_case(case: Case) -> Any:
         script = replies if case.replies is None else case.replies
         return None if script is None else ScriptedModel(script)
 
     if replies is not None:
         ScriptedModel(replies)  # A script that cannot be used is reported before anything runs.
-    return make
+    return make_models_of_case
 
 
 def make_sample_engine(agent: AgentDefinition, root: Path, *, performs: bool, **options: Any) -> Engine:  # noqa: ARG001
@@ -316,7 +316,8 @@ def make_sample_engine(agent: AgentDefinition, root: Path, *, performs: bool, **
     return Engine([agent], tools=tools, workspace=root, **options)
 
 
-def _parse_budget(budget: Decimal | float | str | None) -> SharedBudget:
+def _make_shared_budget(budget: Decimal | float | str | None) -> SharedBudget:
+    """Return the budget for an amount of US dollars; raise ``DataError`` if it is not above 0."""
     try:
         return SharedBudget(budget)
     except JournalError:
@@ -331,13 +332,13 @@ def _write_results(report: EvaluationReport, render_page: Callable[[Path], str] 
     results = {**report.scores.to_json(), "created": datetime.now(UTC).isoformat(timespec="seconds")}
     replace_file(report.folder / RESULTS, f"{to_ascii_json(redactor.value(results))}\n".encode())
     if render_page is not None:
-        pages = _write_pages(report, render_page)
+        pages = _write_run_pages(report, render_page)
         page = render_report(report.scores, report.gate_lines, lambda text: visible(redactor.text(text)), pages)
         replace_file(report.folder / "report.html", page.encode())
 
 
-def _write_pages(report: EvaluationReport, render_page: Callable[[Path], str]) -> dict[str, str]:
-    """Write the page of each run next to its journal; return the pages by journal."""
+def _write_run_pages(report: EvaluationReport, render_page: Callable[[Path], str]) -> dict[str, str]:
+    """Write the page of each run next to its journal; return the paths of the pages by journal, without unreadable ones."""
     written: dict[str, str] = {}
     for sample in report.scores.outcome.samples:
         journal = report.folder / sample.journal

@@ -98,14 +98,15 @@ async def replay_to_first_difference(
     try:
         result = await engine.replay(journal, agent=agent, on_divergence="stop")
         if isinstance(result.error, ReplayDivergence):
-            found = _make_diverged_journal(file, journal, journal.history(), result.error)
+            found = _make_repeated_journal(file, journal, journal.history(), result.error)
             return attrs.evolve(found, engine=engine, agent=agent)
     except StepEngineError as error:
         return RepeatedJournal(file, UNREADABLE, message=error.message)
     return RepeatedJournal(file, SAME, journal, engine=engine, agent=agent)
 
 
-def _make_diverged_journal(file: str, journal: Journal, history: History, error: ReplayDivergence) -> RepeatedJournal:
+def _make_repeated_journal(file: str, journal: Journal, history: History, error: ReplayDivergence) -> RepeatedJournal:
+    """Return a journal with the first difference that its replay found."""
     known = history.intents.get(parse_address(error.address))
     by_request = error.kind == "changed" and known is not None and known.type == "model_call"
     fields = tuple([FieldDifference(*field) for field in error.diff])
@@ -171,7 +172,7 @@ class Judged:
         return fmean([getattr(each, attribute) for each in samples]) if samples else None
 
     def get_old_and_new_value(self, measure: str) -> tuple[float | None, float | None]:
-        """Return a cost, steps or tokens of the record or the old agent, and the mean over new samples within the record."""
+        """Return cost, steps or tokens of the old agent or the record, and their mean over new samples that follow the record."""
         if self.recorded is None:
             return None, None
         before = (
@@ -182,8 +183,9 @@ class Judged:
         return before, _mean_within_record(self.samples, measure)
 
 
-def _mean_within_record(samples: Sequence[ForkSample], what: str) -> float | None:
-    values = [_float_or_none(getattr(each.course, what)) for each in samples if not each.has_left_record]
+def _mean_within_record(samples: Sequence[ForkSample], measure: str) -> float | None:
+    """Return the mean of a measure over samples that follow the record; ``None`` if one of its values is unknown."""
+    values = [_float_or_none(getattr(each.course, measure)) for each in samples if not each.has_left_record]
     known = [value for value in values if value is not None]
     return fmean(known) if known and len(known) == len(values) else None
 
@@ -257,13 +259,13 @@ class Impact:
             "n": self.n,
             "tools": self.tools,
             "baseline": self.has_baseline,
-            "journals": [_journal_json(one) for one in self.journals],
+            "journals": [_judged_to_json(one) for one in self.journals],
             "summary": {
-                "changed": _finite_or_none(changed.mean),
+                "changed": _nan_to_none(changed.mean),
                 "low": changed.low,
                 "high": changed.high,
-                "left": _finite_or_none(self.estimate_rate("has_left_record").mean),
-                "failed": _finite_or_none(self.estimate_rate("has_failed").mean),
+                "left": _nan_to_none(self.estimate_rate("has_left_record").mean),
+                "failed": _nan_to_none(self.estimate_rate("has_failed").mean),
                 "cost_ratio": cost.ratio,
                 "cost_low": cost.low,
                 "cost_high": cost.high,
@@ -278,15 +280,15 @@ class Impact:
         left = [one for one in asked if any(each.has_left_record for each in one.samples)]
         if asked and 2 * len(left) > len(asked):
             yield "mostly unknown: most of the repeated runs left the record; use --tools idempotent, or `stepengine eval`"
-        yield f"{format_count(len(self.journals), 'journal')}: {self._describe_class_counts()}"
+        yield f"{format_count(len(self.journals), 'journal')}: {self._describe_journal_counts()}"
         if asked:
             yield from self._describe_findings(left)
         yield f"spent {format_dollars(self.spent)}" + (f"; stopped: {self.stopped}" if self.stopped else "")
 
-    def _describe_class_counts(self) -> str:
+    def _describe_journal_counts(self) -> str:
         counts: dict[str, int] = {}
         for one in self.journals:
-            counts[_describe_class(one.found)] = counts.get(_describe_class(one.found), 0) + 1
+            counts[_describe_replay_result(one.found)] = counts.get(_describe_replay_result(one.found), 0) + 1
         return ", ".join([f"{number} {what}" for what, number in {"unchanged": 0, **counts}.items()])
 
     def _describe_findings(self, left: Sequence[Judged]) -> Iterator[str]:
@@ -297,18 +299,18 @@ class Impact:
         if self.has_baseline and math.isnan(changed.mean):
             yield "whether the choice of tools changed is unknown: no run has samples of both agents"
         elif self.has_baseline:
-            yield f"the choice of tools changed {_format_signed(changed)} more often than the old agent's own noise"
+            yield f"the choice of tools changed {_format_signed_interval(changed)} more often than the old agent's own noise"
         else:
             runs = sum((one.share_of_samples("changed") or 0) >= 0.5 for one in self.journals)  # noqa: PLR2004 - most of the samples
-            yield f"{runs} of {number} chose another tool in most samples ({_format_percent(changed)})"
+            yield f"{runs} of {number} chose another tool in most samples ({_format_rate_interval(changed)})"
         calls = [each.report.refused for one in left for each in one.samples if each.report.refused is not None]
         if calls:
             called = f"{calls[0].name} {json.dumps(plain(calls[0].input), ensure_ascii=False)}"
             yield f"{len(left)} left the record: {called}"
         failed = self.estimate_rate("has_failed")
-        yield f"{'failed more often' if self.has_baseline else 'failed'}: {_format_percent(failed)}"
+        yield f"{'failed more often' if self.has_baseline else 'failed'}: {_format_rate_interval(failed)}"
         than = "the repeated old agent" if self.has_baseline else "the record"
-        ratios = [f"{what} {_format_ratio(self.estimate_ratio(what))}" for what in ("cost", "steps", "tokens")]
+        ratios = [f"{what} {_format_ratio_change(self.estimate_ratio(what))}" for what in ("cost", "steps", "tokens")]
         yield f"from the first difference on, against {than}: {', '.join(ratios)}"
         performed = sum(each.report.performed for one in self.journals for each in one.samples)
         served = sum(each.report.served for one in self.journals for each in one.samples)
@@ -317,7 +319,7 @@ class Impact:
             yield "model noise is not subtracted (--baseline repeats the runs with the old agent to measure it)"
 
 
-def _describe_class(found: RepeatedJournal) -> str:
+def _describe_replay_result(found: RepeatedJournal) -> str:
     if found.kind == SAME:
         return "unchanged"
     if found.kind == UNREADABLE:
@@ -327,34 +329,34 @@ def _describe_class(found: RepeatedJournal) -> str:
     return f"repeated from step {found.step}" if found.kind == ASKED else "with a different handler"
 
 
-def _format_percent(made: Estimate) -> str:
-    if math.isnan(made.mean):
+def _format_rate_interval(estimate: Estimate) -> str:
+    if math.isnan(estimate.mean):
         return "unknown"
-    if made.low is None or made.high is None:
-        return f"{made.mean:.0%}, too few runs for an interval"
-    return f"{made.mean:.0%}, {made.low * 100:.0f}-{made.high:.0%}"
+    if estimate.low is None or estimate.high is None:
+        return f"{estimate.mean:.0%}, too few runs for an interval"
+    return f"{estimate.mean:.0%}, {estimate.low * 100:.0f}-{estimate.high:.0%}"
 
 
-def _format_signed(made: Estimate) -> str:
-    if made.low is None or made.high is None:
-        return f"{made.mean:+.0%} (too few runs for an interval)"
-    return f"{made.mean:+.0%} ({made.low * 100:+.0f} to {made.high:+.0%})"
+def _format_signed_interval(estimate: Estimate) -> str:
+    if estimate.low is None or estimate.high is None:
+        return f"{estimate.mean:+.0%} (too few runs for an interval)"
+    return f"{estimate.mean:+.0%} ({estimate.low * 100:+.0f} to {estimate.high:+.0%})"
 
 
-def _format_ratio(made: Ratio) -> str:
-    if made.ratio is None:
+def _format_ratio_change(ratio: Ratio) -> str:
+    if ratio.ratio is None:
         return "unknown"
-    if made.low is None or made.high is None:
-        return f"{made.ratio - 1:+.0%}"
-    return f"{made.ratio - 1:+.0%} ({(made.low - 1) * 100:+.0f} to {made.high - 1:+.0%})"
+    if ratio.low is None or ratio.high is None:
+        return f"{ratio.ratio - 1:+.0%}"
+    return f"{ratio.ratio - 1:+.0%} ({(ratio.low - 1) * 100:+.0f} to {ratio.high - 1:+.0%})"
 
 
-def _finite_or_none(value: float) -> float | None:
+def _nan_to_none(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def _journal_json(one: Judged) -> dict[str, object]:
-    found = one.found
+def _judged_to_json(judged: Judged) -> dict[str, object]:
+    found = judged.found
     return {
         "file": found.file,
         "class": found.kind,
@@ -362,21 +364,21 @@ def _journal_json(one: Judged) -> dict[str, object]:
         "step": found.step or None,
         "difference": [field._asdict() for field in found.difference],
         "message": found.message or None,
-        "samples": [_sample_json(each) for each in one.samples],
-        "baseline": [_sample_json(each) for each in one.baseline],
+        "samples": [_sample_to_json(each) for each in judged.samples],
+        "baseline": [_sample_to_json(each) for each in judged.baseline],
     }
 
 
-def _sample_json(each: ForkSample) -> dict[str, object]:
-    course, report = each.course, each.report
+def _sample_to_json(sample: ForkSample) -> dict[str, object]:
+    course, report = sample.course, sample.report
     head = report.journal.history().head
     refused = report.refused
     return {
-        "status": "unknown" if each.has_left_record else course.status,
+        "status": "unknown" if sample.has_left_record else course.status,
         "decision": None if course.decision is None else [{"tool": t, "input": given} for t, given in course.decision],
-        "changed": each.changed,
+        "changed": sample.changed,
         "tools": list(course.tools),
-        "output_equal": None if each.has_left_record else each.output_equal,
+        "output_equal": None if sample.has_left_record else sample.output_equal,
         "steps": course.steps,
         "tokens": course.tokens,
         "cost": None if course.cost is None else str(course.cost),
@@ -434,8 +436,8 @@ async def impact(
     ask = partial(fork_sample, budget=money, models=models, **options)
     asked = [one for one in found if one.needs_model_calls]
     made_by = [(partial(ask, one.engine or engine), one) for one in asked for _ in range(n)]
-    new = [partial(_make_fork_sample, own, one, agent=one.agent or agent) for own, one in made_by]
-    before = [partial(_make_fork_sample, own, one, agent=old, is_old=True) for own, one in made_by] if old else []
+    new = [partial(_fork_and_compare, own, one, agent=one.agent or agent) for own, one in made_by]
+    before = [partial(_fork_and_compare, own, one, agent=old, is_old=True) for own, one in made_by] if old else []
     # A sample and its baseline are made one after the other, so that a budget that ends early leaves pairs.
     made = await run_concurrently(
         [work for pair in (zip(new, before, strict=True) if old else zip(new, strict=True)) for work in pair]
@@ -455,29 +457,30 @@ async def impact(
     return Impact(", ".join(dict.fromkeys(agents)), n, tools, tuple(judged), money.spent_if_known, stopped)
 
 
-def _find_current_or_recorded_agent_id(one: RepeatedJournal, agent: AgentDefinition | None) -> str:
+def _find_current_or_recorded_agent_id(found: RepeatedJournal, agent: AgentDefinition | None) -> str:
     """Return the id of the journal's current agent, else of *agent*, else the recorded one, or ``""`` without a journal."""
-    known = one.agent or agent
+    known = found.agent or agent
     if known is not None:
         return known.id
-    return "" if one.journal is None else str(one.journal.history().root["agent_id"])
+    return "" if found.journal is None else str(found.journal.history().root["agent_id"])
 
 
-async def _make_fork_sample(
-    ask: Callable[..., Any], one: RepeatedJournal, *, agent: AgentDefinition | None, is_old: bool = False
+async def _fork_and_compare(
+    ask: Callable[..., Any], found: RepeatedJournal, *, agent: AgentDefinition | None, is_old: bool = False
 ) -> ForkSample | None:
-    assert one.journal is not None  # noqa: S101 - a run that is asked was read
-    if is_old and parse_address(one.broke_at) not in one.journal.history().intents:
+    """Fork a run at its first difference, and compare it with the record; ``None`` if the fork fails or the old agent lacks the place."""
+    assert found.journal is not None  # noqa: S101 - a run that is asked was read
+    if is_old and parse_address(found.broke_at) not in found.journal.history().intents:
         return None  # the old agent does nothing there
-    place = {"at": one.broke_at, "reuse": False} if is_old else {}
-    report: ForkReport | None = await ask(one.journal, agent=agent, **place)
+    place = {"at": found.broke_at, "reuse": False} if is_old else {}
+    report: ForkReport | None = await ask(found.journal, agent=agent, **place)
     if report is None:
         return None
-    before = one.journal.history()
+    before = found.journal.history()
     now = report.journal.history()
     recorded, course = (
-        summarize_run_from(before, one.broke_at),
-        summarize_run_from(now, report.broke_at or one.broke_at),
+        summarize_run_from(before, found.broke_at),
+        summarize_run_from(now, report.broke_at or found.broke_at),
     )
     if not now.is_complete:
         course = attrs.evolve(course, status=report.result.status.value)

@@ -96,7 +96,7 @@ def split_cases(evaluation: Evaluation, seed: int) -> tuple[list[str], list[str]
 
 
 def find_improvement_problems(file: AgentFile, parts: Sequence[str], evaluation: Evaluation, by: str) -> list[str]:
-    """Return the reasons why an agent cannot be improved, as sentences."""
+    """Return the reasons why an agent cannot be improved by an evaluation, as sentences."""
     found: list[str] = []
     if not parts:
         found.append(
@@ -108,7 +108,7 @@ def find_improvement_problems(file: AgentFile, parts: Sequence[str], evaluation:
     if by != PASS and by not in names:
         found.append(f"by= or --by {by!r} is not a check; checks: {list_names([PASS, *sorted(names)], by)}")
     if by == PASS:
-        alone = [case.id for case in evaluation.cases if not _function_check_names(evaluation, case)]
+        alone = [case.id for case in evaluation.cases if not _list_non_judge_checks(evaluation, case)]
         if alone:
             found.append(
                 f"case {alone[0]!r} has only checks by a judge, which do not count for {PASS}; choose one with by= or --by"
@@ -116,7 +116,8 @@ def find_improvement_problems(file: AgentFile, parts: Sequence[str], evaluation:
     return found
 
 
-def _function_check_names(evaluation: Evaluation, case: Case) -> list[str]:
+def _list_non_judge_checks(evaluation: Evaluation, case: Case) -> list[str]:
+    """Return the names of the checks of a case that no agent decides."""
     checks = evaluation.checks_of(case)
     return [name for name, check in checks.items() if not (isinstance(check, Criterion) and check.is_judge)]
 
@@ -177,7 +178,7 @@ class Trials:
             paid again; ``journal``. ``stopped`` says that nothing more may be spent.
         """
         try:
-            made = await self._run_samples_of_case(changes, self._get_case(case), parent_changes)
+            made = await self._run_and_summarize_samples(changes, self._get_case(case), parent_changes)
             self.done(version_name(changes), case, made)
             return made
         except DefinitionError as error:
@@ -188,15 +189,16 @@ class Trials:
             self.error = error
             raise
 
-    async def _run_samples_of_case(
+    async def _run_and_summarize_samples(
         self, changes: Mapping[str, Any], case: Case, parent_changes: Mapping[str, Any] | None
     ) -> dict[str, Any]:
+        """Run all samples of a case, and return their mean score, problems, costs and a description of the worst one."""
         made = [
             await self._get_or_run_sample(changes, case, number, parent_changes)
             for number in range(1, self.evaluation.n + 1)
         ]
         samples = [sample for sample, _ in made]
-        scores = [self._get_sample_score(sample) for sample in samples]
+        scores = [self._find_sample_score(sample) for sample in samples]
         problem = next((said for sample in samples if (said := self._explain_unmeasured(sample))), "")
         worst = self._find_worst_sample(samples)
         known = [score for score in scores if score is not None]
@@ -205,13 +207,18 @@ class Trials:
             "score": sum(known) / len(known) if known and not problem else None,
             "problem": problem,
             "said": [
-                f"{name}: {_cut_middle(x.reason, MAX_SAID)}" for name, x in worst.scores.items() if x.passed is not True
+                f"{name}: {_visible_excerpt(x.reason, MAX_SAID)}"
+                for name, x in worst.scores.items()
+                if x.passed is not True
             ],
-            "did": "" if min(known, default=0.0) >= 1 else await self._describe_run(changes, case, worst),
+            "did": "" if min(known, default=0.0) >= 1 else await self._replay_and_describe_run(changes, case, worst),
             "steps": worst.steps,
             "spent": str(
                 sum(
-                    (self.book.amount_paid(_page_name(changes, case, k)) for k in range(1, self.evaluation.n + 1)),
+                    (
+                        self.book.amount_paid(_reply_page_name(changes, case, k))
+                        for k in range(1, self.evaluation.n + 1)
+                    ),
                     Decimal(0),
                 )
             ),
@@ -226,8 +233,8 @@ class Trials:
     ) -> tuple[Sample, int]:
         """Return a sample, recorded or new, and the number of reused replies; raise if the budget is spent."""
         agent, folder = self._load_agent_version(changes), self.folder / "versions" / version_name(changes)
-        pages = [] if parent_changes is None else [_page_name(parent_changes, case, number)]
-        provider = self._make_provider(_page_name(changes, case, number), case, pages)
+        pages = [] if parent_changes is None else [_reply_page_name(parent_changes, case, number)]
+        provider = self._make_caching_provider(_reply_page_name(changes, case, number), case, pages)
         agents: dict[str, Any] = {SIDE: agent}
         outcome = await run_samples(
             attrs.evolve(self.evaluation, cases=[case], agents=agents), folder, self.bench, agents=agents, root=self.root,
@@ -239,9 +246,11 @@ class Trials:
             raise provider.refused
         return outcome.samples[0], provider.served
 
-    def _make_provider(self, page: str, case: Case, before: Sequence[str] = ()) -> CachingProvider:
+    def _make_caching_provider(self, page: str, case: Case, earlier_pages: Sequence[str] = ()) -> CachingProvider:
         free = self.is_free(case)
-        return CachingProvider(self.book, page, self.models(case), self.pricing, before=before, may_be_unpriced=free)
+        return CachingProvider(
+            self.book, page, self.models(case), self.pricing, before=earlier_pages, may_be_unpriced=free
+        )
 
     def _get_case(self, case: str) -> Case:
         for known in self.evaluation.cases:
@@ -260,7 +269,8 @@ class Trials:
     def _journal_path(self, changes: Mapping[str, Any], sample: Sample) -> Path:
         return self.folder / "versions" / version_name(changes) / sample.journal
 
-    def _get_sample_score(self, sample: Sample) -> float | None:
+    def _find_sample_score(self, sample: Sample) -> float | None:
+        """Return the score of a sample in the measure to improve; ``None`` if it has none."""
         if sample.status == ERROR:
             return None
         if self.by == PASS:
@@ -269,7 +279,7 @@ class Trials:
 
     def _find_worst_sample(self, samples: Sequence[Sample]) -> Sample:
         """Return the first sample with the lowest score, which describes a case with several ones."""
-        return min(samples, key=lambda sample: self._get_sample_score(sample) or 0.0)
+        return min(samples, key=lambda sample: self._find_sample_score(sample) or 0.0)
 
     def _explain_unmeasured(self, sample: Sample) -> str:
         """Return why a sample has no score: a failed provider or a broken check; ``""`` if it has one."""
@@ -281,12 +291,12 @@ class Trials:
                 return f"the check {name} has no verdict for case {sample.case}: {reason}"
         return ""
 
-    async def _describe_run(self, changes: Mapping[str, Any], case: Case, sample: Sample) -> str:
-        """Return a description of a run for the agent that searches improvements."""
+    async def _replay_and_describe_run(self, changes: Mapping[str, Any], case: Case, sample: Sample) -> str:
+        """Replay a recorded sample, and return its conversation as shortened text."""
         agent = self._load_agent_version(changes)
         async with self.bench(agent, self.root, performs=False) as engine:
             result = await engine.replay(FileJournal(self._journal_path(changes, sample)), agent=agent)
-        return _cut_middle("\n".join(_conversation_lines(result)), MAX_COURSE)
+        return _visible_excerpt("\n".join(_conversation_lines(result)), MAX_COURSE)
 
     # --- blame --------------------------------------------------------------------------------------------------------
 
@@ -299,7 +309,7 @@ class Trials:
             in US dollars; ``stopped``, the reason why nothing more may be spent, or ``""``.
         """
         known, page = self._get_case(case), f"blame/{version_name(changes)}/{case}"
-        agent, provider = self._load_agent_version(changes), self._make_provider(page, known)
+        agent, provider = self._load_agent_version(changes), self._make_caching_provider(page, known)
         numbers = range(1, self.evaluation.n + 1)
         copy = Copy.create(self.evaluation.files_of(known), self.root)
         step, why = 0, ""
@@ -307,7 +317,9 @@ class Trials:
             samples = [(await self._get_or_run_sample(changes, known, number, None))[0] for number in numbers]
             file = FileJournal(self._journal_path(changes, self._find_worst_sample(samples)))
             async with self.bench(agent, copy.root, performs=True) as engine:
-                found = await blame(engine, file, self._make_check(known), agent=agent, k=k, models=lambda: provider)
+                found = await blame(
+                    engine, file, self._make_blame_check(known), agent=agent, k=k, models=lambda: provider
+                )
             if found.blamed is not None:
                 step, why = found.blamed.step.step, found.why
         except StepEngineError as error:
@@ -319,19 +331,20 @@ class Trials:
             "stopped": "" if provider.refused is None else provider.refused.message,
         }  # fmt: skip
 
-    def _make_check(self, case: Case) -> Check:
+    def _make_blame_check(self, case: Case) -> Check:
+        """Return a check for ``blame`` that runs the measured check of a case, or all its checks without a judge."""
         checks = self.evaluation.checks_of(case)
         asked = (
             [checks[self.by]]
             if self.by in checks
-            else [checks[name] for name in _function_check_names(self.evaluation, case)]
+            else [checks[name] for name in _list_non_judge_checks(self.evaluation, case)]
         )
 
-        def passes(result: RunResult) -> bool:
+        def passes_all_checks(result: RunResult) -> bool:
             run = JudgedRun(case, result, result.journal or FileJournal("none"), cast("Any", _NoFiles()))
             return all(_is_passing_verdict(check(run)) for check in asked)
 
-        return Check(f"of case {case.id}", passes)
+        return Check(f"of case {case.id}", passes_all_checks)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -388,7 +401,7 @@ def version_name(changes: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical(plain(changes)).encode()).hexdigest()[:12] if changes else "as-it-is"
 
 
-def _page_name(changes: Mapping[str, Any], case: Case, number: int) -> str:
+def _reply_page_name(changes: Mapping[str, Any], case: Case, number: int) -> str:
     return f"{version_name(changes)}/{case.id}/{number}"
 
 
@@ -399,7 +412,7 @@ def _unmeasured_entry(problem: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _cut_middle(text: str, most: int) -> str:
+def _visible_excerpt(text: str, most: int) -> str:
     return cut_middle(visible(text), most, "[...]")
 
 
@@ -407,18 +420,18 @@ def _conversation_lines(result: RunResult) -> list[str]:
     told, step = [], 0
     for message in result.state.message_history:
         if isinstance(message, UserMessage):
-            told.append(f"user: {_cut_middle(message.text, MAX_TEXT)}")
+            told.append(f"user: {_visible_excerpt(message.text, MAX_TEXT)}")
         elif isinstance(message, AssistantMessage):
             step += 1
-            told += [f"step {step}: {_cut_middle(message.text_without_thoughts.strip(), MAX_TEXT)}"]
+            told += [f"step {step}: {_visible_excerpt(message.text_without_thoughts.strip(), MAX_TEXT)}"]
             told += [
-                f"step {step} calls {call.tool_name} {_cut_middle(compact(call.input), MAX_TEXT)}"
+                f"step {step} calls {call.tool_name} {_visible_excerpt(compact(call.input), MAX_TEXT)}"
                 for call in message.tool_calls
             ]
         elif isinstance(message, ToolMessage):
-            told.append(f"{message.tool_name} gave: {_cut_middle(message.result.text, MAX_TEXT)}")
+            told.append(f"{message.tool_name} gave: {_visible_excerpt(message.result.text, MAX_TEXT)}")
     if result.output is not None and plain(result.output) != result.text:
-        told.append(f"output: {_cut_middle(compact(plain(result.output)), MAX_TEXT)}")
+        told.append(f"output: {_visible_excerpt(compact(plain(result.output)), MAX_TEXT)}")
     return told
 
 

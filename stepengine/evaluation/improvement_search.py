@@ -35,7 +35,7 @@ from stepengine.engine.options import ModelsLike
 from stepengine.engine.trust import is_sandboxed
 from stepengine.errors import DataError, JournalMissing
 from stepengine.evaluation.alterations import AgentFile
-from stepengine.evaluation.case_runs import EngineMaker, Evaluation, describe_value
+from stepengine.evaluation.case_runs import EngineMaker, Evaluation, make_digest_text
 from stepengine.evaluation.criteria import Case, digest_json, hash_files, hash_function
 from stepengine.evaluation.evaluation_files import load_evaluation
 from stepengine.evaluation.evaluation_report import (
@@ -127,9 +127,9 @@ async def improve(
         DataError: when the agent cannot be improved by the evaluation; all problems at once, and nothing was spent.
     """
     where, folders, patterns = find_evaluation_root(evaluation, root), tuple(agent_folders), to_string_tuple(only)
-    amount = "" if resume and not budget else _parse_budget_amount(budget)
+    amount = "" if resume and not budget else _validate_budget(budget)
     loaded = evaluation if isinstance(evaluation, Evaluation) else load_evaluation(Path(evaluation))
-    file = _read_agent_file(agent, folders)
+    file = _read_unsandboxed_agent_file(agent, folders)
     original = file.load_with_changes({})
     sides: dict[str, Any] = {original.id: original}
     default = default_model or (None if replies is None else SCRIPTED)
@@ -153,7 +153,7 @@ async def improve(
     if resume:
         search.load_plan(amount, given)
     else:
-        search.make_plan(amount, {**DEFAULTS, "model": asked.model_name_for(original), **given})
+        search.make_plan(amount, {**DEFAULTS, "model": asked.find_model_name(original), **given})
     search.refuse_problems_and_split_cases(is_restricted=bool(patterns))
     make = make_engine or partial(
         make_sample_engine, models=models, agent_models=asked.by_agent, default_model=default_model
@@ -166,7 +166,7 @@ async def improve(
         trials = Trials(
             file, search.evaluation, search.folder, book, make, where,
             partial(load_evaluation_agent, root=where, folders=folders), asked.models_for_case, pricing,
-            by=by, is_free=asked.is_free, done=partial(_report_case, on_progress),
+            by=by, is_free=asked.is_free, done=partial(_report_case_result, on_progress),
         )  # fmt: skip
         improvement = await search.run(trials, resumes=bool(resume))
     # First: if the process dies after the agent's file was changed, the results show why.
@@ -184,7 +184,8 @@ def improve_sync(agent: str | Path, evaluation: Evaluation | str | Path, **optio
     return asyncio.run(improve(agent, evaluation, **options))
 
 
-def _parse_budget_amount(budget: Decimal | float | str | None) -> str:
+def _validate_budget(budget: Decimal | float | str | None) -> str:
+    """Return a budget as text; raise ``DataError`` if it is not an amount above 0."""
     try:
         amount = Decimal(str(budget or ""))
     except InvalidOperation:
@@ -195,7 +196,8 @@ def _parse_budget_amount(budget: Decimal | float | str | None) -> str:
     raise DataError(msg)
 
 
-def _read_agent_file(agent: str | Path, folders: Iterable[Path]) -> AgentFile:
+def _read_unsandboxed_agent_file(agent: str | Path, folders: Iterable[Path]) -> AgentFile:
+    """Read the file of an agent; raise ``DataError`` if the agent may run only in the sandbox."""
     location = locate_agent(str(agent), folders=folders)
     if location.sandboxed or is_sandboxed(location.file):
         msg = f"{location.file} may run only in the sandbox, but improve imports the versions that it tries; use another agent"
@@ -203,7 +205,7 @@ def _read_agent_file(agent: str | Path, folders: Iterable[Path]) -> AgentFile:
     return AgentFile.read(location)
 
 
-def _report_case(on_progress: Callable[[str], object], version: str, case: str, made: Mapping[str, Any]) -> None:
+def _report_case_result(on_progress: Callable[[str], object], version: str, case: str, made: Mapping[str, Any]) -> None:
     score = "not measured" if made["score"] is None else f"{made['score']:.2f}"
     on_progress(f"{version} {case}: {score}, ${made['spent']}")
 
@@ -227,7 +229,7 @@ class _SearchModels:
         script = self.replies if case is None or case.replies is None else case.replies
         return self.registry if script is None else Models.from_value(ScriptedModel(script))
 
-    def model_name_for(self, agent: AgentDefinition) -> str | None:
+    def find_model_name(self, agent: AgentDefinition) -> str | None:
         """Return the model string of an agent; ``None`` if none is named."""
         return self.by_agent.get(agent.id) or self.by_agent.get("") or agent.model or self.default
 
@@ -237,7 +239,7 @@ class _SearchModels:
             return
         asked = {search.plan["model"]}
         if any(case.replies is None for case in search.evaluation.cases):
-            asked |= {name for one in family if (name := self.model_name_for(one))}
+            asked |= {name for one in family if (name := self.find_model_name(one))}
         for model in sorted(asked):
             self.registry.check(model)
             if self.pricing(model, Usage(input_tokens=1000, output_tokens=1000), datetime.now(UTC)) is None:
@@ -284,7 +286,7 @@ class _PlannedSearch:
 
     def make_plan(self, budget: str, options: Mapping[str, Any]) -> None:
         """
-        Plan a new search.
+        Make the plan of a new search from its options.
 
         Raises:
             DataError: when the folder holds a search, or no model is named that could reflect.
@@ -302,7 +304,7 @@ class _PlannedSearch:
 
     def load_plan(self, budget: str, options: Mapping[str, Any]) -> None:
         """
-        Load the plan of a search that is continued.
+        Load the plan of a search to continue, and check it against the current inputs and options.
 
         Raises:
             DataError: when the folder holds no search, or the search had other inputs.
@@ -335,9 +337,9 @@ class _PlannedSearch:
                 case.id,
                 case.prompt,
                 repr(case.params),
-                describe_value(case.answers),
-                describe_value(case.replies),
-                self._digest_files(case),
+                make_digest_text(case.answers),
+                make_digest_text(case.replies),
+                self._digest_case_files(case),
                 case.group,
                 [*case.tags],
                 [hash_function(c) for c in self.evaluation.checks_of(case).values()],
@@ -348,14 +350,14 @@ class _PlannedSearch:
         limits, models = repr(self.evaluation.limits), sorted(self.models.items())
         return digest_json([source, cases, self.evaluation.n, limits, self.by, [*self.parts], models])
 
-    def _digest_files(self, case: Case) -> str:
+    def _digest_case_files(self, case: Case) -> str:
         files = self.evaluation.files_of(case)
         folder = None if files is None or isinstance(files, Mapping) else (self.root / files).resolve()
         return digest_json(hash_files(folder) if folder is not None and folder.is_dir() else repr(files))
 
     def refuse_problems_and_split_cases(self, *, is_restricted: bool) -> None:
         """
-        Split off the held-out cases.
+        Raise for problems of the agent or evaluation; otherwise store the search and held-out cases in the plan.
 
         Args:
             is_restricted: Whether the caller has chosen the parts to change.
@@ -379,7 +381,7 @@ class _PlannedSearch:
 
     async def run(self, trials: Trials, *, resumes: bool) -> Improvement:
         """
-        Run the search to its end.
+        Run or resume the search, and compare the best version with the original on held-out cases.
 
         Raises:
             DataError: when the search fails; its journal shows how far it came.

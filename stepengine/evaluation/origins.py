@@ -34,7 +34,9 @@ def find_agent_origin(agent: AgentDefinition) -> Origin | None:
     location = location_of(handler) if handler is not None else ""
     handled, _, line = location.rpartition(":")
     modules = [
-        one for one in _list_modules_outside_package() if any(_is_same_agent(agent, held) for held in _agents_in(one))
+        one
+        for one in _list_modules_outside_package()
+        if any(_is_same_agent(agent, held) for held in _find_agents_in_module(one))
     ]
     own = next((one for one in modules if one.__file__ == handled), modules[0] if modules else None)
     if own is not None and own.__file__ is not None:
@@ -53,7 +55,8 @@ def _list_modules_outside_package() -> Iterator[ModuleType]:
             yield module
 
 
-def _agents_in(module: ModuleType) -> Iterator[AgentDefinition]:
+def _find_agents_in_module(module: ModuleType) -> Iterator[AgentDefinition]:
+    """Yield the agents that a module holds in its variables, directly or in a list or tuple."""
     for value in list(vars(module).values()):
         if isinstance(value, AgentDefinition):
             yield value
@@ -62,12 +65,13 @@ def _agents_in(module: ModuleType) -> Iterator[AgentDefinition]:
 
 
 def _is_same_agent(agent: AgentDefinition, other: AgentDefinition) -> bool:
+    """Return whether two definitions have the same id and handler."""
     # An engine may have added hooks to it, so that it is another object.
     return normalised_id(agent.id) == normalised_id(other.id) and agent.handle_steps is other.handle_steps
 
 
 def _find_definition_line(file: Path, agent_id: str) -> int:
-    """Return the line of the call that creates the agent; 0 if its id is not a literal."""
+    """Return the line of the first call with the literal id of an agent; 0 if there is none."""
     try:
         source = file.read_bytes()
         tree = ast.parse(source) if len(source) <= MAX_SOURCE else None

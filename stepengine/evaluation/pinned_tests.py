@@ -24,7 +24,7 @@ from stepengine.engine import Engine, loader
 from stepengine.engine.agent_family import find_agent_family
 from stepengine.engine.loader import AgentLocation
 from stepengine.errors import DataError, ModelError
-from stepengine.evaluation.checks import Check, load_member
+from stepengine.evaluation.checks import Check, load_file_member
 from stepengine.evaluation.origins import Origin, find_agent_origin
 from stepengine.journal import (
     ExternalCall,
@@ -46,7 +46,7 @@ SHOWN = 300
 
 def make_pin_name(text: str) -> str:
     """
-    Return the name of a pin in a form for file and function names.
+    Return a text as the name of a pin, fit for file and function names.
 
     Raises:
         DataError: when it cannot.
@@ -111,6 +111,7 @@ def render_pin_test(
 
 
 def _format_load_agent_call(agent: str) -> str:
+    """Return the source of the call ``load_agent(...)`` for the path or id of an agent."""
     place = AgentLocation.from_text(agent)
     if place is None:
         return f"load_agent({json.dumps(agent, ensure_ascii=False)})"
@@ -183,11 +184,11 @@ def pinned(
     """
     asked = Check.from_any(check, root)
 
-    def simulate(call: ExternalCall, _: Sequence[ExternalCall]) -> object:
+    def answer_from_results(call: ExternalCall, _: Sequence[ExternalCall]) -> object:
         made = (results or {}).get(call.name)
         return made(call.input) if callable(made) else made
 
-    made = engine.fork_sync(journal, tools="recorded", agent=agent, simulate=simulate if results else None)
+    made = engine.fork_sync(journal, tools="recorded", agent=agent, simulate=answer_from_results if results else None)
     _assert_nothing_unrecorded(made)
     failure = asked.find_failure(made.result)
     assert not failure, failure  # noqa: S101 - it is what a test asserts
@@ -264,11 +265,11 @@ def pin(
     opened, folders, asked = as_journal(journal), tuple(agent_folders), Check.from_any(check)
     root = agent or engine.agent(str(opened.history().root["agent_id"]))
     family = _list_engine_family(engine, root) if by_origin else find_agent_family(root, agent_file, folders)
-    origins = _find_origins(family) if by_origin else {}
+    origins = _get_agent_origins(family) if by_origin else {}
 
-    def places(file: Path) -> list[str]:
+    def list_agent_references(file: Path) -> list[str]:
         if by_origin:
-            return [f"{relative_to_test(origin.file, file)}#{name}" for name, origin in origins.items()]
+            return [f"{relative_to_tests_parent(origin.file, file)}#{name}" for name, origin in origins.items()]
         named = [_format_agent_reference(one, "", folders, file) for one in _find_referenced_ids(family)]
         return [_format_agent_reference(root.id, agent_file, folders, file), *named]
 
@@ -289,15 +290,15 @@ def pin(
             return "without its secrets the run passes the check; nothing was written"
         source = render_pin_test(
             called,
-            places(file),
+            list_agent_references(file),
             check,
             clean(reason),
-            relative_to_test(kept, file),
+            relative_to_tests_parent(kept, file),
             has_bundled_tools=any(isinstance(tool, str) for one in family for tool in one.tools),
         )
         file.write_text(source, encoding="utf-8")
         made.append(file)
-        said = _run_test(file, called)
+        said = _run_test_and_find_failure(file, called)
         if reason not in said:
             msg = f"the written test does not fail as expected: {clean(said) or 'it passes'}"
             raise DataError(msg)
@@ -320,9 +321,9 @@ def _list_engine_family(engine: Engine, root: AgentDefinition) -> list[AgentDefi
     return [root, *[one for one in engine.agents if one.id != root.id and one.id in found]]
 
 
-def _find_origins(agents: Iterable[AgentDefinition]) -> dict[str, Origin]:
+def _get_agent_origins(agents: Iterable[AgentDefinition]) -> dict[str, Origin]:
     """
-    Return the origin of each agent by its id.
+    Return file and line of each agent by its id.
 
     Raises:
         DataError: for an agent that no file defines.
@@ -341,7 +342,7 @@ def _format_agent_reference(agent_id: str, given: str, folders: Iterable[Path], 
     package = Path(loader.__file__).resolve().parents[1]
     if place.file.resolve().parent in (package / "_agents", package.parent / "agents"):
         return agent_id
-    return str(attrs.evolve(place, file=Path(relative_to_test(place.file, test_file))))
+    return str(attrs.evolve(place, file=Path(relative_to_tests_parent(place.file, test_file))))
 
 
 def _find_referenced_ids(agents: Sequence[AgentDefinition]) -> list[str]:
@@ -352,14 +353,14 @@ def _find_referenced_ids(agents: Sequence[AgentDefinition]) -> list[str]:
     return list({normalised_id(child): child for child in named if normalised_id(child) not in held}.values())
 
 
-def relative_to_test(path: Path, file: Path) -> str:
-    """Return the real path of *path*, relative to the folder above that of the test *file*."""
-    return os.path.relpath(path.resolve(), file.resolve().parents[1])
+def relative_to_tests_parent(path: Path, test_file: Path) -> str:
+    """Return the real path of *path*, relative to the folder above that of *test_file*."""
+    return os.path.relpath(path.resolve(), test_file.resolve().parents[1])
 
 
-def _run_test(file: Path, name: str) -> str:
+def _run_test_and_find_failure(file: Path, name: str) -> str:
     """Load a written test, call it in this process, and return its failure message; ``""`` if it passes."""
-    test = load_member(file.resolve(), f"test_pin_{name}")
+    test = load_file_member(file.resolve(), f"test_pin_{name}")
     try:
         test()
     except Exception as error:  # noqa: BLE001 - whatever keeps it from passing is what is asked for

@@ -19,7 +19,7 @@ from attrs import frozen
 
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.usage import Usage, add_cost
-from stepengine.evaluation.samples import sort_in_program_order
+from stepengine.evaluation.samples import sort_effects_in_program_order
 from stepengine.journal import Journal, JournalLike, as_journal
 from stepengine.journal.recorded_requests import RecordedRequests
 from stepengine.models.pricing import LIST_PRICES
@@ -88,13 +88,13 @@ def price(journal: JournalLike, *models: str) -> list[RunPrice]:
     Raises:
         JournalError: when the journal cannot be read.
     """
-    calls, now = list_recorded_calls(as_journal(journal)), datetime.now(UTC)
+    calls, now = list_answered_calls(as_journal(journal)), datetime.now(UTC)
     return [price_calls(calls, model, LIST_PRICES, now) for model in models]
 
 
-def list_recorded_calls(journal: Journal) -> list[RecordedCall]:
+def list_answered_calls(journal: Journal) -> list[RecordedCall]:
     """
-    Return the model calls of a run that were answered.
+    Return the model calls of a run that have a recorded reply.
 
     Raises:
         JournalError: when the journal cannot be read.
@@ -102,7 +102,7 @@ def list_recorded_calls(journal: Journal) -> list[RecordedCall]:
     history = journal.history()
     requests, before = RecordedRequests(history), dict[str, ModelRequest]()
     calls: list[RecordedCall] = []
-    for address, intent in sort_in_program_order(history):
+    for address, intent in sort_effects_in_program_order(history):
         result = history.results.get(address) if intent.type == "model_call" else None
         if result is None:
             continue
@@ -127,8 +127,8 @@ def _cacheable_share(before: ModelRequest | None, request: ModelRequest) -> floa
     return min(1.0, held / whole) if whole else 0.0
 
 
-def model_family(model: str) -> str:
-    """Return the model family with the same tokenizer, judged by the model's name: ``claude``, ``gpt``, ``gemini`` ..."""
+def tokenizer_family(model: str) -> str:
+    """Return the family of models with the same tokenizer, by the name of a model: ``claude``, ``gpt``, ``gemini`` ..."""
     found = FAMILY.search(model.rpartition("/")[2].lower()[:100])
     name = "" if found is None else found[0]
     return "gpt" if name in OF_OPENAI else name
@@ -171,7 +171,7 @@ def price_calls(
 def _possible_usages(call: RecordedCall, model: str) -> Iterator[Usage]:
     """Yield possible usages of a call with another model: other token counts, cache hits, or no reasoning."""
     usage = call.usage or Usage()
-    factors = NO_FACTOR if model_family(call.model) == model_family(model) else FACTORS
+    factors = NO_FACTOR if tokenizer_family(call.model) == tokenizer_family(model) else FACTORS
     held = min(usage.prompt_tokens, round(usage.prompt_tokens * call.shared))
     caches = (
         usage,

@@ -94,7 +94,7 @@ class ReplyBook:
 
     def record_reused_reply(self, name: str, key: str, reply: ModelReply) -> None:
         """Record under a name a reply that was bought under another name."""
-        self._record_purchase(0, name, key, reply, Decimal(0))
+        self._record_purchase_and_wake(0, name, key, reply, Decimal(0))
 
     async def call_within_budget(
         self,
@@ -128,11 +128,11 @@ class ReplyBook:
             paid = (None if error.usage is None else price(error.usage)) or Decimal(0)
             raise
         finally:
-            self._record_purchase(number, name, key, reply, paid)
+            self._record_purchase_and_wake(number, name, key, reply, paid)
         return reply
 
     async def _wait_for_budget(self, most: Decimal | None) -> int:
-        """Wait until the budget allows another call, write its start to the file, and return its number."""
+        """Wait until the budget allows another call, record its start, and return its number; raise if the budget is spent."""
         while True:
             left = self.budget - self.spent - sum(self._open.values())
             if most is not None and most <= left and not self._is_alone:
@@ -151,10 +151,13 @@ class ReplyBook:
         self._append_line({"number": self._number, "most": str(most or 0)})
         return self._number
 
-    def _record_purchase(self, number: int, name: str, key: str, reply: ModelReply | None, paid: Decimal) -> None:
+    def _record_purchase_and_wake(
+        self, number: int, name: str, key: str, reply: ModelReply | None, paid: Decimal
+    ) -> None:
+        """Write the end of a call to the file, free its part of the budget, and wake waiting calls."""
         line: dict[str, object] = {"name": name, "key": key, "paid": str(paid)}
         self._append_line({"number": number, **line, "reply": None if reply is None else to_json(reply)})
-        self._add_purchase(name, key, reply, paid)
+        self._add_purchase_in_memory(name, key, reply, paid)
         if self._open.pop(number, None) is not None:
             self._is_alone = False
         for turn in self._waiting:
@@ -162,7 +165,8 @@ class ReplyBook:
                 turn.set_result(None)
         self._waiting.clear()
 
-    def _add_purchase(self, name: str, key: str, reply: ModelReply | None, paid: Decimal) -> None:
+    def _add_purchase_in_memory(self, name: str, key: str, reply: ModelReply | None, paid: Decimal) -> None:
+        """Add the price and the reply of a call under a name, in memory."""
         self._paid[name] = self.amount_paid(name) + paid
         if reply is not None:
             self._replies.setdefault(name, {}).setdefault(key, []).append(reply)
@@ -203,7 +207,7 @@ class ReplyBook:
             return
         self._open.pop(number, None)
         reply = None if line["reply"] is None else from_json(line["reply"])
-        self._add_purchase(str(line["name"]), str(line["key"]), reply, Decimal(line["paid"]))
+        self._add_purchase_in_memory(str(line["name"]), str(line["key"]), reply, Decimal(line["paid"]))
 
 
 class CachingProvider(Provider):
@@ -274,9 +278,10 @@ class CachingProvider(Provider):
         return await self._call_within_budget(request, key)
 
     async def _call_within_budget(self, request: ModelRequest, key: str) -> ModelReply:
+        """Call the model within the budget; store and raise the error if the budget is spent or the price is unknown."""
         model = request.model
         output = self._models.output_limit(request) or UNBOUNDED
-        most = self._price(model, Usage(input_tokens=estimate_request_tokens(request), output_tokens=output))
+        most = self._compute_price(model, Usage(input_tokens=estimate_request_tokens(request), output_tokens=output))
         try:
             if most is None and not self._is_free:
                 msg = f"the price of {model!r} is unknown, so a budget cannot be enforced; pass it with pricing= or --price"
@@ -288,7 +293,7 @@ class CachingProvider(Provider):
                 key,
                 lambda: self._call_real_provider(request),
                 most=most,
-                price=lambda usage: self._price(model, usage),
+                price=lambda usage: self._compute_price(model, usage),
             )
         except LimitExceeded as error:
             self.refused = error
@@ -306,9 +311,10 @@ class CachingProvider(Provider):
         cost = (
             whole(request.model, reply, now)
             if whole is not None
-            else self._price(reply.model or request.model, reply.usage)
+            else self._compute_price(reply.model or request.model, reply.usage)
         )
         return attrs.evolve(reply, cost=cost)
 
-    def _price(self, model: str, usage: Usage) -> Decimal | None:
+    def _compute_price(self, model: str, usage: Usage) -> Decimal | None:
+        """Return the price of usage now; ``None`` if it is unknown."""
         return self._pricing(model, usage, datetime.now(UTC))

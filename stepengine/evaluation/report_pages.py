@@ -53,7 +53,7 @@ def summary_lines(scores: Scores) -> Iterator[str]:
     yield f"{'side':{width}}  {'check':{checks}}  {'mean':>6}  {'95 %':13}  cases  samples  left out"
     for row in scores.rows:
         yield (
-            f"{row.side:{width}}  {row.check:{checks}}  {_format_value(row.mean.mean):>6}  {_format_interval(row.mean):13}  "
+            f"{row.side:{width}}  {row.check:{checks}}  {_format_mean(row.mean.mean):>6}  {_format_interval(row.mean):13}  "
             f"{row.mean.cases:5}  {row.samples:7}  {row.errors:8}"
         )
     for pair in scores.pairs:
@@ -68,6 +68,7 @@ def summary_lines(scores: Scores) -> Iterator[str]:
 
 
 def _note_lines(scores: Scores) -> Iterator[str]:
+    """Yield remarks as lines: missing intervals, continued samples, broken checks, the detectable difference and the cost."""
     most = max([row.mean.cases for row in scores.rows], default=0)
     if most < FEWEST_CASES:
         yield f"no confidence interval: {format_count(most, 'case')}, at least {FEWEST_CASES} are needed"
@@ -95,22 +96,25 @@ def failed_sample_lines(scores: Scores, folder: Path, agent: Callable[[Sample], 
 
 
 def _count_p_values(scores: Scores) -> int:
+    """Return the number of pairs that have a p value."""
     return sum(pair.difference.p is not None for pair in scores.pairs)
 
 
-def _describe_difference(pair: Pair, asked: int) -> str:
-    """Return a difference with its interval and p value, and with the p value adjusted for *asked* tests."""
+def _describe_difference(pair: Pair, test_count: int) -> str:
+    """Return a difference with its interval and p value, and with the p value adjusted for *test_count* tests."""
     made = pair.difference
     ends = "" if made.low is None or made.high is None else f" ({made.low:+.2f} to {made.high:+.2f})"
     p = "" if made.p is None else f", p {made.p:.3f}"
     p += (
-        f", adjusted for {asked} comparisons {pair.p_adjusted:.3f}" if pair.p_adjusted is not None and asked > 1 else ""
+        f", adjusted for {test_count} comparisons {pair.p_adjusted:.3f}"
+        if pair.p_adjusted is not None and test_count > 1
+        else ""
     )
     mean = "no case in common" if math.isnan(made.mean) else f"{made.mean:+.2f}"
     return f"{mean}{ends}{p}; {pair.better} better, {pair.worse} worse, {pair.equal} equal"
 
 
-def _format_value(value: float) -> str:
+def _format_mean(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.2f}"
 
 
@@ -122,6 +126,7 @@ def _format_interval(made: Estimate | Ratio) -> str:
 
 
 def _clean_and_escape(clean: Callable[[str], str], text: object) -> str:
+    """Return a value as text without secrets, escaped for HTML."""
     return html.escape(clean(str(text)))
 
 
@@ -144,19 +149,21 @@ def render_report(
         *([f"<p><strong>{put(f'partial: {outcome.stopped}')}</strong></p>"] if outcome.stopped else []),
         *[
             _render_table(caption, names, rows, put)
-            for caption, names, rows in (*_make_tables(scores), *_make_sample_tables(scores, pages or {}))
+            for caption, names, rows in (*_make_score_tables(scores), *_make_sample_tables(scores, pages or {}))
         ],
     ]
     return _render_page(outcome.evaluation.name, parts, put)
 
 
 def _render_summary(scores: Scores, gates: Sequence[str], put: Callable[[object], str]) -> Iterator[str]:
+    """Yield the summary, remarks and gates as paragraphs of HTML."""
     told = [line for line in summary_lines(scores) if not line.startswith("side ")]
     yield f"<p>{put(told[0])}</p>"
     yield from [f"<p>{put(line)}</p>" for line in [*_note_lines(scores), *gates]]
 
 
 def _render_page(title: str, parts: Sequence[str], put: Callable[[object], str]) -> str:
+    """Return a whole HTML page with a title and style, which loads nothing."""
     style = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
     head = [
         "<!doctype html>",
@@ -183,7 +190,7 @@ def render_improvement(made: Improvement, clean: Callable[[str], str]) -> str:
     versions = [
         (
             "-" if v["number"] is None else v["number"], ", ".join(map(str, v["parents"])), ", ".join(v["changes"]), v["why"], v["came_of_it"],
-            "" if v["mean"] is None else _format_value(v["mean"]), v["cases"], f"${v['spent']}",
+            "" if v["mean"] is None else _format_mean(v["mean"]), v["cases"], f"${v['spent']}",
         )
         for v in found["versions"]
     ]  # fmt: skip
@@ -192,7 +199,7 @@ def render_improvement(made: Improvement, clean: Callable[[str], str]) -> str:
         f"<p><strong>{put(made.describe())}</strong></p>", f"<p>{put(found['why'])}; spent ${put(made.spent)}</p>",
         *([] if not changed else [_render_table("Changes", ("part", "before", "after"), changed, put)]),
         *([] if not made.diff else [f"<pre><code>{put(made.diff)}</code></pre>"]),
-        *([] if scores is None else [*_render_summary(scores, (), put), *[_render_table(*table, put) for table in (*_make_tables(scores), *_make_sample_tables(scores, {}))]]),
+        *([] if scores is None else [*_render_summary(scores, (), put), *[_render_table(*table, put) for table in (*_make_score_tables(scores), *_make_sample_tables(scores, {}))]]),
         _render_table("Tried versions", names, versions, put),
     ]  # fmt: skip
     return _render_page("improvement", told, put)
@@ -202,12 +209,13 @@ Table = tuple[str, Sequence[str], Sequence[Sequence[object]]]
 """Caption, names of the columns, and rows. A cell is a value, or a text and the file of the folder to which it leads."""
 
 
-def _make_tables(scores: Scores) -> Iterator[Table]:
+def _make_score_tables(scores: Scores) -> Iterator[Table]:
+    """Yield the tables of means, paired differences and ratios."""
     yield (
         "Means",
         ("side", "check", "mean", "95 %", "cases", "samples", "left out"),
         [
-            (r.side, r.check, _format_value(r.mean.mean), _format_interval(r.mean), r.mean.cases, r.samples, r.errors)
+            (r.side, r.check, _format_mean(r.mean.mean), _format_interval(r.mean), r.mean.cases, r.samples, r.errors)
             for r in scores.rows
         ],
     )
@@ -226,6 +234,7 @@ def _make_tables(scores: Scores) -> Iterator[Table]:
 
 
 def _make_sample_tables(scores: Scores, pages: Mapping[str, str]) -> Iterator[Table]:
+    """Yield the table of all samples, with links to the pages of their runs."""
     rows: list[Sequence[object]] = []
     for s in scores.outcome.samples:
         said = "; ".join([f"{name}: {x.reason or x.state}" for name, x in s.scores.items() if x.passed is not True])
@@ -257,6 +266,7 @@ def _render_table(
 
 
 def _render_cell(value: object, put: Callable[[object], str]) -> str:
+    """Return a table cell as HTML; a text and file become a link."""
     if isinstance(value, tuple):
         text, file = value
         # The dot keeps a name with a colon from being read as a scheme.

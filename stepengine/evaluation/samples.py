@@ -102,13 +102,13 @@ async def run_concurrently(works: Sequence[Callable[[], Awaitable[Made]]], most:
     """Call *works*, at most *most* at a time, and return their results in order; the first error cancels the others."""
     gate = asyncio.Semaphore(most)
 
-    async def one(work: Callable[[], Awaitable[Made]]) -> Made:
+    async def run_within_limit(work: Callable[[], Awaitable[Made]]) -> Made:
         async with gate:
             return await work()
 
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(work)) for work in works]
+            tasks = [group.create_task(run_within_limit(work)) for work in works]
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
     return [task.result() for task in tasks]
@@ -144,7 +144,7 @@ def summarize_run_from(history: History, at: str) -> Course:
     address = parse_address(at)
     cut = JournalCut(history.tree)
     cut.cut_at(address)
-    after = [i for a, i in sort_in_program_order(history) if a[1] >= 0 and not cut.keeps_intent(a)]
+    after = [i for a, i in sort_effects_in_program_order(history) if a[1] >= 0 and not cut.keeps_intent(a)]
     usage, cost, decision = Usage(), Decimal(0), None
     known: Decimal | None = cost
     models = [i for i in after if i.type == "model_call"]
@@ -165,9 +165,9 @@ def summarize_run_from(history: History, at: str) -> Course:
     )
 
 
-def _decided_calls(history: History, asked: Intent, reply: ModelReply) -> Iterator[tuple[str, Any]]:
+def _decided_calls(history: History, model_call: Intent, reply: ModelReply) -> Iterator[tuple[str, Any]]:
     """Yield the tool calls of a reply; a call that ran a program is replaced by the program's calls, agents and questions."""
-    programs = list(_programs_after(history, asked))
+    programs = list(_find_programs_after_reply(history, model_call))
     for call in reply.tool_calls:
         given = plain(call.input)
         found = next((one for one in programs if one[:2] == (call.tool_name, given.get("code"))), None)
@@ -178,14 +178,14 @@ def _decided_calls(history: History, asked: Intent, reply: ModelReply) -> Iterat
         yield from inner or [(call.tool_name, given)]
 
 
-def _programs_after(history: History, asked: Intent) -> Iterator[tuple[str, str, str]]:
-    """Yield the programs that were run for a reply: the tool, the source, and the path of the program's effects."""
-    seq = asked.seq + 1
-    while (effect := history.intents.get((asked.path, seq))) is not None and effect.type != "model_call":
+def _find_programs_after_reply(history: History, model_call: Intent) -> Iterator[tuple[str, str, str]]:
+    """Yield the programs that ran for the reply to a model call: the tool, the source, and the path of the effects."""
+    seq = model_call.seq + 1
+    while (effect := history.intents.get((model_call.path, seq))) is not None and effect.type != "model_call":
         form = history.form(effect)
         text = find_program_text(form)
         if text is not None:
-            yield form["tool_name"], text, child_path(asked.path, seq)
+            yield form["tool_name"], text, child_path(model_call.path, seq)
         seq += 1
 
 
@@ -200,27 +200,28 @@ def _requests_of_program(history: History, path: str) -> Iterator[tuple[str, Any
             yield "ask", [question["text"] for question in form["questions"]]
 
 
-def sort_in_program_order(history: History) -> list[tuple[Address, Intent]]:
-    """Return the effects of a run sorted by address, those of a child after the Spawn that started it."""
+def sort_effects_in_program_order(history: History) -> list[tuple[Address, Intent]]:
+    """Return the effects of a run sorted by address, those of a child after the effect that started it."""
 
-    def place(address: Address) -> list[int]:
+    def sort_key(address: Address) -> list[int]:
         path, seq = address
         return [*[int(n) for n in path.split(".") if n], seq]
 
-    return sorted(history.intents.items(), key=lambda item: place(item[0]))
+    return sorted(history.intents.items(), key=lambda item: sort_key(item[0]))
 
 
 def _find_reply_to(history: History, intent: Intent) -> ModelReply | None:
+    """Return the recorded reply to a model call; ``None`` if it failed or has no result."""
     known = history.results.get((intent.path, intent.seq))
     value = None if known is None else getattr(history.outcome(known), "value", None)
     return value if isinstance(value, ModelReply) else None
 
 
-def answered_call_addresses(history: History) -> list[str]:
-    """Return the addresses of the model calls that have a reply, in program order."""
+def finished_model_call_addresses(history: History) -> list[str]:
+    """Return the addresses of model calls that have a recorded result, in program order."""
     return [
         format_address(*address)
-        for address, intent in sort_in_program_order(history)
+        for address, intent in sort_effects_in_program_order(history)
         if intent.type == "model_call" and address in history.results
     ]
 

@@ -191,11 +191,11 @@ def score_outcome(outcome: Outcome) -> Scores:
     judges = {name for sample in outcome.samples for name, score in sample.scores.items() if score.is_judge}
     names = [*dict.fromkeys([name for sample in outcome.samples for name in sample.scores])]
     checks = [PASS, *names] if any(name not in judges for name in names) else names
-    rows = [_make_row(outcome, side, check, is_judge=check in judges) for side in sides for check in checks]
-    pairs = [_make_pair(outcome, sides[0], side, check) for side in sides[1:] for check in checks]
+    rows = [_make_score_row(outcome, side, check, is_judge=check in judges) for side in sides for check in checks]
+    pairs = [_compare_with_base(outcome, sides[0], side, check) for side in sides[1:] for check in checks]
     adjusted = adjust_p_values([pair.difference.p for pair in pairs])
     ratios = [
-        Ratios(sides[0], side, of, _estimate_ratio(outcome, sides[0], side, of))
+        Ratios(sides[0], side, of, _estimate_side_ratio(outcome, sides[0], side, of))
         for side in sides[1:]
         for of in MEASURES
     ]
@@ -215,12 +215,13 @@ def score_outcome(outcome: Outcome) -> Scores:
 
 
 def _count_excessive_errors(outcome: Outcome, side: str) -> int:
+    """Return the number of samples of a side with an error; 0 if they are at most 5 %."""
     own = [sample for sample in outcome.samples if sample.side == side]
     errors = sum(sample.status == "error" for sample in own)
     return errors if errors > TOO_MANY_ERRORS * len(own) else 0
 
 
-def _make_value_reader(check: str) -> Callable[[Sample], float | None]:
+def _make_sample_value_reader(check: str) -> Callable[[Sample], float | None]:
     if check in MEASURES:
         return MEASURES[check]
     if check == PASS:
@@ -230,7 +231,7 @@ def _make_value_reader(check: str) -> Callable[[Sample], float | None]:
 
 def _values_by_unit(outcome: Outcome, side: str, check: str) -> dict[str, list[float]]:
     """Return the values of a side in a check or measure, by case or group."""
-    read = _make_value_reader(check)
+    read = _make_sample_value_reader(check)
     units = {case.id: case.group or case.id for case in outcome.evaluation.cases}
     found: dict[str, list[float]] = {}
     for sample in outcome.samples:
@@ -240,7 +241,7 @@ def _values_by_unit(outcome: Outcome, side: str, check: str) -> dict[str, list[f
     return found
 
 
-def _make_row(outcome: Outcome, side: str, check: str, *, is_judge: bool) -> Row:
+def _make_score_row(outcome: Outcome, side: str, check: str, *, is_judge: bool) -> Row:
     values = _values_by_unit(outcome, side, check)
     own = [s for s in outcome.samples if s.side == side and (check == PASS or check in s.scores)]
     number = sum(map(len, values.values()))
@@ -250,7 +251,8 @@ def _make_row(outcome: Outcome, side: str, check: str, *, is_judge: bool) -> Row
     return Row(side, check, mean, number, len(own) - number, is_judge)
 
 
-def _make_pair(outcome: Outcome, base: str, side: str, check: str) -> Pair:
+def _compare_with_base(outcome: Outcome, base: str, side: str, check: str) -> Pair:
+    """Return the differences of a side to the base in one check, by case or group."""
     below, above = [mean_by_case(_values_by_unit(outcome, name, check)) for name in (base, side)]
     differences = [above[unit] - below[unit] for unit in below if unit in above]
     better, worse = sum(d > EVEN for d in differences), sum(d < -EVEN for d in differences)
@@ -260,8 +262,8 @@ def _make_pair(outcome: Outcome, base: str, side: str, check: str) -> Pair:
     return Pair(base, side, check, made, better, worse, len(differences) - better - worse)
 
 
-def _estimate_ratio(outcome: Outcome, base: str, side: str, of: str) -> Ratio:
-    below, above = [mean_by_case(_values_by_unit(outcome, name, of)) for name in (base, side)]
+def _estimate_side_ratio(outcome: Outcome, base: str, side: str, measure: str) -> Ratio:
+    below, above = [mean_by_case(_values_by_unit(outcome, name, measure)) for name in (base, side)]
     return estimate_geometric_mean_ratio([(below.get(unit), above.get(unit)) for unit in {**below, **above}])
 
 
@@ -309,19 +311,31 @@ class GateOfScores:
         before, sign, after = words[: signs[0]], words[signs[0]], words[signs[0] + 1 :]
         made = partial(cls, text, sign=sign.lstrip("~"), by_mean=sign.startswith("~"))
         match before, after:
-            case [left], [bound] if _parse_number(bound) is not None:
-                return made(left=_require_name(left, text), bound=_parse_number(bound) or 0.0)
-            case [left, "-", right], [bound] if _parse_number(bound) is not None:
+            case [left], [bound] if _parse_finite_number(bound) is not None:
+                return made(left=_require_measure_name(left, text), bound=_parse_finite_number(bound) or 0.0)
+            case [left, "-", right], [bound] if _parse_finite_number(bound) is not None:
                 return made(
-                    left=_require_side(left, text), right=_require_side(right, text), bound=_parse_number(bound) or 0.0
+                    left=_require_name_with_side(left, text),
+                    right=_require_name_with_side(right, text),
+                    bound=_parse_finite_number(bound) or 0.0,
                 )
             case [left], [right]:
-                return made(left=_require_side(left, text), right=_require_side(right, text), bound=1.0, is_ratio=True)
-            case [left], [first, "*", second] if (_parse_number(first) is None) != (_parse_number(second) is None):
-                factor, right = (first, second) if _parse_number(second) is None else (second, first)
-                times = _parse_number(factor) or 0.0
                 return made(
-                    left=_require_side(left, text), right=_require_side(right, text), bound=times, is_ratio=True
+                    left=_require_name_with_side(left, text),
+                    right=_require_name_with_side(right, text),
+                    bound=1.0,
+                    is_ratio=True,
+                )
+            case [left], [first, "*", second] if (_parse_finite_number(first) is None) != (
+                _parse_finite_number(second) is None
+            ):
+                factor, right = (first, second) if _parse_finite_number(second) is None else (second, first)
+                times = _parse_finite_number(factor) or 0.0
+                return made(
+                    left=_require_name_with_side(left, text),
+                    right=_require_name_with_side(right, text),
+                    bound=times,
+                    is_ratio=True,
                 )
         raise _make_gate_error(text)
 
@@ -334,7 +348,7 @@ class GateOfScores:
         """
         if not self.right:
             sides = [*evaluation.agents]
-            if self.left in _measured_names(evaluation):
+            if self.left in _list_checks_and_measures(evaluation):
                 return [(side, self.left) for side in sides[1:] or sides]
             return [_split_side_and_check(self.left, evaluation)]
         (side, check), (base, other) = [_split_side_and_check(name, evaluation) for name in (self.left, self.right)]
@@ -357,21 +371,22 @@ class GateOfScores:
             if side in scores.unmeasured:
                 return f"not measured: {scores.unmeasured[side]} samples of {side} have an error of the provider or a tool server"
         if not self.right:
-            return next((said for each in named if (said := self._find_value_problem(*each, scores))), "")
+            return next((said for each in named if (said := self._find_side_mean_problem(*each, scores))), "")
         (side, check), (base, _) = named
         above, below = scores.means_by_unit(side, check), scores.means_by_unit(base, check)
         if check in MEASURES and self.is_ratio:
-            made = _estimate_ratio(outcome, base, side, check)
+            made = _estimate_side_ratio(outcome, base, side, check)
             mean = math.nan if made.ratio is None else made.ratio
-            return self._find_mean_problem(mean, made.low, made.high, self.bound, made.pairs)
+            return self._find_bound_problem(mean, made.low, made.high, self.bound, made.pairs)
         factor, threshold = (self.bound, 0.0) if self.is_ratio else (1.0, self.bound)
         spread = max(map(abs, (*above.values(), *below.values())), default=1.0) if check in MEASURES else 1.0
         found = estimate_difference({unit: factor * value for unit, value in below.items()}, above, spread=spread)
-        return self._find_mean_problem(found.mean, found.low, found.high, threshold, found.cases)
+        return self._find_bound_problem(found.mean, found.low, found.high, threshold, found.cases)
 
-    def _find_mean_problem(
+    def _find_bound_problem(
         self, mean: float, low: float | None, high: float | None, threshold: float, cases: int
     ) -> str:
+        """Return why a mean or the end of its interval misses a threshold; ``""`` if it does not."""
         value = mean if self.by_mean else low if self.sign.startswith(">") else high
         if value is None:
             return f"{cases} cases are too few for a confidence interval, which needs {FEWEST_CASES}; ~{self.sign} compares means"
@@ -382,7 +397,8 @@ class GateOfScores:
         which = "the mean" if self.by_mean else "the lower end" if self.sign.startswith(">") else "the upper end"
         return f"{which} is {value:.4g}, not {self.sign} {threshold:g}"
 
-    def _find_value_problem(self, side: str, check: str, scores: Scores) -> str:
+    def _find_side_mean_problem(self, side: str, check: str, scores: Scores) -> str:
+        """Return why the mean of a side in a check misses the bound; ``""`` if it does not."""
         values = [*scores.means_by_unit(side, check).values()]
         if not values:
             return f"{side}.{check} has no value"
@@ -408,7 +424,7 @@ def _make_gate_error(text: str) -> DataError:
     return DataError(f"{text[:MAX_GATE]!r} is not a gate; write one like {FORMS}; ~ before the sign compares means")
 
 
-def _parse_number(word: str) -> float | None:
+def _parse_finite_number(word: str) -> float | None:
     try:
         value = float(word)
     except ValueError:
@@ -416,20 +432,21 @@ def _parse_number(word: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _require_name(word: str, text: str) -> str:
+def _require_measure_name(word: str, gate_text: str) -> str:
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9._-]{0,200}", word):
-        raise _make_gate_error(text)
+        raise _make_gate_error(gate_text)
     return word
 
 
-def _require_side(word: str, text: str) -> str:
-    if "." not in _require_name(word, text):
-        msg = f"{text!r} is not a gate: {word!r} has no side; write SIDE.{word}"
+def _require_name_with_side(word: str, gate_text: str) -> str:
+    """Return a name of the form ``SIDE.CHECK``; raise ``DataError`` for another one."""
+    if "." not in _require_measure_name(word, gate_text):
+        msg = f"{gate_text!r} is not a gate: {word!r} has no side; write SIDE.{word}"
         raise DataError(msg)
     return word
 
 
-def _measured_names(evaluation: Evaluation) -> list[str]:
+def _list_checks_and_measures(evaluation: Evaluation) -> list[str]:
     """Return the checks and measures that gates can name."""
     every = [evaluation.checks_of(case) for case in evaluation.cases]
     return [PASS, *MEASURES, *dict.fromkeys([name for checks in every for name in checks])]
@@ -442,7 +459,7 @@ def _split_side_and_check(name: str, evaluation: Evaluation) -> tuple[str, str]:
     Raises:
         DataError: when there is no such side or check.
     """
-    sides, checks = [*evaluation.agents], _measured_names(evaluation)
+    sides, checks = [*evaluation.agents], _list_checks_and_measures(evaluation)
     for side, called in [*zip(sides, sides, strict=True), (sides[0], "base")]:
         rest = name.removeprefix(f"{called}.")
         if rest != name and rest in checks:

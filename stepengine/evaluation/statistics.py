@@ -122,7 +122,7 @@ def estimate_rate(passed: Sequence[bool]) -> Estimate:
 
 def estimate_mean(cases: Sequence[float]) -> Estimate:
     """Return the mean of the case means *cases*, each from 0 to 1, with an interval within 0 and 1."""
-    made = _mean_estimate(cases, spread=1.0)
+    made = _estimate_mean_with_t_interval(cases, spread=1.0)
     if made.low is None or made.high is None:
         return made
     return attrs.evolve(made, low=max(0.0, made.low), high=min(1.0, made.high))
@@ -138,10 +138,10 @@ def estimate_difference(base: Mapping[str, float], side: Mapping[str, float], *,
         spread: How far apart two values can be; what the rule of three is scaled by where all differences are equal.
     """
     differences = [side[case] - base[case] for case in base if case in side]
-    made = _mean_estimate(differences, spread=spread)
+    made = _estimate_mean_with_t_interval(differences, spread=spread)
     if made.error is None:
         return made
-    p = None if made.low is None else _p_value(made.mean, made.error, made.cases, spread)
+    p = None if made.low is None else _compute_p_value(made.mean, made.error, made.cases, spread)
     return attrs.evolve(made, p=p, detectable=DETECTABLE * made.error)
 
 
@@ -156,7 +156,7 @@ def estimate_geometric_mean_ratio(pairs: Iterable[tuple[float | None, float | No
     left = len(known) - len(logs)
     if not logs:
         return Ratio(None, None, None, 0, left)
-    made = _mean_estimate(logs, spread=0.0)
+    made = _estimate_mean_with_t_interval(logs, spread=0.0)
     ends = [None if end is None else math.exp(end) for end in (made.low, made.high)]
     return Ratio(math.exp(made.mean), ends[0], ends[1], len(logs), left)
 
@@ -172,7 +172,7 @@ def adjust_p_values(p_values: Sequence[float | None]) -> list[float | None]:
     return made
 
 
-def _mean_estimate(values: Sequence[float], *, spread: float) -> Estimate:
+def _estimate_mean_with_t_interval(values: Sequence[float], *, spread: float) -> Estimate:
     """Return the mean of values with its t interval, or by the rule of three if all are equal; few values have no interval."""
     number = len(values)
     if number < 2:  # noqa: PLR2004 - one value has no spread
@@ -185,8 +185,8 @@ def _mean_estimate(values: Sequence[float], *, spread: float) -> Estimate:
     return Estimate(mean, mean - half, mean + half, number, error=error)
 
 
-def _p_value(mean: float, error: float, number: int, spread: float) -> float:
-    """Return the p value that fits the interval of ``_mean_estimate``: 0.05 if one end of it is 0."""
+def _compute_p_value(mean: float, error: float, number: int, spread: float) -> float:
+    """Return the p value that fits the interval of ``_estimate_mean_with_t_interval``: 0.05 if one end of it is 0."""
     if error:
         return 2 * (1 - _t_cumulative(abs(mean / error), number - 1))
     return float((1 - LEVEL) ** (number * abs(mean) / (RULE_OF_THREE * spread))) if spread else float(mean == 0)
@@ -236,4 +236,5 @@ def _incomplete_beta(x: float, a: float, b: float) -> float:
 
 
 def _avoid_zero(value: float) -> float:
+    """Return a value, or a tiny number in place of one near zero."""
     return value if abs(value) > TINY else TINY

@@ -72,11 +72,11 @@ async def replay_waiting(
         journals: The journals of the runs.
         agent: The current agent of the runs; by default the engine's agent with the recorded id.
     """
-    return [await _check_waiting_run(engine, as_journal(one), agent) for one in journals]
+    return [await _replay_waiting_run(engine, as_journal(one), agent) for one in journals]
 
 
-async def _check_waiting_run(engine: Engine, journal: Journal, agent: AgentDefinition | None) -> WaitingRun:
-    """Return whether the current code can resume a waiting run; an error of this engine becomes part of the result."""
+async def _replay_waiting_run(engine: Engine, journal: Journal, agent: AgentDefinition | None) -> WaitingRun:
+    """Replay a waiting run, and return whether the current code can resume it; errors of this engine become part of the result."""
     run, outcome, first = WaitingRun(journal.address, FAILED), READY, None
     try:
         run = read_waiting_run(journal)
@@ -96,7 +96,7 @@ async def _check_waiting_run(engine: Engine, journal: Journal, agent: AgentDefin
 
 def read_waiting_run(journal: Journal) -> WaitingRun:
     """
-    Return a recorded run before its replay: as ended, or else as failed.
+    Return a recorded run before its replay, with the outcome ``"ended"``, or ``"failed"`` until it is replayed.
 
     Raises:
         JournalError: when the journal cannot be read, or holds no run.

@@ -28,11 +28,11 @@ from stepengine.pytest_plugin.environment import set_placeholder_keys
 from stepengine.pytest_plugin.messages import (
     RecordingReport,
     add_advice_note,
-    add_evaluation_reports,
+    add_failed_evaluation_sections,
     add_recordings_to_report,
     format_hidden_errors,
     print_recordings_summary,
-    trim_traceback,
+    trim_traceback_to_author,
     was_raised_by_test,
 )
 from stepengine.pytest_plugin.orphans import OrphanFinder
@@ -238,6 +238,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
 
 
 def _read_allowed_hosts(item: pytest.Item) -> list[str]:
+    """Return the hosts of the ini setting that replaying tests may reach."""
     return list(item.config.getini("stepengine_network_allow"))
 
 
@@ -268,7 +269,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     try:
         with (
             block_test_network(allowed) as refused,
-            _patch_clients(item, recordings),
+            _make_client_patch(item, recordings),
         ):
             result = yield
         if recordings:
@@ -279,7 +280,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
         item.config.stash[ORPHANS].record_passed_test(item)
     except BaseException as error:
         if mine or recordings:
-            _explain_failure(item, recordings, error)
+            _add_failure_notes(item, recordings, error)
         raise
     finally:
         told.lines += [f"{node_id_without_group(item)}: {account}" for r in recordings for account in r.list_accounts()]
@@ -299,7 +300,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
     return result
 
 
-def _patch_clients(item: pytest.Item, recordings: Sequence[Any]) -> AbstractContextManager[None]:
+def _make_client_patch(item: pytest.Item, recordings: Sequence[Any]) -> AbstractContextManager[None]:
     """Return the block in which the clients of a test marked ``patch=True`` use its cassette."""
     if not read_mark_arguments(item).get("patch") or is_live(item):
         return nullcontext()
@@ -335,14 +336,14 @@ def _raise_first_blocked(refused: Sequence[NetworkBlocked]) -> None:
         raise refused[0]
 
 
-def _explain_failure(item: pytest.Item, recordings: Sequence[Any], error: BaseException) -> None:
+def _add_failure_notes(item: pytest.Item, recordings: Sequence[Any], error: BaseException) -> None:
     """Add a note on how to record again and a section with hidden misses and divergences; trim the traceback of a miss."""
     from stepengine.workspace.network import NetworkBlocked
 
     add_advice_note(item, error, replays=all(recording.replaying for recording in recordings))
     misses = [miss for recording in recordings for miss in recording.misses]
     if isinstance(error, NetworkBlocked) or any(error is miss for miss in misses):
-        trim_traceback(item, error)
+        trim_traceback_to_author(item, error)
     hidden = [miss for miss in misses if miss is not error]
     if not isinstance(error, pytest.skip.Exception):
         item.stash[TOLD].hidden += hidden
@@ -357,7 +358,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     """Show a swallowed miss or divergence as the headline of the failure that it caused, and failed evaluations whole."""
     report = yield
     if call.when == "call" and call.excinfo is not None and report.failed:
-        add_evaluation_reports(report, call.excinfo.traceback[-1].frame.f_locals.values())
+        add_failed_evaluation_sections(report, call.excinfo.traceback[-1].frame.f_locals.values())
     told = item.stash.get(TOLD, None)
     if call.when == "call" and told is not None:
         add_recordings_to_report(report, told)

@@ -27,6 +27,7 @@ def set_placeholder_keys(item: pytest.Item, *, replays: bool) -> Iterator[None]:
 
 
 def _recorded_hosts(item: pytest.Item) -> Iterable[str]:
+    """Return the hosts in the cassette of a test; none without a readable one."""
     from stepengine.errors import DataError
     from stepengine.testing.placeholders import list_hosts
     from stepengine.testing.recordings import load_interactions

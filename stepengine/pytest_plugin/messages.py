@@ -20,7 +20,7 @@ MAX_CHAIN = 20
 PACKAGE = Path(__file__).parent.parent
 
 
-def add_evaluation_reports(report: pytest.TestReport, values: Iterable[object]) -> None:
+def add_failed_evaluation_sections(report: pytest.TestReport, values: Iterable[object]) -> None:
     """Add a section for each evaluation among *values* with a failed gate, because pytest shortens the text of ``assert``."""
     evaluations = sys.modules.get("stepengine.evaluation.evaluation_report")
     if evaluations is None:
@@ -51,7 +51,7 @@ def add_advice_note(item: pytest.Item, error: BaseException, *, replays: bool = 
     from stepengine.errors import ReplayDivergence
 
     if not isinstance(error, ReplayDivergence):
-        note = _describe_environment_problem(error) if replays else ""
+        note = _find_environment_advice(error) if replays else ""
         if note and note not in getattr(error, "__notes__", ()):
             error.add_note(note)
         return
@@ -66,7 +66,8 @@ def add_advice_note(item: pytest.Item, error: BaseException, *, replays: bool = 
         error.add_note(note)
 
 
-def _describe_environment_problem(error: BaseException) -> str:
+def _find_environment_advice(error: BaseException) -> str:
+    """Return advice for an error about keys or base URLs in a replaying test; ``""`` for other errors."""
     from stepengine.testing.cassette_misses import CassetteMiss
     from stepengine.testing.placeholders import list_key_variables
 
@@ -75,9 +76,9 @@ def _describe_environment_problem(error: BaseException) -> str:
             return ""
         return (
             "the fixture `stepengine_cassette` uses the base URLs of the environment; set the same ones as when the cassette "
-            f"was recorded\n  set now: {_format_base_urls() or 'none'}"
+            f"was recorded\n  set now: {_format_set_base_urls() or 'none'}"
         )
-    said = "\n".join(f"{type(one).__name__} {one}" for one in _iter_causes(error))
+    said = "\n".join(f"{type(one).__name__} {one}" for one in _iter_error_and_causes(error))
     names = sorted(name for name in list_key_variables() if name in said)
     if not names and not CREDENTIAL.search(said):
         return ""
@@ -88,7 +89,8 @@ def _describe_environment_problem(error: BaseException) -> str:
     )
 
 
-def _format_base_urls() -> str:
+def _format_set_base_urls() -> str:
+    """Return the variables for base URLs that are set, as text without secrets."""
     found = [
         f"{n}={v}"
         for n, v in sorted(os.environ.items())
@@ -99,7 +101,8 @@ def _format_base_urls() -> str:
     return Cleaner().clean_text(", ".join(found))
 
 
-def _iter_causes(error: BaseException) -> Iterator[BaseException]:
+def _iter_error_and_causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and its causes or contexts, at most 20."""
     at: BaseException | None = error
     for _ in range(MAX_CHAIN):
         if at is None:
@@ -108,21 +111,22 @@ def _iter_causes(error: BaseException) -> Iterator[BaseException]:
         at = at.__cause__ or at.__context__
 
 
-def trim_traceback(item: pytest.Item, error: BaseException) -> None:
+def trim_traceback_to_author(item: pytest.Item, error: BaseException) -> None:
     """Cut the traceback of a failed recording at the author's own line. The frames below it are irrelevant."""
     if item.config.option.fulltrace:
         return
-    last = _find_author_frame(item, error)
+    last = _find_last_author_frame(item, error)
     if last is not None:
         last.tb_next = None
 
 
 def was_raised_by_test(item: pytest.Item, error: BaseException) -> bool:
     """Return True if an error was raised in the author's code, and not by the check after the test."""
-    return _find_author_frame(item, error) is not None
+    return _find_last_author_frame(item, error) is not None
 
 
-def _find_author_frame(item: pytest.Item, error: BaseException) -> TracebackType | None:
+def _find_last_author_frame(item: pytest.Item, error: BaseException) -> TracebackType | None:
+    """Return the innermost traceback entry in the author's code; ``None`` without one."""
     last, at = None, error.__traceback__
     while at is not None:
         file = Path(at.tb_frame.f_code.co_filename)

@@ -58,7 +58,7 @@ class OrphanFinder:
         return str(self._config.getoption("--stepengine-orphans"))
 
     def record_owned_files(self, session: pytest.Session) -> None:
-        """Record which files the collected tests own."""
+        """Record which files the collected tests own; an error of the collection makes it incomplete."""
         self.whole = self.whole and not session.testsfailed
         for item in session.items:
             self._collected.add(str(item.path))
@@ -67,7 +67,7 @@ class OrphanFinder:
             if not FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
                 self._modules.add(str(item.path))
                 self._users[item.nodeid] = str(module_recordings_folder(item, "cassette"))
-                self.owned |= {str(path.with_suffix("")) for path in _recording_files(item)}
+                self.owned |= {str(path.with_suffix("")) for path in _list_recording_files(item)}
 
     def record_owned_file(self, path: Path) -> None:
         """Record that a test uses the file at *path*, which it may request only while it runs."""
@@ -111,15 +111,16 @@ class OrphanFinder:
             path
             for kind in SUFFIXES
             for folder in self._iter_folders(kind)
-            for path in self._iter_unowned(folder, kind)
+            for path in self._iter_unowned_recordings(folder, kind)
             if str(folder) not in unfinished or self._is_named_after_test(path)
         }
         return sorted(files)
 
-    def _iter_unowned(self, folder: Path, kind: str) -> Iterator[Path]:
+    def _iter_unowned_recordings(self, folder: Path, kind: str) -> Iterator[Path]:
+        """Yield the recordings of this package in a folder that no test owns."""
         for path in folder.glob(f"*{SUFFIXES[kind]}") if folder.is_dir() else ():
             stem = str(path.with_suffix(""))
-            if path.name.startswith(".") or stem in self.owned or not _has_format(path, kind):
+            if path.name.startswith(".") or stem in self.owned or not _is_own_or_empty_recording(path, kind):
                 continue
             if not any(stem.startswith(f"{owner}.") for owner in self.owned):
                 yield path
@@ -136,7 +137,7 @@ class OrphanFinder:
         for module in map(Path, sorted(self._modules - self._foreign)):
             yield recordings_folder(self._config, kind, module.parent) / module.stem
         if not foreign:
-            for here in self._test_folders():
+            for here in self._iter_test_folders():
                 base = recordings_folder(self._config, kind, here)
                 kept = [f for f in base.iterdir() if f.is_dir()] if base.is_dir() else []
                 # With one folder for the whole project, folders of tests and of modules stand side by side.
@@ -149,7 +150,7 @@ class OrphanFinder:
         module = folder / f"{name}.py"
         return str(module) in self._collected or not module.exists()
 
-    def _test_folders(self) -> Iterator[Path]:
+    def _iter_test_folders(self) -> Iterator[Path]:
         """Yield the collected folders and their subfolders."""
         never = self._config.getini("norecursedirs")
         for arg in self._config.args or [str(self._config.rootpath)]:
@@ -159,7 +160,7 @@ class OrphanFinder:
                 yield Path(folder)
 
 
-def _has_format(path: Path, kind: str) -> bool:
+def _is_own_or_empty_recording(path: Path, kind: str) -> bool:
     """Return whether a file is empty or a recording of this package. Cassettes of plain vcrpy start as ours do, and belong to their program."""
     from stepengine.journal.files import JOURNAL_FILE
     from stepengine.testing.cassette_files import CASSETTE_FILE
@@ -172,7 +173,8 @@ def _has_format(path: Path, kind: str) -> bool:
     return not data or b"x_stepengine" in data
 
 
-def _recording_files(item: pytest.Item) -> Iterable[Path]:
+def _list_recording_files(item: pytest.Item) -> Iterable[Path]:
+    """Return the journal and cassette of a test, and the extra cassettes that its mark names."""
     own = [recording_file(item, kind) for kind in SUFFIXES]
     try:
         return [*own, *(get_extra_cassette(item, name) for name in read_mark_arguments(item).get("extra", ()))]

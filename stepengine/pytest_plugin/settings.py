@@ -32,8 +32,8 @@ def requests_cassette(item: pytest.Item) -> bool:
     return own and FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
 
 
-def command_line_record_mode(config: pytest.Config) -> str | None:
-    """Return the mode of the command line, if one is given."""
+def find_command_line_mode(config: pytest.Config) -> str | None:
+    """Return the recording mode of the command line; ``None`` if none is given."""
     mode: str | None = config.getoption("--stepengine-record")
     return mode
 
@@ -50,7 +50,7 @@ def refuse_unusable_modes(config: pytest.Config) -> None:
     Raises:
         pytest.UsageError: when one of them is asked for.
     """
-    given = command_line_record_mode(config)
+    given = find_command_line_mode(config)
     for mode in (given, config.getini("stepengine_record")):
         if mode:
             _refuse_unknown_mode(mode)
@@ -60,6 +60,7 @@ def refuse_unusable_modes(config: pytest.Config) -> None:
 
 
 def _refuse_unknown_mode(mode: object) -> None:
+    """Raise ``pytest.UsageError`` for an unknown recording mode."""
     if mode not in MODES:
         msg = f"{mode!r} is not a recording mode; valid modes: {', '.join(MODES)}"
         raise pytest.UsageError(msg)
@@ -101,14 +102,14 @@ def is_live(item: pytest.Item) -> bool:
 
 def choose_record_mode(item: pytest.Item) -> Any:
     """
-    Return the mode of a test: the command line beats the mark, but a test that is marked ``none`` stays so.
+    Return the recording mode of a test: the command line beats the mark, but a test marked ``none`` replays.
 
     A mark or an ini setting is there for everybody's machine; in CI it replays.
     """
     wanted = read_mark_arguments(item).get("record")
     if wanted == "none" or not may_record(item.config):
         return "none"
-    return command_line_record_mode(item.config) or wanted or item.config.getini("stepengine_record") or "none"
+    return find_command_line_mode(item.config) or wanted or item.config.getini("stepengine_record") or "none"
 
 
 def make_redaction_rules(item: pytest.Item) -> dict[str, Any]:

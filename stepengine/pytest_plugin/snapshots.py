@@ -26,6 +26,7 @@ def events_snapshot(request: pytest.FixtureRequest) -> Any:
 
 
 def _make_snapshot(request: pytest.FixtureRequest, name: str) -> object:
+    """Return the snapshot fixture with an extension of stepengine; raise ``pytest.UsageError`` without syrupy."""
     if not request.config.pluginmanager.hasplugin("syrupy"):
         msg = f"{request.fixturename} needs the plugin syrupy: pip install 'stepengine[test]'"
         raise pytest.UsageError(msg)

@@ -22,7 +22,12 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from stepengine.debugging.desk import EngineSpec
-from stepengine.debugging.edits import error_text, files_imported_since, find_error_location, modules_imported_since
+from stepengine.debugging.edits import (
+    author_files_imported_since,
+    author_modules_imported_since,
+    error_text_without_advice,
+    find_error_location,
+)
 from stepengine.engine.neighbour_imports import PREFIX
 from stepengine.server.problems import Problem
 from stepengine.server.processes import JsonChildProcess
@@ -112,7 +117,7 @@ class EngineSources:
             self._unload_author_modules()
             sys.modules.update(held)
             file, line = find_error_location(error)
-            raise _make_source_problem(error_text(error), file, line) from error
+            raise _make_source_problem(error_text_without_advice(error), file, line) from error
         # A file that is saved while it is imported is seen the next time.
         self._since, self._refused = since, None
         self._marks = {
@@ -122,7 +127,7 @@ class EngineSources:
 
     def _list_watched_files(self) -> set[str]:
         return {
-            *files_imported_since(self._known),
+            *author_files_imported_since(self._known),
             *[str(Path(file).resolve()) for file in self._maker.iter_watched_files()],
         }
 
@@ -137,7 +142,7 @@ class EngineSources:
 
     def _unload_author_modules(self) -> dict[str, ModuleType]:
         """Remove the author's modules from ``sys.modules``, and return them by name."""
-        own = {name for name, _ in modules_imported_since(self._known)}
+        own = {name for name, _ in author_modules_imported_since(self._known)}
         # What packages without a file know as their members is imported already.
         own |= {above for name in own for above in _iter_parent_packages(name) if above not in self._known}
         own |= {name for name in sys.modules if name.startswith(PREFIX)}

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from stepengine import Usage
 from stepengine.cli.exits import Exit
 from stepengine.evaluation import price
-from stepengine.evaluation.prices import RecordedCall, list_recorded_calls, model_family, price_calls
+from stepengine.evaluation.prices import RecordedCall, list_answered_calls, price_calls, tokenizer_family
 from stepengine.journal import FileJournal
 from stepengine.models.pricing import LIST_PRICES
 from stepengine.testing import text, tool_call
@@ -59,10 +59,10 @@ def test_a_family_shares_a_tokenizer() -> None:
     """
     Names of one maker's models are one family, whoever serves them.
     """
-    assert "claude" == model_family("anthropic/claude-sonnet-4-5") == model_family("bedrock/claude-3")
-    assert model_family("openai/gpt-5") == model_family("openai/o3") == "gpt"
-    assert "" == model_family("")
-    assert model_family("meta/llama-4") != model_family("openai/gpt-5")
+    assert "claude" == tokenizer_family("anthropic/claude-sonnet-4-5") == tokenizer_family("bedrock/claude-3")
+    assert tokenizer_family("openai/gpt-5") == tokenizer_family("openai/o3") == "gpt"
+    assert "" == tokenizer_family("")
+    assert tokenizer_family("meta/llama-4") != tokenizer_family("openai/gpt-5")
 
 
 @pytest.mark.spec("evaluation:JG82", "evaluation:JG87", "evaluation:JG12")
@@ -89,7 +89,7 @@ def test_the_price_command_fails_where_there_is_no_price(folder: Any) -> None:
     assert "together" in said.stdout
     assert "would also act differently" in said.stderr
     folder.type("compare", "price", "none.jsonl", "--model", MODEL, code=Exit.USAGE)
-    assert 0 < list_recorded_calls(FileJournal("run.jsonl"))[1].shared < 1
+    assert 0 < list_answered_calls(FileJournal("run.jsonl"))[1].shared < 1
 
 
 @pytest.mark.spec("evaluation:JG82")

@@ -111,6 +111,7 @@ class _PositionCollector:
             self._add_frames(row, path, frames)
 
     def _iterate_hook_changes(self, moment: Moment) -> Iterator[dict[str, object]]:
+        """Yield the changes that hooks made at a moment as JSON, and store their texts."""
         for call in moment.hooks:
             if isinstance(call.said, Change):
                 with contextlib.suppress(DataError, TypeError):
@@ -120,6 +121,7 @@ class _PositionCollector:
                         yield {"point": call.point, "name": str(texts.clean(call.hook)), "change": texts.add(told)}
 
     def _add_context_changes_of_row(self, row: int, path: str, state: AgentState) -> None:
+        """Store the entries of the context that changed or disappeared since the previous row of the same run."""
         before = self._contexts.get(path, {})
         now = dict(state.context)
         self._contexts[path] = now
@@ -154,7 +156,7 @@ class _PositionCollector:
                 "fn": frame.function,
                 "kind": frame.kind,
                 "line": frame.line,
-                "file": self._add_source_file(frame),
+                "file": self._store_source_file(frame),
             }
             one |= {"set": changed} if changed else {}
             one |= {"gone": [name for name in old if name not in now]} if old.keys() - now.keys() else {}
@@ -172,7 +174,8 @@ class _PositionCollector:
         self._known[place] = (value, text)
         return text
 
-    def _add_source_file(self, frame: Frame) -> int | None:
+    def _store_source_file(self, frame: Frame) -> int | None:
+        """Store the source of the file of a frame once, and return its number; ``None`` if it is missing or too long."""
         if not frame.file or not frame.line:
             return None
         if frame.file not in self._files:
@@ -188,6 +191,7 @@ class _PositionCollector:
 
 
 def _change_to_json(change: Change) -> dict[str, Any]:
+    """Return a change by a hook as JSON; only names of members if it contains functions."""
     try:
         return tool_change_to_json(change)
     except DataError:

@@ -99,7 +99,7 @@ class FollowedJournal:
         }  # fmt: skip
 
     def changes_after(self, offset: int) -> dict[str, Any]:
-        """Return the changes after *offset*; everything for an unknown offset."""
+        """Return the page data added or changed after *offset*; everything for an unknown offset."""
         known = self._known.get(offset, self._known[0])
         view, texts = self._view, self._view.texts
         if known.took == view.took:
@@ -157,16 +157,16 @@ class _PageHandler(BaseHTTPRequestHandler):
         elif not secrets.compare_digest(first.encode(), self.server.token.encode()) or rest not in ("", "records"):
             self._send_body(404, "text/plain", "not found; open the printed URL")
         else:
-            self._send_page_or_changes(rest, _parse_offset(asked.query))
+            self._send_page_or_changes(rest, _parse_offset_or_zero(asked.query))
 
-    def _send_page_or_changes(self, what: str, offset: int) -> None:
-        """Read new records; send the page if *what* is empty, else the changes after *offset*. An error is sent as JSON."""
+    def _send_page_or_changes(self, path: str, offset: int) -> None:
+        """Read new records; send the page if *path* is empty, else the changes after *offset*. An error is sent as JSON."""
         following = self.server.following
         try:
             with self.server.reading:
                 following.read_new_records()
-                text = json.dumps(following.changes_after(offset)) if what else following.render_html()
-            kind = "application/json" if what else "text/html"
+                text = json.dumps(following.changes_after(offset)) if path else following.render_html()
+            kind = "application/json" if path else "text/html"
         except JournalError as error:
             kind, text = "application/json", json.dumps({"error": error.message})
         except OSError as error:
@@ -174,6 +174,7 @@ class _PageHandler(BaseHTTPRequestHandler):
         self._send_body(200, kind, text)
 
     def _send_body(self, code: int, kind: str, text: str) -> None:
+        """Send a whole response with the headers of the page."""
         body = text.encode()
         self.send_response(code)
         headers = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body)), **HEADERS}
@@ -186,6 +187,7 @@ class _PageHandler(BaseHTTPRequestHandler):
         """Log nothing: the URL holds the token."""
 
 
-def _parse_offset(query: str) -> int:
+def _parse_offset_or_zero(query: str) -> int:
+    """Return the offset in the query of a request; 0 if there is no valid one."""
     given = parse_qs(query).get("after", ["0"])[0]
     return int(given) if given.isascii() and given.isdecimal() and len(given) <= MOST_DIGITS else 0

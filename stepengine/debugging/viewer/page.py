@@ -47,17 +47,18 @@ They are joined because an exported file has one script, which its Content-Secur
 
 
 @cache
-def _read_page_part(name: str) -> str:
+def _read_page_file(name: str) -> str:
     return files(__package__ or __name__).joinpath(name).read_text(encoding="utf-8")
 
 
 @cache
 def read_script() -> str:
     """Return the script of the page. The studio serves the same script as ``run.js``."""
-    return "\n".join(map(_read_page_part, SCRIPTS))
+    return "\n".join(map(_read_page_file, SCRIPTS))
 
 
 def _csp_hash(text: str) -> str:
+    """Return the hash of a script or style as a Content-Security-Policy has it."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
@@ -69,7 +70,7 @@ def render_page(payload: Mapping[str, Any], title: str) -> str:
         payload: The data from ``make_payload``; with ``"follow"`` the page polls its own address for new records.
         title: Its title.
     """
-    script, style = read_script(), _read_page_part("page.css")
+    script, style = read_script(), _read_page_file("page.css")
     rules = [
         "default-src 'none'",
         f"script-src {_csp_hash(script)}",
@@ -93,5 +94,5 @@ def render_page(payload: Mapping[str, Any], title: str) -> str:
         "payload": base64.b64encode(gzip.compress(written, LEVEL, mtime=0)).decode(),
         "script": script,
     }
-    parts["run"] = PLACE.sub(lambda found: parts[found[1]], _read_page_part("run.html"))
-    return PLACE.sub(lambda found: parts[found[1]], _read_page_part("page.html"))
+    parts["run"] = PLACE.sub(lambda found: parts[found[1]], _read_page_file("run.html"))
+    return PLACE.sub(lambda found: parts[found[1]], _read_page_file("page.html"))

@@ -109,7 +109,7 @@ class PageTexts:
     The texts of a page, each stored once under a number.
 
     Args:
-        longest: The characters of a long text that are kept, half of them at its end; ``None`` for all. Only texts with *whole_at* are cut.
+        longest: The characters of a long text that are kept, half of them at its end; ``None`` for all. Texts without *show_command* stay whole.
     """
 
     def __init__(self, longest: int | None = None) -> None:
@@ -123,56 +123,60 @@ class PageTexts:
     def clean(self, value: object) -> Any:
         """Return a JSON value with secrets redacted, control characters escaped, and integers beyond 2**53 - 1 as texts."""
         if isinstance(value, str):
-            return self._escape_invisible(self._redactor.text(value))
+            return self._make_displayable(self._redactor.text(value))
         written = compact(value)
-        return self._escape_invisible(
+        return self._make_displayable(
             self._redactor.value(value) if self._redactor.may_contain_secret(written) else value
         )
 
-    def _escape_invisible(self, value: object) -> object:
+    def _make_displayable(self, value: object) -> object:
+        """Return a JSON value with invisible characters escaped, and integers beyond 2**53 - 1 as texts."""
         if isinstance(value, str):
             return _escape_invisible(value)
         if isinstance(value, Mapping):
-            return {_escape_invisible(k): self._escape_invisible(v) for k, v in value.items()}
+            return {_escape_invisible(k): self._make_displayable(v) for k, v in value.items()}
         if isinstance(value, int) and abs(value) > MAX_SAFE:
             return str(value)
-        return [self._escape_invisible(v) for v in value] if isinstance(value, list | tuple) else value
+        return [self._make_displayable(v) for v in value] if isinstance(value, list | tuple) else value
 
-    def add(self, value: Any, *, whole_at: str = "") -> int:
+    def add(self, value: Any, *, show_command: str = "") -> int:
         """
         Store a JSON value, cleaned, and return the number of its entry; equal values share one.
 
         Args:
             value: A JSON value.
-            whole_at: The command that shows a cut text in full; without it, nothing is cut.
+            show_command: The command that shows a cut text in full; without it, nothing is cut.
         """
         key = hashlib.blake2b(
-            f"{whole_at and self.longest}{compact(value)}".encode(errors="replace"), digest_size=16
+            f"{show_command and self.longest}{compact(value)}".encode(errors="replace"), digest_size=16
         ).digest()
         known = self._numbers.get(key)
         if known is None:
             known = self._numbers[key] = len(self.all)
             clean = self.clean(value)
-            self.all.append(self._shorten_texts(clean, whole_at) if self.longest is not None and whole_at else clean)
+            self.all.append(
+                self._cut_long_texts(clean, show_command) if self.longest is not None and show_command else clean
+            )
         return known
 
-    def _shorten_texts(self, value: object, whole_at: str) -> object:
-        """Return a JSON value with the middle of long texts replaced by a note with *whole_at*, the command that shows them in full."""
+    def _cut_long_texts(self, value: object, show_command: str) -> object:
+        """Return a JSON value with the middle of long texts replaced by a note with *show_command*, the command that shows them in full."""
         if isinstance(value, str):
             longest = self.longest or 0
             if len(value) <= longest:
                 return value
             left = len(value) - longest
-            return f"{value[: longest // 2]}\n... {left:,} characters left out; {whole_at} shows them ...\n{value[-(longest // 2) :]}"
+            return f"{value[: longest // 2]}\n... {left:,} characters left out; {show_command} shows them ...\n{value[-(longest // 2) :]}"
         if isinstance(value, Mapping):
-            return {k: self._shorten_texts(v, whole_at) for k, v in value.items()}
-        return [self._shorten_texts(v, whole_at) for v in value] if isinstance(value, list) else value
+            return {k: self._cut_long_texts(v, show_command) for k, v in value.items()}
+        return [self._cut_long_texts(v, show_command) for v in value] if isinstance(value, list) else value
 
-    def add_parts(self, parts: Iterable[Part], *, whole_at: str = "") -> int:
+    def add_parts(self, parts: Iterable[Part], *, show_command: str = "") -> int:
         """Store the parts of a message, reply or result as one entry without call ids, and return the number of the entry."""
-        return self.add([self._part_to_json(p) for p in parts], whole_at=whole_at)
+        return self.add([self._part_to_json(p) for p in parts], show_command=show_command)
 
     def _part_to_json(self, part: Part) -> Form:
+        """Return a part of a message as JSON, without its call id; data of pictures are stored."""
         match part:
             case ToolCallPart():
                 if part.input_error is None:
@@ -265,21 +269,22 @@ class RunPayload:
         self._touched.append(set())
         for record in history.records[self._done :]:
             if isinstance(record, Intent):
-                self._add_effect(history, record)
+                self._add_started_effect(history, record)
             elif isinstance(record, Result):
-                self._add_result(history, record)
+                self._add_effect_result(history, record)
             elif isinstance(record, Input):
-                self._add_input(history, record)
-            self._add_origins(history, record)
+                self._add_input_row(history, record)
+            self._add_argument_origins(history, record)
         self._done = len(history.records)
 
     # --- effects ------------------------------------------------------------------------------------------------------
 
-    def _add_effect(self, history: History, intent: Intent) -> None:
+    def _add_started_effect(self, history: History, intent: Intent) -> None:
+        """Add a row or a call for an effect that starts, and an entry for the child or tool body that it starts."""
         address = (intent.path, intent.seq)
         form = history.form(intent)
         if address == ROOT:
-            self._add_run("", form)
+            self._add_started_run("", form)
             return
         run = self._runs[intent.path]
         if form["type"] == "model_call":
@@ -293,22 +298,22 @@ class RunPayload:
             return
         call = self._call_to_json(run, intent, form)
         self._calls[address] = call
-        if self._is_requested_by_model(run, form):
+        if self._belongs_to_reply_row(run, form):
             self.lead[address] = run.row
             self.rows[run.row]["calls"].append(call)
-            self._mark_changed(run.row)
+            self._mark_row_changed(run.row)
         else:
             self._add_row(run, intent, call["kind"])["calls"].append(call)
         if intent.starts_child_or_body:
             call["child"] = path = child_path(intent.path, intent.seq)
             is_body = form["type"] == "tool_call"
-            self._add_run(
+            self._add_started_run(
                 path, {"agent_id": form["tool_name"], "prompt": "", "params": form["input"]} if is_body else form
             )
 
-    def _is_requested_by_model(self, run: _OpenRun, form: Mapping[str, Any]) -> bool:
+    def _belongs_to_reply_row(self, run: _OpenRun, form: Mapping[str, Any]) -> bool:
         """
-        Return whether the effect *form* belongs to the row of the model's last reply: a requested call, or a call of a hook.
+        Return whether an effect belongs to the row of the last model reply, as its requested call or a call of a hook.
 
         A tool call names its source. Children and questions only have the id of their call. So the first ids count as requested,
         as many as the reply has calls.
@@ -331,14 +336,16 @@ class RunPayload:
         row: Form = {"n": run.step, "a": format_address(intent.path, intent.seq), "path": intent.path, "kind": kind}
         row |= {"agent": run.agent, "began": run.last, "calls": []}
         self.lead[intent.path, intent.seq] = len(self.rows)
-        self._mark_changed(len(self.rows))
+        self._mark_row_changed(len(self.rows))
         self.rows.append(row)
         return row
 
-    def _mark_changed(self, number: int) -> None:
+    def _mark_row_changed(self, number: int) -> None:
+        """Record that the current ``add_records`` added or changed a row."""
         self._touched[-1].add(number)
 
     def _request_to_json(self, form: Mapping[str, Any], path: str) -> Form:
+        """Store the texts of a model request, and return it as JSON with their numbers."""
         request = form["request"]
         told: Form = {
             "model": self._clean_name(request["model"]),
@@ -367,7 +374,11 @@ class RunPayload:
         return [self.lead.get(source, -1), item["start"], item["stop"]]
 
     def _message_to_json(self, message: Message) -> Form:
-        told: Form = {"role": message.role, "t": self.texts.add_parts(message.content, whole_at=self._show_command)}
+        """Store the parts of a message, and return its role, entry number, tool name and tags as JSON."""
+        told: Form = {
+            "role": message.role,
+            "t": self.texts.add_parts(message.content, show_command=self._show_step_command),
+        }
         if isinstance(message, ToolMessage):
             told |= {"name": self._clean_name(message.tool_name)}
             return told if message.status == "ok" else told | {"status": message.status}
@@ -375,13 +386,15 @@ class RunPayload:
         return told | {"tags": tags} if tags and not isinstance(message, AssistantMessage) else told
 
     @property
-    def _show_command(self) -> str:
+    def _show_step_command(self) -> str:
         return f"`stepengine show {shlex.quote(self.file)} --step N`"
 
     def _clean_name(self, text: str) -> str:
+        """Return a name with secrets redacted and all control characters escaped."""
         return visible(str(self.texts.clean(text)), strict=True)
 
     def _call_to_json(self, run: _OpenRun, intent: Intent, form: Mapping[str, Any]) -> Form:
+        """Return an effect that calls no model as JSON: kind, address, start, name, stored input and program line."""
         row, about = KINDS[form["type"]], ABOUT.get(form["type"])
         call: Form = {"kind": row.verb, "a": format_address(intent.path, intent.seq), "began": run.last}
         if form["type"] == "ask":
@@ -402,7 +415,7 @@ class RunPayload:
             call["together"] = intent.gather
         return call | _program_line_to_json(intent, form)
 
-    def _add_origins(self, history: History, record: Record) -> None:
+    def _add_argument_origins(self, history: History, record: Record) -> None:
         """Add the origins of a call's arguments: sentences, each with whether its value is trusted; other records add nothing."""
         found = [origin for call in self._sources.read_record(history, record) for origin in call.origins]
         if not found or not isinstance(record, Intent):
@@ -414,41 +427,44 @@ class RunPayload:
 
     # --- outcomes -----------------------------------------------------------------------------------------------------
 
-    def _add_result(self, history: History, result: Result) -> None:
+    def _add_effect_result(self, history: History, result: Result) -> None:
+        """Add the outcome of an effect to its row or call; the result of the whole run ends the run."""
         address, at = (result.path, result.seq), history.compute_time_since_start(result.at)
         if result.seq == ROOT[1]:
-            self._set_run_end(result.path, history.outcome(result), at)
+            self._store_run_end(result.path, history.outcome(result), at)
             return
         run = self._runs[result.path]
         run.last = max(run.last, at)
         number = self.lead[address]
-        self._mark_changed(number)
+        self._mark_row_changed(number)
         row, outcome = self.rows[number], history.outcome(result)
         told = self._calls.get(address, row)
         told["at"] = at
         row["at"] = max(at, row.get("at", 0))
         told["began"] = min(told["began"], at)
         if result.attempts:
-            told["attempts"] = self.texts.add([_error_to_json(_restore_error(a["error"])) for a in result.attempts])
+            told["attempts"] = self.texts.add([_error_to_json(_decode_error(a["error"])) for a in result.attempts])
         if outcome.inputs:
             row["inputs"] = [*row.get("inputs", ()), *[self._message_to_json(m) for m in outcome.inputs]]
         if isinstance(outcome, Failure):
             told["error"] = self.texts.add(_error_to_json(outcome.error))
             told["status"] = "error"
-            self._set_run_end(child_path(*address), outcome, at)
+            self._store_run_end(child_path(*address), outcome, at)
             return
         value = outcome.value
         if isinstance(value, ModelReply):
             self._add_model_reply(row, self._runs[result.path], number, value)
         else:
-            told |= self._value_to_json(value, f"`stepengine show {shlex.quote(self.file)} --step '{told['a']}'`")
+            told |= self._result_value_to_json(
+                value, f"`stepengine show {shlex.quote(self.file)} --step '{told['a']}'`"
+            )
             if isinstance(value, ChildResult) or (isinstance(value, ToolResult) and child_path(*address) in self._runs):
-                self._set_run_end(child_path(*address), outcome, at)
+                self._store_run_end(child_path(*address), outcome, at)
 
     def _add_model_reply(self, row: Form, run: _OpenRun, number: int, reply: ModelReply) -> None:
         """Add a reply to its row, and its usage and cost to the chart data, the totals and the agent."""
         row["replied"] = row["at"]
-        row["reply"] = self.texts.add_parts(reply.content, whole_at=self._show_command)
+        row["reply"] = self.texts.add_parts(reply.content, show_command=self._show_step_command)
         row["stop"] = reply.stop_reason.value
         if reply.model is not None:
             row["answered"] = self._clean_name(reply.model)
@@ -467,9 +483,13 @@ class RunPayload:
         cost = add_cost(None if agent["cost"] is None else Decimal(agent["cost"]), reply.cost)
         agent["cost"] = None if cost is None else str(cost)
 
-    def _value_to_json(self, value: object, whole_at: str) -> Form:
+    def _result_value_to_json(self, value: object, show_command: str) -> Form:
+        """Store the value of an effect without a model, and return its status and entry numbers as JSON."""
         if isinstance(value, ToolResult):
-            told: Form = {"status": value.status, "result": self.texts.add_parts(value.content, whole_at=whole_at)}
+            told: Form = {
+                "status": value.status,
+                "result": self.texts.add_parts(value.content, show_command=show_command),
+            }
             if value.side_effects:
                 told["did"] = self.texts.add([f"{e.kind} {e.target}".rstrip() for e in value.side_effects])
             change = {} if value.change is None else tool_change_to_json(value.change)
@@ -477,14 +497,14 @@ class RunPayload:
         if isinstance(value, ChildResult):
             return {
                 "status": value.status.value,
-                "result": self.texts.add(_result_to_parts(value), whole_at=whole_at),
+                "result": self.texts.add(_result_to_parts(value), show_command=show_command),
             }
         if isinstance(value, tuple) and value and isinstance(value[0], Answer):
             answers = [{"text": a.value or "(declined)"} for a in value]
             return {"status": "ok", "result": self.texts.add(answers)}
-        return {"status": "ok", "result": self.texts.add([{"json": plain(value)}], whole_at=whole_at)}
+        return {"status": "ok", "result": self.texts.add([{"json": plain(value)}], show_command=show_command)}
 
-    def _add_run(self, path: str, form: Mapping[str, Any]) -> None:
+    def _add_started_run(self, path: str, form: Mapping[str, Any]) -> None:
         """Append an entry for a run of the tree, or the body of a tool, that starts now."""
         above = self._runs[path.rpartition(".")[0]] if path else None
         last = 0 if above is None else above.last
@@ -504,7 +524,8 @@ class RunPayload:
             told["background"] = True
         self.agents.append(told)
 
-    def _set_run_end(self, path: str, outcome: Any, at: int) -> None:
+    def _store_run_end(self, path: str, outcome: Any, at: int) -> None:
+        """Store end, status and output of the child or tool body at *path*; other paths are ignored."""
         known = self._runs.get(path)
         if known is None:
             return
@@ -516,7 +537,7 @@ class RunPayload:
         if isinstance(value, ChildResult):
             agent["output"] = self.texts.add(_result_to_parts(value))
 
-    def _add_input(self, history: History, record: Input) -> None:
+    def _add_input_row(self, history: History, record: Input) -> None:
         """Append a row for an input, such as an answer or a message; some kinds have no row."""
         kind, at = str(record.input.get("type")), history.compute_time_since_start(record.at)
         if not INPUTS.get(kind, UNKNOWN_INPUT).is_shown:
@@ -526,7 +547,7 @@ class RunPayload:
         row: Form = {"n": run.step, "a": format_address(record.path, record.seq), "path": record.path, "kind": "input"}
         row |= {"agent": run.agent, "began": at, "at": at, "calls": [], "name": self._clean_name(kind)}
         row["input"] = self.texts.add({k: v for k, v in plain(record.input).items() if k != "type"})
-        self._mark_changed(len(self.rows))
+        self._mark_row_changed(len(self.rows))
         self.rows.append(row)
 
     # --- the whole ----------------------------------------------------------------------------------------------------
@@ -560,7 +581,7 @@ class RunPayload:
         if root.get("params") is not None:
             told["params"] = add(plain(root["params"]))
         if ended is not None:
-            told["output"] = add(_result_to_parts(ended), whole_at=self._show_command)
+            told["output"] = add(_result_to_parts(ended), show_command=self._show_step_command)
         elif not history.is_complete:
             asked = [
                 {"id": q.id, "text": q.text, "options": list(q.options)}
@@ -622,6 +643,7 @@ def _program_line_to_json(intent: Intent, form: Mapping[str, Any]) -> Form:
 
 
 def _token_counts(usage: Usage) -> list[int]:
+    """Return input, output, cache-read, cache-write and reasoning tokens, in this order."""
     return [
         usage.input_tokens,
         usage.output_tokens,
@@ -631,7 +653,8 @@ def _token_counts(usage: Usage) -> list[int]:
     ]
 
 
-def _restore_error(stored: object) -> BaseException:
+def _decode_error(stored: object) -> BaseException:
+    """Decode a recorded error."""
     error: BaseException = decode_stored({"type": "failure", "error": stored}).error
     return error
 

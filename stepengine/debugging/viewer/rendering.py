@@ -88,6 +88,7 @@ def render_run(
 
 
 def _make_page_source(journal: Journal, agent: AgentGiven | None) -> PageSource:
+    """Return a journal with the functions that make steppers for an agent; none without an agent."""
     if agent is None:
         return PageSource(journal=journal, file=journal.name)
     if isinstance(agent, Engine):
@@ -127,6 +128,7 @@ def render_sources(
 def _render_with_text_limit(
     source: PageSource, other: PageSource | None, *, locals: bool, title: str, longest: int | None
 ) -> RenderedPage:
+    """Return the page of one or two runs; long texts are cut after *longest* characters."""
     made = make_payload(source, other, locals=locals, longest=longest)
     files = " → ".join([Path(each.file).name for each in (source, other) if each is not None])
     name = title or f"{made.agent} · {files}"
@@ -162,11 +164,11 @@ def make_payload(
     """
     texts = PageTexts(longest)
     files: list[dict[str, str]] = []
-    view, walked, told = _load_run(source, texts, files, locals=locals)
+    view, walked, told = _load_run_and_positions(source, texts, files, locals=locals)
     found = [(source, walked)]
     payload: dict[str, object] = {"format": FORMAT, **told}
     if other is not None:
-        second, walked_too, told_too = _load_run(other, texts, files, locals=locals)
+        second, walked_too, told_too = _load_run_and_positions(other, texts, files, locals=locals)
         found.append((other, walked_too))
         payload |= {
             "other": told_too,
@@ -187,23 +189,25 @@ def make_payload(
     )
 
 
-def _load_run(
+def _load_run_and_positions(
     source: PageSource, texts: PageTexts, files: list[dict[str, str]], *, locals: bool
 ) -> tuple[RunPayload, HandlerPositions | None, dict[str, object]]:
+    """Return the data of a run, its best replayed handler positions, and both as JSON."""
     view = RunPayload(texts, source.file)
     view.add_records(load_stored_history(source.journal))
     walked: HandlerPositions | None = None
     for make in source.steppers:
-        now = _collect_positions(make, view, files, locals=locals)
+        now = _collect_positions_or_reason(make, view, files, locals=locals)
         walked = now if walked is None or len(now.locals) > len(walked.locals) or not now.missing else walked
         if not now.missing:
             break
     return view, walked, view.to_dict() | ({} if walked is None else walked.to_dict())
 
 
-def _collect_positions(
+def _collect_positions_or_reason(
     make: Callable[[], Stepper], view: RunPayload, files: list[dict[str, str]], *, locals: bool
 ) -> HandlerPositions:
+    """Replay a run, and return its handler positions; an error becomes the reason why they are missing."""
     try:
         return collect_handler_positions(make(), view, with_locals=locals, sources=files)
     except StepEngineError as error:
@@ -233,21 +237,21 @@ def copy_undamaged_records(journal: Journal) -> tuple[MemoryJournal, int]:
     """
     lines = journal.content().splitlines(keepends=True)
 
-    def make_journal(number: int) -> MemoryJournal:
+    def copy_first_lines(number: int) -> MemoryJournal:
         return MemoryJournal(lines[:number])
 
-    def is_whole(number: int) -> bool:
+    def are_first_lines_readable(number: int) -> bool:
         try:
-            RunPayload(PageTexts(), "").add_records(load_stored_history(make_journal(number)))
+            RunPayload(PageTexts(), "").add_records(load_stored_history(copy_first_lines(number)))
         except (JournalError, StepEngineError):
             return False
         return True
 
-    if not is_whole(2):
+    if not are_first_lines_readable(2):
         msg = f"{journal.name} holds no run before its damaged part"
         raise JournalCorrupt(msg)
     low, high = 2, len(lines) + 1
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if is_whole(middle) else (low, middle)
-    return make_journal(low), low
+        low, high = (middle, high) if are_first_lines_readable(middle) else (low, middle)
+    return copy_first_lines(low), low

@@ -41,11 +41,13 @@ def pair_steps(a: RunPayload, b: RunPayload, difference: Difference, texts: Page
     gone = {a.lead[address] for address in a.lead if format_address(*address) in removed}
     come = {b.lead[address] for address in b.lead if format_address(*address) in added}
     return [
-        [i, j, *_mark_pair(i, j, told, texts, in_part=i in gone or j in come)] for i, j in _merge_rows(a, b, beside)
+        [i, j, *_get_mark_and_text_number(i, j, told, texts, in_part=i in gone or j in come)]
+        for i, j in _merge_rows(a, b, beside)
     ]
 
 
 def _addresses_by_row(view: RunPayload) -> Mapping[int, list[str]]:
+    """Return the addresses of the effects of each row."""
     found: dict[int, list[str]] = {}
     for address, number in view.lead.items():
         found.setdefault(number, []).append(format_address(*address))
@@ -90,6 +92,7 @@ def _pair_input_rows(a: RunPayload, b: RunPayload) -> Iterator[tuple[int, int]]:
 
 
 def _list_effects_of_run(view: RunPayload, path: str) -> list[tuple[str, int]]:
+    """Return the addresses of the effects of one run, in order."""
     found: list[tuple[str, int]] = []
     while (path, len(found)) in view.lead:
         found.append((path, len(found)))
@@ -111,7 +114,7 @@ def _merge_rows(a: RunPayload, b: RunPayload, beside: Mapping[int, int]) -> Iter
     yield from [(None, j) for j in range(taken, len(b.rows)) if j not in paired]
 
 
-def _mark_pair(
+def _get_mark_and_text_number(
     i: int | None, j: int | None, told: Mapping[int, list[list[str]]], texts: PageTexts, *, in_part: bool
 ) -> tuple[str, int | None]:
     """Return the mark of a pair of rows, and the number of the text of its differences; ``None`` without one."""
