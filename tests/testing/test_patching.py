@@ -170,7 +170,7 @@ def test_a_stream_that_is_left_early_is_not_recorded(tmp_path):
 
 @pytest.mark.spec("replay:Y20", "replay:C6")
 @pytest.mark.parametrize("size", [b"-10", b"0x3", b"3_0", b"", b"f" * 40])
-def test_a_reply_with_an_invalid_chunk_size_is_recorded_as_broken(size, tmp_path):
+def test_reply_with_an_invalid_chunk_size_is_recorded_as_broken(size, tmp_path):
     damaged = CassetteFixture(tmp_path / "damaged.yaml", "once")
     with socket.create_server(("127.0.0.1", 0)) as server, damaged.patch():
 
