@@ -17,9 +17,10 @@ import json
 import re
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cache, cached_property, lru_cache, partial
+from itertools import count
 from operator import is_
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -934,10 +935,11 @@ class Redactor(TextRedactor):
     def _redact_tree(self, value: object, level: int) -> object:
         if isinstance(value, Mapping):
             pieces = {k for k in value if is_text_token_member(k, value)}
-            return {
-                self.text(k): self._redact_tree(v, level) if k in pieces else self.redact_member(k, v, level)
-                for k, v in value.items()
-            }
+            made: dict[str, object] = {}
+            for k, v in value.items():
+                name = _make_unused_name(self.text(k), made)
+                made[name] = self._redact_tree(v, level) if k in pieces else self.redact_member(k, v, level)
+            return made
         if isinstance(value, list | tuple):
             return [self._redact_tree(v, level) for v in value]
         if not isinstance(value, str):
@@ -951,6 +953,12 @@ class Redactor(TextRedactor):
         if not is_secret(name, value, "member"):
             return False
         return not self.rules.allowed or digest_secret(value) not in self.rules.allowed
+
+
+def _make_unused_name(name: str, used: Container[str]) -> str:
+    """Return *name*, with a number if it is used: two secrets may have the same placeholder."""
+    numbered = (f"{name}#{number}" for number in count(2))
+    return name if name not in used else next(one for one in numbered if one not in used)
 
 
 class RecordRedaction:

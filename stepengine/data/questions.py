@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Mapping
+import re
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -18,6 +19,7 @@ from stepengine.data.origins import describe_origins
 from stepengine.data.visible import cut_after
 from stepengine.errors import AnswerRejected, DefinitionError
 
+SEPARATOR = re.compile(r"\s*,\s*")
 REMEMBERED = "remembered"
 """The ``by`` of an answer that an earlier one with ``remember`` gave."""
 NOBODY = "nobody"
@@ -181,8 +183,36 @@ def to_answer(value: AnswerLike, question: Question) -> Answer:
     text = ("yes" if value else "no") if isinstance(value, bool) else value
     if text in question.options:
         return Answer(selected=(text,))
-    several = [part.strip() for part in text.split(",")] if question.multi_select else []
-    return Answer(selected=several) if several and set(several) <= set(question.options) else Answer(text=text)
+    several = _split_into_options(text, question.options) if question.multi_select else ()
+    return Answer(selected=several) if several else Answer(text=text)
+
+
+def _split_into_options(text: str, options: Sequence[str]) -> Sequence[str]:
+    """Return the options that *text* names with commas between them; none if it has other parts. An option may contain commas."""
+    parts = [part.strip() for part in text.split(",")]
+    if set(parts) <= set(options):
+        return parts
+    # Each place in the text is looked at once, with the place before it and the option between them.
+    text = text.strip()
+    came_from: dict[int, tuple[int, str]] = {0: (0, "")}
+    waiting = [0]
+    while waiting:
+        start = waiting.pop()
+        for option in options:
+            if not option or not text.startswith(option, start):
+                continue
+            end = start + len(option)
+            if end == len(text):
+                found = [option]
+                while start:
+                    start, name = came_from[start]
+                    found.append(name)
+                return found[::-1]
+            comma = SEPARATOR.match(text, end)
+            if comma and comma.end() not in came_from:
+                came_from[comma.end()] = start, option
+                waiting.append(comma.end())
+    return ()
 
 
 def find_answer_problem(value: AnswerLike, question: Question) -> str | None:

@@ -722,7 +722,16 @@ class _Search:
                 yield _Derived(_make_script_from_words(words[operands[0] + 1 :]), is_possible=True, is_guess=True)
 
     def _derive_from_python_module(self, module: str, words: Argv) -> Iterator[_Derived]:
-        at = next(at for at, word in enumerate(words) if word in {"-m", f"-m{module}"} or word == module)
+        # The option may stand alone, before its value, or behind others in one word, such as `-um` and `-umpytest`.
+        names = (
+            at
+            for at, word in enumerate(words)
+            if word in {"-m", module} or re.fullmatch(rf"-\w*m{re.escape(module)}", word)
+        )
+        at = next(names, None)
+        if at is None:
+            self._set_unclear(f"the arguments of the module {module!r} may start programs")
+            return
         rest = words[at + 1 + (words[at] == "-m") :]
         yield _Derived((module.partition(".")[0], *rest), is_possible=True)
         if module == "timeit" and any(STARTING_CODE.search(word) for word in rest):

@@ -27,7 +27,8 @@ from stepengine.data.choices import (
     question_to_json,
 )
 from stepengine.data.json import JsonDict
-from stepengine.data.questions import Answer, Question, check_answer, find_answer_problem
+from stepengine.data.questions import Answer, Question, check_answer, find_answer_problem, to_answer
+from stepengine.errors import AnswerRejected
 from tests.phrases import NO_OPTION
 
 
@@ -59,6 +60,29 @@ def test_a_question_offers_its_options_and_no_answer() -> None:
     ]
     assert ("blue, dark",) == answer_for_choice(COLOUR, "1").selected
     assert [True] * 3 == [answer_for_choice(COLOUR, chosen).declined for chosen in ("no", "7", None)]
+
+
+NAMES = st.text("ab, ", min_size=1, max_size=5).map(str.strip).filter(bool)
+
+
+@given(st.lists(NAMES, min_size=1, max_size=6, unique=True), st.data())
+def test_selected_options_survive_as_text_also_with_commas(options: list[str], data: st.DataObject) -> None:
+    question = Question("q", "Which?", options, multi_select=True)
+    chosen = data.draw(st.lists(st.sampled_from(options), min_size=1, unique=True))
+
+    read = to_answer(Answer(selected=chosen).value, question)
+
+    assert set(read.selected) <= set(options)
+    assert Answer(selected=chosen).value.replace(" ", "") == ",".join(read.selected).replace(" ", "")
+
+
+def test_an_option_with_a_comma_is_selected_beside_another() -> None:
+    question = Question("q", "Which?", ["red, dark", "blue"], multi_select=True)
+
+    assert ("red, dark", "blue") == check_answer("red, dark, blue", question).selected
+    assert ("blue", "red, dark") == check_answer(" blue,red, dark ", question).selected
+    with pytest.raises(AnswerRejected, match=NO_OPTION):
+        check_answer("red, dark, green", question)
 
 
 @pytest.mark.parametrize("question", [MAY_IT, PLAIN, COLOUR], ids=["rules", "permission", "options"])

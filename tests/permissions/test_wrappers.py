@@ -122,7 +122,7 @@ ASKED = [
 ]  # fmt: skip
 """Commands of which nobody can say that they do not start the program."""
 PLAIN = [
-    "rg git", "rg -n 'git push' docs", "grep push file", "grep -rn 'git push' docs", "pytest", "pytest -k git", "python -m pytest -k git", "python3.11 -m pytest tests/git", "npm test", "npm run git", "make", "make git-push",
+    "rg git", "rg -n 'git push' docs", "grep push file", "grep -rn 'git push' docs", "pytest", "pytest -k git", "python -m pytest -k git", "python -umpytest -k git", "python -um pytest -k git", "python -Impytest", "python3.11 -m pytest tests/git", "npm test", "npm run git", "make", "make git-push",
     "make git", "git status", "git log -5", "git log --grep push", "git commit -m 'git push: fix'", "git stash push", "git -C x log", "git -c core.pager=cat log", "git checkout -b push", "git clone https://github.com/git/git",
     "python x.py", "python -c 'print(1)'", "python -c 'import json, sys; print(json.load(sys.stdin))'", "node build.js", "find . -name git", "find . -name '*.py' -exec wc -l '{}' +", "sed -i 's/git push/hg push/' README.md", "sed -n '/the/p' f",
     "awk '/git|push/ {print $2}' f", "timeout 5 grep -r git f", "env A=1 pytest", "sudo ls git", "ls git push", "cat git", "echo git push", "uv run pytest -k git", "poetry run mypy git", "cargo test git", "xargs -a f grep git", "vim git",

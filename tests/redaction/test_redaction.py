@@ -126,6 +126,15 @@ def with_separators(words: list[str], data: st.DataObject) -> str:
 SECRET_WORDS = sorted({*MEMBER_HINTS, *[end for end, places in SECRET_ENDINGS.items() if "member" in places]})
 
 
+@pytest.mark.spec("reliability:R11")
+def test_members_whose_names_are_secrets_stay_separate() -> None:
+    given = {f"sk-ant-api03-{letter * 40}": number for number, letter in enumerate("abc")}
+    read = Redactor({}, shapes=True).value(given)
+
+    assert [0, 1, 2] == list(read.values())
+    assert not any(name in str(read) for name in given)
+
+
 @pytest.mark.deep
 @pytest.mark.smoke
 @pytest.mark.spec("replay:K4", "reliability:R11")
