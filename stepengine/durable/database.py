@@ -352,6 +352,7 @@ def convert_database_errors(url: str) -> Iterator[None]:
     Raises:
         DatabaseUnavailable: when the database cannot be reached, went away meanwhile, or does not have the tables.
         DataError: when it was given text that it does not store.
+        StepEngineError: when the role lacks a right.
     """
     import psycopg
     from sqlalchemy.exc import DBAPIError
@@ -369,6 +370,12 @@ def convert_database_errors(url: str) -> Iterator[None]:
                 "`stepengine deploy migrate`"
             )
             raise DatabaseUnavailable(msg) from error
+        if isinstance(cause, psycopg.errors.InsufficientPrivilege):
+            msg = (
+                f"the database {hide_password(url)} denies this role a right: {_get_first_line(error)}. With a privileged role, run "
+                "`stepengine deploy migrate --role ROLE`"
+            )
+            raise StepEngineError(msg) from error
         # Text with a NUL is refused before it is sent, JSON with one by the server.
         if isinstance(cause, psycopg.DataError) and cause.sqlstate in (None, "22P05"):
             msg = "a given text contains a NUL, which the database cannot store"

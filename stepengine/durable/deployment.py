@@ -194,7 +194,7 @@ class _EndWatcher:
             runs = list(self._waiting)
             try:
                 states = {view.id: view.state for view in await self._deployment.find_runs(runs)}
-            except StepEngineError as error:
+            except Exception as error:  # noqa: BLE001  (without this task the callers would wait for ever)
                 for run in runs:
                     self._notify_waiters(run, error)
             else:
@@ -206,7 +206,7 @@ class _EndWatcher:
                         self._notify_waiters(run, state)
             await asyncio.sleep(WAIT_SECONDS)
 
-    def _notify_waiters(self, run: str, news: str | StepEngineError) -> None:
+    def _notify_waiters(self, run: str, news: str | Exception) -> None:
         """Resume all waiters of a run with its state or an error."""
         for future in self._waiting.get(run, ()):
             if future.done():

@@ -522,9 +522,9 @@ async def migrate(url: str, *, role: str | None = None) -> None:
         role: Role of workers and clients; it gets the rights that they need.
 
     Raises:
-        DatabaseUnavailable: when the database cannot be reached, or the role may not.
+        DatabaseUnavailable: when the database cannot be reached.
         DefinitionError: when the URL is none.
-        StepEngineError: when the extra is not installed.
+        StepEngineError: when the role of the URL may not, or the extra is not installed.
     """
     real = parse_database_url(url)
     await asyncio.to_thread(migrate_dbos_tables, real, role=role)

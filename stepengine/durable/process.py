@@ -195,14 +195,19 @@ class WorkerProcess:
             DatabaseUnavailable: when the database cannot be reached.
             StepEngineError: when a worker of another engine runs in this process, or commits are not durable.
         """
+        package = import_patched_dbos()
         if WorkerProcess.current is not None:
             msg = "a process can run only one worker: close the other DurableEngine first"
             raise StepEngineError(msg)
-        package = import_patched_dbos()
+        # Before the first await: another worker that is opened meanwhile finds it.
+        WorkerProcess.current = self
         self._errors = package.error
         self._dbos = package.DBOS
-        await self._connect_and_lock()
-        WorkerProcess.current = self
+        try:
+            await self._connect_and_lock()
+        except BaseException:
+            WorkerProcess.current = None
+            raise
         try:
             if self._rates is not None:
                 await self._rates.open(self._effects, migrate=self.setting.migrate)

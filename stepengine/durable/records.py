@@ -120,10 +120,10 @@ class Archive:
             self.runs[path] = view
             size = sizes.get(view.id, 0)
             if size != self.sizes.get(view.id, 0):
-                self.sizes[view.id] = size
                 # By their numbers: of effects that run at once, one with a smaller number may be recorded later.
                 known = self.known.setdefault(view.id, set())
                 known |= _apply_steps(self, path, await deployment.load_steps(view.id, known))
+                self.sizes[view.id] = size
 
 
 async def read_archive(deployment: Deployment, root: str) -> Archive:

@@ -378,7 +378,7 @@ class Cassette:
             )
         return target
 
-    def record_left_out(self, left: LeftOut) -> None:
+    def record_left_out(self, left: LeftOut, slot: Slot | None = None) -> None:
         """Store the fact that a reply was not recorded; a connection counts once."""
         if left.reason != "other_client" or left not in self.left_out:
             self.left_out.append(left)

@@ -66,8 +66,8 @@ class RecordingTarget(Protocol):
     def finish(self, slot: Slot, interaction: Interaction) -> None:
         """Store an interaction at its reserved position, without its secrets."""
 
-    def record_left_out(self, left: LeftOut) -> None:
-        """Store the fact that a reply was not recorded."""
+    def record_left_out(self, left: LeftOut, slot: Slot | None = None) -> None:
+        """Store the fact that a reply was not recorded, and for which reserved position."""
 
 
 class Exchange:
@@ -110,8 +110,8 @@ class Exchange:
         """Store status and headers of the reply; return False if the reply is not recorded."""
         self._head = RecordedResponse(status, reason, tuple(headers))
         if (status in NOT_RECORDED or status >= FIRST_SERVER_ERROR) and not self._record_errors:
-            self._report_left_out("error_status")
-            self._slot = None
+            slot, self._slot = self._slot, None
+            self._report_left_out("error_status", slot)
             self._cassette.open_exchanges.discard(self)
             return False
         return True
@@ -133,7 +133,7 @@ class Exchange:
             return
         self._cassette.open_exchanges.discard(self)
         if not self._head.status:
-            self._report_left_out("no_reply")
+            self._report_left_out("no_reply", slot)
             return
         reply, complete = self._assemble_reply(read_to_end=read_to_end)
         extras = {**self._about} if complete else {**self._about, "complete": False}
@@ -141,7 +141,7 @@ class Exchange:
         if form is not None:
             extras["error"] = form
         elif not complete and is_event_stream(reply):
-            self._report_left_out("cut" if read_to_end else "not_read")
+            self._report_left_out("cut" if read_to_end else "not_read", slot)
         if self._keep_chunks and is_event_stream(reply):
             extras["chunks"] = [len(piece) for piece in self.pieces]
         self._cassette.finish(slot, Interaction(self._request, reply, JsonDict(extras)))
@@ -155,7 +155,7 @@ class Exchange:
         form = error_to_json(error) if self._record_errors else None
         self._head = RecordedResponse(0)
         if form is None:
-            self._report_left_out("no_reply")
+            self._report_left_out("no_reply", slot)
         else:
             error_form = {**form, "while_sending": True} if while_sending else form
             extras = JsonDict({**self._about, "error": error_form})
@@ -182,10 +182,10 @@ class Exchange:
             whole = is_stream_complete(text, read_to_end=whole, with_errors=self._record_errors)
         return reply, whole
 
-    def _report_left_out(self, reason: str) -> None:
+    def _report_left_out(self, reason: str, slot: Slot | None) -> None:
         """Report to the cassette that the reply is not recorded, and why."""
         left = LeftOut(self._request.method, clean_url(self._request.url), self._head.status, reason)
-        self._cassette.record_left_out(left)
+        self._cassette.record_left_out(left, slot)
 
 
 @contextlib.contextmanager

@@ -402,16 +402,19 @@ def _find_missing_scopes(declaration: Mapping[str, Any], agents: Mapping[str, An
 
 def _find_leaked_secrets_and_paths(site: Path, path: Path) -> Iterator[str]:
     """Yield keys, and paths of the machine that built the package."""
-    for leak in scan([site]):
-        yield str(attrs.evolve(leak, path=str(Path(leak.path).relative_to(site))))
-    own = str((path.parent if path.is_file() else path).resolve()).encode()
+    for secret in scan([site]):
+        yield str(attrs.evolve(secret, path=str(Path(secret.path).relative_to(site))))
+    found = [HOMES.pattern]
+    # The folder of a wheel, such as /tmp, says nothing about the machine that built it.
+    if path.is_dir() and path.resolve().name:
+        found.append(rb"(?<![\w.-])" + re.escape(str(path.resolve()).encode()) + rb"(?![\w-]|\.\w)")
+    machine_path = re.compile(b"|".join(found))
     for file in sorted(site.rglob("*")):
         content = file.read_bytes() if file.is_file() and file.stat().st_size <= TEXT_BYTES else b""
         for number, line in enumerate(content.split(b"\n") if b"\0" not in content else (), start=1):
-            home = HOMES.search(line)
-            if home is not None or (own in line and len(own) > 1):
-                shown = home[0] if home is not None else own
-                yield f"{file.relative_to(site)}:{number} contains a machine-specific path: {shown.decode('utf-8', 'replace')}"
+            leak = machine_path.search(line)
+            if leak is not None:
+                yield f"{file.relative_to(site)}:{number} contains a machine-specific path: {leak[0].decode('utf-8', 'replace')}"
 
 
 def _find_undeclared_hosts(folder: Path, hosts: Sequence[str]) -> Iterator[str]:

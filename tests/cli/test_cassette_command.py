@@ -368,6 +368,35 @@ def test_record_and_replay_work_from_python_and_in_threads(server, tmp_path, mon
     assert [shlex.join([*words, "bye"])] == compared.processes
 
 
+STREAMED = """
+import requests, os, sys
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
+reply = requests.post(url, json=body, stream=True)
+"""
+
+
+@pytest.mark.spec("replay:Y30")
+@pytest.mark.deep
+def test_presigned_request_does_not_hide_a_lost_reply(cassette, tmp_path):
+    signed = 'requests.get(os.environ["OPENAI_BASE_URL"] + "/file?X-Amz-Signature=abc")'
+    words = program(tmp_path, f"{ASK}\nask('hi')\n{signed}\n{STREAMED}\nos._exit(0)")
+    recorded = cassette("record", *words)
+
+    assert "the URL itself is a credential" in recorded.stderr
+    assert "not recorded: 1 request(s) whose process ended before the reply was complete" in recorded.stderr
+
+
+@pytest.mark.spec("replay:Y30")
+@pytest.mark.deep
+def test_forked_child_does_not_report_its_parents_request(cassette, tmp_path):
+    words = program(tmp_path, f"{STREAMED}\nif os.fork() == 0: sys.exit()\nos.wait()\nprint(reply.text)")
+    recorded = cassette("record", *words)
+
+    assert (0, False) == (recorded.returncode, "not recorded" in recorded.stderr), recorded.stderr
+    assert cassette("replay", *words).stdout == recorded.stdout
+
+
 @pytest.mark.spec("replay:Y30")
 def test_invalid_record_or_replay_is_rejected_before_the_program_starts(tmp_path):
     file, words = tmp_path / "c.yaml", program(tmp_path, "open('started', 'w')")

@@ -110,12 +110,13 @@ def test_check_finds_private_modules_keys_and_machine_paths(project: Path) -> No
     assert "No module named 'private_helper'" in said.output
 
     changed(project / "src/todo_plans/todos.py", "import private_helper\n", 'HERE = "/home/somebody/agents"\n')
-    (project / "src/todo_plans/notes.txt").write_text(f"key sk-ant-api03-{'a1B2' * 23}AA\n{project}\n")
+    (project / "src/todo_plans/notes.txt").write_text(f"key sk-ant-api03-{'a1B2' * 23}AA\n{project}\n{project}-2\n")
     said = typed("agents", "check", project, "--json")
     assert 1 == said.exit_code
     problems = "\n".join(json.loads(said.output)["problems"])
     assert "todo_plans/todos.py:4 contains a machine-specific path: /home/somebody" in problems
     assert "todo_plans/notes.txt:2 contains a machine-specific path" in problems
+    assert "todo_plans/notes.txt:3" not in problems
     assert "todo_plans/notes.txt" in problems.replace("todo_plans/notes.txt:2", "")
 
 
@@ -214,6 +215,14 @@ def test_check_reads_a_wheel_and_runs_nothing_of_it(tmp_path: Path) -> None:
     good = typed("agents", "check", wheel_of(tmp_path, **harmless))
     assert 0 == good.exit_code
     assert "its code was not run" in " ".join(good.output.split())
+
+
+@pytest.mark.spec("packages:PK13")
+def test_the_folder_of_a_wheel_is_no_machine_specific_path(tmp_path: Path) -> None:
+    files = {"acme_agents/a.py": AGENT, "acme_agents/b.txt": f"Its cache is in {tmp_path}/cache.\n"}
+    wheel = wheel_of(tmp_path, **files, **{"acme_agents/stepengine-agents.json": declared()})
+
+    assert [] == check_package(wheel).problems
 
 
 def damaged(folder: Path, kind: str) -> Path:

@@ -4,6 +4,7 @@ What a durable run costs, counted and not timed: rows, statements, connections; 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections import Counter
@@ -17,7 +18,7 @@ from stepengine import AgentCall, AgentDefinition, Ask, Limits, Perform, StepCon
 from stepengine import call as called
 from stepengine.durable import DeploymentMaintenance, DurableEngine, Operator, migrate
 from stepengine.durable.step_records import PAGE_STEPS
-from stepengine.errors import StepEngineError
+from stepengine.errors import DatabaseUnavailable, StepEngineError
 
 from .shared import worker_of
 
@@ -255,6 +256,30 @@ async def test_process_can_be_one_worker_only(db: str):
         with pytest.raises(StepEngineError, match="a process can run only one worker"):
             await engine(db, executor="worker-2").open()
         # The first one is none the worse for it.
+        result = await worker.run(COUNTING, "2")
+
+    assert "2" == result.output
+
+
+@pytest.mark.spec("durable:U35")
+async def test_only_one_of_two_workers_opened_at_once_starts(db: str):
+    first, second = engine(db), engine(db, executor="worker-2")
+    opened = await asyncio.gather(first.open(), second.open(), return_exceptions=True)
+    try:
+        result = await first.run(COUNTING, "2")
+    finally:
+        await first.aclose(drain=0)
+        await second.aclose(drain=0)
+
+    assert "a process can run only one worker" in str(opened[1])
+    assert (first, "2") == (opened[0], result.output)
+
+
+@pytest.mark.spec("durable:U35")
+async def test_failed_open_leaves_room_for_another_worker(db: str):
+    with pytest.raises(DatabaseUnavailable):
+        await engine("postgresql://nobody@127.0.0.1:1/none").open()
+    async with engine(db) as worker:
         result = await worker.run(COUNTING, "2")
 
     assert "2" == result.output

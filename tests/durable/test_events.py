@@ -10,7 +10,7 @@ import pytest
 
 from stepengine import STEP, AgentCall, AgentDefinition, Ask, Engine, Parallel, StepContext, ToolCall, call, tool
 from stepengine.durable import DurableEngine, records
-from stepengine.errors import JournalError
+from stepengine.errors import DatabaseUnavailable, JournalError
 from stepengine.events import QuestionAsked, RunFinished, ToolFinished
 from stepengine.testing import ScriptedModel, text, tool_call
 
@@ -114,6 +114,26 @@ async def test_cancelling_the_reader_of_a_stream_cancels_its_run(db: str, until)
 
     assert reading.cancelled()
     assert "CANCELLED" == state
+
+
+@pytest.mark.spec("durable:U44")
+async def test_record_is_complete_after_a_failed_read_of_its_steps(db: str, monkeypatch: pytest.MonkeyPatch):
+    async def fail(*_: object) -> None:
+        raise DatabaseUnavailable("the database went away")
+
+    async with worker_of([AGENT], db, models=model()) as worker:
+        run = (await worker.run(AGENT, "go")).journal
+        deployment = worker.operator.deployment
+        archive = await records.read_archive(deployment, run)
+        await worker.resume(run, answers={"How large?": "l"})
+        with monkeypatch.context() as patch:
+            patch.setattr(deployment, "load_steps", fail)
+            with pytest.raises(DatabaseUnavailable):
+                await archive.refresh(deployment)
+        await archive.refresh(deployment)
+        expected = await records.read_archive(deployment, run)
+
+    assert expected.entries == archive.entries
 
 
 @pytest.mark.smoke

@@ -17,6 +17,7 @@ from stepengine.durable import Operator, migrate
 from stepengine.durable.database import open_connection, quote_sql_name
 from stepengine.durable.executions import WorkflowSteps
 from stepengine.durable.indexes import create_indexes
+from stepengine.errors import StepEngineError
 from tests.cases import case
 
 from .shared import worker_of
@@ -87,6 +88,26 @@ async def test_role_without_index_rights_works_and_is_warned(db: str, caplog):
                 await own.execute("select indexname from pg_indexes where indexname like 'stepengine%'")
             ).fetchall()
             assert {"stepengine_turns", "stepengine_trees"} == {index for (index,) in found}
+            await own.execute(f"drop owned by {name}")
+            await own.execute(f"drop role {name}")
+        finally:
+            await own.close()
+
+
+@pytest.mark.deep
+@pytest.mark.spec("durable:UC8")
+async def test_wait_without_select_rights_fails_with_a_remedy(db: str):
+    name = f"blind_{db.rpartition('/')[2].partition('?')[0][:20]}"
+    async with await Operator.connect(db) as operator:
+        own = await open_connection(operator.url)
+        try:
+            await own.execute(f"create role {name}")
+            await own.execute(f"grant usage on schema dbos to {name}")
+            await own.execute(f"alter database {own.info.dbname} set role {name}")
+            async with await Operator.connect(db) as blind:
+                with pytest.raises(StepEngineError, match=r"denies this role a right.*`stepengine deploy migrate"):
+                    await asyncio.wait_for(blind.result("chat-1"), 50)
+            await own.execute(f"alter database {own.info.dbname} reset role")
             await own.execute(f"drop owned by {name}")
             await own.execute(f"drop role {name}")
         finally:

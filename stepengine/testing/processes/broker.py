@@ -103,7 +103,7 @@ class Broker(AbstractContextManager["Broker"]):
         self._frozen = frozen
         self._observed = observed
         self._slots: list[Slot] = []
-        self._finished = 0
+        self._ended: set[int | None] = set()
         self._missed_at: float | None = None
         self._lock = threading.Lock()
 
@@ -124,8 +124,7 @@ class Broker(AbstractContextManager["Broker"]):
         self._server.server_close()
         self._thread.join()
         self._folder.cleanup()
-        left_out = [left for left in self.run.cassette.left_out if left.reason != "other_client"]
-        self.run.lost = max(0, len(self._slots) - self._finished - len(left_out))
+        self.run.lost = len({*range(len(self._slots))} - self._ended)
 
     def has_missed_request_since(self, seconds_ago: float) -> bool:
         """Return True if the first missed request was at least *seconds_ago*."""
@@ -163,7 +162,7 @@ class Broker(AbstractContextManager["Broker"]):
         operations: dict[str, Callable[[dict[str, Any]], dict[str, Any] | None]] = {
             "hello": self._register_process, "take": self._take_interaction_or_miss, "reserve": self._reserve_slot, "finish": self._finish_slot, "times": self._store_frozen_times,
             "has_transport": lambda asked: {"known": self.run.cassette.has_replies_of_transport(asked["name"])},
-            "leave_out": lambda told: self.run.cassette.record_left_out(LeftOut(**told["left"])),
+            "leave_out": self._record_left_out,
             "blocked": lambda told: self.run.blocked.append(told["message"]), "uncovered": self._record_uncovered,
             "source": self._store_observed_source,
         }  # fmt: skip
@@ -213,7 +212,13 @@ class Broker(AbstractContextManager["Broker"]):
         """Store a recorded interaction at its reserved position."""
         self.run.cassette.finish(self._slots[message["slot"]], interaction_from_json(message["interaction"]))
         with self._lock:
-            self._finished += 1
+            self._ended.add(message["slot"])
+
+    def _record_left_out(self, message: dict[str, Any]) -> None:
+        """Store a reply that is not recorded; its request has ended if it had a reserved position."""
+        self.run.cassette.record_left_out(LeftOut(**message["left"]))
+        with self._lock:
+            self._ended.add(message["slot"])
 
     def _record_uncovered(self, message: dict[str, Any]) -> None:
         """Store the command and the reason of a process that is neither recorded nor replayed, once."""

@@ -49,6 +49,11 @@ class _RemoteSlot(Slot):
     number: int = -1
     process: int = attrs.field(factory=os.getpid)
 
+    @property
+    def is_inherited(self) -> bool:
+        """Whether a parent process reserved it."""
+        return self.process != os.getpid()
+
 
 class RemoteCassette:
     """
@@ -101,15 +106,17 @@ class RemoteCassette:
 
     def finish(self, slot: Slot, interaction: Interaction) -> None:
         """Send a recorded interaction to the broker; one of another process or without its end is dropped."""
-        if not isinstance(slot, _RemoteSlot) or slot.process != os.getpid() or not interaction.is_playable:
+        if not isinstance(slot, _RemoteSlot) or slot.is_inherited or not interaction.is_playable:
             return
         with contextlib.suppress(BrokerGone):
             ask_broker("finish", slot=slot.number, interaction=interaction_to_json(interaction))
 
-    def record_left_out(self, left: LeftOut) -> None:
-        """Report a reply that is not recorded."""
+    def record_left_out(self, left: LeftOut, slot: Slot | None = None) -> None:
+        """Report a reply that is not recorded, unless its request is of another process."""
+        if isinstance(slot, _RemoteSlot) and slot.is_inherited:
+            return
         with contextlib.suppress(BrokerGone):
-            ask_broker("leave_out", left=attrs.asdict(left))
+            ask_broker("leave_out", left=attrs.asdict(left), slot=getattr(slot, "number", None))
 
     def finish_open_exchanges(self) -> None:
         """Finish every exchange that the program has not closed, with the part of its reply that has arrived."""
