@@ -86,7 +86,7 @@ def measured(journal: LineJournal, lines: list[bytes]) -> dict[str, float]:
     def whole() -> None:
         history = journal.history()
         view = RunPayload(PageTexts(), "run.jsonl")
-        view.add_records(history)
+        view.add_new_records(history)
         json.dumps(view.to_dict())
 
     def all_events() -> None:

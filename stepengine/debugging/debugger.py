@@ -357,7 +357,7 @@ class Debugger:
             if found is not None and not backwards:
                 break
         if not has_read_only_syntax(condition):
-            self._walk.replay_again()
+            self._walk.undo_expression_effects()
         return found
 
     # --- looking at values --------------------------------------------------------------------------------------------
@@ -392,7 +392,7 @@ class Debugger:
             return ExpressionResult.from_text(said or "")
         made = evaluate_expression(expression, names, pretty=pretty)
         if not has_read_only_syntax(expression):
-            self._walk.replay_again()
+            self._walk.undo_expression_effects()
         return made
 
     def frame(self, number: int) -> Frame:

@@ -57,9 +57,9 @@ class EngineSpec:
     files: tuple[str, ...] = ()
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> EngineSpec:
+    def from_json(cls, data: Mapping[str, Any]) -> EngineSpec:
         """Return the spec in a JSON object, as ``attrs.asdict`` writes it."""
-        return cls(told["make"], told["given"], tuple(told["files"]))
+        return cls(data["make"], data["given"], tuple(data["files"]))
 
     def create_engine(self) -> Engine:
         """Import the author's code, and return its engine."""
@@ -119,9 +119,9 @@ def move_stdio_to_json_channel() -> tuple[
     os.close(nothing)
     os.dup2(2, 1)
 
-    def write_message(told: Mapping[str, Any]) -> None:
+    def write_message(message: Mapping[str, Any]) -> None:
         """Write a message as a JSON line, all of it."""
-        line = json.dumps(told).encode() + b"\n"
+        line = json.dumps(message).encode() + b"\n"
         while line:
             line = line[os.write(writing, line) :]
 
@@ -218,17 +218,17 @@ class _RunInspector:
             else self._watched.preview_old_code(found.place["address"])
         )
 
-    def _answer_request(self, asked: Mapping[str, Any]) -> None:
+    def _answer_request(self, request: Mapping[str, Any]) -> None:
         """Send the next model request, or the previews of another place, with the id of the request."""
         try:
-            if asked["do"] == "next":
+            if request["do"] == "next":
                 told = attrs.asdict(self._watched.find_next_request())
             else:
-                found, old = self._watched.move_and_preview(str(asked.get("at", "")), whole=True)
+                found, old = self._watched.move_and_preview(str(request.get("at", "")), whole=True)
                 told = {"now": self._preview_as_json(found), "before": self._preview_as_json(old)}
         except StepEngineError as error:
             told = {"refused": self._hide_journal_path(error.message)}
-        self._write_message({"id": asked["id"], **told})
+        self._write_message({"id": request["id"], **told})
 
     def _preview_as_json(self, found: MomentPreview | None) -> dict[str, Any] | None:
         """Return a preview as JSON, without its summary and the path of the journal."""
@@ -241,9 +241,9 @@ class _RunInspector:
             "differs": self._hide_journal_path(found.differs),
         }
 
-    def _hide_journal_path(self, said: str) -> str:
+    def _hide_journal_path(self, text: str) -> str:
         """Replace the temporary path of the journal in a text by the name of the run."""
-        return said.replace(self._file, Path(self._file).stem)
+        return text.replace(self._file, Path(self._file).stem)
 
 
 def main() -> None:

@@ -237,14 +237,14 @@ class Walker:
         return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
 
 
-def _read_line_until(end: socket.socket, deadline: float) -> bytes | None:
+def _read_line_until(connection: socket.socket, deadline: float) -> bytes | None:
     """Return a line from a socket: ``b""`` if the socket closes first or the line is too long, ``None`` after the deadline."""
     said = bytearray()
     while not said.endswith(b"\n"):
-        ready, _, _ = select.select([end], [], [], max(0.0, deadline - time.monotonic()))
+        ready, _, _ = select.select([connection], [], [], max(0.0, deadline - time.monotonic()))
         if not ready:
             return None
-        part = end.recv(PIECE)
+        part = connection.recv(PIECE)
         if not part or len(said) > MOST:
             return b""
         said += part
@@ -604,14 +604,14 @@ def _replaceable_outcome_to_dict(moment: Moment, debugger: Debugger) -> dict[str
     )
     if kind is None or moment.outcome is None:
         return {"kind": None, "value": None}
-    value = None if isinstance(moment.outcome, Failure) else _outcome_to_edit(moment.outcome.value)
+    value = None if isinstance(moment.outcome, Failure) else _outcome_to_editable_value(moment.outcome.value)
     text = json.dumps(value, ensure_ascii=False)
     cleaned = debugger.texts.clean(text)
     # A fork would use the placeholder of a secret, or an escape, as if it were the recorded text.
     return {"kind": kind, "value": value if len(text) <= EDITABLE and cleaned == text else None}
 
 
-def _outcome_to_edit(value: object) -> Any:
+def _outcome_to_editable_value(value: object) -> Any:
     """Convert a recorded outcome to the form that the ``edit`` of a fork accepts; the result can be edited and passed to it."""
     if isinstance(value, ModelReply):
         if not value.tool_calls:

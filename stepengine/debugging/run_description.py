@@ -316,10 +316,10 @@ def _message_to_dict_within_limit(message: Message, limit: ReadingLimit) -> dict
 # --- as text ----------------------------------------------------------------------------------------------------------
 
 
-def _compaction_lines(told: Mapping[str, Any]) -> Iterator[str]:
-    if not told["compactions"]:
+def _compaction_lines(description: Mapping[str, Any]) -> Iterator[str]:
+    if not description["compactions"]:
         yield "Nothing was left out of the conversation."
-    for one in told["compactions"]:
+    for one in description["compactions"]:
         left, instead = one["left_out"], one["instead"]
         gone = f"{_format_message_count(left)} of {one['tokens']} tokens left out"
         came = (
@@ -346,22 +346,22 @@ def _message_lines(messages: Sequence[Mapping[str, Any]], heading: str) -> Itera
         yield from [f"    {line}".rstrip() for line in message["text"].splitlines()]
 
 
-def _run_heading_lines(told: Mapping[str, Any]) -> Iterator[str]:
+def _run_heading_lines(header: Mapping[str, Any]) -> Iterator[str]:
     """Yield lines about a run as a whole: agent, time, fork, waits and warnings."""
-    yield f"{told['agent']}  run {told['run']} of {told['created']}, {told['milliseconds'] / 1000:.1f} s"
-    if told["parent"]:
-        yield f"  forked from run {told['parent']['run']} at {told['parent']['at']}"
-    for wait in told["waits_for"]:
+    yield f"{header['agent']}  run {header['run']} of {header['created']}, {header['milliseconds'] / 1000:.1f} s"
+    if header["parent"]:
+        yield f"  forked from run {header['parent']['run']} at {header['parent']['at']}"
+    for wait in header["waits_for"]:
         if wait["kind"] != "question":
             yield f"  it {wait['said']}"
-    yield from [f"  warning: {text}" for text in told["warnings"]]
+    yield from [f"  warning: {text}" for text in header["warnings"]]
 
 
-def _step_request_lines(told: Mapping[str, Any]) -> Iterator[str]:
+def _step_request_lines(header: Mapping[str, Any]) -> Iterator[str]:
     """Yield the totals before a step, and the model request of the step, as lines of text."""
-    so_far, request = told["so_far"], told["request"]
+    so_far, request = header["so_far"], header["request"]
     counts = f"{so_far['effects']} effects, {so_far['model_calls']} model calls, {so_far['tokens']} tokens"
-    yield f"before {told['address']}: {counts}, {so_far['milliseconds'] / 1000:.1f} s"
+    yield f"before {header['address']}: {counts}, {so_far['milliseconds'] / 1000:.1f} s"
     if request is None:
         return
     yield f"sent to {request['model']}"

@@ -91,7 +91,7 @@ class PausedWalk:
         if len(self._paused) > MAX_PAUSED:
             self._paused.pop(0).close()
 
-    def replay_again(self) -> None:
+    def undo_expression_effects(self) -> None:
         """Replay to the same position with a new stepper, whose objects no expression has changed."""
         position, old = self.stepper.position, self.stepper
         self.stepper = old.copy_at_start()
@@ -144,8 +144,8 @@ class ForkedWalk:
         self._first = os.getpid()
         self._handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
-    def fork_first_process(self) -> int | None:
-        """Fork the first process: return ``None`` in the child, and the exit code in the parent at the end."""
+    def fork_and_wait_in_parent(self) -> int | None:
+        """Fork the first process that moves: return ``None`` in the child; in the parent wait for the end, and return the exit code."""
         self._write_shared_message({"places": [], "active": 0})
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
         # The mask is this thread's. One that a library started, such as one for numbers, lets the signal through, and
@@ -335,8 +335,8 @@ class ForkedWalk:
         os.kill(self._first, signal.SIGUSR1)
         exit_forked_process(0)
 
-    def replay_again(self) -> None:
-        """Do nothing: expressions with side effects run in a child process."""
+    def undo_expression_effects(self) -> None:
+        """Do nothing, since expressions run in a child process and change nothing here."""
 
     def close(self) -> None:
         """Close the stepper and the shared memory in the first process."""

@@ -188,12 +188,12 @@ class _AgentSource:
         self._starts = [0]
         for line in source.splitlines(keepends=True):
             self._starts.append(self._starts[-1] + len(line))
-        self._family = _agent_and_children(agent)
+        self._family = _collect_agent_and_descendants(agent)
 
     def find_parts(self) -> Iterator[Part]:
         """Yield the changeable parts: of the agent, of other agents in the file, and of tools."""
         for call in self._find_agent_constructors():
-            own = self._find_constant(_find_argument(call, "id", 0))
+            own = self._resolve_constant(_find_argument(call, "id", 0))
             agent_id = normalised_id(str(own.value)) if own is not None else ""
             if agent_id in self._family:
                 before = "" if agent_id == normalised_id(self._agent.id) else f"{agent_id}."
@@ -212,7 +212,7 @@ class _AgentSource:
 
     def _is_own_constructor(self, call: ast.Call) -> bool:
         """Return whether an expression ``AgentDefinition(...)`` has the id of the agent itself."""
-        literal = self._find_constant(_find_argument(call, "id", 0))
+        literal = self._resolve_constant(_find_argument(call, "id", 0))
         return literal is not None and normalised_id(str(literal.value)) == normalised_id(self._agent.id)
 
     def _parts_of_agent(self, call: ast.Call, before: str) -> Iterator[Part]:
@@ -221,7 +221,7 @@ class _AgentSource:
             value = _find_argument(call, name)
             if value is None:
                 continue
-            literal = self._find_constant(value)
+            literal = self._resolve_constant(value)
             if literal is not None and isinstance(literal.value, str):
                 yield self._make_part(f"{before}{name}", literal)
             else:
@@ -262,7 +262,7 @@ class _AgentSource:
             made = [d for d in node.decorator_list if isinstance(d, ast.Call)]
             described = next((value for d in made if (value := _find_argument(d, "description")) is not None), None)
             if described is not None:
-                if (literal := self._find_constant(described)) is not None and isinstance(literal.value, str):
+                if (literal := self._resolve_constant(described)) is not None and isinstance(literal.value, str):
                     yield self._make_part(name, literal)
                 continue
             first = node.body[0]
@@ -283,13 +283,13 @@ class _AgentSource:
         for node in ast.walk(self._tree):
             if isinstance(node, ast.Call) and _name_of_callee(node.func) == "Tool":
                 name, text = (
-                    self._find_constant(_find_argument(node, "name", 0)),
-                    self._find_constant(_find_argument(node, "description", 1)),
+                    self._resolve_constant(_find_argument(node, "name", 0)),
+                    self._resolve_constant(_find_argument(node, "description", 1)),
                 )
                 if name is not None and name.value in known and text is not None and isinstance(text.value, str):
                     yield self._make_part(f"tools.{name.value}", text)
 
-    def _find_constant(self, node: ast.expr | None) -> ast.Constant | None:
+    def _resolve_constant(self, node: ast.expr | None) -> ast.Constant | None:
         """Return the constant of an expression: itself, or the one value of a module-level name; ``None`` if there is none."""
         if isinstance(node, ast.Constant):
             return node
@@ -305,7 +305,7 @@ class _AgentSource:
         return Part(name, ast.literal_eval(node), node.lineno, start, self._starts[end_line - 1] + end)
 
 
-def _agent_and_children(agent: AgentDefinition) -> dict[str, AgentDefinition]:
+def _collect_agent_and_descendants(agent: AgentDefinition) -> dict[str, AgentDefinition]:
     """Return an agent and the agents that it may spawn, by their ids."""
     found: dict[str, AgentDefinition] = {}
     waiting = [agent]

@@ -165,7 +165,7 @@ class Blame:
         yield f"spent {format_dollars(self.spent)}{done}" + (f"; stopped: {self.stopped}" if self.stopped else "")
 
 
-def find_change_point(counts: Sequence[tuple[int, int]]) -> tuple[int, int, int] | None:
+def find_rate_fall(counts: Sequence[tuple[int, int]]) -> tuple[int, int, int] | None:
     """
     Return how many of *counts* are before the most likely fall of a rate, and before its first and last likely position.
 
@@ -288,7 +288,7 @@ async def blame(
     )  # fmt: skip
     await search.repeat_needed_steps()
     tried = tuple([search.steps[i] for i in sorted(search.tried)])
-    found = find_change_point([*[(s.ok, s.known) for s in tried if s.is_measurable], (0, k)])
+    found = find_rate_fall([*[(s.ok, s.known) for s in tried if s.is_measurable], (0, k)])
     measurable = [step for step in tried if step.is_measurable]
     blamed = None if found is None else Blamed(*[measurable[place - 1] for place in found])
     why = _explain_blame(tried, blamed, str(options["tools"]))
@@ -352,19 +352,21 @@ class _BlameSearch:
         """Repeat all steps; if there are many, only those of a binary search, and the steps near its result twice as often."""
         last = len(self.steps) - 1
         if last < MOST_STEPS:
-            await self._repeat_steps(range(last + 1), self._k)
+            await self._fork_steps_and_count(range(last + 1), self._k)
             return
-        await self._repeat_steps([0], self._k)
+        await self._fork_steps_and_count([0], self._k)
         low, high = 0, last + 1  # from `low` on runs pass as from the start, from `high` on they do not
         start = self.steps[0].rate or 0.0
         while high - low > 1:
             middle = (low + high) // 2
-            await self._repeat_steps([middle], self._k)
+            await self._fork_steps_and_count([middle], self._k)
             rate = self.steps[middle].rate
             low, high = (middle, high) if rate is not None and rate > start / 2 else (low, middle)
-        await self._repeat_steps([place for place in (low - 1, low, high, high + 1) if 0 <= place <= last], 2 * self._k)
+        await self._fork_steps_and_count(
+            [place for place in (low - 1, low, high, high + 1) if 0 <= place <= last], 2 * self._k
+        )
 
-    async def _repeat_steps(self, places: Iterable[int], times: int) -> None:
+    async def _fork_steps_and_count(self, places: Iterable[int], times: int) -> None:
         """Repeat steps some times each, and add the results to their counts."""
         works = [partial(self._again, at=self.steps[place].address) for place in places for _ in range(times)]
         given = await run_concurrently(works)

@@ -63,7 +63,7 @@ from stepengine.evaluation.criteria import (
     get_check_name,
     hash_files,
     hash_function,
-    read_text,
+    read_capped_text,
     run_check,
 )
 from stepengine.evaluation.samples import run_concurrently, sort_effects_in_program_order, summarize_run_from
@@ -401,7 +401,9 @@ class Copy:
         """Return the hashes of the files at the start and now, with the texts of files that match *keep*."""
         after = hash_files(self.root)
         wanted = [path for path in after if any(fnmatchcase(path, pattern) for pattern in keep)]
-        return WorkingFiles(self.before, after, {path: read_text(self.root / path) for path in wanted}, self.root)
+        return WorkingFiles(
+            self.before, after, {path: read_capped_text(self.root / path) for path in wanted}, self.root
+        )
 
     def remove(self) -> None:
         """Delete the working copy."""
@@ -800,12 +802,12 @@ class _EvaluationRun:
                 before = f"{path}#{int(number) - 1}"
                 # With ``tools=`` the record would answer the call of the old tool. Repeated calls act on a copy of the files.
                 result = await engine.fork(journal, at=before, agent=agent, limits=limits, allow_repeat=True, into=into)
-                result = await _answer_questions(engine, slot, result)
+                result = await _resume_with_answers(engine, slot, result)
                 self.ledger.settle_run_cost(None, summarize_run_from(into.history(), changed).cost)
                 return result, f"from {changed}"
             made = await engine.fork(journal, agent=agent, tools="working-copy", limits=limits, into=into)
             self.ledger.settle_run_cost(None, made.cost)
-            result = await _answer_questions(engine, slot, made.result)
+            result = await _resume_with_answers(engine, slot, made.result)
             if result.cost is not None and made.result.cost is not None:
                 self.ledger.settle_run_cost(None, result.cost - made.result.cost)
             return result, f"from {made.broke_at}"
@@ -980,10 +982,10 @@ async def _run_case_with_answers(engine: Engine, slot: _SampleSlot, limits: Limi
     case, agent, journal = slot.case, slot.side.agent, FileJournal(slot.journal_path, sync="write")
     ahead = case.answers if isinstance(case.answers, Mapping) else None
     result = await engine.run(agent, case.prompt, params=case.params, limits=limits, answers=ahead, journal=journal)
-    return await _answer_questions(engine, slot, result)
+    return await _resume_with_answers(engine, slot, result)
 
 
-async def _answer_questions(engine: Engine, slot: _SampleSlot, result: RunResult) -> RunResult:
+async def _resume_with_answers(engine: Engine, slot: _SampleSlot, result: RunResult) -> RunResult:
     """Resume a run with the answers of its case until it ends, in at most ``MAX_QUESTIONS`` rounds."""
     given, journal = slot.case.answers, FileJournal(slot.journal_path, sync="write")
     for _ in range(MAX_QUESTIONS):

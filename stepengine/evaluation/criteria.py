@@ -189,7 +189,7 @@ class WorkingFiles:
             return ""
         if path in self.kept:
             return self.kept[path]
-        return read_text(self.folder / path)
+        return read_capped_text(self.folder / path)
 
     @property
     def folder(self) -> Path:
@@ -205,7 +205,7 @@ class WorkingFiles:
         return self.root
 
 
-def read_text(path: Path) -> str:
+def read_capped_text(path: Path) -> str:
     """Return the text of a file, cut after ``MAX_FILE`` bytes; a link raises ``OSError``."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     with open(descriptor, "rb") as file:  # noqa: PTH123 - it is open already

@@ -182,9 +182,9 @@ class Trials:
             self.done(version_name(changes), case, made)
             return made
         except DefinitionError as error:
-            return _unmeasured_entry(f"the version cannot be loaded: {error.message}")
+            return _make_unmeasured_result(f"the version cannot be loaded: {error.message}")
         except LimitExceeded as error:
-            return {**_unmeasured_entry(error.message), "stopped": error.message}
+            return {**_make_unmeasured_result(error.message), "stopped": error.message}
         except StepEngineError as error:
             self.error = error
             raise
@@ -405,7 +405,7 @@ def _reply_page_name(changes: Mapping[str, Any], case: Case, number: int) -> str
     return f"{version_name(changes)}/{case.id}/{number}"
 
 
-def _unmeasured_entry(problem: str) -> dict[str, Any]:
+def _make_unmeasured_result(problem: str) -> dict[str, Any]:
     return {
         "score": None, "problem": problem, "said": [], "did": "", "steps": 0, "spent": "0", "cost": None, "served": 0,
         "journal": "", "stopped": "",

@@ -151,7 +151,7 @@ async def improve(
     given = {name: value for name, value in given.items() if value is not None}
     refuse_foreign_result_folder(search.folder)
     if resume:
-        search.load_plan(amount, given)
+        search.load_and_check_plan(amount, given)
     else:
         search.make_plan(amount, {**DEFAULTS, "model": asked.find_model_name(original), **given})
     search.refuse_problems_and_split_cases(is_restricted=bool(patterns))
@@ -168,7 +168,7 @@ async def improve(
             partial(load_evaluation_agent, root=where, folders=folders), asked.models_for_case, pricing,
             by=by, is_free=asked.is_free, done=partial(_report_case_result, on_progress),
         )  # fmt: skip
-        improvement = await search.run(trials, resumes=bool(resume))
+        improvement = await search.run_and_compare(trials, resumes=bool(resume))
     # First: if the process dies after the agent's file was changed, the results show why.
     _write_results(improvement)
     if write and improvement.is_better and file.is_file_unchanged():
@@ -250,7 +250,7 @@ class _SearchModels:
 @attrs.define
 class _PlannedSearch:
     """
-    A search with its inputs; nothing is spent before ``run``.
+    A search with its inputs; nothing is spent before ``run_and_compare``.
 
     Attributes:
         file: The agent's file.
@@ -302,7 +302,7 @@ class _PlannedSearch:
         self.plan = {"seed": secrets.randbelow(MAX_SEED), **options, "parts": dict(self.parts), "budget": budget}
         self.plan["source"] = self._digest_inputs()
 
-    def load_plan(self, budget: str, options: Mapping[str, Any]) -> None:
+    def load_and_check_plan(self, budget: str, options: Mapping[str, Any]) -> None:
         """
         Load the plan of a search to continue, and check it against the current inputs and options.
 
@@ -379,7 +379,7 @@ class _PlannedSearch:
             raise DataError(msg)
         self.plan["search"], self.plan["held_out"] = split_cases(self.evaluation, self.plan["seed"])
 
-    async def run(self, trials: Trials, *, resumes: bool) -> Improvement:
+    async def run_and_compare(self, trials: Trials, *, resumes: bool) -> Improvement:
         """
         Run or resume the search, and compare the best version with the original on held-out cases.
 

@@ -64,10 +64,10 @@ def summary_lines(scores: Scores) -> Iterator[str]:
             ends = f" ({interval})" if interval else ""
             left = f", {each.ratio.left_out} left out" if each.ratio.left_out else ""
             yield f"{each.of}: {each.side} needs {each.ratio.ratio:.2f} times as much as {each.base}{ends}; {format_count(each.ratio.pairs, 'case')}{left}"
-    yield from _note_lines(scores)
+    yield from _remark_lines(scores)
 
 
-def _note_lines(scores: Scores) -> Iterator[str]:
+def _remark_lines(scores: Scores) -> Iterator[str]:
     """Yield remarks as lines: missing intervals, continued samples, broken checks, the detectable difference and the cost."""
     most = max([row.mean.cases for row in scores.rows], default=0)
     if most < FEWEST_CASES:
@@ -118,8 +118,8 @@ def _format_mean(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.2f}"
 
 
-def _format_interval(made: Estimate | Ratio) -> str:
-    return "" if made.low is None or made.high is None else f"{made.low:.2f} to {made.high:.2f}"
+def _format_interval(estimate: Estimate | Ratio) -> str:
+    return "" if estimate.low is None or estimate.high is None else f"{estimate.low:.2f} to {estimate.high:.2f}"
 
 
 # --- as a page --------------------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def _render_summary(scores: Scores, gates: Sequence[str], put: Callable[[object]
     """Yield the summary, remarks and gates as paragraphs of HTML."""
     told = [line for line in summary_lines(scores) if not line.startswith("side ")]
     yield f"<p>{put(told[0])}</p>"
-    yield from [f"<p>{put(line)}</p>" for line in [*_note_lines(scores), *gates]]
+    yield from [f"<p>{put(line)}</p>" for line in [*_remark_lines(scores), *gates]]
 
 
 def _render_page(title: str, parts: Sequence[str], put: Callable[[object], str]) -> str:

@@ -153,14 +153,14 @@ class Scores:
             ],
             "summary": [
                 {
-                    "side": row.side, "check": row.check, **_interval_as_json(row.mean), "cases": row.mean.cases,
+                    "side": row.side, "check": row.check, **_estimate_to_json(row.mean), "cases": row.mean.cases,
                     "samples": row.samples, "errors": row.errors, "judge": row.is_judge,
                 }
                 for row in self.rows
             ],
             "pairs": [
                 {
-                    "base": p.base, "side": p.side, "check": p.check, **_interval_as_json(p.difference, "difference"),
+                    "base": p.base, "side": p.side, "check": p.check, **_estimate_to_json(p.difference, "difference"),
                     "p": p.difference.p, "p_adjusted": p.p_adjusted, "better": p.better, "worse": p.worse, "equal": p.equal,
                 }
                 for p in self.pairs
@@ -177,7 +177,7 @@ class Scores:
         }  # fmt: skip
 
 
-def _interval_as_json(estimate: Estimate, name: str = "mean") -> dict[str, float | None]:
+def _estimate_to_json(estimate: Estimate, name: str = "mean") -> dict[str, float | None]:
     mean = None if math.isnan(estimate.mean) else estimate.mean
     return {name: mean, "low": estimate.low, "high": estimate.high}
 
@@ -339,7 +339,7 @@ class GateOfScores:
                 )
         raise _make_gate_error(text)
 
-    def get_side_checks(self, evaluation: Evaluation) -> list[tuple[str, str]]:
+    def get_compared_side_checks(self, evaluation: Evaluation) -> list[tuple[str, str]]:
         """
         Return the sides and checks of an evaluation that the gate compares; without a side, all but the base.
 
@@ -359,7 +359,7 @@ class GateOfScores:
 
     def find_problem(self, scores: Scores) -> str:
         """Return why the gate does not hold or is undecided; ``""`` if it holds."""
-        named = self.get_side_checks(scores.outcome.evaluation)
+        named = self.get_compared_side_checks(scores.outcome.evaluation)
         outcome = scores.outcome
         if outcome.missing:
             return (
@@ -416,7 +416,7 @@ def parse_gates(evaluation: Evaluation, more: Iterable[str]) -> list[GateOfScore
     """
     gates = [GateOfScores.parse(text) for text in (*evaluation.gates, *to_tuple(more))]
     for gate in gates:
-        gate.get_side_checks(evaluation)
+        gate.get_compared_side_checks(evaluation)
     return gates
 
 

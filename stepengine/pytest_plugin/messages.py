@@ -156,12 +156,12 @@ def _format_all_differences(error: BaseException) -> str:
     return Cleaner().clean_text("".join(lines))
 
 
-def add_recordings_to_report(report: pytest.TestReport, told: RecordingReport) -> None:
+def add_recordings_to_report(report: pytest.TestReport, recordings: RecordingReport) -> None:
     """Add the first hidden error and the lines about recordings to the report of a test."""
-    setattr(report, ATTRIBUTE, {"lines": told.lines, "written": told.written})
+    setattr(report, ATTRIBUTE, {"lines": recordings.lines, "written": recordings.written})
     crash = getattr(report.longrepr, "reprcrash", None)
-    if report.failed and told.hidden and crash is not None:
-        first = told.hidden[0]
+    if report.failed and recordings.hidden and crash is not None:
+        first = recordings.hidden[0]
         summary = str(first).partition("\n")[0]
         crash.message = f"{type(first).__name__}: {summary} (swallowed; then {crash.message})"
 

@@ -223,7 +223,7 @@ def _read_page_data_once(journal: Journal, name: str, after: int | None) -> byte
 def _collect_source_lines_and_variables(engine: Engine, journal: Journal, name: str) -> bytes:
     """Replay a run, and return the source lines and variables of its handlers at each step as JSON, also if the replay fails."""
     view = RunPayload(PageTexts(), name)
-    view.add_records(load_stored_history(journal))
+    view.add_new_records(load_stored_history(journal))
     own = len(view.texts.all)
     try:
         walked = collect_handler_positions(engine.stepper(journal), view)

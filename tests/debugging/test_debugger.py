@@ -527,7 +527,7 @@ from stepengine.debugging.walks import ForkedWalk
 
 walk = ForkedWalk(SimpleNamespace(position=0, tape=SimpleNamespace(last_position=0), close=lambda: None))
 {}
-code = walk.fork_first_process()
+code = walk.fork_and_wait_in_parent()
 if code is None:
     walk.end_all_processes(3)
 print("went on with", code)
@@ -571,7 +571,7 @@ import os
 from stepengine.debugging.walks import Rewound
 
 first, (reading, writing), seen = os.getpid(), os.pipe(), []
-read, fork, end = walk._read_shared_message, walk.fork_first_process, walk.end_all_processes
+read, fork, end = walk._read_shared_message, walk.fork_and_wait_in_parent, walk.end_all_processes
 
 def read_before_the_end():
     known = read()
@@ -591,7 +591,7 @@ def fork_and_end():
     except Rewound:
         end(3)
 
-walk._read_shared_message, walk.fork_first_process, walk.end_all_processes = read_before_the_end, fork_and_end, hand_over
+walk._read_shared_message, walk.fork_and_wait_in_parent, walk.end_all_processes = read_before_the_end, fork_and_end, hand_over
 """
 
 

@@ -350,7 +350,7 @@ def test_incremental_page_updates_equal_a_page_rendered_at_the_end(step: int, tm
             page |= {name: news[name] for name in ("run", "agents", "series")} | {"follow": news["after"]}
 
     made = RunPayload(PageTexts(), "run.jsonl")
-    made.add_records(FileJournal(path).history())
+    made.add_new_records(FileJournal(path).history())
     expected = json.loads(json.dumps(made.to_dict()))
     assert resolved(expected["steps"], made.texts.all) == resolved(page["steps"], page["texts"])
     assert resolved(expected["agents"], made.texts.all) == resolved(page["agents"], page["texts"])

@@ -42,7 +42,7 @@ PLAIN = tuple([f"{first}-{second}" for first, second in (("sword", "fish"), ("pl
 
 def viewed(journal: Journal) -> RunPayload:
     view = RunPayload(PageTexts(), "run.jsonl")
-    view.add_records(load_stored_history(journal))
+    view.add_new_records(load_stored_history(journal))
     return view
 
 

@@ -150,7 +150,7 @@ def _load_and_debug(options: Options, debug_options: DebugOptions, counters: Sha
         else:
             message: Mapping[str, object] | None = None
             try:
-                code = forked.fork_first_process()
+                code = forked.fork_and_wait_in_parent()
             except Rewound as woken:
                 code, message = None, woken.message
             if code is None:

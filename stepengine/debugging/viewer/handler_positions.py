@@ -148,7 +148,7 @@ class _PositionCollector:
                     if left <= 0:
                         now["…"] = "more variables than the page can show"
                         break
-                    now[name] = self._format_variable((path, depth, name), value)
+                    now[name] = self._format_variable_cached((path, depth, name), value)
                     left -= len(name) + len(now[name])
             changed = {name: self._view.texts.add(text) for name, text in now.items() if old.get(name) != text}
             self._spent += sum([len(name) + len(now[name]) for name in changed])
@@ -165,7 +165,7 @@ class _PositionCollector:
         self.walked.locals[row] = {"from": before_row, "frames": told}
         self._last[path] = (row, values, [frame.function for frame in frames])
 
-    def _format_variable(self, place: tuple[str, int, str], value: object) -> str:
+    def _format_variable_cached(self, place: tuple[str, int, str], value: object) -> str:
         """Return the text of a variable. For values of some types, the text is cached until the variable holds another object."""
         before, text = self._known.get(place, (None, ""))
         if before is value and text and type(value) in UNCHANGING:

@@ -38,7 +38,7 @@ NO_LOCALS = (
 
 @frozen
 class _PageState:
-    """The page state at an offset: the numbers of ``add_records`` calls, texts and pictures so far."""
+    """The page state at an offset: the numbers of ``add_new_records`` calls, texts and pictures so far."""
 
     took: int
     texts: int
@@ -78,7 +78,7 @@ class FollowedJournal:
             history = self._follower.history
             _ = history.root
             if news.records:
-                self._view.add_records(history)
+                self._view.add_new_records(history)
         self.offset = self._follower.offset
         texts = self._view.texts
         self._run = self._view.header_to_json()

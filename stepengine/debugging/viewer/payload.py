@@ -4,7 +4,7 @@ A journal as the JSON data of the page.
 Every text of a page is stored once and cleaned. A redactor replaces all kinds of secrets, whatever the journal's own rules were, and
 control characters become escapes. The page resolves numbers to texts and rebuilds requests from their slices, as ``History`` does.
 
-``RunPayload.add_records`` adds only the records that it has not seen, so a running run is followed by calling it again.
+``RunPayload.add_new_records`` adds only the records that it has not seen, so a running run is followed by calling it again.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ class RunPayload:
         self.rows: list[Form] = []
         self.agents: list[Form] = []
         self.lead: dict[Address, int] = {}
-        # The rows that each ``add_records`` added or changed.
+        # The rows that each ``add_new_records`` added or changed.
         self._touched: list[set[int]] = []
         self.took = 0
         self._calls: dict[Address, Form] = {}
@@ -255,13 +255,13 @@ class RunPayload:
         self._steps = 0
         self._series: dict[str, list[Any]] = {"row": [], "context": [], "cached": [], "cost": []}
         self._totals: list[Decimal | None] = []
-        # The first index of the series that each ``add_records`` changed.
+        # The first index of the series that each ``add_new_records`` changed.
         self._changed: list[int] = []
         self._spent = Spending(usage=Usage(), cost=Decimal(0))
         self._history = History(())
         self._sources = RecordedSources()
 
-    def add_records(self, history: History) -> None:
+    def add_new_records(self, history: History) -> None:
         """Add the records of *history* that were written since the last call."""
         self.took += 1
         self._history = history
@@ -291,7 +291,7 @@ class RunPayload:
             run.step += 1
             # Before the row has a number: a request shares with earlier ones, never with itself.
             request = self._request_to_json(form, intent.path)
-            self._add_row(run, intent, "model").update(request)
+            self._append_effect_row(run, intent, "model").update(request)
             self._steps += 1
             self._models.add(request["model"])
             run.row, run.wanted, run.ids = len(self.rows) - 1, 0, []
@@ -303,7 +303,7 @@ class RunPayload:
             self.rows[run.row]["calls"].append(call)
             self._mark_row_changed(run.row)
         else:
-            self._add_row(run, intent, call["kind"])["calls"].append(call)
+            self._append_effect_row(run, intent, call["kind"])["calls"].append(call)
         if intent.starts_child_or_body:
             call["child"] = path = child_path(intent.path, intent.seq)
             is_body = form["type"] == "tool_call"
@@ -331,7 +331,7 @@ class RunPayload:
             run.ids.append(known)
         return True
 
-    def _add_row(self, run: _OpenRun, intent: Intent, kind: str) -> Form:
+    def _append_effect_row(self, run: _OpenRun, intent: Intent, kind: str) -> Form:
         """Append a row of a kind that starts with an effect, and return it."""
         row: Form = {"n": run.step, "a": format_address(intent.path, intent.seq), "path": intent.path, "kind": kind}
         row |= {"agent": run.agent, "began": run.last, "calls": []}
@@ -341,7 +341,7 @@ class RunPayload:
         return row
 
     def _mark_row_changed(self, number: int) -> None:
-        """Record that the current ``add_records`` added or changed a row."""
+        """Record that the current ``add_new_records`` added or changed a row."""
         self._touched[-1].add(number)
 
     def _request_to_json(self, form: Mapping[str, Any], path: str) -> Form:
@@ -611,7 +611,7 @@ class RunPayload:
         Return the data of the charts, for each model reply: its row, sent tokens, cached tokens and cost so far.
 
         Args:
-            since: The number of ``add_records`` calls that the caller has seen; above 0, the result starts at ``"from"``, the first
+            since: The number of ``add_new_records`` calls that the caller has seen; above 0, the result starts at ``"from"``, the first
                 changed value.
         """
         start = min(self._changed[since:], default=len(self._totals)) if since else 0
@@ -619,7 +619,7 @@ class RunPayload:
         return told | ({"from": start} if since else {}) | {"windows": dict(self._history.facts.context_windows)}
 
     def list_changed_rows(self, since: int) -> list[tuple[int, Form]]:
-        """Return the rows that were added or changed since call number *since* of ``add_records``, with their numbers."""
+        """Return the rows that were added or changed since call number *since* of ``add_new_records``, with their numbers."""
         return [(number, self.rows[number]) for number in sorted(set().union(*self._touched[since:]))]
 
     def to_dict(self) -> Form:

@@ -194,7 +194,7 @@ def _load_run_and_positions(
 ) -> tuple[RunPayload, HandlerPositions | None, dict[str, object]]:
     """Return the data of a run, its best replayed handler positions, and both as JSON."""
     view = RunPayload(texts, source.file)
-    view.add_records(load_stored_history(source.journal))
+    view.add_new_records(load_stored_history(source.journal))
     walked: HandlerPositions | None = None
     for make in source.steppers:
         now = _collect_positions_or_reason(make, view, files, locals=locals)
@@ -242,7 +242,7 @@ def copy_undamaged_records(journal: Journal) -> tuple[MemoryJournal, int]:
 
     def are_first_lines_readable(number: int) -> bool:
         try:
-            RunPayload(PageTexts(), "").add_records(load_stored_history(copy_first_lines(number)))
+            RunPayload(PageTexts(), "").add_new_records(load_stored_history(copy_first_lines(number)))
         except (JournalError, StepEngineError):
             return False
         return True

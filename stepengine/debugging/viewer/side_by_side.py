@@ -115,10 +115,10 @@ def _merge_rows(a: RunPayload, b: RunPayload, beside: Mapping[int, int]) -> Iter
 
 
 def _get_mark_and_text_number(
-    i: int | None, j: int | None, told: Mapping[int, list[list[str]]], texts: PageTexts, *, in_part: bool
+    i: int | None, j: int | None, differences: Mapping[int, list[list[str]]], texts: PageTexts, *, in_part: bool
 ) -> tuple[str, int | None]:
     """Return the mark of a pair of rows, and the number of the text of its differences; ``None`` without one."""
     if i is None or j is None:
         return ("+" if i is None else "-"), None
-    fields = told.get(i, [])
+    fields = differences.get(i, [])
     return ("~" if fields or in_part else "="), texts.add(fields) if fields else None
