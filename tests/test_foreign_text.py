@@ -55,6 +55,7 @@ from stepengine.data.matching import BoundedMatcher
 from stepengine.data.media_types import normalize_media_type, parse_data_url
 from stepengine.data.models import ModelReply, TextChunk
 from stepengine.data.provenance import Provenance, Source
+from stepengine.data.questions import Question, to_answer
 from stepengine.data.secret_names import is_secret_name, may_name_secret_member
 from stepengine.data.thoughts import split_thoughts
 from stepengine.data.tools import ToolSpec
@@ -1239,6 +1240,18 @@ PLACES = (
         answer_in,
         (*BRACKETS, of("```\n"), of("```json\n[\n"), of("[", "```\n", "\n```"), of("`"), of(" ```\n")),
         ("data/json.py",),
+    ),
+    Place(
+        "several options in an answer",
+        lambda text: to_answer(text, Question("q", "Which?", ["a", "a, b", "b"], multi_select=True)),
+        (
+            of("a"),
+            of(","),
+            of(" ", after="a"),
+            of(" ", "a, b", "c"),
+            *(of(u, after="c") for u in ("a, ", "a, b, ", "a,  b ,")),
+        ),
+        ("data/questions.py",),
     ),
     Place(
         "id of an agent",

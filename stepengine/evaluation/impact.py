@@ -308,7 +308,10 @@ class Impact:
             called = f"{calls[0].name} {json.dumps(plain(calls[0].input), ensure_ascii=False)}"
             yield f"{len(left)} left the record: {called}"
         failed = self.estimate_rate("has_failed")
-        yield f"{'failed more often' if self.has_baseline else 'failed'}: {_format_rate_interval(failed)}"
+        if self.has_baseline and not math.isnan(failed.mean):
+            yield f"failed {_format_signed_interval(failed)} more often than the old agent"
+        else:
+            yield f"failed: {_format_rate_interval(failed)}"
         than = "the repeated old agent" if self.has_baseline else "the record"
         ratios = [f"{what} {_format_ratio_change(self.estimate_ratio(what))}" for what in ("cost", "steps", "tokens")]
         yield f"from the first difference on, against {than}: {', '.join(ratios)}"

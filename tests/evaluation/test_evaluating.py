@@ -525,6 +525,17 @@ def make_judged_source(verdict: str) -> str:
 
 @pytest.mark.deep
 @pytest.mark.smoke
+@pytest.mark.spec("evaluation:JG61")
+@pytest.mark.parametrize("score", ["true", '"1"', "1.5", "NaN"])
+def test_a_judge_score_must_be_a_number_up_to_one(folder: Any, score: str) -> None:
+    folder.write("looking.py", make_judged_source(f"""'{{"score": {score}, "reason": "yes"}}'"""))
+    sample = folder.json("eval", "looking.py", "--out", "a", code=1)["cases"][0]["samples"][0]
+
+    assert "the judge replied" in sample["scores"]["judge"]["reason"]
+
+
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG61", "evaluation:JG62", "evaluation:JG98")
 def test_a_judge_is_recorded_read_again_and_counted_by_itself(folder: Any) -> None:
     """
