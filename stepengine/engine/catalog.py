@@ -531,7 +531,7 @@ def _make_source_hook(
     """Return the ``pre_run`` hook that adds the tools of *source* to a run; it raises for names in *known*, the agent's own tools."""
     own = frozenset(known)
 
-    def add_source_tools(ctx: HookContext) -> Generator[Any, Any, Change]:
+    def opening(ctx: HookContext) -> Generator[Any, Any, Change]:
         change = yield from source.pre_run(ctx)
         for tool in change.tools:
             # Found when the run begins, because only then it is known what a server has. An error and no second name:
@@ -545,7 +545,7 @@ def _make_source_hook(
                 raise DefinitionError(msg)
         return change
 
-    return add_source_tools
+    return opening
 
 
 def _split_policy_and_file(permissions: Policy | PolicyFile | None) -> tuple[Policy | None, PolicyFile | None]:
