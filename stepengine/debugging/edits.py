@@ -437,7 +437,6 @@ def _move_and_preview(debugger: Debugger, position: int, *, whole: bool) -> Mome
 
 
 def _preview_current_position(debugger: Debugger, *, is_before: bool, whole: bool) -> MomentPreview:
-    """Return a preview of the debugger's current position."""
     place, moment = debugger.to_dict(), debugger.moment()
     frame = next((frame for frame in moment.frames if frame.kind != "package"), None)
     lines = () if frame is None else lines_around(frame, AROUND)

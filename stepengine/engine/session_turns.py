@@ -517,6 +517,5 @@ class Turn:
 
 
 def _subtract_usage(usage: Usage, other: Usage) -> Usage:
-    """Return *usage* with the numbers of *other* subtracted."""
     numbers = {name: getattr(usage, name) - getattr(other, name) for name in NUMBERS}
     return attrs.evolve(usage, **numbers)

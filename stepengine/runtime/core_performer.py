@@ -861,7 +861,6 @@ class _LazyToolContext:
 
 
 def _make_tool_context(item: Item, effect: CallTool, tree: TreeWithBackground) -> ToolContext:
-    """Return the context for the body of a tool call."""
     plan, setting = item.plan, tree.services.tools
     state, agent, info = effect.state(), plan.definition, plan.info
     voice, keep = _ToolOutput(item, effect, tree), tree.services.keep_write

@@ -654,7 +654,6 @@ def _token_counts(usage: Usage) -> list[int]:
 
 
 def _decode_error(stored: object) -> BaseException:
-    """Decode a recorded error."""
     error: BaseException = decode_stored({"type": "failure", "error": stored}).error
     return error
 
