@@ -64,7 +64,7 @@ def may_exceed_value_limit(value: Any) -> bool:
         if isinstance(one, TEXTS):
             left -= len(one)
         elif isinstance(one, int):
-            left -= one.bit_length()
+            left -= one.bit_length()  # never fewer than its digits
         elif not isinstance(one, float):
             members = (LONG_MEMBERS.get(type(one)) or _list_members)(one)
             left -= MIN_VALUE_CHARS * (WIDEST_FIELDS + len(members))

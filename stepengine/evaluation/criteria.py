@@ -666,8 +666,12 @@ def _parse_judge_verdict(reply: object) -> Verdict:
         except (ValueError, RecursionError):
             found = None
     score = found.get("score") if isinstance(found, Mapping) else None
-    is_share = isinstance(score, int | float) and not isinstance(score, bool) and 0 <= score <= 1
-    if not isinstance(found, Mapping) or score is None or not is_share:
+    if (
+        not isinstance(found, Mapping)
+        or isinstance(score, bool)
+        or not isinstance(score, int | float)
+        or not 0 <= score <= 1
+    ):
         msg = f'the judge replied {_short_visible_text(reply)}; it must reply {{"score": 0 to 1, "reason": "..."}}'
         raise DataError(msg)
     return Verdict(float(score), reason=str(found.get("reason", "")), label=str(found.get("label", "")))

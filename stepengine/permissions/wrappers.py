@@ -723,12 +723,8 @@ class _Search:
 
     def _derive_from_python_module(self, module: str, words: Argv) -> Iterator[_Derived]:
         # The option may stand alone, before its value, or behind others in one word, such as `-um` and `-umpytest`.
-        names = (
-            at
-            for at, word in enumerate(words)
-            if word in {"-m", module} or re.fullmatch(rf"-\w*m{re.escape(module)}", word)
-        )
-        at = next(names, None)
+        joined = re.compile(rf"-\w*m{re.escape(module)}")
+        at = next((at for at, word in enumerate(words) if word in {"-m", module} or joined.fullmatch(word)), None)
         if at is None:
             self._set_unclear(f"the arguments of the module {module!r} may start programs")
             return

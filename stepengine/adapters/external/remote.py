@@ -286,7 +286,7 @@ class _RemoteRun:
         self._start: dict[str, Any] | None = None
         self._is_found = False
         self._is_over = False
-        self._told: set[tuple[str, int, str]] = set()
+        self._completed_texts: set[tuple[str, int, str]] = set()
         self._kinds: dict[str, str] = {}
         self._answered: dict[str, float] = {}
 
@@ -338,7 +338,7 @@ class _RemoteRun:
         for again in range(MAX_AGAIN):
             # Whoever resumes a run that was cancelled has its remote run cancelled, too, and starts another.
             self._start = {"body": body, "key": f"{ctx.idempotency_key}-{again}"}
-            self._place, self._told = "", set()
+            self._place, self._completed_texts = "", set()
             self._is_found = not await self._send_run_start()
             if not self._is_found or (await self._fetch_run())["status"] != "cancelled":
                 return
@@ -437,8 +437,8 @@ class _RemoteRun:
         what = "text" if kind.startswith("text") else "thought"
         if not kind.endswith("completed"):
             self._said.emit_and_record_text(what, start_of_text(text, self._said.chars_left), reply=seq)
-        elif (what, seq, text) not in self._told:
-            self._told.add((what, seq, text))
+        elif (what, seq, text) not in self._completed_texts:
+            self._completed_texts.add((what, seq, text))
             self._said.complete_text(what, text, reply=seq)
 
     def _discard_reply_texts(self, event: Mapping[str, Any]) -> None:

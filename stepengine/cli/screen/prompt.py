@@ -280,7 +280,9 @@ class PromptReader(Terminal):
         """
         unread = [text for text in self._unsent if isinstance(text, UnreadMessage)]
         typed = [
-            text for text in self._unsent[len(unread) :] if not (self.is_chat_command(text) or text.startswith("!"))
+            text
+            for text in self._unsent
+            if not (isinstance(text, UnreadMessage) or self.is_chat_command(text) or text.startswith("!"))
         ]
         words = [f"/{text.lstrip()}" if text.lstrip().startswith("/") else text for text in unread] + typed
         if to_input_line and self.is_rich:
