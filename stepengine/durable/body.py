@@ -43,7 +43,7 @@ from stepengine.journal.encoding import to_comparable_form
 from stepengine.journal.fingerprints import definition_fingerprint
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.performer import child_path
-from stepengine.runtime.services import ChildPlanner, MachineMaker
+from stepengine.runtime.services import ChildPlanner, MachineMaker, TimeSetting
 
 
 def make_root_request(launcher: Launcher, order: SubmittedRun) -> RunRequest:
@@ -175,9 +175,7 @@ async def _make_execution(launcher: Launcher, order: SubmittedRun, run: DurableR
         planner=_wrap_planner_with_seed(root.services.planner, order.seed),
         middlewares=(*root.services.middlewares, partial(Steps, run=run)),
         seed=order.seed,
-        clock=launcher.services.clock,
-        since=run.clock.takeover_ms,
-        sleep_in_process=inf,
+        time=TimeSetting(clock=launcher.services.time.clock, sleep_in_process=inf, since=run.clock.takeover_ms),
         mail=run.messages,
     )
     seen.live = launcher.make_or_fill_engine_run(

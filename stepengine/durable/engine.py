@@ -122,7 +122,8 @@ class DurableEngine:
         limits: RateLimitsLike = given.get("rate_limits")
         self._rates = None if limits is None or not works else SharedRates(limits, setting.url)
         if self._rates is not None:
-            self._launcher.services = attrs.evolve(self._launcher.services, rates=self._rates)
+            services = self._launcher.services
+            self._launcher.services = attrs.evolve(services, models=attrs.evolve(services.models, rates=self._rates))
         self._process: WorkerProcess | None = None
         self._operator: Operator | None = None
         self._chores: list[asyncio.Task[None]] = []

@@ -320,8 +320,8 @@ async def follow_run(launcher: Launcher, deployment: Deployment, root: str) -> A
 def create_replayed_run(launcher: Launcher, played: Playback) -> EngineRun:
     """Return a run that replays the recorded effects."""
     order, session = played.order, played.session
-    at_that_time = attrs.evolve(launcher, services=attrs.evolve(launcher.services, clock=_FixedClock(order.created)))
-
+    time = attrs.evolve(launcher.services.time, clock=_FixedClock(order.created))
+    at_that_time = attrs.evolve(launcher, services=attrs.evolve(launcher.services, time=time))
     try:
         made = at_that_time.plan_root_run(make_root_request(launcher, order))
         plan, state = played.with_recorded_prompt_and_window(made.plan, made.state)

@@ -74,7 +74,7 @@ class ResultReader:
                 if state is not None:
                     return await self._make_ended_result(run, state, waits=waits)
                 if not waits:
-                    beyond = self._launcher.services.sleep_in_process
+                    beyond = self._launcher.services.time.sleep_in_process
                     asked, left = await self._get_operator().run_waits.find_waits_if_suspended(run, beyond=beyond)
                     if asked or left:
                         return _make_suspended_result(run, asked, left)

@@ -163,7 +163,7 @@ class Engine:
         from stepengine.runtime.clock import SystemClock
         from stepengine.runtime.logs import LOGGER
         from stepengine.runtime.retry import RetryPolicy
-        from stepengine.runtime.services import Services, ToolSetting
+        from stepengine.runtime.services import ModelSetting, Services, TimeSetting, ToolSetting
         from stepengine.tools.context import ResourceMap
         from stepengine.workspace.threads import ThreadPool
         from stepengine.workspace.workspace import Workspace
@@ -193,14 +193,15 @@ class Engine:
             ),
             services=Services(
                 machine=run_agent,
-                models=registry,
+                models=ModelSetting(
+                    registry=registry,
+                    pricing=pricing,
+                    retry=retry or RetryPolicy(),
+                    rates=make_rate_limits(rate_limits, registry, time),
+                ),
                 tools=setting,
-                pricing=pricing,
+                time=TimeSetting(clock=time, sleep_in_process=sleep_in_process),
                 interactor=validate_interactor(interactor, "Engine(interactor=...)"),
-                retry=retry or RetryPolicy(),
-                rates=make_rate_limits(rate_limits, registry, time),
-                clock=time,
-                sleep_in_process=sleep_in_process,
             ),
             watchers=tuple([make_watcher(o) for o in observers]),
             logger=LOGGER if logger is None else logger,
@@ -488,7 +489,7 @@ class Engine:
         asked = validate_options("fork", ForkOptions, options)
         source = as_journal(journal)
         launch = partial(self._run_recorded, **_pop_launch_options(asked), forked=source)
-        return await runs.fork(source, launch, now=self._launcher.services.clock.now(), **asked)
+        return await runs.fork(source, launch, now=self._launcher.services.time.clock.now(), **asked)
 
     async def start_resume(self, journal: JournalLike, **options: Unpack[StartResumeOptions]) -> RunHandle:
         """
@@ -528,7 +529,7 @@ class Engine:
         create_run = partial(self._launcher.create_run_from_record, **other, forked=source)
         launch = BackgroundLaunch(self._launcher.runs, create_run, raises=True, patience=patience)
         return await launch.start_and_get_handle(
-            runs.fork(source, launch, now=self._launcher.services.clock.now(), **asked)
+            runs.fork(source, launch, now=self._launcher.services.time.clock.now(), **asked)
         )
 
     def resume_sync(self, journal: JournalLike, **options: Unpack[ResumeOptions]) -> RunResult:

@@ -41,7 +41,7 @@ from stepengine.journal.run_writer import RunWriter
 from stepengine.journal.store import Journal
 from stepengine.redaction import find_redacted_names
 from stepengine.runtime.performer import Performer
-from stepengine.runtime.services import Services
+from stepengine.runtime.services import Services, TimeSetting
 
 if TYPE_CHECKING:
     from stepengine.journal.recorded_part import AllowedDifferences, RecordedPart
@@ -276,15 +276,17 @@ class JournaledRun:
 
     def wrap_services(self, services: Services) -> Services:
         """Return *services* with recording and replay built in."""
-        if self.replayer is not None and (self.notifies_providers or getattr(services.models, "is_for_run", False)):
+        if self.replayer is not None and (
+            self.notifies_providers or getattr(services.models.registry, "is_for_run", False)
+        ):
             # What was made for this run alone knows nothing of what the run did before, unless it is told.
-            self.replayer.models = services.models
+            self.replayer.models = services.models.registry
         if self.timing.pace is not None:
-            self.timing.pace.sleep = services.clock.sleep
+            self.timing.pace.sleep = services.time.clock.sleep
         mode, machines, is_stable, past = self.mode, self.machines, self.writer.source.stable, self.recorded_part
         computed = None if self.replayer is None else self.replayer.find_computed_value
         writes = CallWrites(self.writer.source.redactor)
-        recorder = partial(self._make_recorder, writes=writes, is_traced=bool(services.outermost))
+        recorder = partial(self._make_recorder, writes=writes)
         # The whole of recording is built in here, by what the engine lends to the tree. Driver and machine have no flag
         # for it, so there is none that could be wrong (docs/the-machine.md).
         return attrs.evolve(
@@ -295,11 +297,14 @@ class JournaledRun:
             seed=machines.seed,
             # A recording of a test is repeated anywhere, never undone; and replays write nothing.
             keep_write=writes.add if mode.keeps_writes and not is_stable else None,
-            since=self.timing.takeover_ms,
-            is_timed=past is None or bool(past.leeway.live) or not mode.is_record_only(past.history),
+            time=TimeSetting(
+                clock=services.time.clock,
+                sleep_in_process=services.time.sleep_in_process if mode.waits else 0.0,
+                since=self.timing.takeover_ms,
+                is_timed=past is None or bool(past.leeway.live) or not mode.is_record_only(past.history),
+                wakes_now=self.wakes_now,
+            ),
             resumable=True,
-            sleep_in_process=services.sleep_in_process if mode.waits else 0.0,
-            wakes_now=self.wakes_now,
             mail=self.mail if mode.writes else None,
             record=self._find_parallel_record(),
         )
@@ -313,9 +318,9 @@ class JournaledRun:
 
         return find_parallel_record(replayer, past)
 
-    def _make_recorder(self, inner: Performer, *, writes: CallWrites, is_traced: bool) -> Performer:
+    def _make_recorder(self, inner: Performer, *, writes: CallWrites) -> Performer:
         """Return the middleware that records, or of a run with a past also answers from the record."""
-        recorder = Recorder(inner, self._journal, self.mail, writes, self.replayer, is_traced=is_traced)
+        recorder = Recorder(inner, self._journal, self.mail, writes, self.replayer)
         if self.recorded_part is None or self.replayer is None:
             return recorder
         from stepengine.journal.record_player import RecordPlayer

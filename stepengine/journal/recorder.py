@@ -68,7 +68,6 @@ class Recorder:
         mail: The mailbox messages of the run.
         writes: What was written to files by calls whose results are not recorded yet.
         replayer: Compares effects with what was recorded; ``None`` for a new run.
-        is_traced: Whether somebody sees every outcome on its way to the machine.
 
     Attributes:
         cleans: Whether secrets that only look like secrets are taken out of outcomes.
@@ -81,15 +80,12 @@ class Recorder:
         mail: RunMailbox,
         writes: CallWrites,
         replayer: Replayer | None,
-        *,
-        is_traced: bool,
     ) -> None:
         self._inner = inner
         self._mode, self._writer = journal.mode, journal.writer
         self._answers, self._timing = journal.answers, journal.timing
         self._mail = mail
         self._writes = writes
-        self._is_traced = is_traced
         self._begin = inner.begin
         self._replayer = replayer
         self.cleans = journal.writer.source.redactor.shapes
@@ -308,9 +304,8 @@ class Recorder:
     # With nobody between the model and its calls, a reply that is lost in a crash has led to nothing: it may wait for
     # the next commit. A handler, a hook or a watcher could already have told somebody of it.
     def _is_reply_unseen(self, plan: RunPlan) -> bool:
-        """Return whether only the machine sees replies of this run: it has no handler, hooks or tracing and is no tool body."""
-        is_alone = plan.definition.handle_steps is None and plan.body is None
-        return is_alone and not plan.hooks and not self._is_traced
+        """Return whether only the machine sees replies of this run: it has no handler or hooks and is no tool body."""
+        return plan.definition.handle_steps is None and plan.body is None and not plan.hooks
 
     # Live and replay must see the same value, or a handler would take another way the second time. So what storing
     # changes (secrets that are taken out, errors of classes that only this process knows) is changed before the machine

@@ -53,7 +53,7 @@ class TreeClock:
     __slots__ = ("_created", "_loop", "_since", "_start", "deadlines", "now_ms")
 
     def __init__(self, clock: TimeSource, created: datetime, since: int | None) -> None:
-        """Start the clock of a root run that was *created* then; *since* is as in ``Services.since``."""
+        """Start the clock of a root run that was *created* then; *since* is as in ``TimeSetting.since``."""
         self.now_ms = clock.now_ms
         self._created = created
         self._since = since

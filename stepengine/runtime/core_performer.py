@@ -259,7 +259,7 @@ class CorePerformer:
         """Show *event* and sleep its delay; if the sleep is cancelled, *spent* is stored as the usage of the call."""
         if io.watched:
             io.emit(event)
-        await self._await_or_store_usage(item, self._services.clock.sleep(event.wait), spent)
+        await self._await_or_store_usage(item, self._services.time.clock.sleep(event.wait), spent)
 
     async def _await_or_store_usage(self, item: Item, wait: Awaitable[Waited], spent: Usage | None) -> Waited:
         """Await *wait* before the next attempt; if it is cancelled, store *spent* as the usage of the call and raise."""
@@ -303,7 +303,7 @@ class CorePerformer:
     def _refuse_oversized_request(self, request: ModelRequest) -> None:
         """Raise if a request is longer than its model's window."""
         # A model string with `|` is a chain of models to fall back on, which have windows of their own.
-        window = None if "|" in request.model else self._services.window(request.model)
+        window = None if "|" in request.model else self._services.models.window(request.model)
         if window is None or (size := estimate_request_tokens(request)) <= window:
             return
         msg = (
@@ -316,7 +316,7 @@ class CorePerformer:
         """Return the provider of a model, which waits for its turn under rate limits; raise if *request* is refused as too long."""
         if request.settings.oversize == "refuse":
             self._refuse_oversized_request(request)
-        model, models, rates = request.model, self._services.models, self._services.rates
+        model, models, rates = request.model, self._services.models.registry, self._services.models.rates
         if rates is not None:
             return make_rate_limited_provider(
                 cast("ParsingRegistry", models), rates, model, _make_rate_limit_notice(item, io, request)
@@ -890,7 +890,7 @@ def _make_tool_context(item: Item, effect: CallTool, tree: TreeWithBackground) -
         threads=setting.threads,
         leaked=tree.leftovers.leaked,
         belongings=partial(tree.runs.belongings.get_or_create, item.path),
-        sleep=tree.services.clock.sleep,
+        sleep=tree.services.time.clock.sleep,
         is_typed=effect.source != "model",
         keep_write=None if keep is None else partial(keep, item.path, effect.seq),
     )
@@ -903,7 +903,7 @@ def _estimate_remaining_context_tokens(
     plan = item.plan
     window = plan.context_window
     if window is None and plan.model and effect.measured is not None:
-        window = tree.services.window(plan.model)
+        window = tree.services.models.window(plan.model)
     limit = plan.hooks.find_prompt_limit(window)
     return None if limit is None else max(0, limit - estimate_next_prompt_tokens(state, effect.measured))
 

@@ -28,7 +28,6 @@ class _Wrapping(NamedTuple):
     recording: Performer
     meter: UsageMeter
     repeats: Repeats
-    outermost: Performer
 
 
 class PerformerStack:
@@ -46,7 +45,6 @@ class PerformerStack:
         "_ledgers",
         "_make_group_stopper",
         "_middlewares",
-        "_tracers",
         "_wrapping",
         "innermost",
         "prices",
@@ -57,14 +55,13 @@ class PerformerStack:
         innermost: CorePerformer,
         prices: Prices,
         middlewares: Sequence[Middleware],
-        tracers: Sequence[Middleware],
         *,
         make_group_stopper: Callable[[Performer, Refusals], StopOnFailure],
         elapsed: Callable[[], int],
         find_output_limit: Callable[[ModelRequest], int | None],
     ) -> None:
         """
-        Wrap *innermost* in *middlewares*, such as recorders, and everything in *tracers*.
+        Wrap *innermost* in *middlewares*, such as recorders.
 
         *make_group_stopper* makes the ``StopOnFailure`` around a performer; *elapsed* is the tree's time in milliseconds;
         *find_output_limit* returns the longest reply to a request in tokens, if it is known.
@@ -72,7 +69,6 @@ class PerformerStack:
         self.innermost = innermost
         self.prices = prices
         self._middlewares = middlewares
-        self._tracers = tracers
         self._make_group_stopper = make_group_stopper
         self._elapsed = elapsed
         self._find_output_limit = find_output_limit
@@ -80,17 +76,17 @@ class PerformerStack:
         # Put up when it is first needed. A run of its own that nothing wraps never needs it, and thousands of runs are
         # started at once.
         self._wrapping: _Wrapping | None = None
-        if middlewares or tracers:
+        if middlewares:
             self._wrap_innermost()  # who records has to know of the run before it starts
 
     @property
     def outermost(self) -> Performer:
         """The outermost performer."""
-        return (self._wrapping or self._wrap_innermost()).outermost
+        return (self._wrapping or self._wrap_innermost()).repeats
 
     @property
     def recording(self) -> Performer:
-        """The outermost performer that records, or the gate for refusals if none records; limits and traces are around it."""
+        """The outermost performer that records, or the gate for refusals if none records; limits are around it."""
         return (self._wrapping or self._wrap_innermost()).recording
 
     @property
@@ -110,8 +106,7 @@ class PerformerStack:
         """Build, store and return all wrappers around the innermost performer."""
         # From the inside out, and the order is not free. The gate stands inside of who records, so that its refusals
         # are recorded like any other outcome and a replay needs no limits to find them again. The meter stands outside,
-        # so that it counts also what comes out of a record: a run that goes on has spent what it had spent. What traces
-        # stands outermost, and sees what the machine sees.
+        # so that it counts also what comes out of a record: a run that goes on has spent what it had spent.
         refusals = Refusals()
         group_stopper = self._make_group_stopper(self.innermost, refusals)
         performer: Performer = LimitGate(group_stopper, refusals, self._elapsed)
@@ -119,8 +114,8 @@ class PerformerStack:
             performer = wrap(performer)
         recording = performer
         find_record: Callable[[Item], RecordState] | None = getattr(recording, "find_record", None)
-        performer = meter = UsageMeter(
-            performer,
+        meter = UsageMeter(
+            recording,
             refusals,
             self._ledgers,
             self.prices,
@@ -129,24 +124,21 @@ class PerformerStack:
         )
         # Outside of the recorder, so that a run that goes on counts what was recorded, too: three equal calls are
         # three, also when a crash stands between them.
-        performer = repeats = Repeats(performer, refusals)
-        for wrap in self._tracers:
-            performer = wrap(performer)
-        self._wrapping = _Wrapping(group_stopper, recording, meter, repeats, performer)
+        self._wrapping = _Wrapping(group_stopper, recording, meter, Repeats(meter, refusals))
         return self._wrapping
 
     def open_ledger_and_find_shortcut(self, path: str, plan: RunPlan) -> Performer | None:
         """
         Open the ledger of a starting run; return the performer for its effects other than children, if there is a shortcut.
 
-        It is who records, or the innermost performer, where nothing traces, no budget is set, repeated calls are not counted, and
+        It is who records, or the innermost performer, where no budget is set, repeated calls are not counted, and
         the run is in no group of which one failure ends all. Through all of them a bare step took 33.8 us instead of 29.8, one that
         is recorded in memory 56.5 instead of 53.7, side by side.
         """
         ledger = self._ledgers.open_ledger(path, plan)
         # Decided once for a run, when it starts: none of what is asked here changes while it runs.
         wrapping = self._wrapping
-        if self._tracers or plan.limits.max_identical_calls is not None or ledger.bounded:
+        if plan.limits.max_identical_calls is not None or ledger.bounded:
             return None
         if wrapping is not None and wrapping.group_stopper.can_stop_run(path):
             return None

@@ -104,63 +104,86 @@ class ReplayProgress(Protocol):
 
 
 @frozen(kw_only=True, weakref_slot=False)
+class ModelSetting:
+    """
+    The settings for the model calls of a run tree.
+
+    Attributes:
+        registry: The source of providers.
+        pricing: The prices of replies; ``None`` for nothing but what providers report.
+        window: Returns a model's context length in tokens, if known.
+        output_limit: Returns the most tokens that the reply to a request may have, if known.
+        retry: How often and when failed model calls are repeated.
+        rates: The rate limiters of providers; ``None`` for no limits.
+    """
+
+    registry: ModelRegistry
+    pricing: Pricing | None = None
+    window: Callable[[str], int | None] = _return_unknown_window
+    output_limit: Callable[[ModelRequest], int | None] = get_named_output_limit
+    retry: RetryPolicy = attrs.field(factory=RetryPolicy)
+    rates: LimiterSource | None = None
+
+
+@frozen(kw_only=True, weakref_slot=False)
+class TimeSetting:
+    """
+    The settings for the times and waits of a run tree.
+
+    Attributes:
+        clock: Time and sleep.
+        sleep_in_process: Seconds; a longer wait for a time suspends the tree.
+        since: The run's time when this process took over, in milliseconds since the root was created; ``None`` if its times are
+            invented.
+        is_timed: Whether the time limits of runs stop them; a run that is only replayed takes no time of its own.
+        wakes_now: Whether recorded sleeps end at once, whatever time it is.
+    """
+
+    clock: TimeSource = attrs.field(factory=SystemClock)
+    # A suspended run costs a second to resume, and a process that only waits costs memory: at a minute the one is worth the other.
+    sleep_in_process: float = 60.0
+    since: int | None = 0
+    is_timed: bool = True
+    wakes_now: bool = False
+
+
+@frozen(kw_only=True, weakref_slot=False)
 class Services:
     """
     The parts of an engine that the trees of its runs use.
 
     Attributes:
         machine: Makes the machine of a run.
-        models: Where providers come from.
-        tools: What tools are run with.
-        pricing: What replies cost; ``None`` for nothing but what providers say.
-        window: Returns a model's context length in tokens, if known.
-        output_limit: Returns the most tokens that the reply to a request may have, if known.
+        models: The settings for model calls.
+        tools: The settings and resources for tools.
+        time: The settings for times and waits.
         planner: Returns the plan and the first state of a child or of the body of a tool, or raises why it must not start.
         interactor: Answers questions in this process.
         remembered: The lasting permissions of the conversation; by default a run tree has only its own.
-        retry: How often and when failed model calls are repeated.
-        rates: The rate limiters of providers; ``None`` for no limits.
         seed: The seed of everything random in performing effects; by default the run's id.
-        clock: Time and sleep.
         middlewares: The wrappers of the innermost performer of every tree, from the inside out, such as recorders.
-        outermost: The wrappers of everything else, such as tracing.
         keep_write: Stores the data to undo a file write of the call at an address; ``None`` if no one stores it.
-        sleep_in_process: Seconds; a longer wait for a time suspends the tree.
-        since: The run's time when this process took over, in milliseconds since the root was created; ``None`` if its times are
-            invented.
-        is_timed: Whether the time limits of runs stop them; a run that is only replayed takes no time of its own.
         resumable: Whether a suspended tree can be resumed, because it is recorded.
-        wakes_now: Whether recorded sleeps end at once, whatever time it is.
         mail: The store of the messages to its runs; ``None`` for this process alone.
         record: The record of a tree whose runs resume in parallel: nothing new starts before all of them have reached the end of
             their records. ``None`` for any other tree.
     """
 
     machine: MachineMaker
-    models: ModelRegistry
+    models: ModelSetting
     tools: ToolSetting = attrs.field(factory=ToolSetting)
-    pricing: Pricing | None = None
-    window: Callable[[str], int | None] = _return_unknown_window
-    output_limit: Callable[[ModelRequest], int | None] = get_named_output_limit
+    time: TimeSetting = attrs.field(factory=TimeSetting)
     planner: ChildPlanner = _refuse_child
     interactor: Interactor | None = None
     remembered: RememberedRules | None = None
-    retry: RetryPolicy = attrs.field(factory=RetryPolicy)
-    rates: LimiterSource | None = None
     seed: str = ""
-    clock: TimeSource = attrs.field(factory=SystemClock)
     middlewares: Sequence[Middleware] = ()
-    outermost: Sequence[Middleware] = ()
     keep_write: Callable[[str, int, FileWrite], None] | None = None
-    # A suspended run costs a second to resume, and a process that only waits costs memory: at a minute the one is worth the other.
-    sleep_in_process: float = 60.0
-    since: int | None = 0
-    is_timed: bool = True
     resumable: bool = False
-    wakes_now: bool = False
     mail: MessageStore | None = None
     record: ReplayProgress | None = None
 
     def estimate_call(self, request: ModelRequest) -> CallEstimate:
         """Return how much a model call of *request* may use."""
-        return estimate_call(request, Prices(self.pricing, self.clock.now), self.output_limit)
+        models = self.models
+        return estimate_call(request, Prices(models.pricing, self.time.clock.now), models.output_limit)

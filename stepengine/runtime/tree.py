@@ -151,19 +151,18 @@ class RunTree:
         """Set *services*, the run id of events and whether the tree replays; create the clock, mail and performers."""
         self.services = services
         self.hub.set_run_id(plan.run_id)
-        self.clock = TreeClock(services.clock, plan.created, services.since)
+        self.clock = TreeClock(services.time.clock, plan.created, services.time.since)
         self.mail = RunMessages(services.mail, partial(apply_outside_message, self), self.hub.failures.warnings.append)
         self.suspension.is_replaying = services.record is not None
-        prices = Prices(services.pricing, self.clock.now)
-        retries, outcomes = Retries(services.retry, services.seed or plan.run_id), OutcomeMaker(self)
+        prices = Prices(services.models.pricing, self.clock.now)
+        retries, outcomes = Retries(services.models.retry, services.seed or plan.run_id), OutcomeMaker(self)
         self.performers = PerformerStack(
             CorePerformer(self, retries, prices, outcomes, WaitingEffects(self, outcomes).perform),
             prices,
             services.middlewares,
-            services.outermost,
             make_group_stopper=partial(StopOnFailure, now=self.clock.elapsed_ms, tree=self),
             elapsed=self.clock.elapsed_ms,
-            find_output_limit=services.output_limit,
+            find_output_limit=services.models.output_limit,
         )
 
     @property
@@ -297,7 +296,7 @@ class RunTree:
         if self.mail.is_kept:
             # What was said to a resumed run before and did not reach it.
             self.inboxes.add(run.path, *map(UserMessage, self.mail.list_unreceived(run.path)))
-        seconds = plan.limits.max_seconds if self.services.is_timed else None
+        seconds = plan.limits.max_seconds if self.services.time.is_timed else None
         timer = None if seconds is None else self.clock.start_time_limit_timer(run.path, seconds, run.stop)
         try:
             finished = await drive(self.services.machine(plan, run.state), run)

@@ -61,16 +61,16 @@ class WaitingEffects:
     async def _await_time(self, item: Item, effect: AwaitTime) -> Single:
         """Wait until a time has come; the outcome is a suspension if the tree was suspended first."""
         services = self._services
-        if effect.until is not None and services.since is None:
+        if effect.until is not None and services.time.since is None:
             # Of a recording whose times are made up only the date itself can be waited for.
-            seconds = (effect.until - services.clock.now()).total_seconds()
+            seconds = (effect.until - services.time.clock.now()).total_seconds()
         else:
             seconds = self._tree.clock.compute_seconds_left(effect.wakes, effect.asked)
-        if item.has_begun and services.wakes_now:
+        if item.has_begun and services.time.wakes_now:
             seconds = 0.0
         if seconds > 0:
             with self._tree.mail.polling():
-                if not await self._wait_for_time_or_arrival(item, seconds, partial(services.clock.sleep, seconds)):
+                if not await self._wait_for_time_or_arrival(item, seconds, partial(services.time.clock.sleep, seconds)):
                     return Stop("suspended", self._outcomes.elapsed())
         return self._outcomes.make_value_or_stop(item, None)
 
@@ -140,19 +140,19 @@ class WaitingEffects:
             came = await self._tree.suspension.wait_for_first_or_suspension(item, list_waits(item), make_arrival)
             return None if came else Stop("suspended", self._outcomes.elapsed())
         seconds = self._tree.clock.compute_seconds_left(effect.wakes, effect.asked)
-        if seconds <= 0 or (item.has_begun and self._services.wakes_now):
+        if seconds <= 0 or (item.has_begun and self._services.time.wakes_now):
             return self._outcomes.make_value_or_stop(item, None)
         is_over = False
 
         async def sleep() -> None:
             nonlocal is_over
-            await self._services.clock.sleep(seconds)
+            await self._services.time.clock.sleep(seconds)
             is_over = True
 
         if not await self._wait_for_time_or_arrival(item, seconds, sleep, make_arrival):
             return Stop("suspended", self._outcomes.elapsed())
         # Where times are made up, no time passes by which the next look would see that the patience is over.
-        return self._outcomes.make_value_or_stop(item, None) if is_over and self._services.since is None else None
+        return self._outcomes.make_value_or_stop(item, None) if is_over and self._services.time.since is None else None
 
     async def _wait_for_time_or_arrival(
         self,
@@ -164,7 +164,7 @@ class WaitingEffects:
         """Wait until *sleep* or one of *make_arrivals* is done; return False if the tree was suspended first."""
         # A short wait is waited for here. A long one suspends the tree, once nothing else of it is at work: a process
         # that only sleeps for a day would have to live for a day.
-        if seconds > self._services.sleep_in_process:
+        if seconds > self._services.time.sleep_in_process:
             return await self._tree.suspension.wait_for_first_or_suspension(
                 item, list_waits(item), *make_arrivals, sleep
             )

@@ -49,7 +49,7 @@ from stepengine.machine.signals import belongs_to_caller
 from stepengine.models.scripted import Failing, ScriptedModel
 from stepengine.runtime.failfast import has_failed
 from stepengine.runtime.performer import Item, run_compute
-from stepengine.runtime.services import Services
+from stepengine.runtime.services import ModelSetting, Services
 from stepengine.testing.backstage import SimulatedChildren, SimulatedMailbox
 from stepengine.testing.budgets import Budgets, ForwardingPerformer, run_without_waiting
 from stepengine.testing.effect_performer import EffectPerformer, OutcomeSource
@@ -393,7 +393,13 @@ class World:
             plan, state = start_run(run, plan, with_resolved_system_prompt(plan, state))
         except ReplayDivergence as error:
             raise_violation("I3", f"{self.effects.repetition_prefix} {error.message}")
-        return plan, state, run.wrap_services(Services(machine=run_agent, models=models, planner=planner.plan_child))
+        return (
+            plan,
+            state,
+            run.wrap_services(
+                Services(machine=run_agent, models=ModelSetting(registry=models), planner=planner.plan_child)
+            ),
+        )
 
     def list_unscripted_names(self) -> tuple[str, ...]:
         """Return the tools and ``Perform`` functions without a scripted result, in the order of their first use."""

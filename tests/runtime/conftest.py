@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from random import Random
 from typing import Any
 
+import attrs
 import pytest
 
 from stepengine.data.definition import AgentDefinition
@@ -20,7 +21,7 @@ from stepengine.data.yields import STEP
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime import Hub, RetryPolicy, RunTree, Services
 from stepengine.runtime.hub import Watcher
-from stepengine.runtime.services import ToolSetting
+from stepengine.runtime.services import ModelSetting, TimeSetting, ToolSetting
 from stepengine.workspace.threads import ThreadPool
 
 
@@ -107,15 +108,29 @@ class World:
         answers: Any = None,
         plan: RunPlan | None = None,
         logger: Any = None,
-        **services: Any,
+        **settings: Any,
     ) -> RunTree:
-        services.setdefault("models", Provider())
-        services.setdefault("retry", RetryPolicy())
-        services.setdefault("tools", ToolSetting(threads=self.threads))
+        """Return a tree of *machine*; *settings* are fields of ``ModelSetting``, ``TimeSetting`` and ``Services``."""
+        settings = {
+            "models": Provider(),
+            "retry": RetryPolicy(),
+            "tools": ToolSetting(threads=self.threads),
+            **settings,
+        }
+        names = [field.name for field in attrs.fields(ModelSetting)]
+        models = {name: settings.pop(name) for name in names if name in settings}
+        names = [field.name for field in attrs.fields(TimeSetting)]
+        times = {name: settings.pop(name) for name in names if name in settings}
+        services = Services(
+            machine=machine,
+            models=ModelSetting(registry=settings.pop("models"), **models),
+            time=TimeSetting(**times),
+            **settings,
+        )
         plan = plan or self.plan()
         hub = Hub([Watcher(o) for o in observers]) if logger is None else Hub([Watcher(o) for o in observers], logger)
         state = AgentState(run_id=plan.run_id, agent_id=plan.definition.id)
-        return RunTree(Services(machine=machine, **services), plan, state, hub, answers)
+        return RunTree(services, plan, state, hub, answers)
 
     def done(self, state: AgentState, output: Any = None, status: str = "completed", **fields: Any) -> Finished:
         return Finished(status=RunStatus(status), state=state, output=output, **fields)
