@@ -20,6 +20,7 @@ from stepengine.data.outcomes import Value
 from stepengine.data.state import AgentState
 from stepengine.data.tools import ToolBinding, ToolSpec, Validated
 from stepengine.machine import RunPlan, run_agent
+from stepengine.machine.plan import PlannedAgent, RunHost, RunInput
 from stepengine.testing import text, tool_call
 
 CREATED = datetime(2026, 1, 1, tzinfo=UTC)
@@ -53,16 +54,15 @@ def plan_for(kind: str, steps: int) -> RunPlan:
         handle_steps=handlers[kind],
     )
     return RunPlan(
-        definition=definition,
+        agent=PlannedAgent(definition=definition, offered=("add",)),
         run_id="r",
         created=CREATED,
         random=partial(Random, 1),
         model=definition.model,
         tools={"add": ToolBinding(ToolSpec("add"), lambda value: Validated(value, value))},
-        offered=("add",),
         limits=definition.limits,
-        prompt="add",
-        watched=bool,
+        input=RunInput(prompt="add"),
+        host=RunHost(is_watched=bool),
     )
 
 

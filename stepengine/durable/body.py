@@ -207,7 +207,7 @@ async def _record_prompt_and_window(
     """Return plan and state with the prompt and context window, computed once and recorded; and the error of the prompt, if any."""
     if plan.body is not None:
         return plan, state, None  # its caller has looked
-    own = not isinstance(plan.definition.system_prompt, str) and plan.sent is None
+    own = not isinstance(plan.agent.definition.system_prompt, str) and plan.sent is None
     if not own and plan.context_window is None:
         return plan, with_resolved_system_prompt(plan, state) if plan.sent is None else state, None
 
@@ -221,7 +221,7 @@ async def _record_prompt_and_window(
         return {"prompt": text if own else None, "window": plan.context_window}
 
     known = run.seed.lookups.get(plan.path)
-    print_ = definition_fingerprint(plan.definition, [plan.tools[name].spec for name in plan.offered])
+    print_ = definition_fingerprint(plan.agent.definition, [plan.tools[name].spec for name in plan.agent.offered])
     found = known or await run.workflow.reserve_and_perform_step(
         f"{LOOKUP}:{print_}", compute_prompt_and_window, "its start"
     )

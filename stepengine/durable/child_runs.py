@@ -111,7 +111,8 @@ class ChildRuns:
         # JSON as it is serves better than no result.
         try:
             plan, _ = self._run.tree.services.planner(item.plan, effect, child_path(item.path, effect.seq))
-            return child.output if plan.decode_output is None else plan.decode_output(child.output)
+            schema = plan.agent.output_schema
+            return child.output if schema is None or schema.decode is None else schema.decode(child.output)
         except StepEngineError:
             return child.output
 
@@ -254,7 +255,7 @@ class _RemoteIO(ForwardingIO):
         # The order holds all that the child needs, since another worker has the code, and nothing of this process.
         child = attrs.evolve(
             order,
-            spawns=(*order.spawns, *run.bodies, make_ancestor(self._item, plan.definition.id)),
+            spawns=(*order.spawns, *run.bodies, make_ancestor(self._item, plan.agent.definition.id)),
             parent=_select_inherited_state(self._item.effect, plan),
             previous=None,
             slice=self._share,
@@ -262,7 +263,7 @@ class _RemoteIO(ForwardingIO):
         )
         # The id is that of the path, so to enqueue it again after a crash finds the child that is there (durable:U5). The
         # release is the parent's, as its record is of that code.
-        attributes = {"parent": order.id, "agent": plan.definition.id}
+        attributes = {"parent": order.id, "agent": plan.agent.definition.id}
         attributes |= {} if plan.body is None else {"tool": plan.body.tool_name}
         options = make_queue_options(child, attributes, release=run.release)
         # The child belongs to the run and not to this step, which may be done again.
@@ -356,7 +357,7 @@ def make_ancestor(item: Item, agent_id: str = "") -> Ancestor:
     effect = cast("Spawn | CallBody", item.effect)
     if isinstance(effect, CallBody):
         return Ancestor(
-            seq=effect.seq, agent_id=agent_id or item.plan.definition.id, tool_call_id=effect.tool_call_id, at=effect.at,
+            seq=effect.seq, agent_id=agent_id or item.plan.agent.definition.id, tool_call_id=effect.tool_call_id, at=effect.at,
             tool_name=effect.tool_name, input=effect.input, source=effect.source, values=encode_hook_values(effect.values),
         )  # fmt: skip
     return Ancestor(
@@ -373,7 +374,7 @@ def with_body_end(ended: Single, body: BodyEnd | None) -> Single:
 def _find_unknown_body_error(item: Item) -> Failure | None:
     """Return a failure if the tool comes from a source, so that no other worker knows its body."""
     effect = item.effect
-    if not isinstance(effect, CallBody) or effect.tool_name in item.plan.planned_from.tools:
+    if not isinstance(effect, CallBody) or effect.tool_name in item.plan.agent.source.tools:
         return None
     msg = (
         f"the tool {effect.tool_name!r} yields and comes from a source of tools; in a durable run, call it alone, not together with "
@@ -402,7 +403,7 @@ def _select_inherited_state(effect: Leaf, plan: RunPlan) -> AgentState:
     known: dict[str, Any] = {"run_id": parent.run_id, "ancestor_run_ids": parent.ancestor_run_ids}
     if plan.sent is not None:
         known |= {"system_prompt": parent.system_prompt, "tool_definitions": parent.tool_definitions}
-    if plan.is_inline or plan.definition.include_message_history:
+    if plan.is_inline or plan.agent.definition.include_message_history:
         known |= {"message_history": parent.message_history, "view": parent.view, "next_call": parent.next_call}
         known["left_out"] = parent.left_out
     if plan.is_inline:

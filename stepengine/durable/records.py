@@ -426,7 +426,7 @@ class Playback:
             return plan, state
         known = self._archive.lookups.get(plan.path)
         if known is None:
-            prompt = plan.definition.system_prompt
+            prompt = plan.agent.definition.system_prompt
             return plan, with_resolved_system_prompt(plan, state) if isinstance(
                 prompt, str
             ) and plan.sent is None else state

@@ -118,7 +118,8 @@ class ResultReader:
         output = form["output"]
         try:
             plan, _ = plan_submitted_run(self._launcher.plan_root_run(make_root_request(self._launcher, order)), order)
-            return None if output is None or plan.decode_output is None else plan.decode_output(output)
+            schema = plan.agent.output_schema
+            return None if output is None or schema is None or schema.decode is None else schema.decode(output)
         except StepEngineError:
             return None
 

@@ -86,7 +86,7 @@ class Submission:
             request.agent.definition.id,
             request.prompt,
             id=id,
-            params=self.plan.params_json,
+            params=self.plan.input.json,
             limits=request.limits,
             agent_models=request.agent_models,
             previous=request.previous,

@@ -19,7 +19,7 @@ from attrs import frozen
 from stepengine.data.alike import did_you_mean, list_names
 from stepengine.data.definition import AgentDefinition, HookContext, ToolSource, find_published_name, normalised_id
 from stepengine.data.hooks import HOOK_POINTS, Change, Hooks
-from stepengine.data.json import JsonDict, compact, freeze
+from stepengine.data.json import JsonDict, JsonValue, compact, freeze
 from stepengine.data.limits import Limits
 from stepengine.data.messages import Message, TextPart, UserMessage, system_reminder
 from stepengine.data.placeholders import Placeholders, find_placeholders
@@ -32,8 +32,9 @@ from stepengine.engine.handler_sources import AllowedNames, warn_about_agent_sou
 from stepengine.engine.loader import find_bundled_agent, find_bundled_id, list_bundled_ids
 from stepengine.engine.schemas import CompiledSchemas, compile_schemas
 from stepengine.engine.workspace_tools import WorkspaceTools
-from stepengine.errors import AgentError, DataError, DefinitionError
+from stepengine.errors import AgentError, DataError, DefinitionError, StepEngineError
 from stepengine.machine.child_effects import describe_substitution, find_matching_id
+from stepengine.machine.plan import PlannedAgent, SpawnableAgents
 from stepengine.machine.tool_search import add_search_tool
 from stepengine.runtime.logs import log_once
 from stepengine.tools.agent_tools import (
@@ -77,6 +78,9 @@ class ToolUses(NamedTuple):
     agents: Mapping[str, str]
 
 
+NOTHING_USED = ToolUses((), {})
+
+
 @frozen(eq=False)
 class Agent:
     """
@@ -111,6 +115,7 @@ class Agent:
     uses: Mapping[str, ToolUses]
     at_provider: Agent | None
     _family: Mapping[str, Agent] = attrs.field(repr=False)
+    _catalog: Catalog = attrs.field(repr=False)
 
     def get_child(self, key: str) -> Agent:
         """Return the agent with a normalised id out of ``spawnable``."""
@@ -157,21 +162,73 @@ class Agent:
         return [one.sandbox for one in runs if isinstance(one, Yielding) and one.sandbox is not None]
 
     @cached_property
-    def packaged_id(self) -> str:
-        """``publisher/name`` for an agent of a package; ``""`` for any other."""
-        member = packages.packaged_agent_from_definition(self.definition)
-        return "" if member is None else member.id
+    def planned(self) -> PlannedAgent:
+        """The parts of the plans of all its runs that are the same."""
+        own = packages.packaged_agent_from_definition(self.definition)
+        return PlannedAgent(
+            definition=self.definition,
+            offered=self.offered,
+            hooks=self.hooks,
+            children=SpawnableAgents(
+                names={key: self.get_child(key).definition.display_name for key in self.spawnable},
+                repair_params=self._repair_child_params,
+                describe=self._catalog.describe,
+            ),
+            output_schema=self.schemas.output,
+            placeholders=self._find_placeholders(),
+            package_id="" if own is None else own.id,
+            package_versions=self._get_package_versions(),
+            notes=self.notes,
+            source=self,
+        )
 
-    @cached_property
-    def package_versions(self) -> Mapping[str, str]:
-        """The packages of this agent and its descendants: ``name==version`` by ``publisher/name``."""
+    def plan_tool_body(self, caller: PlannedAgent, tool_name: str, more: Sequence[str]) -> PlannedAgent:
+        """
+        Return the parts for the body of a tool that yields: those of its caller, with the tools and agents of ``uses=``.
+
+        Args:
+            caller: The parts of the caller's plan; the caller may be a body, too.
+            tool_name: The tool, by its own name.
+            more: Tools that ``pre_run`` hooks gave the run, such as those of a server: they are its agent's own.
+        """
+        uses = self.uses.get(tool_name, NOTHING_USED)
+        children = caller.children
+        if uses.agents:
+            children = attrs.evolve(children, names={**(children.names or {}), **uses.agents})
+        return PlannedAgent(
+            definition=caller.definition,
+            offered=tuple(dict.fromkeys([*caller.offered, *uses.tools, *more])),
+            # Only these also apply to calls from the body of a tool.
+            hooks=Hooks(pre_tool=self.hooks.pre_tool, post_tool=self.hooks.post_tool),
+            children=children,
+            output_schema=caller.output_schema,
+            source=self,
+        )
+
+    def _repair_child_params(self, asked: str | AgentDefinition, params: JsonValue) -> JsonValue:
+        """Return params with corrected names and values; unchanged if the agent is unknown or not allowed."""
+        try:
+            if not isinstance(asked, str):
+                agent = self._catalog.get_agent(asked)
+            else:
+                key = find_matching_id(asked, self.spawnable)
+                if key is None:
+                    return params
+                agent = self.get_child(key)
+            repaired: JsonValue = agent.schemas.repair_params(params)
+        # A later check refuses the agent with an error for the model. An error here would blame the params.
+        except StepEngineError:
+            return params
+        return repaired
+
+    def _get_package_versions(self) -> Mapping[str, str]:
+        """Return the packages of this agent and its descendants: ``name==version`` by ``publisher/name``."""
         members = [packages.packaged_agent_from_definition(agent.definition) for agent in self._collect_reachable()]
         found = {one.id: f"{one.package.name}=={one.package.version}" for one in members if one is not None}
         return dict(sorted(found.items()))
 
-    @cached_property
-    def placeholders(self) -> Placeholders | None:
-        """The placeholders in its prompts; ``None`` without any."""
+    def _find_placeholders(self) -> Placeholders | None:
+        """Return the placeholders in its prompts; ``None`` without any."""
         own = self.definition
         system = own.system_prompt if isinstance(own.system_prompt, str) else ""
         names = find_placeholders(system, own.instructions_prompt, own.step_prompt)
@@ -180,16 +237,6 @@ class Agent:
         from stepengine.context.placeholders import read_placeholders  # for few agents alone
 
         return Placeholders(names, read_placeholders)
-
-    @cached_property
-    def child_names(self) -> Mapping[str, str]:
-        """The display names of the agents that it may spawn, by normalised id."""
-        return {key: self.get_child(key).definition.display_name for key in self.spawnable}
-
-    @cached_property
-    def tool_body_hooks(self) -> Hooks:
-        """The ``pre_tool`` and ``post_tool`` hooks, which also apply to calls from the body of a tool."""
-        return Hooks(pre_tool=self.hooks.pre_tool, post_tool=self.hooks.post_tool)
 
     @cached_property
     def instructions_note(self) -> str:
@@ -335,7 +382,7 @@ class Catalog:
             "spawner_prompt": definition.description,
             "input_schema": {"prompt": prompt, "params": params_schema(definition)},
             "output_mode": definition.output_mode,
-            "output_schema": agent.schemas.output_schema,
+            "output_schema": None if agent.schemas.output is None else agent.schemas.output.json_schema,
         }
         return JsonDict(freeze(told))
 
@@ -423,8 +470,8 @@ class Catalog:
         schemas = compile_schemas(definition)
         # The tool is made for each agent, since its parameters are the agent's own output schema: a provider can hold
         # the model to it then.
-        if schemas.output_schema is not None:
-            tools["set_output"] = make_set_output_binding(schemas.output_schema)
+        if schemas.output is not None:
+            tools["set_output"] = make_set_output_binding(schemas.output.json_schema)
             _check_schema_references(definition, {"set_output": tools["set_output"].spec})
         specs = JsonDict({name: tools[name].spec for name in offered})
         _check_schema_references(definition, specs)
@@ -448,6 +495,7 @@ class Catalog:
             if (other := _make_provider_programs_variant(definition)) is None
             else self._compile_agent(other, family, ids),
             family=family,
+            catalog=self,
         )
 
     def _refuse_policy_file_writers(self, whose: str, tools: Iterable[ToolLike]) -> None:
@@ -944,14 +992,14 @@ def _describe_child(key: str, child: AgentDefinition[object]) -> str:
 
 def _describe_own_tools(agent: Agent, inherited: Sequence[ToolSpec]) -> str:
     """Return a text with the tools that an agent may call, and with the specifications of those missing in *inherited*."""
-    own = [*agent.offered, *(["set_output"] if agent.schemas.output_schema is not None else [])]
+    own = [*agent.offered, *(["set_output"] if agent.schemas.output is not None else [])]
     names = ", ".join(dict.fromkeys(own)) or "none"
     shown = {spec.name for spec in inherited}
     lines = [f"{SHOWN_TOOLS} Of these and all others you may call only: {names}. A call of any other tool is refused."]
     for name, spec in agent.specs.items():
         if name not in shown:
             # Into the instructions of an agent with an output schema the machine writes that schema itself.
-            is_told = name == "set_output" and agent.schemas.output_schema is not None
+            is_told = name == "set_output" and agent.schemas.output is not None
             schema = "" if is_told else f"\n  Its input: {compact(spec.input_schema)}"
             lines.append(f"- {name}: {spec.description}{schema}")
     return "\n".join(lines)

@@ -385,11 +385,11 @@ class Launcher:
 
 def _with_hook_session_id(plan: RunPlan) -> RunPlan:
     """Return *plan* with its run id as session id if it has none and its own ``session_hooks`` start a session."""
-    if plan.info.session_id is not None or not plan.hooks.pre_run:
+    if plan.info.session_id is not None or not plan.agent.hooks.pre_run:
         return plan
     from stepengine.sessions.run_hooks import has_session_hooks
 
-    if not has_session_hooks(plan.hooks):
+    if not has_session_hooks(plan.agent.hooks):
         return plan
     return attrs.evolve(plan, info=attrs.evolve(plan.info, session_id=plan.run_id))
 

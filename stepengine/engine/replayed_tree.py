@@ -82,7 +82,7 @@ class ReplayedRun:
     def __init__(self, path: str, plan: RunPlan, state: AgentState) -> None:
         self.background: dict[str, ChildResult | None] = {}
         self.reported: dict[str, ChildResult] = {}
-        self.end = Item(path, RunInBackground(plan.definition.id, plan=plan, state=state), plan)
+        self.end = Item(path, RunInBackground(plan.agent.definition.id, plan=plan, state=state), plan)
         self.path = path
         self.plan = plan
         self._start_state = state
@@ -132,8 +132,9 @@ class ReplayedTree:
     def start_run(self, plan: RunPlan, state: AgentState, path: str) -> ReplayedRun:
         """Start a run, and let its machine continue to its first effect."""
         run = self.runs[path] = ReplayedRun(path, plan, state)
-        if plan.hooks:
-            run.plan = plan = attrs.evolve(plan, hooks=_with_recorded_calls(plan.hooks, run.hooks.append))
+        if plan.agent.hooks:
+            agent = attrs.evolve(plan.agent, hooks=_with_recorded_calls(plan.agent.hooks, run.hooks.append))
+            run.plan = plan = attrs.evolve(plan, agent=agent)
         run.machine = self._services.machine(plan, state)
         self._send_to_machine(run, None)
         return run
@@ -182,7 +183,7 @@ class ReplayedTree:
         return (
             None
             if root.finished is None
-            else self._recorded_part.find_unused_difference(root.plan.definition.id, root.finished.error)
+            else self._recorded_part.find_unused_difference(root.plan.agent.definition.id, root.finished.error)
         )
 
     def list_accepted_addresses(self) -> list[str]:
@@ -245,7 +246,7 @@ class ReplayedTree:
     def _make_unexpected_result_error(self, run: ReplayedRun, address: Address) -> StepEngineError:
         """Return the error for a recorded result that a run does not wait for."""
         unused = self._recorded_part.find_unused_difference(
-            run.plan.definition.id, None if run.finished is None else run.finished.error
+            run.plan.agent.definition.id, None if run.finished is None else run.finished.error
         )
         if unused is None:
             said = "the run does not wait for the recorded result"

@@ -67,7 +67,7 @@ class EngineRun:
     def __str__(self) -> str:
         root = self.tree.root
         leaked = f" ({', '.join(self.tree.leftovers.leaked)})" if self.tree.leftovers.leaked else ""
-        return f"{root.state.run_id} of {root.plan.definition.id!r}{leaked}"
+        return f"{root.state.run_id} of {root.plan.agent.definition.id!r}{leaked}"
 
     def start(self, turns: Turns | None = None) -> RunHandle:
         """Run in the background of the running event loop; *turns* makes the turns that follow in a kept-open handle."""
@@ -259,7 +259,9 @@ def make_failing_machine(error: StepEngineError | None) -> MachineMaker:
     """
 
     def end_at_once(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
-        yield Notify(RunStarted(path=plan.path, own_id=plan.run_id, agent_id=plan.definition.id, prompt=plan.prompt))
+        yield Notify(
+            RunStarted(path=plan.path, own_id=plan.run_id, agent_id=plan.agent.definition.id, prompt=plan.input.prompt)
+        )
         if error is not None:
             yield Notify(RunFailed(path=plan.path, error=error.message, kind=type(error).__name__))
         status = RunStatus.CANCELLED if error is None else RunStatus.FAILED

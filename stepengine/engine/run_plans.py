@@ -22,7 +22,7 @@ from stepengine.data.alike import find_nearest
 from stepengine.data.definition import AgentDefinition, HookContext, normalised_id
 from stepengine.data.effects import CallBody, Spawn
 from stepengine.data.events import LogLine
-from stepengine.data.json import JsonDict, JsonValue, freeze, require_storable_text
+from stepengine.data.json import JsonDict, freeze, require_storable_text
 from stepengine.data.limits import MAX_LEVELS, TREE_WIDE, Limits
 from stepengine.data.provenance import Provenance
 from stepengine.data.questions import Answer, AnswerLike, Question, check_answer
@@ -30,7 +30,7 @@ from stepengine.data.record_sizes import find_length_problem
 from stepengine.data.state import AgentState, RunInfo, find_suspended_reply_index
 from stepengine.data.tools import Driving, Spawning, ToolSpec, Yielding
 from stepengine.data.transcript import Transcript
-from stepengine.engine.catalog import Agent, Catalog, ToolUses, make_instructions_note, remove_instructions_notes
+from stepengine.engine.catalog import Agent, Catalog, make_instructions_note, remove_instructions_notes
 from stepengine.errors import (
     AgentError,
     AnswerRejected,
@@ -43,7 +43,7 @@ from stepengine.errors import (
 )
 from stepengine.machine.author import add_location, make_handler_error
 from stepengine.machine.child_effects import find_matching_id, spawn_not_allowed_error
-from stepengine.machine.plan import RunPlan, ToolBody
+from stepengine.machine.plan import RunHost, RunInput, RunPlan, ToolBody
 from stepengine.runtime.core_performer import get_call_timeout
 from stepengine.runtime.hub import Hub
 from stepengine.runtime.logs import LOGGER, LineLogger
@@ -136,7 +136,7 @@ class PlannedRun:
 
     def replan(self, request: RunRequest, created: datetime) -> PlannedRun:
         """Return this plan with the prompt and previous state of *request*, and *created* as its time; all else stays as planned."""
-        plan = attrs.evolve(self.plan, prompt=request.prompt, created=created)
+        plan = attrs.evolve(self.plan, input=attrs.evolve(self.plan.input, prompt=request.prompt), created=created)
         return attrs.evolve(
             self, request=request, plan=plan, state=make_root_state(plan, request.agent, request.previous)
         )
@@ -274,10 +274,6 @@ def normalise_model_name(models: Models, model: str) -> str:
         return model
 
 
-NOTHING_USED = ToolUses((), {})
-NO_PACKAGES: Mapping[str, str] = {}
-
-
 class Planner:
     """
     Makes plans for one root run and its children.
@@ -308,9 +304,7 @@ class Planner:
         self._models = models
         self.seed = seed or ""
         self._created = created
-        self._watched = watched
-        self._opened = opened
-        self._here = _SameThreadCheck()
+        self._host = RunHost(is_own_thread=_SameThreadCheck(), is_watched=watched, set_history=opened)
         self._inherited: dict[Agent, _InheritedTools] = {}
 
     def plan_root(self, request: RunRequest) -> tuple[RunPlan, AgentState]:
@@ -425,7 +419,7 @@ class Planner:
             msg = f"prompt and params of agent {definition.id!r} are too long: {why}; write long values to a file and pass its path"
             raise InputError(msg, issues=(why,))
         return RunPlan(
-            definition=definition,
+            agent=agent.planned,
             run_id=run_id,
             path=path,
             created=created,
@@ -434,43 +428,23 @@ class Planner:
             model=model,
             # A copy where hooks may add tools to this run, so that they are not in the agent for all later ones.
             tools=agent.tools.copy() if agent.hooks.pre_run else agent.tools,
-            offered=agent.offered,
             sent=None if shown is None else shown.specs,
-            agents=agent.child_names,
-            repair_params=partial(self._repair_child_params, agent),
-            planned_from=agent,
-            is_inline=is_inline,
             note=agent.instructions_note if shown is None else shown.note,
-            placeholders=agent.placeholders,
-            agent_info=self._catalog.describe,
-            hooks=agent.hooks,
+            is_inline=is_inline,
             limits=limits,
-            prompt=prompt,
-            params=given.value,
-            params_json=given.json,
-            validate_output=schemas.validate_output,
-            decode_output=schemas.decode_output,
-            output_json_schema=schemas.output_schema,
+            input=RunInput(prompt=prompt, params=given.value, json=given.json),
             info=info,
             # Only a `pre_step` hook can ask for it, and the price data may have to be loaded to know it.
             context_window=self._models.window(model) if model and agent.hooks.pre_step else None,
-            here=self._here,
-            watched=self._watched,
-            opened=None if path else self._opened,
-            published=agent.packaged_id,
-            packages=NO_PACKAGES if path else agent.package_versions,
+            host=self._host,
             provenance=provenance,
-            notes=agent.notes,
         )
 
     def _plan_tool_body(self, parent: RunPlan, effect: CallBody, path: str) -> tuple[RunPlan, AgentState]:
         """Return plan and state of a tool's body: it sees its caller's conversation, adds nothing to it, and may call the tools of ``uses=``."""
-        binding, agent = parent.tools[effect.tool_name], cast("Agent", parent.planned_from)
+        binding, agent = parent.tools[effect.tool_name], cast("Agent", parent.agent.source)
         runs = cast("Yielding", binding.runs)
-        uses = agent.uses.get(binding.spec.name, NOTHING_USED)
-        # Tools that `pre_run` hooks gave the run, such as those of a server, are its agent's own.
         from_hooks = () if parent.tools is agent.tools else [name for name in parent.tools if name not in agent.tools]
-        more = [*uses.tools, *from_hooks]
         arguments = binding.validate(effect.input).arguments if effect.arguments is None else effect.arguments
         around = parent.body
         body = ToolBody(
@@ -484,7 +458,7 @@ class Planner:
             values=effect.values,
         )
         plan = RunPlan(
-            definition=parent.definition,
+            agent=agent.plan_tool_body(parent.agent, binding.spec.name, from_hooks),
             run_id=_child_run_id(parent, path),
             path=path,
             created=parent.created,
@@ -492,19 +466,9 @@ class Planner:
             random=partial(Random, f"{self.seed}:{path}"),
             model=parent.model,
             tools=parent.tools,
-            offered=tuple(dict.fromkeys([*parent.offered, *more])) if more else parent.offered,
-            agents={**(parent.agents or {}), **uses.agents} if uses.agents else parent.agents,
-            repair_params=parent.repair_params,
-            planned_from=agent,
-            agent_info=parent.agent_info,
-            hooks=agent.tool_body_hooks,
             limits=_without_time_limit(parent.given),
-            validate_output=parent.validate_output,
-            decode_output=parent.decode_output,
-            output_json_schema=parent.output_json_schema,
             info=parent.info,
-            here=self._here,
-            watched=self._watched,
+            host=self._host,
             body=body,
             provenance=effect.provenance,
         )
@@ -518,22 +482,6 @@ class Planner:
             last = self._inherited[agent] = _InheritedTools(definitions, specs, make_instructions_note(agent, specs))
         return last
 
-    def _repair_child_params(self, spawner: Agent, asked: str | AgentDefinition, params: JsonValue) -> JsonValue:
-        """Return params with corrected names and values; unchanged if the agent is unknown or not allowed."""
-        try:
-            if not isinstance(asked, str):
-                agent = self._catalog.get_agent(asked)
-            else:
-                key = find_matching_id(asked, spawner.child_names)
-                if key is None:
-                    return params
-                agent = spawner.get_child(key)
-            repaired: JsonValue = agent.schemas.repair_params(params)
-        # A later check refuses the agent with an error for the model. An error here would blame the params.
-        except StepEngineError:
-            return params
-        return repaired
-
     def _get_allowed_child(self, parent: RunPlan, effect: Spawn) -> Agent:
         """Return the agent that an effect spawns; raise if its parent may not spawn it."""
         given = effect.definition
@@ -541,24 +489,26 @@ class Planner:
         # what its model and handler may name.
         if isinstance(given, AgentDefinition) and _is_spawned_by_tool(parent, effect):
             return self._catalog.get_agent(given)  # a tool of the parent carries it
-        agents = parent.agents or {}
+        agents = parent.agent.children.names or {}
         key = find_matching_id(effect.agent_id, agents)
         carried = _find_carried_agent(parent, effect) if key is None and _is_spawned_by_tool(parent, effect) else None
         if carried is not None:
             return self._catalog.get_agent(carried)
         if key is None:
-            hint = "" if effect.tool_call_id else f"; list it in spawnable_agents=[...] of {parent.definition.id!r}"
+            hint = (
+                "" if effect.tool_call_id else f"; list it in spawnable_agents=[...] of {parent.agent.definition.id!r}"
+            )
             if parent.body is not None:
                 # The name is cut because it comes from a model: the cost of comparing grows with its square.
                 near = find_nearest(effect.agent_id, agents, n=1)
                 meant = f"; did you mean {near[0]!r}? Else" if near else ";"
                 hint = f"{meant} list it in uses=[...] of the tool {parent.body.tool_name!r}"
-            raise spawn_not_allowed_error(parent.definition.id, effect.agent_id, agents, hint)
-        spawner: Agent = parent.planned_from
+            raise spawn_not_allowed_error(parent.agent.definition.id, effect.agent_id, agents, hint)
+        spawner: Agent = parent.agent.source
         listed = spawner.get_child(key)
         if not isinstance(given, AgentDefinition) or given is listed.definition:
             return listed
-        _require_listed_variant(parent.definition.id, given, listed.definition)
+        _require_listed_variant(parent.agent.definition.id, given, listed.definition)
         return self._catalog.get_agent(given)
 
 
@@ -625,19 +575,19 @@ def with_resolved_system_prompt(plan: RunPlan, state: AgentState) -> AgentState:
     Raises:
         HandlerError: when a prompt object raised, or gave something else than text.
     """
-    prompt = plan.definition.system_prompt
+    prompt = plan.agent.definition.system_prompt
     if isinstance(prompt, str):
         _check_prompt_length(plan, prompt)
         # An agent without a prompt of its own keeps that of the history which it continues (`make_root_state`).
         return attrs.evolve(state, system_prompt=prompt) if prompt and state.system_prompt != prompt else state
-    what = f"the system prompt {type(prompt).__name__} of agent {plan.definition.id!r}"
+    what = f"the system prompt {type(prompt).__name__} of agent {plan.agent.definition.id!r}"
     ctx = HookContext(
         state=state,
-        agent=plan.definition,
+        agent=plan.agent.definition,
         session_id=plan.info.session_id,
         user_id=plan.info.user_id,
         metadata=plan.info.metadata,
-        params=plan.params_json,
+        params=plan.input.json,
         path=plan.path,
         now=plan.created,
         logger=_PromptLogger(plan),
@@ -658,7 +608,7 @@ def with_resolved_system_prompt(plan: RunPlan, state: AgentState) -> AgentState:
 
 def _check_prompt_length(plan: RunPlan, text: str) -> None:
     if why := find_length_problem(text):
-        msg = f"the system prompt of agent {plan.definition.id!r} is too long: {why}"
+        msg = f"the system prompt of agent {plan.agent.definition.id!r} is too long: {why}"
         raise HandlerError(msg, kind="too_long")
 
 
@@ -667,7 +617,7 @@ class _PromptLogger(LineLogger):
 
     def __init__(self, plan: RunPlan) -> None:
         hub = Hub(logger=LOGGER)
-        hub.log.add_run(plan.path, plan.run_id, plan.definition.id)
+        hub.log.add_run(plan.path, plan.run_id, plan.agent.definition.id)
         self._hub = hub
         self._path = plan.path
 
@@ -749,7 +699,7 @@ def _make_body_state(plan: RunPlan, caller: AgentState) -> AgentState:
     """Return the state that the body of a tool starts from: it sees the conversation of its caller, and has no steps."""
     return AgentState(
         run_id=plan.run_id,
-        agent_id=plan.definition.id,
+        agent_id=plan.agent.definition.id,
         parent_id=caller.run_id,
         ancestor_run_ids=(*caller.ancestor_run_ids, caller.run_id),
         message_history=caller.message_history,
@@ -777,13 +727,13 @@ def make_root_state(plan: RunPlan, agent: Agent, previous: AgentState | None) ->
         msg = f"previous must be an AgentState, such as result.state, not a {type(previous).__name__}"
         raise InputError(msg, issues=("previous should be an AgentState",))
     before = NO_STATE if previous is None else previous
-    own = before.agent_id in ("", plan.definition.id)
+    own = before.agent_id in ("", plan.agent.definition.id)
     history, view = _inherited_history(before, has_same_prompt=own)
     # The next run of the conversation keeps it as the first one does, which took it from a history from elsewhere.
     keeps_prompt = own and not agent.definition.system_prompt
     return AgentState(
         run_id=plan.run_id,
-        agent_id=plan.definition.id,
+        agent_id=plan.agent.definition.id,
         message_history=history,
         view=view,
         system_prompt=before.system_prompt if keeps_prompt else _constant_system_prompt(agent),

@@ -15,6 +15,7 @@ from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
 from stepengine.data.schemas import find_keyword_problem
 from stepengine.data.typed_values import is_model, model_from_json, model_to_json
 from stepengine.errors import DataError, DefinitionError, InputError, OutputMissing
+from stepengine.machine.plan import OutputSchema
 from stepengine.tools.agent_tools import params_schema
 from stepengine.tools.arguments import remove_titles
 from stepengine.tools.iterables import raise_for_one_shot_fields
@@ -41,17 +42,13 @@ class CompiledSchemas(NamedTuple):
 
     Attributes:
         params: Turns given params into ``Params`` or raises ``InputError`` that lists every offending field.
-        validate_output: Turns an output into its stored JSON or raises ``OutputMissing``; ``None`` without a schema.
-        decode_output: Turns stored JSON into what the caller gets; ``None`` when that is the JSON itself.
-        output_schema: The JSON Schema of the output; ``None`` without one.
         repair_params: Returns params with corrected names and values, as for a tool's input.
+        output: The output schema; ``None`` without one.
     """
 
     params: Callable[[Any], Params]
     repair_params: Callable[[Any], Any]
-    validate_output: Callable[[Any], JsonValue] | None = None
-    decode_output: Callable[[JsonValue], Any] | None = None
-    output_schema: JsonDict | None = None
+    output: OutputSchema | None = None
 
 
 def compile_schemas(agent: AgentDefinition) -> CompiledSchemas:
@@ -69,17 +66,15 @@ def compile_schemas(agent: AgentDefinition) -> CompiledSchemas:
         return CompiledSchemas(params, repair_params)
     where = f"agent {agent.id!r}: output_schema"
     if isinstance(schema, Mapping):
-        return CompiledSchemas(
-            params, repair_params, _make_json_output_validator(agent.id, schema, where), None, JsonDict(schema)
-        )
+        validate = _make_json_output_validator(agent.id, schema, where)
+        return CompiledSchemas(params, repair_params, OutputSchema(JsonDict(schema), validate))
     model = _require_model_class(schema, where)
-    return CompiledSchemas(
-        params,
-        repair_params,
+    output = OutputSchema(
+        JsonDict(freeze(remove_titles(model.model_json_schema()))),
         _make_model_output_validator(agent.id, model),
         partial(model_from_json, model),
-        JsonDict(freeze(remove_titles(model.model_json_schema()))),
     )
+    return CompiledSchemas(params, repair_params, output)
 
 
 def _make_params_repairer(agent: AgentDefinition) -> Callable[[Any], Any]:

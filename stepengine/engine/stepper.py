@@ -149,7 +149,7 @@ class Stepper:
             position=self.position,
             step=step,
             address="" if address is None else format_address(*address),
-            agent_id=run.plan.definition.id,
+            agent_id=run.plan.agent.definition.id,
             asked=text,
             effect=effect,
             outcome=None if known is None else self.tape.history.outcome(known),

@@ -352,7 +352,7 @@ class DivergenceErrors:
             item.address,
             kind,
             asked=said,
-            agent_id=item.plan.definition.id,
+            agent_id=item.plan.agent.definition.id,
             location=find_waiting_location(self._running.get(item.path)),
             fields=fields,
             hint=hint,

@@ -56,7 +56,7 @@ from stepengine.journal.history import History, parse_created
 from stepengine.journal.pending_items import WAITING
 from stepengine.journal.records import ROOT, UNREADABLE, Address, Head, Input, Intent, Record, Result
 from stepengine.journal.store import Journal
-from stepengine.machine.plan import RunPlan
+from stepengine.machine.plan import PlannedAgent, RunPlan
 from stepengine.machine.signals import status_from_stop
 from stepengine.machine.step import UNFINISHED
 from stepengine.runtime.effect_events import make_child_end_events, make_end_events, make_start_events
@@ -184,7 +184,7 @@ class EventProjection:
         above = self._runs[path.rpartition(".")[0]] if path else None
         own_id = f"{self._run_id}-{path.replace('.', '-')}" if path else self._run_id
         created = above.plan.created if above is not None else parse_created(self._head)  # type: ignore[arg-type]
-        plan = RunPlan(definition=SOMEBODY, run_id=own_id, path=path, created=created)
+        plan = RunPlan(agent=PlannedAgent(definition=SOMEBODY), run_id=own_id, path=path, created=created)
         run = self._runs[path] = _KnownRun("", plan, last=0 if above is None else above.last)
         if form["type"] == "agent_call":
             run.agent_id = str(form["agent_id"])

@@ -434,19 +434,19 @@ def engine_version() -> str:
 
 def make_head(plan: RunPlan, seed: str, *, link: bool, signed: str = "", workspace: str = "") -> Head:
     """Return the head of a new journal for the run of *plan*."""
-    definition: AgentDefinition = plan.definition
+    definition: AgentDefinition = plan.agent.definition
     # What the machine itself does by a tool's name has no code of the agent's that could have changed.
-    own = [plan.tools[name] for name in plan.offered if name in plan.tools]
+    own = [plan.tools[name] for name in plan.agent.offered if name in plan.tools]
     specs = [binding.spec for binding in own if not isinstance(binding.runs, Control)]
     return Head(
         engine=engine_version(),
-        agent=plan.published or definition.id,
+        agent=plan.agent.package_id or definition.id,
         definition=definition_fingerprint(definition, specs),
         run=plan.run_id,
         seed=seed,
         created=_format_utc_time(plan.created),
         hooks=_list_hook_names(plan),
-        packages=plan.packages,
+        packages=plan.agent.package_versions,
         link=link,
         signed=signed,
         workspace=workspace,
@@ -454,7 +454,9 @@ def make_head(plan: RunPlan, seed: str, *, link: bool, signed: str = "", workspa
 
 
 def _list_hook_names(plan: RunPlan) -> tuple[str, ...]:
-    return tuple([get_name_without_module(h) for point in attrs.astuple(plan.hooks, recurse=False) for h in point])
+    return tuple(
+        [get_name_without_module(h) for point in attrs.astuple(plan.agent.hooks, recurse=False) for h in point]
+    )
 
 
 def describe_plan_changes(head: Head, plan: RunPlan, name: str) -> list[str]:
@@ -466,7 +468,7 @@ def describe_plan_changes(head: Head, plan: RunPlan, name: str) -> list[str]:
     if tuple(head.hooks) != hooks:
         was, now = ", ".join(head.hooks) or "none", ", ".join(hooks) or "none"
         changes.append(f"{name} was recorded with other hooks: {was}; the hooks are now: {now}")
-    return [*changes, *describe_package_changes(head, plan.packages, name)]
+    return [*changes, *describe_package_changes(head, plan.agent.package_versions, name)]
 
 
 def describe_package_changes(head: Head, packages: Mapping[str, str], name: str) -> Iterator[str]:
@@ -508,8 +510,8 @@ def encode_root_start(
         model: A model that the agent itself does not name.
         models: Models in place of those that agents name.
     """
-    form: dict[str, object] = {"type": "agent_call", "agent_id": plan.definition.id, "prompt": plan.prompt}
-    form |= {"params": plan.params_json, "run_id": plan.run_id}
+    form: dict[str, object] = {"type": "agent_call", "agent_id": plan.agent.definition.id, "prompt": plan.input.prompt}
+    form |= {"params": plan.input.json, "run_id": plan.run_id}
     if state.message_history or state.context or state.next_call != 1 or state.left_out:
         form["previous"] = encode_stored(
             attrs.evolve(state, system_prompt="", tool_definitions=JsonDict(), steps_remaining=0)

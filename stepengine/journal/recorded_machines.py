@@ -38,7 +38,7 @@ def restore_lookups(history: History, plan: RunPlan, state: AgentState) -> tuple
     if plan.body is not None:
         return plan, state
     prompt = history.facts.system_prompts.get(plan.path)
-    if prompt is not None and not isinstance(plan.definition.system_prompt, str):
+    if prompt is not None and not isinstance(plan.agent.definition.system_prompt, str):
         state = attrs.evolve(state, system_prompt=prompt)
     if plan.path in history.facts.context_windows or (plan.path, 0) in history.intents:
         plan = attrs.evolve(plan, context_window=history.facts.context_windows.get(plan.path))
@@ -49,7 +49,7 @@ def make_lookup_records(plan: RunPlan, state: AgentState) -> Iterator[Input]:
     """Yield the input records of a run's lookups: its computed system prompt and its context window."""
     if plan.body is not None:
         return
-    if not isinstance(plan.definition.system_prompt, str):
+    if not isinstance(plan.agent.definition.system_prompt, str):
         yield Input(plan.path, -1, 0, {"type": "system_prompt", "text": state.system_prompt})
     if plan.context_window is not None:
         yield Input(plan.path, -1, 0, {"type": "context_window", "tokens": plan.context_window})
@@ -112,12 +112,13 @@ class RecordedMachines:
         def make_machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
             past = self._past
             known = plan if past is None else add_placeholder_tools(past.calls.list_called_tools(plan.path), plan)
-            if plan.definition.handle_steps is not None:
+            if plan.agent.definition.handle_steps is not None:
                 known = attrs.evolve(known, records_output=True)
-            if needs_provenance(plan.hooks):
+            if needs_provenance(plan.agent.hooks):
                 known = attrs.evolve(known, clean=self._writer.source.redactor.value)
-            if plan.decode_output is not None:
-                self.decoders[plan.path] = plan.decode_output
+            schema = plan.agent.output_schema
+            if schema is not None and schema.decode is not None:
+                self.decoders[plan.path] = schema.decode
             running = self.running[plan.path] = inner(known, state)
             return running
 

@@ -305,7 +305,7 @@ class Recorder:
     # the next commit. A handler, a hook or a watcher could already have told somebody of it.
     def _is_reply_unseen(self, plan: RunPlan) -> bool:
         """Return whether only the machine sees replies of this run: it has no handler or hooks and is no tool body."""
-        return plan.definition.handle_steps is None and plan.body is None and not plan.hooks
+        return plan.agent.definition.handle_steps is None and plan.body is None and not plan.agent.hooks
 
     # Live and replay must see the same value, or a handler would take another way the second time. So what storing
     # changes (secrets that are taken out, errors of classes that only this process knows) is changed before the machine

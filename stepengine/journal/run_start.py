@@ -113,7 +113,7 @@ def _start_new_run(
     writer.append(make_head(plan, machines.seed, link=journal.link, signed=journal.signed_by, workspace=where))
     # Recorded only where the engine chose it: a model that the agent names comes from its code, and a change of it
     # is to be seen.
-    model = plan.model if plan.definition.model is None else None
+    model = plan.model if plan.agent.definition.model is None else None
     writer.append(Intent(*ROOT, encode_root_start(plan, state, limits, model, models)))
     return machines.restore_and_record_lookups(plan, state)
 
@@ -126,7 +126,7 @@ def _start_recorded_run(
     assert past is not None  # noqa: S101 - asked for a recorded run
     history, head = past.history, past.history.head
     assert head is not None  # noqa: S101 - an opening was read from it
-    past.handler_line = find_definition_line(plan.definition.handle_steps)
+    past.handler_line = find_definition_line(plan.agent.definition.handle_steps)
     run.writer.warnings += describe_plan_changes(head, plan, history.name)
     machines.seed = head.seed
     # As the engine made it, the plan is created now, by the engine's clock.

@@ -148,7 +148,7 @@ def _run_one_by_one(run: RunState, calls: Sequence[ToolMember]) -> Flow[None]:
     """Run calls one after another, each through judging, execution and hooks; one that may not run is only shown."""
     # `before` is the limit that was spent already when the batch began, such as the steps of a final answer: only one
     # that is spent within this batch skips the calls behind it.
-    why, before, points = "", run.budget.reached, run.plan.hooks
+    why, before, points = "", run.budget.reached, run.plan.agent.hooks
     try:
         for call in calls:
             try:
@@ -266,7 +266,7 @@ def _judge_and_run_together(
     # in an order that does not depend on who is faster.
     fail_fast, concurrency = (False, None) if parallel is None else (parallel.fail_fast, parallel.concurrency)
     valid = [call for call in calls if call.result is None and _validate_or_set_error(call)]
-    if run.plan.hooks.pre_tool:
+    if run.plan.agent.hooks.pre_tool:
         yield from _judge_and_ask_calls(run, valid)
         valid = [call for call in valid if call.result is None]
     effects, races = yield from _make_member_effects(members)
@@ -529,7 +529,7 @@ def _apply_permission_answer(
     if answer.by == NOBODY:
         name = call.own_name
         call.run.side_events.warn_once(
-            f"agent {call.run.plan.definition.id!r}: calls of {name!r} need a person's approval, but this run cannot "
+            f"agent {call.run.plan.agent.definition.id!r}: calls of {name!r} need a person's approval, but this run cannot "
             "ask anyone, so they do not run. Pass journal= and answer with engine.resume(journal, answers=...), or pass an interactor to the engine"
         )
         reasons = describe_untrusted_origins(effect.questions[0].provenance)
@@ -579,7 +579,7 @@ def _get_blank_answer() -> Answer:
 
 def _emit_decision(call: ToolMember, decision: str, rule_id: str | None, answer: Answer | None = None) -> Flow[None]:
     """Emit ``PermissionDecided`` for a call if anyone watches."""
-    if not call.run.plan.watched():
+    if not call.run.plan.host.is_watched():
         return
     answer = answer or _get_blank_answer()
     event = ev.PermissionDecided(
@@ -598,6 +598,6 @@ def _emit_decision(call: ToolMember, decision: str, rule_id: str | None, answer:
 
 def _run_post_tool_hooks(call: ToolMember) -> Flow[None]:
     """Run the ``post_tool`` hooks for a call with a final result, and set the result that they return."""
-    if call.run.plan.hooks.post_tool and call.result is not None and not call.is_closed:
+    if call.run.plan.agent.hooks.post_tool and call.result is not None and not call.is_closed:
         result = yield from hooks.call_post_tool_hooks(call.run, call.judged_call, call.source, call.result)
         call.set_result(result)

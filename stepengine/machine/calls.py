@@ -260,7 +260,7 @@ class ChildMember(EffectMember):
         """Return the numbered ``Spawn``; for a handler, record prompt and params as its own values."""
         run, asked = self.run, self._asked
         body, sources = run.plan.body, run.effects.sources
-        params = run.plan.repair_params(asked.agent, asked.params) if asked.params else asked.params
+        params = run.plan.agent.children.repair_params(asked.agent, asked.params) if asked.params else asked.params
         if sources is not None and not self._by:
             sources.add_handler_values([asked.prompt, params])
         spawn = ef.Spawn(
@@ -474,7 +474,7 @@ class CompleteMember(ModelCallMember):
         run, asked = self.run, self._asked
         # One or the other and not both merged: a call beside the conversation, such as a summary, must not inherit the
         # response schema or the thinking budget that the agent's own turns have once it states its own.
-        settings = asked.settings or run.plan.definition.settings
+        settings = asked.settings or run.plan.agent.definition.settings
         if asked.settings is None and _is_summary_request(asked):
             settings = _make_plain_text_settings(settings)
         if asked.schema is not None:
@@ -605,12 +605,12 @@ class StartMember(EffectMember):
             self.run,
             call.binding.runs.agents if call.binding and isinstance(call.binding.runs, Driving) else (),
         )
-        allowed = run.plan.agents
+        allowed = run.plan.agent.children.names
         for one in self._asked.calls:
             # A name could be any agent of the engine, so what this run may spawn is asked. A definition is an object
             # that only the tool's author can have, and needs no leave.
             if isinstance(one.agent, str) and allowed is not None and find_spawnable_agent_id(run, one.agent) is None:
-                raise spawn_not_allowed_error(run.plan.definition.id, one.agent, allowed)
+                raise spawn_not_allowed_error(run.plan.agent.definition.id, one.agent, allowed)
         if call.source == "model" or any(one.agent is agent for one in self._asked.calls for agent in carried):
             self.tool_call_id = call.asked.tool_call_id
 
@@ -1176,7 +1176,7 @@ def _rename_call(call: ToolCallPart, name: str) -> ToolCallPart:
 
 def unavailable_tool_error(run: RunState, name: str, available: Sequence[str], hint: str = "") -> ToolNotAvailable:
     """Return the error for a call of an unavailable tool."""
-    msg = f"Tool {name!r} is not available for agent {run.plan.definition.id!r}. Available tools: {list_names(available, name)}.{hint}"
+    msg = f"Tool {name!r} is not available for agent {run.plan.agent.definition.id!r}. Available tools: {list_names(available, name)}.{hint}"
     return ToolNotAvailable(msg, tool_name=name, available=available)
 
 
@@ -1203,7 +1203,7 @@ def unavailable_author_call_error(run: RunState, name: str) -> ToolNotAvailable:
             else " The agent has no tools; give it some in tools=[...], or the engine in Engine(tools=[...])."
         )
     listed = f" Available tools: {list_names(known, name)}." if known else ""
-    msg = f"Tool {name!r} is not available for agent {run.plan.definition.id!r}.{listed}{hint}"
+    msg = f"Tool {name!r} is not available for agent {run.plan.agent.definition.id!r}.{listed}{hint}"
     return ToolNotAvailable(msg, tool_name=name, available=known)
 
 

@@ -58,7 +58,7 @@ def ask_for_more_steps(run: RunState) -> Flow[bool]:
     budget = run.budget
     if not budget.limits.ask or budget.reached is not None:
         return False
-    msg = f"agent {run.plan.definition.id!r} has used all of its {budget.most_steps} steps"
+    msg = f"agent {run.plan.agent.definition.id!r} has used all of its {budget.most_steps} steps"
     error = LimitExceeded(
         msg, kind="steps", limit=budget.most_steps, path=run.plan.path, more=budget.limits.max_steps or 1
     )

@@ -69,7 +69,7 @@ def spawn_not_allowed_error(
 
 def find_spawnable_agent_id(run: RunState, wanted: str) -> str | None:
     """Return the id of the agent named *wanted* that this run may spawn, or ``None``; warn once if only *wanted* has a publisher."""
-    found = find_matching_id(wanted, run.plan.agents or {})
+    found = find_matching_id(wanted, run.plan.agent.children.names or {})
     told = describe_substitution(wanted, found) if found is not None else ""
     if told:
         run.side_events.warn_once(told)
@@ -160,18 +160,22 @@ def _make_spawn_or_failure(
     child_count: int,
 ) -> Spawn | ChildResult:
     """Return the numbered ``Spawn`` of a requested child, or a failed result if it may not start."""
-    agents, agent_id = run.plan.agents, entry.agent_id
+    agents, agent_id = run.plan.agent.children.names, entry.agent_id
     if entry.refused is not None:
         return ChildResult(agent_id=agent_id, status="failed", error=entry.refused)
     if entry.definition is None and agents is not None:
         found = find_spawnable_agent_id(run, agent_id)
         if found is None:
             hint = f". {agent_id!r} is a tool: call it directly" if agent_id in run.tools.offered else ""
-            error = spawn_not_allowed_error(run.plan.definition.id, agent_id, agents, hint)
+            error = spawn_not_allowed_error(run.plan.agent.definition.id, agent_id, agents, hint)
             return ChildResult(agent_id=agent_id, status="failed", error=error)
         agent_id = found
     sources = run.effects.sources
-    params = run.plan.repair_params(entry.definition or agent_id, entry.params) if entry.params else entry.params
+    params = (
+        run.plan.agent.children.repair_params(entry.definition or agent_id, entry.params)
+        if entry.params
+        else entry.params
+    )
     return Spawn(
         run.effects.allocate_number(),
         agent_id,

@@ -26,8 +26,8 @@ def collect_offered_specs(plan: RunPlan) -> Mapping[str, ToolSpec]:
 
     An output schema adds ``set_output``, and hidden tools add ``find_tools``.
     """
-    names = [name for name in plan.offered if name not in HANDLER_ONLY]
-    if plan.definition.output_schema is not None and "set_output" not in names:
+    names = [name for name in plan.agent.offered if name not in HANDLER_ONLY]
+    if plan.agent.definition.output_schema is not None and "set_output" not in names:
         names.append("set_output")
     return add_search_tool({name: plan.tools[name].spec for name in names}, plan.tools)
 
@@ -57,12 +57,12 @@ def _set_output(run: RunState, value: JsonDict) -> ToolResult:
 
 def _warn_if_output_is_ignored(run: RunState) -> None:
     """Warn once if the output mode takes the output from messages, so that ``set_output`` has no effect."""
-    mode = run.plan.definition.output_mode
+    mode = run.plan.agent.definition.output_mode
     what = {"last_message": "its last message", "all_messages": "all messages"}.get(mode)
     if what is None:
         return
     text = (
-        f"agent {run.plan.definition.id!r} calls set_output, but with its output_mode {mode!r} the output is {what}; "
+        f"agent {run.plan.agent.definition.id!r} calls set_output, but with its output_mode {mode!r} the output is {what}; "
         "set output_mode='structured_output'"
     )
     run.side_events.warn_once(text)
@@ -88,12 +88,12 @@ def _end_turn(_: RunState, value: JsonDict) -> ToolResult:
 
 def _hand_off(run: RunState, value: JsonDict) -> ToolResult:
     """Record the agent that takes over the conversation; return an error for one that may not, or the agent itself."""
-    own, wanted = run.plan.definition.id, value["agent"]
+    own, wanted = run.plan.agent.definition.id, value["agent"]
     if run.plan.is_inline and not run.plan.is_hand_off:
         return ToolResult.error(f"Agent {own!r} works in the conversation of another agent and cannot hand it over.")
     found = find_spawnable_agent_id(run, wanted)
     if found is None:
-        return ToolResult.error(spawn_not_allowed_error(own, wanted, run.plan.agents or {}).message)
+        return ToolResult.error(spawn_not_allowed_error(own, wanted, run.plan.agent.children.names or {}).message)
     if found == normalised_id(own):
         return ToolResult.error(f"Agent {own!r} has the conversation already.")
     run.children.record_hand_over(found)
@@ -120,7 +120,7 @@ def _think_deeply(_: RunState, __: JsonDict) -> ToolResult:
 
 def _lookup_agent_info(run: RunState, value: JsonDict) -> ToolResult:
     """Return the description of an agent, or the reason why there is none."""
-    lookup = run.plan.agent_info
+    lookup = run.plan.agent.children.describe
     try:
         if lookup is not None:
             return ToolResult.json({"found": True, "agent": lookup(value["agent_id"])})

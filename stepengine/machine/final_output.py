@@ -61,7 +61,7 @@ def get_final_output(run: RunState, returned: object) -> object:
     Raises:
         HandlerError: when the author's own type cannot be made of the output again, or all messages are too long for a record.
     """
-    output, mode = run.output, run.plan.definition.output_mode
+    output, mode = run.output, run.plan.agent.definition.output_mode
     if mode == "structured_output":
         if returned is not None and not output.needs_validation:
             return returned
@@ -72,7 +72,7 @@ def get_final_output(run: RunState, returned: object) -> object:
         messages = to_dicts(run.history.list_added_messages())
         if why := find_length_problem(messages):
             msg = (
-                f"the output of agent {run.plan.definition.id!r} is too long: {why}; "
+                f"the output of agent {run.plan.agent.definition.id!r} is too long: {why}; "
                 "output_mode='last_message' gives the answer alone, and result.state has all messages"
             )
             raise HandlerError(msg, kind="too_long")
@@ -94,7 +94,7 @@ def set_or_request_output(run: RunState, returned: object) -> Flow[None]:
     """
     if returned is not None:
         _set_returned_output(run, returned)
-    if run.plan.definition.output_mode != "structured_output" or _is_output_complete(run, returned):
+    if run.plan.agent.definition.output_mode != "structured_output" or _is_output_complete(run, returned):
         return
     remedy = "" if run.progress.has_asked else REMEDY
     if run.progress.has_asked or (run.output.issues and run.plan.model):
@@ -109,7 +109,7 @@ def _find_or_request_output(run: RunState, returned: object, remedy: str) -> Flo
     # call costs a step (generator-contract:S12).
     if returned is None and not run.output.is_given:
         run.output.set_from_text(run.output.last_texts.get_last_text())
-    for left in range(run.plan.definition.output_retries, 0, -1):
+    for left in range(run.plan.agent.definition.output_retries, 0, -1):
         if run.output.is_given or run.budget.reached is not None or run.budget.steps_left <= 0:
             break
         yield from _request_correction(run, remedy, is_last=left == 1)
@@ -149,9 +149,9 @@ def _refuse_non_json_output(run: RunState, returned: Any, error: Exception) -> N
     Raises:
         HandlerError: for what was not awaited, and with a journal for whatever else is not JSON.
     """
-    kind, handler = type(returned), run.plan.definition.handle_steps
+    kind, handler = type(returned), run.plan.agent.definition.handle_steps
     where = location_of(unwrap_function(handler))
-    what = f"handle_steps of agent {run.plan.definition.id!r} ({where})"
+    what = f"handle_steps of agent {run.plan.agent.definition.id!r} ({where})"
     hint = hint_at_mistake(returned)
     if issubclass(kind, CoroutineType):
         returned.close()
@@ -173,8 +173,8 @@ def _refuse_long_output(run: RunState, output: JsonValue) -> None:
     """
     # Also where nothing is recorded: a run must not end in another way because it has a journal.
     if why := find_length_problem(output):
-        where = location_of(unwrap_function(run.plan.definition.handle_steps))
-        what = f"handle_steps of agent {run.plan.definition.id!r} ({where})"
+        where = location_of(unwrap_function(run.plan.agent.definition.handle_steps))
+        what = f"handle_steps of agent {run.plan.agent.definition.id!r} ({where})"
         msg = f"{what}: output is too long: {why}; write long values to a file and return its path"
         raise HandlerError(msg, kind="too_long", location=where)
 
@@ -200,8 +200,8 @@ def _request_correction(run: RunState, remedy: str, *, is_last: bool) -> Flow[No
     why = f" Your last output was refused: {'; '.join(output.issues)}." if output.issues else ""
     if remedy:
         why += _format_refused_output(output.refused)
-    schema = run.plan.output_json_schema
-    shape = f" It must fit this JSON Schema: {compact(schema)}" if schema is not None else ""
+    schema = run.plan.agent.output_schema
+    shape = f" It must fit this JSON Schema: {compact(schema.json_schema)}" if schema is not None else ""
     note = (
         f"<system-reminder>\nThe output of this task is missing.{why} Call set_output now.{shape}\n</system-reminder>"
     )

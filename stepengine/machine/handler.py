@@ -448,7 +448,7 @@ def _perform_generate_n(run: RunState, _: Author, yielded: y.GenerateN) -> Answe
         msg = f"GenerateN({yielded.n}) requests more than {y.MAX_CANDIDATES} candidates"
         run.budget.record_spent_budget(LimitExceeded(msg, kind="candidates", limit=y.MAX_CANDIDATES))
     elif run.budget.steps_left <= 0 and not (yield from ask_for_more_steps(run)):
-        msg = f"agent {run.plan.definition.id!r} has no step left for GenerateN; raise Limits(max_steps=...)"
+        msg = f"agent {run.plan.agent.definition.id!r} has no step left for GenerateN; raise Limits(max_steps=...)"
         run.budget.record_spent_budget(LimitExceeded(msg, kind="steps", limit=run.budget.most_steps))
     run.budget.raise_if_spent()
     try:

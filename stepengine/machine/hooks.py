@@ -60,7 +60,7 @@ def _hook_name(hook: Hook) -> str:
 
 
 def _describe_hook(run: RunState, point: str, hook: Hook) -> str:
-    return f"{point} hook {_hook_name(hook)} of {run.plan.definition.id!r}"
+    return f"{point} hook {_hook_name(hook)} of {run.plan.agent.definition.id!r}"
 
 
 def _make_hook_error(run: RunState, point: str, hook: Hook, problem: str, kind: str = "TypeError") -> HandlerError:
@@ -213,7 +213,7 @@ def _call_required_hooks(run: RunState, point: str) -> Flow[list[Change]]:
     # These hooks stand before something is paid for (a run, a model call). One that fails may be the very one that was
     # to shorten, check or forbid, so nothing goes on without it; the later ones only look at what has happened, and
     # their failures change nothing (reliability:GN30, GN32).
-    for hook in run.plan.hooks.get_hooks(point):
+    for hook in run.plan.agent.hooks.get_hooks(point):
         try:
             change = yield from _call_hook(run, point, hook, (run.make_hook_context(),), (Change,))
         except (StepEngineError, LimitReached) as error:
@@ -233,7 +233,7 @@ def call_pre_run_hooks(run: RunState) -> Flow[None]:
 
 def call_pre_step_hooks(run: RunState) -> Flow[Sequence[Message]]:
     """Call the ``pre_step`` hooks; return the messages for the end of the request."""
-    if not run.plan.hooks.pre_step:
+    if not run.plan.agent.hooks.pre_step:
         return ()
     changes = yield from _call_required_hooks(run, "pre_step")
     return [message for change in changes for message in change.tail]
@@ -241,7 +241,7 @@ def call_pre_step_hooks(run: RunState) -> Flow[Sequence[Message]]:
 
 def call_post_step_hooks(run: RunState, reply: object) -> Flow[None]:
     """Call the ``post_step`` hooks."""
-    for hook in run.plan.hooks.post_step:
+    for hook in run.plan.agent.hooks.post_step:
         yield from _call_optional_hook(run, "post_step", hook, (run.make_hook_context(), reply), (Change,))
 
 
@@ -255,7 +255,7 @@ def call_pre_tool_hooks(
     by *replace_call*.
     """
     strongest: Decision | None = None
-    for hook in run.plan.hooks.pre_tool:
+    for hook in run.plan.agent.hooks.pre_tool:
         try:
             said = yield from _call_hook(
                 run, "pre_tool", hook, (run.make_hook_context(source=source), call), (Decision, Change)
@@ -289,7 +289,7 @@ def _decision_rank(decision: Decision) -> int:
 
 def call_post_tool_hooks(run: RunState, call: ToolCallPart, source: Source, result: ToolResult) -> Flow[ToolResult]:
     """Call the ``post_tool`` hooks; return the result as changed by them."""
-    for hook in run.plan.hooks.post_tool:
+    for hook in run.plan.agent.hooks.post_tool:
         args = (run.make_hook_context(source=source), call, result)
         said = yield from _call_optional_hook(run, "post_tool", hook, args, (ToolResult, Change))
         wanted = said.result if isinstance(said, Change) else said
@@ -306,7 +306,7 @@ def call_on_stop_hooks(run: RunState) -> Flow[bool]:
     first: UserMessage | None = None
     # All are called, and the first message counts: each of them may look at the end, but a model that is told three
     # things at once does the last.
-    for hook in run.plan.hooks.on_stop:
+    for hook in run.plan.agent.hooks.on_stop:
         said = yield from _call_optional_hook(run, "on_stop", hook, (run.make_hook_context(),), (UserMessage, str))
         message = UserMessage(said) if isinstance(said, str) else said
         if first is None and message is not None and not _is_blank(message):
@@ -324,14 +324,14 @@ def _is_blank(message: UserMessage) -> bool:
 
 def call_on_suspend_hooks(run: RunState, questions: Sequence[object]) -> Flow[None]:
     """Call the ``on_suspend`` hooks; the run is stopped, so a generator hook cannot do its I/O."""
-    for hook in run.plan.hooks.on_suspend:
+    for hook in run.plan.agent.hooks.on_suspend:
         yield from _call_optional_hook(run, "on_suspend", hook, (run.make_hook_context(), tuple(questions)), ())
 
 
 def call_post_run_hooks(run: RunState, finished: object) -> Flow[Stop | None]:
     """Call the ``post_run`` hooks; their failures change nothing. Return the stop if the run is stopped in one."""
     stop: Stop | None = None
-    for hook in run.plan.hooks.post_run:
+    for hook in run.plan.agent.hooks.post_run:
         args = (run.make_hook_context(run.history.list_added_messages()), finished)
         try:
             yield from _call_optional_hook(run, "post_run", hook, args, ())

@@ -51,7 +51,7 @@ class Output:
     @property
     def needs_validation(self) -> bool:
         """Whether it has to fit a schema."""
-        return self._plan.validate_output is not None
+        return self._plan.agent.output_schema is not None
 
     def set(self, value: object) -> None:
         """Replace the output; *value* is not checked."""
@@ -89,8 +89,12 @@ class Output:
             self.set_from_model(found)
 
     def _schema_has_data_field(self) -> bool:
-        schema: Mapping[str, Any] = self._plan.output_json_schema or {}
-        return schema.get("type") == "object" and "data" in schema.get("properties", {})
+        own = self._plan.agent.output_schema
+        return (
+            own is not None
+            and own.json_schema.get("type") == "object"
+            and "data" in own.json_schema.get("properties", {})
+        )
 
     def set_first_valid(self, *values: Any) -> bool:
         """Set the first valid one of *values*; if there is none, record the issues of the best one and return False."""
@@ -112,7 +116,8 @@ class Output:
 
     def with_decoded_output(self, state: AgentState) -> AgentState:
         """Return *state* with its output decoded to the author's own type; *state* itself if there is nothing to decode."""
-        if self._plan.decode_output is None or state.output is None:
+        schema = self._plan.agent.output_schema
+        if schema is None or schema.decode is None or state.output is None:
             return state
         # The same object for the same state: whoever compares two states compares no transcripts.
         if self._shown is None or self._shown[0] is not state:
@@ -131,7 +136,7 @@ class Output:
         """Return the error for a run that ends without its required output; *remedy* ends its message."""
         why = f"; the last attempt was refused: {'; '.join(self.issues)}" if self.issues else ""
         where = f" (run {self._plan.path})" if self._plan.path else ""
-        definition = self._plan.definition
+        definition = self._plan.agent.definition
         remedy = remedy or (
             f". The model gave none with output_retries={definition.output_retries}; raise that, or say in the prompt to call "
             "set_output"
@@ -147,18 +152,16 @@ class Output:
         Raises:
             HandlerError: when it cannot be made of the output again.
         """
-        decode = self._plan.decode_output
-        if decode is None:
+        schema = self._plan.agent.output_schema
+        if schema is None or schema.decode is None:
             return self.value
         if self._decoded is not None and self._decoded[0] is self.value:
             return self._decoded[1]
         try:
-            self._decoded = self.value, decode(self.value)
+            self._decoded = self.value, schema.decode(self.value)
             return self._decoded[1]
         except Exception as error:
-            msg = (
-                f"the output of agent {self._plan.definition.id!r} cannot be read back: {type(error).__name__}: {error}"
-            )
+            msg = f"the output of agent {self._plan.agent.definition.id!r} cannot be read back: {type(error).__name__}: {error}"
             raise HandlerError(msg, kind=type(error).__name__) from error
 
     def _validate(self, value: Any) -> object:
@@ -168,12 +171,13 @@ class Output:
         Raises:
             OutputMissing: when it does not fit the schema, or a validator of the author's raised.
         """
-        assert self._plan.validate_output is not None  # noqa: S101
+        schema = self._plan.agent.output_schema
+        assert schema is not None  # noqa: S101 - the caller has asked
         try:
-            return self._plan.validate_output(value)
+            return schema.validate(value)
         except StepEngineError:
             raise
         except Exception as error:
             issue = f"the check of the output raised {type(error).__name__}: {error}"
-            msg = f"agent {self._plan.definition.id!r}: {issue}"
+            msg = f"agent {self._plan.agent.definition.id!r}: {issue}"
             raise OutputMissing(msg, issues=(issue,)) from error

@@ -19,16 +19,16 @@ def fill_system_prompt(run: RunState, placeholders: Placeholders) -> Flow[None]:
     plan = run.plan
     of_project = [name for name in placeholders.names if name in PROJECT_NAMES]
     found = (yield from _read_project_values(run, placeholders, of_project)) if of_project else {}
-    prompts = {"USER_INPUT_PROMPT": _find_user_prompt(run), "INITIAL_AGENT_PROMPT": plan.prompt}
+    prompts = {"USER_INPUT_PROMPT": _find_user_prompt(run), "INITIAL_AGENT_PROMPT": plan.input.prompt}
     date = f"{plan.created:%B} {plan.created.day}, {plan.created.year}"
-    known = {"AGENT_NAME": plan.definition.display_name, "CURRENT_DATE": date, STEPS: str(run.budget.steps_left)}
+    known = {"AGENT_NAME": plan.agent.definition.display_name, "CURRENT_DATE": date, STEPS: str(run.budget.steps_left)}
     values = {**dict.fromkeys(RUN_NAMES, ""), **known, **prompts, **found}
     run.prompt.placeholders = values
     for name in placeholders.names:
         if name not in values:
-            run.side_events.warn_once(_describe_unfilled(plan.definition.id, name))
+            run.side_events.warn_once(_describe_unfilled(plan.agent.definition.id, name))
     # A prompt that is inherited, or made by an object, is no text of this definition.
-    if run.prompt.system == plan.definition.system_prompt:
+    if run.prompt.system == plan.agent.definition.system_prompt:
         run.prompt.system = fill_placeholders(run.prompt.system, values)
 
 
@@ -36,8 +36,8 @@ def _find_user_prompt(run: RunState) -> str:
     """Return the last user prompt of the conversation that a child inherits, else the run's own prompt."""
     plan = run.plan
     # A reviewer that inherits the conversation refers to the user's request; its own prompt only says what to review.
-    if not (plan.path and (plan.definition.include_message_history or plan.is_inline)):
-        return plan.prompt
+    if not (plan.path and (plan.agent.definition.include_message_history or plan.is_inline)):
+        return plan.input.prompt
     prompts = (m for m in reversed(run.history.record) if isinstance(m, UserMessage) and "USER_PROMPT" in m.tags)
     return next((prompt.text for prompt in prompts), "")
 
@@ -48,7 +48,9 @@ def _read_project_values(run: RunState, placeholders: Placeholders, names: list[
     try:
         read: Any = run.effects.unwrap((yield effect))  # type: ignore[arg-type]  # of one effect comes one outcome
     except PerformError as error:
-        run.side_events.warn_once(f"agent {run.plan.definition.id!r}: its project could not be read: {error.message}")
+        run.side_events.warn_once(
+            f"agent {run.plan.agent.definition.id!r}: its project could not be read: {error.message}"
+        )
         return {}
     for warning in _get_member_or_empty(read, "warnings", list):
         run.side_events.warning(str(warning))

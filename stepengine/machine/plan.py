@@ -72,13 +72,108 @@ class ToolBody:
     recalled: Callable[[int], JsonValue | Stop] = attrs.field(default=_return_none, eq=False, repr=False)
 
 
+@frozen(weakref_slot=False)
+class OutputSchema:
+    """
+    The schema of an agent's output, as functions.
+
+    Attributes:
+        json_schema: The JSON Schema.
+        validate: Turns an output into its stored JSON or raises ``OutputMissing`` with issues.
+        decode: Turns the stored JSON into the value that the caller gets, such as a pydantic model; ``None`` if that is the JSON
+            itself.
+    """
+
+    json_schema: JsonDict
+    validate: Callable[[JsonValue], JsonValue]
+    decode: Callable[[JsonValue], Any] | None = None
+
+
+@frozen(kw_only=True, weakref_slot=False)
+class SpawnableAgents:
+    """
+    The agents that an agent may spawn.
+
+    Attributes:
+        names: Their display names by normalised id; ``None`` leaves it to the performer of a ``Spawn`` to know them.
+        repair_params: Returns params with corrected names and values, for the id of a child agent or a definition.
+        describe: Returns the description of an agent for ``lookup_agent_info``; raises ``AgentError`` for an unknown id.
+    """
+
+    names: Mapping[str, str] | None = None
+    repair_params: Callable[[Any, JsonValue], JsonValue] = _return_params
+    describe: Callable[[str], JsonValue] | None = None
+
+
+@frozen(kw_only=True, weakref_slot=False)
+class PlannedAgent:
+    """
+    The parts of a plan that are the same for all runs of an agent.
+
+    Attributes:
+        definition: The agent.
+        offered: Names of the tools that the agent itself has, in order.
+        hooks: The engine's hooks followed by the agent's.
+        children: The agents that it may spawn.
+        output_schema: The schema of its output, if it has one.
+        placeholders: The placeholders in its prompts; ``None`` without any.
+        package_id: Its id as an agent of a package, ``publisher/name``; ``""`` for any other.
+        package_versions: The packages of the agent, and of all agents that may run below it, by such ids.
+        notes: Warnings about the definition, for the result.
+        source: The planner's own data; the machine does not read it.
+    """
+
+    definition: AgentDefinition
+    offered: tuple[str, ...] = attrs.field(default=(), converter=to_tuple)
+    hooks: Hooks = attrs.field(factory=Hooks)
+    children: SpawnableAgents = SpawnableAgents()
+    output_schema: OutputSchema | None = None
+    placeholders: Placeholders | None = None
+    package_id: str = ""
+    package_versions: Mapping[str, str] = attrs.field(factory=dict)
+    notes: tuple[str, ...] = ()
+    source: Any = attrs.field(default=None, eq=False, repr=False)
+
+
+@frozen(kw_only=True, weakref_slot=False)
+class RunInput:
+    """
+    The prompt and the params of a run.
+
+    Attributes:
+        prompt: The prompt; ``""`` when there is none.
+        params: The validated params as the handler sees them: a pydantic model or an immutable mapping.
+        json: The validated params as JSON; ``None`` when there are none.
+    """
+
+    prompt: str = ""
+    params: Any = JsonDict()
+    json: JsonValue = attrs.field(default=None, converter=freeze)
+
+
+@frozen(kw_only=True, weakref_slot=False)
+class RunHost:
+    """
+    Functions of the process that drives a run tree.
+
+    Attributes:
+        is_own_thread: Whether the caller is in the tree's own thread; only there may a handler or hook log, emit or send.
+        is_watched: Whether anyone receives step, phase and text events; otherwise they are not made.
+        set_history: Receives a function that returns the history of the root run, when that starts.
+    """
+
+    is_own_thread: Callable[[], bool] = _return_true
+    is_watched: Callable[[], bool] = _return_true
+    set_history: Callable[[Callable[[], Transcript]], None] | None = None
+
+
 @frozen(kw_only=True, weakref_slot=False)
 class RunPlan:
     """
     The data that a run is started with, other than its state.
 
     Attributes:
-        definition: The agent.
+        agent: The parts that all runs of its agent share.
         run_id: The run's id.
         path: Its path in the tree; ``""`` for the root.
         created: When the root run was created (UTC); outcomes count milliseconds from here.
@@ -87,78 +182,42 @@ class RunPlan:
         model: The model string in force, or ``None``.
         tools: Every tool that the run knows by name: those of the engine and the agent, and those that every run knows. The
             table is the run's own where ``pre_run`` hooks may add to it.
-        offered: Names of the tools that the agent itself has, in order.
         sent: Tool definitions that are sent in place of its own: those of the parent whose system prompt it inherits.
-        agents: Normalised ids of the agents that it may spawn, each with its display name; ``None`` leaves it to
-            whoever performs a ``Spawn`` to know them.
-        planned_from: The planner's own data; the machine does not read it.
-        is_inline: Whether it goes on from the history of the run that spawned it, and leaves its own there.
-        repair_params: Returns params with corrected names and values, for the id of a child agent or a definition.
         note: The text after its instructions: the available agents and tools.
-        placeholders: The placeholders in its prompts; ``None`` without any.
-        agent_info: Returns the description of an agent for ``lookup_agent_info``; raises ``AgentError`` for an unknown id.
-        hooks: The engine's hooks followed by the agent's.
+        is_inline: Whether it continues the history of the run that spawned it, and leaves its own there.
         given: The explicit limits of this run and the runs above it; the argument ``limits``.
         limits: The limits in force: *given*, with defaults for the rest.
-        prompt: The prompt; ``""`` when there is none.
-        params: The validated params as the handler sees them: a pydantic model or an immutable mapping.
-        params_json: The validated params as JSON; ``None`` when there are none.
-        validate_output: Turns an output into its stored JSON or raises ``OutputMissing`` with issues; ``None`` without
-            an ``output_schema``.
-        decode_output: Turns the stored JSON of a valid output into what the caller gets, such as a pydantic model.
-        output_json_schema: The JSON Schema of the output, when there is an ``output_schema``.
-        info: What the caller says of it.
+        input: The prompt and the params.
+        info: The session, user and metadata of the caller.
         context_window: The model's context length in tokens, when known; looked up for agents with ``pre_step`` hooks.
-        here: Whether the caller is in the run's own thread; only there may a handler or hook say something.
-        watched: Whether anybody looks at step, phase and text events; while nobody does, they are not made.
-        opened: Told where the run's history can be looked up, when it begins.
-        body: What it is the body of; ``None`` for the run of an agent.
-        published: The id of its agent as one of a package, ``publisher/name``; ``""`` for any other.
-        packages: Of a root run the packages of its agent, and of all that may run below it, by such ids.
+        host: The functions of the process that drives it.
+        body: The tool call whose body it is; ``None`` for the run of an agent.
         records_output: Whether the output is recorded, and so has to be JSON.
-        provenance: What a child or body has received when it begins, where a policy asks; ``None`` for a root.
+        provenance: The origins that a child or body receives when it starts, where a policy needs them; ``None`` for a root.
         clean: Takes secrets out of a value, as the journal does; ``None`` where nothing is recorded.
-        notes: Warnings about the definition, for the result.
     """
 
-    definition: AgentDefinition
+    agent: PlannedAgent
     run_id: str
     path: str = ""
     created: datetime
+    starts_at: int = 0
     random: Callable[[], Random] | None = None
     model: str | None = None
     tools: Mapping[str, ToolBinding] = attrs.field(factory=dict)
-    offered: tuple[str, ...] = attrs.field(default=(), converter=to_tuple)
     sent: tuple[ToolSpec, ...] | None = None
-    agents: Mapping[str, str] | None = None
-    repair_params: Callable[[Any, JsonValue], JsonValue] = attrs.field(default=_return_params, eq=False, repr=False)
-    planned_from: Any = attrs.field(default=None, eq=False, repr=False)
-    is_inline: bool = False
     note: str = ""
-    placeholders: Placeholders | None = None
-    agent_info: Callable[[str], JsonValue] | None = attrs.field(default=None, eq=False, repr=False)
-    hooks: Hooks = attrs.field(factory=Hooks)
+    is_inline: bool = False
     given: Limits = attrs.field(factory=Limits, alias="limits")
     limits: Limits = attrs.field(init=False, default=attrs.Factory(_complete_limits, takes_self=True))
-    prompt: str = ""
-    params: Any = JsonDict()
-    params_json: JsonValue = attrs.field(default=None, converter=freeze)
-    validate_output: Callable[[JsonValue], JsonValue] | None = None
-    decode_output: Callable[[JsonValue], Any] | None = None
-    output_json_schema: JsonDict | None = None
+    input: RunInput = RunInput()
     info: RunInfo = RunInfo()
-    starts_at: int = 0
     context_window: int | None = None
-    here: Callable[[], bool] = attrs.field(default=_return_true, eq=False, repr=False)
-    watched: Callable[[], bool] = attrs.field(default=_return_true, eq=False, repr=False)
-    opened: Callable[[Callable[[], Transcript]], None] | None = attrs.field(default=None, eq=False, repr=False)
+    host: RunHost = attrs.field(default=RunHost(), eq=False, repr=False)
     body: ToolBody | None = None
-    published: str = ""
-    packages: Mapping[str, str] = attrs.field(factory=dict)
     records_output: bool = attrs.field(default=False, eq=False)
     provenance: Provenance | None = attrs.field(default=None, eq=False, repr=False)
     clean: Callable[[Any], Any] | None = attrs.field(default=None, eq=False, repr=False)
-    notes: tuple[str, ...] = ()
 
     @property
     def is_hand_off(self) -> bool:
@@ -173,7 +232,7 @@ class RunPlan:
         # Raised when a step is asked for and not when the run is planned: an agent whose handler calls only tools needs
         # no model.
         msg = (
-            f"agent {self.definition.id!r} has no model: set AgentDefinition(model='provider/model') or "
+            f"agent {self.agent.definition.id!r} has no model: set AgentDefinition(model='provider/model') or "
             "Engine(default_model=...), or name one in StepWith or Complete"
         )
         raise UnknownModel(msg, kind="no_model")

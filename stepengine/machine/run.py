@@ -129,10 +129,14 @@ def _run_agent(run: RunState) -> Flow[Finished]:
     """Run an agent from ``RunStarted`` to its end, with all hooks; return how it ended."""
     plan = run.plan
     started = ev.RunStarted(
-        path=plan.path, own_id=plan.run_id, agent_id=plan.definition.id, prompt=plan.prompt, params=plan.params_json
+        path=plan.path,
+        own_id=plan.run_id,
+        agent_id=plan.agent.definition.id,
+        prompt=plan.input.prompt,
+        params=plan.input.json,
     )
-    if plan.opened is not None:
-        plan.opened(lambda: run.history.record)
+    if not plan.path and plan.host.set_history is not None:
+        plan.host.set_history(lambda: run.history.record)
     try:
         yield Notify(started)
         ending = yield from _run_to_end(run)
@@ -251,7 +255,7 @@ def relay_effects(run: RunState, flow: Flow[T]) -> Flow[T]:  # noqa: C901 - one 
                 effect = flow.throw(Stopped(run.effects.stop))
                 continue
             # What a handler or tool said before this effect is shown before it, in the order in which it happened.
-            if run.side_events.waiting or (not is_shown and run.plan.watched()):
+            if run.side_events.waiting or (not is_shown and run.plan.host.is_watched()):
                 yield from map(Notify, run.side_events.enter_phase_and_pop_events(effect))
             outcome = yield effect
             if is_shown:
@@ -282,12 +286,12 @@ def _run_to_end(run: RunState) -> Flow[_Ending]:
     """Run to the end and return how it ended; the handler is closed when this returns."""
     try:
         yield from _fill_prompts_and_append_opening(run)
-        if run.plan.hooks.pre_run:
+        if run.plan.agent.hooks.pre_run:
             yield from hooks.call_pre_run_hooks(run)
         run.progress.mark_started()
         returned = yield from (
             run_without_handler(run)
-            if run.plan.definition.handle_steps is None
+            if run.plan.agent.definition.handle_steps is None
             else run_handler(run, _start_handler_author(run))
         )
         if run.children.successor is not None and run.budget.reached is None:
@@ -315,7 +319,7 @@ def _warn_of_dropped_output(run: RunState, returned: object, agent_id: str) -> N
     # A handler that returns the text of the turn, which is empty where the model only called `hand_off`, loses nothing.
     if returned is None or (isinstance(returned, str) and not returned):
         return
-    own = run.plan.definition.id
+    own = run.plan.agent.definition.id
     run.side_events.warn_once(
         f"agent {own!r} handed the conversation over to {agent_id!r}, whose output is the output of the run; the value that handle_steps of "
         f"{own!r} returned is ignored. turn.agent_state.handed_to names the other agent; to use its output, call it with AgentCall(...)"
@@ -402,24 +406,28 @@ def _ending_with_output(
 def _fill_prompts_and_append_opening(run: RunState) -> Flow[None]:
     """Fill the system prompt, reopen the step of a suspended run if there is one, and append user message and instructions."""
     plan = run.plan
-    if plan.placeholders is not None:
-        yield from fill_system_prompt(run, plan.placeholders)
-    unoffered = tuple(filter(plan.offered.__contains__, HANDLER_ONLY))
+    if plan.agent.placeholders is not None:
+        yield from fill_system_prompt(run, plan.agent.placeholders)
+    unoffered = tuple(filter(plan.agent.offered.__contains__, HANDLER_ONLY))
     if unoffered:
         listed = " and ".join(unoffered)
-        has_handler = run.plan.definition.handle_steps is not None
+        has_handler = run.plan.agent.definition.handle_steps is not None
         remedy = "its handler can still call it" if has_handler else "the agent has no handler"
         run.side_events.warn_once(
-            f"agent {run.plan.definition.id!r} lists {listed} in tools=, but only handlers may call it, so no model sees it; "
+            f"agent {run.plan.agent.definition.id!r} lists {listed} in tools=, but only handlers may call it, so no model sees it; "
             f"leave it out: {remedy}"
         )
     added: list[UserMessage] = []
-    content = "\n\n".join(filter(str.strip, (plan.prompt, _format_params(plan))))
+    content = "\n\n".join(filter(str.strip, (plan.input.prompt, _format_params(plan))))
     if content:
         added.append(UserMessage((TextPart(content),), ("USER_PROMPT",)))
     # A run that goes on with an open step has its instructions in the history already, before that step; a second copy
     # would stand between a call and its result.
-    if run.questions.waiting and run.plan.definition.handle_steps is None and run.history.reopen_suspended_step(added):
+    if (
+        run.questions.waiting
+        and run.plan.agent.definition.handle_steps is None
+        and run.history.reopen_suspended_step(added)
+    ):
         # The instructions stand before it; what is said now follows the answer.
         return
     instructions = _render_instructions(run)
@@ -430,24 +438,30 @@ def _fill_prompts_and_append_opening(run: RunState) -> Flow[None]:
 
 def _format_params(plan: RunPlan) -> str:
     """Return the params as indented JSON, or ``""`` without any."""
-    return json.dumps(thaw(plan.params_json), indent=2, ensure_ascii=False) if plan.params_json else ""
+    return json.dumps(thaw(plan.input.json), indent=2, ensure_ascii=False) if plan.input.json else ""
 
 
 def _render_instructions(run: RunState) -> str:
     """Return the filled instructions, the note of the plan and, with either, the output schema; ``""`` without any."""
-    plan, text = run.plan, fill_prompt_text(run, run.plan.definition.instructions_prompt)
+    plan, schema, text = (
+        run.plan,
+        run.plan.agent.output_schema,
+        fill_prompt_text(run, run.plan.agent.definition.instructions_prompt),
+    )
     parts = [text, plan.note]
-    if plan.output_json_schema is not None and (text or plan.note):
+    if schema is not None and (text or plan.note):
         note = "The output of set_output must fit this JSON Schema; its fields may stand at the top level or inside `data`:"
-        parts.append(f"{note}\n{compact(plan.output_json_schema)}")
+        parts.append(f"{note}\n{compact(schema.json_schema)}")
     return "\n\n".join(filter(None, parts))
 
 
 def _start_handler_author(run: RunState) -> Author:
     """Start the handler."""
-    what = f"handle_steps of agent {run.plan.definition.id!r}"
+    what = f"handle_steps of agent {run.plan.agent.definition.id!r}"
     return Author(
-        what, _start_author_generator(what, run.plan.definition.handle_steps, _make_step_context(run)), by="handler"
+        what,
+        _start_author_generator(what, run.plan.agent.definition.handle_steps, _make_step_context(run)),
+        by="handler",
     )
 
 
@@ -468,8 +482,8 @@ def _start_author_generator(author_name: str, handler: Any, ctx: StepContext) ->
 def _make_step_context(run: RunState) -> StepContext:
     plan = run.plan
     return StepContext(
-        prompt=plan.prompt,
-        params=plan.params,
+        prompt=plan.input.prompt,
+        params=plan.input.params,
         agent_state=run.output.with_decoded_output(run.snapshot.state()),
         model=plan.model,
         logger=run.side_events,
@@ -477,7 +491,7 @@ def _make_step_context(run: RunState) -> StepContext:
         created=plan.created,
         elapsed=lambda: run.effects.now,
         notify=run.side_events.notify,
-        is_asked=bool(plan.prompt.strip() or plan.params_json),
+        is_asked=bool(plan.input.prompt.strip() or plan.input.json),
     )
 
 
@@ -494,7 +508,7 @@ def _finish_run(run: RunState, ending: _Ending) -> Flow[Finished]:
         for problem in run.side_events.problems:
             ending.error.add_note(problem)
     yield from _emit_end_or_suspend(run, ending)
-    if run.plan.hooks.post_run:
+    if run.plan.agent.hooks.post_run:
         stop = yield from hooks.call_post_run_hooks(run, _make_finished(run, ending))
         # A `post_run` hook may do I/O, and the run may be stopped in it: then it ends as stopped, though its handler
         # had returned.
@@ -563,7 +577,7 @@ def _make_finished(run: RunState, ending: _Ending) -> Finished:
         limit=run.budget.reached,
         pending=run.questions.pending,
         began=run.progress.began,
-        spending=run.spent.make_spending(run.plan.definition.id),
+        spending=run.spent.make_spending(run.plan.agent.definition.id),
         tool_calls=tuple(run.tools.log),
         thinking=tuple(run.progress.thinking),
         children=tuple(children),

@@ -66,7 +66,7 @@ class SideEvents:
             else None
         )
         # As `enter_phase`, which most effects of a watched run would call.
-        if phase is not None and phase != self._phase and self._plan.watched():
+        if phase is not None and phase != self._phase and self._plan.host.is_watched():
             self._phase = phase
             entered = ev.PhaseChanged(path=self._plan.path, seq=first.seq, phase=phase[0], detail=phase[1])  # type: ignore[union-attr]
             waiting.append(entered)
@@ -76,7 +76,7 @@ class SideEvents:
 
     def enter_phase(self, phase: RunPhase, detail: str, seq: int) -> Sequence[ev.Event]:
         """Return the event for a new phase of the run, if there is one and anyone watches."""
-        if self._phase == (phase, detail) or not self._plan.watched():
+        if self._phase == (phase, detail) or not self._plan.host.is_watched():
             return ()
         self._phase = (phase, detail)
         return (ev.PhaseChanged(path=self._plan.path, seq=seq, phase=phase, detail=detail),)
@@ -92,10 +92,10 @@ class SideEvents:
     def collect_warnings(self) -> tuple[str, ...]:
         """Return the warnings for the result, with the path of the run, and those of the bodies of its tools."""
         plan, own = self._plan, self.warnings
-        if plan.notes:
-            own = [*own, *[note for note in plan.notes if note not in own]]
+        if plan.agent.notes:
+            own = [*own, *[note for note in plan.agent.notes if note not in own]]
         if plan.path:
-            own = [label_warning(text, plan.path, plan.definition.id) for text in own]
+            own = [label_warning(text, plan.path, plan.agent.definition.id) for text in own]
         return (*own, *self._body_warnings)
 
     def warn_once(self, text: str) -> None:
@@ -126,7 +126,7 @@ class SideEvents:
         for text in told:
             if text not in self.warnings:
                 self.add_warnings(text)
-                if self._plan.watched():
+                if self._plan.host.is_watched():
                     self.waiting.append(ev.Warned(path=self._plan.path, seq=self._effects.seq, message=text))
 
     def report_close_problems(self, problems: tuple[str, ...]) -> None:
@@ -143,9 +143,9 @@ class SideEvents:
         if self._is_closed:
             msg = f"{api_name} was used after its run ended, so the event reaches no one"
             raise AgentError(msg)
-        if not self._plan.here():
+        if not self._plan.host.is_own_thread():
             msg = (
-                f"{api_name} of agent {self._plan.definition.id!r} was used from another thread; a run accepts events only from its own "
+                f"{api_name} of agent {self._plan.agent.definition.id!r} was used from another thread; a run accepts events only from its own "
                 "thread. Return the result of the thread from Perform(fn, ...) and report it in the handler"
             )
             raise AgentError(msg)
@@ -179,7 +179,7 @@ class SideEvents:
 
     def report_todos(self, todos: JsonValue) -> None:
         """Queue an event with the current todos."""
-        if self._plan.watched():
+        if self._plan.host.is_watched():
             self.waiting.append(ev.TodosChanged(path=self._plan.path, seq=self._effects.seq, todos=todos))
 
     def debug(self, message: str, /, **data: object) -> None:

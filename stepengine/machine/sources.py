@@ -60,7 +60,7 @@ class HasStep(Protocol):
 
 def make_run_sources(plan: RunPlan, state: AgentState, progress: HasStep) -> RunSources:
     """Return the sources of a run that begins."""
-    is_root, is_body = plan.path == "", plan.body is not None
+    is_root, is_body, schema = plan.path == "", plan.body is not None, plan.agent.output_schema
     index = plan.provenance
     if index is None:
         index = Provenance() if plan.clean is None else Provenance(clean=plan.clean)
@@ -68,14 +68,14 @@ def make_run_sources(plan: RunPlan, state: AgentState, progress: HasStep) -> Run
         index,
         progress,
         tools=plan.tools,
-        schema=plan.output_json_schema,
+        schema=None if schema is None else schema.json_schema,
         is_root=is_root,
-        is_body=is_body or is_sandboxed(plan.definition.handle_steps),
+        is_body=is_body or is_sandboxed(plan.agent.definition.handle_steps),
     )
     if plan.provenance is None or not (is_body or plan.is_inline):
         made.add_history(state)
     if plan.provenance is None:
-        made.add_prompt(plan.prompt, plan.params_json)
+        made.add_prompt(plan.input.prompt, plan.input.json)
         # A child in another process: what its parent has seen is not known there.
         index.saw_untrusted = index.saw_untrusted or not is_root
     return made

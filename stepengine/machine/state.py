@@ -337,7 +337,7 @@ class RunState:
     def __init__(self, plan: RunPlan, state: AgentState, offered: Mapping[str, ToolSpec]) -> None:
         """Start with *state*; *offered* are the agent's own tools among those of the plan."""
         self.plan = plan
-        plan.here()
+        plan.host.is_own_thread()
         body = plan.body
         self.body = None if body is None else BodyProgress()
         # The body of a tool has no conversation of its own: what it sees is its caller's, so nothing expires in it.
@@ -352,11 +352,11 @@ class RunState:
             left_out=state.left_out,
             keeps_left_out=RECALL_HISTORY in offered,
         )
-        self.budget = budget = Budget(plan.limits, plan.definition.id)
+        self.budget = budget = Budget(plan.limits, plan.agent.definition.id)
         self.spent = spent = UsageTotals()
         self.progress = Progress(state.step_index, budget)
         # Hooks before tools are asked for first: hardly a run has any, and `needs_provenance` is a call for each run.
-        follows_data = plan.hooks.pre_tool and needs_provenance(plan.hooks)
+        follows_data = plan.agent.hooks.pre_tool and needs_provenance(plan.agent.hooks)
         sources = make_run_sources(plan, state, self.progress) if follows_data else None
         self.effects = EffectChannel(plan.created, plan.starts_at, history, budget, spent, sources=sources)
         self.prompt = Prompt(state.system_prompt)
@@ -385,11 +385,11 @@ class RunState:
         plan, prompt, sources = self.plan, self.prompt, self.effects.sources
         return HookContext(
             state=self.snapshot.state(),
-            agent=plan.definition,
+            agent=plan.agent.definition,
             session_id=plan.info.session_id,
             user_id=plan.info.user_id,
             metadata=plan.info.metadata,
-            params=plan.params_json,
+            params=plan.input.json,
             values=JsonDict(self.shared.values),
             step_index=self.progress.step,
             path=plan.path,
@@ -402,7 +402,7 @@ class RunState:
             overflow=prompt.overflow,
             refused_tokens=prompt.refused_tokens,
             measured=prompt.measured,
-            prompt_limit=plan.hooks.find_prompt_limit(plan.context_window),
+            prompt_limit=plan.agent.hooks.find_prompt_limit(plan.context_window),
             source=source,
             provenance=None if sources is None else sources.index,
             has_earlier_messages=self.history.has_earlier_messages,

@@ -119,7 +119,7 @@ def _run_or_end_on_spent_budget(run: RunState, options: StepWith) -> Flow[TurnCo
     # The first request beyond the budget only; who asks again has been told, and gets the error.
     if budget.reached is None:
         limit, what = budget.most_steps, budget.limits.on_max_steps
-        msg = f"agent {run.plan.definition.id!r} used all of its {limit} steps; raise Limits(max_steps=...) or end the turn earlier"
+        msg = f"agent {run.plan.agent.definition.id!r} used all of its {limit} steps; raise Limits(max_steps=...) or end the turn earlier"
         budget.record_spent_budget(LimitExceeded(msg, kind="steps", limit=limit))
         if what == "final_answer":
             yield from _request_final_answer(run)
@@ -164,7 +164,7 @@ def _request_final_answer(run: RunState) -> Flow[None]:
 def _run_step(run: RunState, options: StepWith) -> Flow[TurnComplete]:
     """Run one step and return whether the turn is complete."""
     plan, spent = run.plan, None
-    points, watched = plan.hooks, plan.watched
+    points, watched = plan.agent.hooks, plan.host.is_watched
     # One `try` around the whole step: whoever watches must see each step that began end once, with a status (that was
     # broken for steps that an error left).
     try:
@@ -181,7 +181,7 @@ def _run_step(run: RunState, options: StepWith) -> Flow[TurnComplete]:
             (yield from _call_hooks_and_collect_tail(run))
             if points.pre_step
             else make_step_prompt(run)
-            if run.plan.definition.step_prompt
+            if run.plan.agent.definition.step_prompt
             else (),
         )
         try:
@@ -246,7 +246,7 @@ def _make_step_started(run: RunState) -> ev.Event:
 
 def _emit_abandoned_step(run: RunState, error: BaseException) -> Flow[None]:
     """Report the end of a step that *error* ended, unless the machine is being closed."""
-    if run.plan.watched() and not isinstance(error, GeneratorExit):
+    if run.plan.host.is_watched() and not isinstance(error, GeneratorExit):
         yield Notify(_make_step_finished(run, False, status_from_error(error)))
 
 
@@ -302,9 +302,9 @@ def make_step_request(run: RunState, options: StepWith, tail: Sequence[Message])
         InputError: for the first request of a child, when it has no user message.
     """
     settings = (
-        run.plan.definition.settings
+        run.plan.agent.definition.settings
         if options.settings is None
-        else run.plan.definition.settings.merge(options.settings)
+        else run.plan.agent.definition.settings.merge(options.settings)
     )
     specs = (
         run.tools.specs if options.tools is None else tuple([run.tools.bindings[name].spec for name in options.tools])
@@ -332,7 +332,7 @@ def _require_user_message(run: RunState, tail: Sequence[Message]) -> None:
     """Raise ``InputError`` if neither the view nor *tail* has a user message, before a child costs anything."""
     if UserMessage in map(type, run.history.view) or UserMessage in map(type, tail):
         return
-    agent = run.plan.definition.id
+    agent = run.plan.agent.definition.id
     msg = (
         f"agent {agent!r} was started without a prompt and params, so its first request has no user message. Start it with "
         f"AgentCall({agent!r}, prompt), or give it an instructions_prompt"
@@ -342,7 +342,7 @@ def _require_user_message(run: RunState, tail: Sequence[Message]) -> None:
 
 def make_step_prompt(run: RunState) -> Sequence[Message]:
     """Return the agent's ``step_prompt`` as a message for the end of one request; nothing if it has none."""
-    text = fill_prompt_text(run, run.plan.definition.step_prompt)
+    text = fill_prompt_text(run, run.plan.agent.definition.step_prompt)
     return (UserMessage(system_reminder(text), ("STEP_PROMPT",)),) if text else ()
 
 
@@ -523,7 +523,7 @@ def _record_and_show_reply(run: RunState, reply: StepReply) -> Flow[None]:
         run.progress.thinking.extend([*thinking, *split_thoughts(text).thoughts])
     if not reply.calls and run.tools.offered and ("<" in text or "[" in text):
         _warn_of_written_call(run, reply.model)
-    if not run.plan.watched():
+    if not run.plan.host.is_watched():
         return
     # They belong to the model call, as its deltas do: it is the last effect that was numbered.
     path, seq = run.plan.path, run.effects.seq - 1
@@ -544,7 +544,7 @@ def _warn_of_written_call(run: RunState, reply: ModelReply) -> None:
     if not mark:
         return
     run.side_events.warn_once(
-        f"agent {run.plan.definition.id!r}: the model wrote {mark!r} into its text, which looks like a tool call, but no tool was called. "
+        f"agent {run.plan.agent.definition.id!r}: the model wrote {mark!r} into its text, which looks like a tool call, but no tool was called. "
         "OpenAIChatProvider(..., written_calls=True) reads <tool_call> and <codebuff_tool_call> blocks; with a service that "
         "supports tool calls, remove such blocks from the prompts"
     )
@@ -647,11 +647,11 @@ def _does_step_end_turn(run: RunState, calls: Sequence[ToolMember]) -> bool:
 
 def _warn_of_missing_answer(run: RunState, calls: Sequence[ToolMember]) -> None:
     """Warn if all *calls* of an ended turn are of ``think_deeply``, so that an agent without handler has no answer."""
-    if run.plan.definition.handle_steps is not None or run.output.is_given:
+    if run.plan.agent.definition.handle_steps is not None or run.output.is_given:
         return
     if all(call.asked.tool_name == "think_deeply" for call in calls):
         run.side_events.add_warnings(
-            f"the turn of agent {run.plan.definition.id!r} ended after 'think_deeply' alone, so it has no answer. Tell it in its prompt to call "
+            f"the turn of agent {run.plan.agent.definition.id!r} ended after 'think_deeply' alone, so it has no answer. Tell it in its prompt to call "
             "'think_deeply' together with its answer or with another tool"
         )
 
@@ -660,7 +660,7 @@ def _ask_hooks_to_end_turn(run: RunState) -> Flow[bool]:
     """Return whether the turn may end, as decided by ``on_stop`` hooks; a spent budget, cut reply or hand-off always ends it."""
     # A hook that sends the model back needs a step to send it to; where none is left its message would stand there
     # unanswered. After a hand-off it is the other agent's turn.
-    if not run.plan.hooks.on_stop or run.budget.steps_left <= 0 or run.progress.truncated:
+    if not run.plan.agent.hooks.on_stop or run.budget.steps_left <= 0 or run.progress.truncated:
         return True
     if run.children.successor is not None:
         return True

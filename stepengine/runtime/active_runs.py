@@ -162,7 +162,7 @@ class RunToolObjects:
             except asyncio.CancelledError:
                 run.record_outside_cancel()
         try:
-            self._warnings += [label_warning(text, run.path, run.plan.definition.id) for text in work.result()]
+            self._warnings += [label_warning(text, run.path, run.plan.agent.definition.id) for text in work.result()]
         except BaseException as error:
             if not belongs_to_caller(error):
                 raise

@@ -88,7 +88,7 @@ class BackgroundChildren:
         assert isinstance(item.effect, Spawn)  # noqa: S101
         child = self.children[plan.path] = BackgroundChild(plan.path, item.effect)
         self.of.setdefault(item.path, []).append(child)
-        asked = Item(plan.path, RunInBackground(plan.definition.id, plan=plan, state=state), plan)
+        asked = Item(plan.path, RunInBackground(plan.agent.definition.id, plan=plan, state=state), plan)
         child.task = asyncio.create_task(self._run_child_and_report_end(child, item, asked, performer))
 
     async def _run_child_and_report_end(

@@ -367,7 +367,7 @@ class CorePerformer:
         tool = binding.runs.tool if binding is not None and isinstance(binding.runs, Ordinary) else None
         try:
             if binding is None or tool is None:
-                msg = f"the tool {effect.tool_name!r} of agent {item.plan.definition.id!r} cannot be carried out here"
+                msg = f"the tool {effect.tool_name!r} of agent {item.plan.agent.definition.id!r} cannot be carried out here"
                 raise StepEngineError(msg)  # noqa: TRY301
             # The body has returned in a process before this one, and only its result is missing (`deferred=True`): to
             # run it again would begin the work a second time.
@@ -527,7 +527,7 @@ class CorePerformer:
             return self._outcomes.make_value_or_stop(item, refused)
         self._tree.runs.spawned_by[path] = effect.tool_call_id
         if effect.is_background:
-            started = self._outcomes.make_value_or_stop(item, ChildRef(state.run_id, plan.definition.id, path))
+            started = self._outcomes.make_value_or_stop(item, ChildRef(state.run_id, plan.agent.definition.id, path))
             # Where the time of the run is over, the start has no outcome and must not happen.
             if isinstance(started, Value):
                 self._tree.background.start_child(item, plan, state, self._tree.performers.recording)
@@ -819,7 +819,7 @@ def _make_permission_request(
     return Request(
         tool=spec,
         input=call_input,
-        agent_id=item.plan.definition.id,
+        agent_id=item.plan.agent.definition.id,
         session_id=info.session_id,
         user_id=info.user_id,
         source=source,
@@ -862,7 +862,7 @@ class _LazyToolContext:
 
 def _make_tool_context(item: Item, effect: CallTool, tree: TreeWithBackground) -> ToolContext:
     plan, setting = item.plan, tree.services.tools
-    state, agent, info = effect.state(), plan.definition, plan.info
+    state, agent, info = effect.state(), plan.agent.definition, plan.info
     voice, keep = _ToolOutput(item, effect, tree), tree.services.keep_write
     return ToolContext(
         agent_state=state,
@@ -904,7 +904,7 @@ def _estimate_remaining_context_tokens(
     window = plan.context_window
     if window is None and plan.model and effect.measured is not None:
         window = tree.services.models.window(plan.model)
-    limit = plan.hooks.find_prompt_limit(window)
+    limit = plan.agent.hooks.find_prompt_limit(window)
     return None if limit is None else max(0, limit - estimate_next_prompt_tokens(state, effect.measured))
 
 

@@ -82,7 +82,7 @@ def _make_spawn_event(item: Item, effect: Spawn, at: At) -> Event:
         prompt=effect.prompt,
         params=effect.params,
         display_name=_find_child_display_name(item, effect),
-        parent_agent_id=item.plan.definition.id,
+        parent_agent_id=item.plan.agent.definition.id,
         only_child=effect.of == 1,
         of=effect.of,
         tool_call_id=effect.tool_call_id,
@@ -221,7 +221,7 @@ def _find_child_display_name(item: Item, effect: Spawn) -> str:
     if effect.definition is not None:
         name: str = effect.definition.display_name
         return name
-    return (item.plan.agents or {}).get(effect.agent_id, effect.agent_id)
+    return (item.plan.agent.children.names or {}).get(effect.agent_id, effect.agent_id)
 
 
 def _get_error_text(outcome: Single) -> str:

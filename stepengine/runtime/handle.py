@@ -250,7 +250,7 @@ class RunHandle(Generic[Out]):
     @property
     def agent_id(self) -> str:
         """The agent's id."""
-        return self._tree.root.plan.definition.id
+        return self._tree.root.plan.agent.definition.id
 
     @property
     def path(self) -> str:

@@ -312,7 +312,7 @@ def _get_child_bounds(plan: RunPlan, above: Limits) -> Bounds:
     """
     if plan.body is not None:
         return None, None
-    limits = plan.limits if plan.planned_from is None else plan.planned_from.limits
+    limits = plan.limits if plan.agent.source is None else plan.agent.source.limits
     tokens = None if limits.max_tokens == above.max_tokens else limits.max_tokens
     return tokens, None if limits.max_cost_usd == above.max_cost_usd else limits.max_cost_usd
 

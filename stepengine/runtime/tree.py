@@ -291,7 +291,7 @@ class RunTree:
         plan = run.plan
         # Before the machine is made: its first effect reserves in the ledger.
         run.direct = self.performers.open_ledger_and_find_shortcut(run.path, plan)
-        self.hub.log.add_run(run.path, run.state.run_id, plan.definition.id)
+        self.hub.log.add_run(run.path, run.state.run_id, plan.agent.definition.id)
         run.cancellation.attach_current_task()
         if self.mail.is_kept:
             # What was said to a resumed run before and did not reach it.
@@ -348,5 +348,5 @@ def _mark_failed_by_caller_error(finished: Finished, error: BaseException | None
 
 def _make_failed_end(run: RunTask, error: BaseException) -> Finished:
     """Return the failed end of a run whose machine raised an internal error."""
-    error = wrap_error(error, f"the run of {run.plan.definition.id!r} broke")
+    error = wrap_error(error, f"the run of {run.plan.agent.definition.id!r} broke")
     return Finished(status=RunStatus.FAILED, state=run.state, error=error)

@@ -96,7 +96,7 @@ class WaitingEffects:
                     # before all others for ever.
                     mail.refuse(message, problem)
                     text = f"a message on {topic!r} (id {message.id!r}) was ignored, because it does not fit the schema of its receiver: {problem}"
-                    self._tree.hub.failures.warnings.append(label_warning(text, path, item.plan.definition.id))
+                    self._tree.hub.failures.warnings.append(label_warning(text, path, item.plan.agent.definition.id))
                 try:
                     came = await self._wait_until_deadline(item, effect, mail.make_message_future)
                 except AgentError as error:

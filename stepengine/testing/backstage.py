@@ -117,7 +117,7 @@ class SimulatedChildren:
     def register_child(self, plan: RunPlan, state: AgentState) -> ChildRef[Any]:
         """Register a child and return its reference; it runs at the first wait for it."""
         self._children.setdefault(plan.path, _SimulatedChild(plan, state))
-        return ChildRef(plan.run_id, plan.definition.id, plan.path)
+        return ChildRef(plan.run_id, plan.agent.definition.id, plan.path)
 
     def get_child_plan_and_state(self, path: str) -> tuple[RunPlan, AgentState]:
         """Return the plan and the start state of the child at *path*."""
@@ -150,7 +150,7 @@ class SimulatedChildren:
         """Run the child at *path* and store its outcome, unless it has ended or was stopped without being cancelled."""
         child = self._children[path]
         if child.outcome is None or (isinstance(child.outcome, Stop) and path in self.cut):
-            effect = RunInBackground(child.plan.definition.id, plan=child.plan, state=child.state)
+            effect = RunInBackground(child.plan.agent.definition.id, plan=child.plan, state=child.state)
             child.outcome = self._run(Item(path, effect, child.plan))
             self.order.append(path)
 

@@ -206,7 +206,7 @@ class WatchedRun:
     _limit: LimitExceeded | None = None
 
     def __attrs_post_init__(self) -> None:
-        definition, body = self.plan.definition, self.plan.body
+        definition, body = self.plan.agent.definition, self.plan.body
         if body is not None:
             self._places = frozenset([BODY])
             self.plan = _replace_field(
@@ -216,7 +216,8 @@ class WatchedRun:
         if definition.handle_steps is None and self.is_bare:
             return
         watched = self._watch_handler(definition.handle_steps or default_handler)
-        self.plan = _replace_field(self.plan, "definition", _replace_field(definition, "handle_steps", watched))
+        agent = attrs.evolve(self.plan.agent, definition=_replace_field(definition, "handle_steps", watched))
+        self.plan = attrs.evolve(self.plan, agent=agent)
 
     # --- the handler's side -------------------------------------------------------------------------------------------
 
@@ -257,7 +258,7 @@ class WatchedRun:
 
     def _check_sent_tool_results(self, result: StepResult) -> None:
         """Store a violation for each sent tool result that differs from its outcome; runs with hooks are skipped."""
-        for given in () if self.plan.hooks else result.tool_results:
+        for given in () if self.plan.agent.hooks else result.tool_results:
             due = self._results.get(given.tool_call_id)
             if due is not None and due.content != given.content:
                 self._add_violation(
@@ -457,7 +458,7 @@ class WatchedRun:
 
     def _check_history_results(self, history: Iterable[Message]) -> None:
         """Raise ``Violation`` for a wrong tool result or a lost input in *history*; skip runs with hooks, replaced messages or a body."""
-        if self.plan.hooks or self._replaced or self.plan.body is not None:
+        if self.plan.agent.hooks or self._replaced or self.plan.body is not None:
             return
         messages = [*history]
         for message in messages:

@@ -259,7 +259,7 @@ def make_set_output_binding(schema: JsonDict) -> ToolBinding:
     """
     Return the binding of ``set_output`` for an output schema; a schema that providers reject as input is wrapped in ``data``.
 
-    The machine checks the input by the agent's own ``validate_output``.
+    The machine checks the input by the agent's own ``OutputSchema``.
     """
     free = control_tools_by_name()["set_output"].binding()
     # Providers reject such a schema as the input of a tool.

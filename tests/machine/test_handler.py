@@ -128,7 +128,7 @@ def test_context_provides_prompt_params_state_time_and_seeded_random():
     definition = agent(handler, system_prompt="be good", instructions_prompt="look first", step_prompt="short")
     start = AgentState(run_id="r1", agent_id="tester", system_prompt="be good")
     world = World(at={0: Value(1, 1500), 1: Value(1, 3000), 2: Value(2, 2000)})
-    played = play(definition, world, state=start, prompt="go", params={"depth": 2}, params_json={"depth": 2})
+    played = play(definition, world, state=start, prompt="go", params={"depth": 2}, json={"depth": 2})
     assert seen["first"] == ("go", {"depth": 2}, "test/model", CREATED, "be good")
     assert seen["history"] == [('go\n\n{\n  "depth": 2\n}', ("USER_PROMPT",)), ("look first", ("INSTRUCTIONS_PROMPT",))]
     assert seen["later"] == CREATED + timedelta(milliseconds=1500)
@@ -397,7 +397,7 @@ def test_notify_from_another_thread_is_rejected(speak):
         speak(ctx)
         yield STEP
 
-    played = play(agent(handler), World(), here=lambda: False)
+    played = play(agent(handler), World(), is_own_thread=lambda: False)
     assert (played.status, type(played.error)) == (RunStatus.FAILED, AgentError)
     assert "from another thread" in str(played.error)
     assert not [e for e in played.events if isinstance(e, Notification | LogLine)]
@@ -448,5 +448,5 @@ def test_blank_prompt_keeps_inherited_messages(prompt):
 
 
 def test_params_without_prompt_are_one_message():
-    with_params = play(agent(), World(replies=[reply("x")]), prompt="\n", params_json={"k": 1})
+    with_params = play(agent(), World(replies=[reply("x")]), prompt="\n", json={"k": 1})
     assert with_params.shown[0] == 'user: {\n  "k": 1\n}'

@@ -11,6 +11,7 @@ from stepengine.data.json import JsonDict, freeze
 from stepengine.data.messages import AssistantMessage, UserMessage
 from stepengine.data.state import AgentState, RunStatus
 from stepengine.errors import HandlerError, LimitExceeded, ModelError, OutputMissing
+from stepengine.machine.plan import OutputSchema
 from tests.machine.world import (
     ADD,
     STEP,
@@ -47,8 +48,8 @@ def listed(value):
 
 def scoring(*replies, handler=None, world=None, tools=(), check=validate, decode=None, schema=SCHEMA, **fields):
     definition = agent(handler, output_schema=schema, tools=tools, **fields)
-    plan = {"validate_output": check, "decode_output": decode, "output_json_schema": schema}
-    return play(definition, world or World(replies=replies, tools={"add": adding}), tools=[ADD], **plan)
+    output = OutputSchema(JsonDict(schema), check, decode)
+    return play(definition, world or World(replies=replies, tools={"add": adding}), tools=[ADD], output_schema=output)
 
 
 def score(value=3):

@@ -48,6 +48,7 @@ from stepengine.data.usage import Usage
 from stepengine.data.waits import Awaited, ChildRef, Received
 from stepengine.errors import LimitExceeded, PerformError, StepEngineError, ToolInputError
 from stepengine.machine import Finished, RunPlan, run_agent
+from stepengine.machine.plan import PlannedAgent, RunHost, RunInput, SpawnableAgents
 from stepengine.machine.protocol import BODY, FIRST, LAST, ORDER, STOPPED, compute_next_states, get_protocol_token
 from stepengine.tools.agent_tools import BUILT_IN
 from stepengine.tools.control import make_set_output_binding
@@ -317,22 +318,34 @@ def lines(messages: Iterable[Any]) -> list[str]:
 
 
 def plan_of(definition: AgentDefinition[Any], **fields: Any) -> RunPlan:
-    tools = fields.pop("tools", ())
-    offered = fields.pop("offered", None)
+    """Return the plan of a run; *fields* are fields of the plan and of its parts."""
+    tools, output = fields.pop("tools", ()), fields.get("output_schema")
     named = {**fields.pop("known", KNOWN), **{b.spec.name: b for b in tools}}
-    if fields.get("output_json_schema") is not None:
-        named["set_output"] = make_set_output_binding(fields["output_json_schema"])
-    more = {
+    if output is not None:
+        named["set_output"] = make_set_output_binding(output.json_schema)
+    given = {
+        "definition": definition,
         "hooks": definition.hooks,
         "limits": definition.limits,
         "run_id": "r1",
         "created": CREATED,
         "random": partial(Random, 1),
         "model": definition.model,
-        "offered": definition.tool_names if offered is None else offered,
+        "offered": definition.tool_names,
         "prompt": "go",
+        "tools": named,
+        **fields,
     }
-    return RunPlan(definition=definition, tools=named, **{**more, **fields})
+    children, own, host, asked = (
+        _pop_fields(part, given) for part in (SpawnableAgents, PlannedAgent, RunHost, RunInput)
+    )
+    agent = PlannedAgent(children=SpawnableAgents(**children), **own)
+    return RunPlan(agent=agent, host=RunHost(**host), input=RunInput(**asked), **given)
+
+
+def _pop_fields(part: type[Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of *part* and remove them from *given*."""
+    return {field.name: given.pop(field.name) for field in attrs.fields(part) if field.name in given}
 
 
 def play(
@@ -345,7 +358,7 @@ def play(
 ) -> Played:
     """Run *definition* in *world* and check what must hold for every run."""
     world = world or World()
-    plan = plan_of(definition, watched=lambda: world.watched, **fields)
+    plan = plan_of(definition, is_watched=lambda: world.watched, **fields)
     if plan.body is not None:
         world.states = frozenset([BODY])
     start = state if state is not None else AgentState(run_id="r1", agent_id=definition.id)

@@ -18,7 +18,7 @@ from stepengine.data.limits import Limits
 from stepengine.data.models import ModelReply, ReplyDone, TextChunk
 from stepengine.data.state import AgentState, RunStatus
 from stepengine.data.yields import STEP
-from stepengine.machine.plan import Finished, RunPlan
+from stepengine.machine.plan import Finished, PlannedAgent, RunPlan
 from stepengine.runtime import Hub, RetryPolicy, RunTree, Services
 from stepengine.runtime.hub import Watcher
 from stepengine.runtime.services import ModelSetting, TimeSetting, ToolSetting
@@ -96,7 +96,7 @@ class World:
 
     def plan(self, *, limits: Limits | None = None, path: str = "", **fields: Any) -> RunPlan:
         definition = AgentDefinition("worker", handle_steps=lambda_handler, model="test/m")
-        fields = {"definition": definition, "run_id": "r1", "limits": limits or Limits(), **fields}
+        fields = {"agent": PlannedAgent(definition=definition), "run_id": "r1", "limits": limits or Limits(), **fields}
         chance = Random(1)
         return RunPlan(path=path, created=datetime(2026, 1, 1, tzinfo=UTC), random=lambda: chance, **fields)
 
@@ -129,7 +129,7 @@ class World:
         )
         plan = plan or self.plan()
         hub = Hub([Watcher(o) for o in observers]) if logger is None else Hub([Watcher(o) for o in observers], logger)
-        state = AgentState(run_id=plan.run_id, agent_id=plan.definition.id)
+        state = AgentState(run_id=plan.run_id, agent_id=plan.agent.definition.id)
         return RunTree(services, plan, state, hub, answers)
 
     def done(self, state: AgentState, output: Any = None, status: str = "completed", **fields: Any) -> Finished:

@@ -542,8 +542,8 @@ def _parse_answer(response: Any, question: Question) -> Answer:
 
 def _find_object_output_schema(definition: AgentDefinition) -> Any:
     """Return the output schema of an agent; ``None`` if its output may be no object."""
-    promise = compile_schemas(definition).output_schema
-    return promise if promise is not None and promise.get("type") == "object" else None
+    output = compile_schemas(definition).output
+    return output.json_schema if output is not None and output.json_schema.get("type") == "object" else None
 
 
 # --- results ----------------------------------------------------------------------------------------------------------
