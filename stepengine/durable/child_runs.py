@@ -111,8 +111,7 @@ class ChildRuns:
         # JSON as it is serves better than no result.
         try:
             plan, _ = self._run.tree.services.planner(item.plan, effect, child_path(item.path, effect.seq))
-            schema = plan.agent.output_schema
-            return child.output if schema is None or schema.decode is None else schema.decode(child.output)
+            return plan.agent.decode_output(child.output)
         except StepEngineError:
             return child.output
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import attrs
 
+from stepengine.data.json import freeze
 from stepengine.data.state import AgentState, RunResult, RunStatus
 from stepengine.data.waits import Waits
 from stepengine.durable.body import make_root_request, plan_submitted_run
@@ -114,12 +115,11 @@ class ResultReader:
         return ended(status=RunStatus.FAILED, error=StepEngineError(msg))
 
     def _decode_output(self, order: SubmittedRun, form: Mapping[str, Any]) -> Any:
-        """Return the output as the agent's own type; ``None`` if this engine does not know the agent, or for plain JSON."""
-        output = form["output"]
+        """Return the output as the agent's own type; ``None`` if this engine does not know the agent."""
+        output = freeze(form["output"])
         try:
             plan, _ = plan_submitted_run(self._launcher.plan_root_run(make_root_request(self._launcher, order)), order)
-            schema = plan.agent.output_schema
-            return None if output is None or schema is None or schema.decode is None else schema.decode(output)
+            return None if output is None else plan.agent.decode_output(output)
         except StepEngineError:
             return None
 

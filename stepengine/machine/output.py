@@ -152,13 +152,10 @@ class Output:
         Raises:
             HandlerError: when it cannot be made of the output again.
         """
-        schema = self._plan.agent.output_schema
-        if schema is None or schema.decode is None:
-            return self.value
         if self._decoded is not None and self._decoded[0] is self.value:
             return self._decoded[1]
         try:
-            self._decoded = self.value, schema.decode(self.value)
+            self._decoded = self.value, self._plan.agent.decode_output(self.value)
             return self._decoded[1]
         except Exception as error:
             msg = f"the output of agent {self._plan.agent.definition.id!r} cannot be read back: {type(error).__name__}: {error}"

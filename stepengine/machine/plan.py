@@ -134,6 +134,11 @@ class PlannedAgent:
     notes: tuple[str, ...] = ()
     source: Any = attrs.field(default=None, eq=False, repr=False)
 
+    def decode_output(self, output: JsonValue) -> Any:
+        """Return a stored output as the agent's own type; the JSON itself if there is none."""
+        schema = self.output_schema
+        return output if schema is None or schema.decode is None else schema.decode(output)
+
 
 @frozen(kw_only=True, weakref_slot=False)
 class RunInput:
