@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from stepengine.debugging.texts import SafeTexts
 from stepengine.debugging.viewer.rendering import PageSource, make_payload
@@ -414,17 +415,30 @@ async def start_inspection_stream(request: Request) -> Response:
     except JournalMissing:
         msg = f"the run {row.run} has no record yet; try again in a moment"
         raise Problem(msg, status=409, kind="not_begun") from None
-    return StreamingResponse(
-        _stream_inspection_events(workshop, desk, get_run_service(request).state.stopping),
-        media_type=EVENTS,
-        headers=headers,
-    )
+    events = _stream_inspection_events(desk, get_run_service(request).state.stopping)
+    return _InspectionResponse(workshop, desk, events, headers)
 
 
-async def _stream_inspection_events(
-    workshop: InspectionService, desk: InspectionProcess, stopping: asyncio.Event
-) -> AsyncIterator[str]:
-    """Yield the events of an inspection as server-sent events; end it when its page disconnects."""
+class _InspectionResponse(StreamingResponse):
+    """The event stream of an inspection, which ends with it, also if the page disconnects before the first event."""
+
+    def __init__(
+        self, workshop: InspectionService, desk: InspectionProcess, events: AsyncIterator[str], headers: dict[str, str]
+    ) -> None:
+        super().__init__(events, media_type=EVENTS, headers=headers)
+        self._workshop, self._desk = workshop, desk
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            # The request is cancelled by now; without the shield, this would be, too.
+            await asyncio.shield(asyncio.ensure_future(self._workshop.end_inspection(self._desk)))
+
+
+async def _stream_inspection_events(desk: InspectionProcess, stopping: asyncio.Event) -> AsyncIterator[str]:
+    """Yield the events of an inspection as server-sent events."""
     events = desk.read_unsolicited_messages()
     coming: asyncio.Future[dict[str, Any] | None] = asyncio.ensure_future(anext(events, None))
     ending = asyncio.ensure_future(stopping.wait())
@@ -444,8 +458,6 @@ async def _stream_inspection_events(
     finally:
         ending.cancel()
         coming.cancel()
-        # Whoever listened is gone, and this with it unless it is shielded: the processes are to end all the same.
-        await asyncio.shield(asyncio.ensure_future(workshop.end_inspection(desk)))
 
 
 def _encode_sse_event(kind: str, data: Mapping[str, Any]) -> str:
@@ -552,7 +564,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         method="GET", path="/runs/{run}/edits", name="open_desk", scope="debug", handler=start_inspection_stream, gives={200: EVENTS},
-        refuses=(404, 409, 422, 429), parameters=(AT,),
+        refuses=(404, 409, 422, 429, 503), parameters=(AT,),
         about=(
             "Replay a run up to a place with the current code of its agent, again after every save, as server-sent events.\n"
             "The first event has the id of the desk. No tool runs and no model is called. Code that does not return is stopped after 5 s."

@@ -65,16 +65,27 @@ class JsonChildProcess:
                 yield json.loads(line)
 
     async def terminate(self) -> None:
-        """Terminate the process and its children; may be called twice."""
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._child.pid, number)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(END_SECONDS):
-                    await self._child.wait()
-                    break
-        await self._child.wait()
-        # Closed by hand: the loop of a server that stops may be gone before it is told that the pipes are.
-        transport = getattr(self._child, "_transport", None)
-        if transport is not None:
-            transport.close()
+        """Terminate the process and its children, also if this is cancelled; may be called twice."""
+        try:
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                self._send_signal(number)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(END_SECONDS):
+                        await self._child.wait()
+                        break
+            await self._child.wait()
+        except asyncio.CancelledError:
+            # The loop of a server that stops cancels its tasks once, and waits for them.
+            self._send_signal(signal.SIGKILL)
+            await self._child.wait()
+            raise
+        finally:
+            # Closed here: the loop of a server that stops may end before it is told that the pipes are closed.
+            transport = getattr(self._child, "_transport", None)
+            if transport is not None:
+                transport.close()
+
+    def _send_signal(self, number: int) -> None:
+        """Send a signal to the process and its children, which may outlive it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._child.pid, number)

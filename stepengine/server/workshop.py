@@ -188,11 +188,14 @@ class InspectionService:
         self._pins = pins
         self._desks: dict[str, InspectionProcess] = {}
         self._opening = 0
+        self._ending: set[InspectionProcess] = set()
+        self._is_closed = False
         self._jobs: OrderedDict[str, EvaluationJob] = OrderedDict()
 
     async def close(self) -> None:
         """End all inspection processes and jobs."""
-        for desk in list(self._desks.values()):
+        self._is_closed = True
+        for desk in [*self._desks.values(), *self._ending]:
             await self.end_inspection(desk)
         for job in list(self._jobs.values()):
             await self._end_job(job)
@@ -205,7 +208,7 @@ class InspectionService:
 
         Raises:
             JournalMissing: when nothing is recorded yet.
-            Problem: when there are too many.
+            Problem: when there are too many, or the server stops meanwhile.
         """
         if len(self._desks) + self._opening >= MOST_DESKS:
             msg = f"{MOST_DESKS} pages already inspect runs, which is the maximum of this server; close one of them"
@@ -218,6 +221,10 @@ class InspectionService:
         finally:
             self._opening -= 1
         desk = InspectionProcess(secrets.token_hex(8), caller.name, row.run, process, folder)
+        if self._is_closed:
+            await desk.close()
+            msg = "the server is shutting down; try again in a moment"
+            raise Problem(msg, status=503, kind="stopping", headers={"retry-after": "5"})
         self._desks[desk.id] = desk
         return desk
 
@@ -234,9 +241,13 @@ class InspectionService:
         return found
 
     async def end_inspection(self, inspection: InspectionProcess) -> None:
-        """End the inspection process of a page that was closed."""
+        """End the inspection process of a page that was closed; may be called twice."""
         self._desks.pop(inspection.id, None)
-        await inspection.close()
+        self._ending.add(inspection)
+        try:
+            await inspection.close()
+        finally:
+            self._ending.discard(inspection)
 
     async def _start_child_process(
         self,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -171,6 +172,21 @@ def test_desks_are_bounded_and_end_with_page_or_server(client: httpx2.Client, sh
     for page in pages:
         page.__exit__(None, None, None)
     until(lambda: not [pid for pid in below if (Path("/proc") / str(pid)).exists()])
+
+
+@pytest.mark.spec("studio:ST6")
+def test_desk_ends_if_its_page_leaves_before_the_first_event(client: httpx2.Client, shop: Shop) -> None:
+    run = done(client, "tally", "tea")
+    alone, server = shop.processes(), httpx2.URL(shop.url)
+    for _ in range(9):
+        with socket.create_connection((server.host, server.port)) as page:
+            page.sendall(
+                f"GET /runs/{run}/edits HTTP/1.1\r\nhost: {server.host}:{server.port}\r\nauthorization: Bearer {shop.token}\r\n\r\n".encode()
+            )
+
+    with looking(client, run) as opened:
+        opened.look()
+    until(lambda: shop.processes() == alone)
 
 
 # --- judging ----------------------------------------------------------------------------------------------------------

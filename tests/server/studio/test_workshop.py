@@ -130,3 +130,59 @@ async def test_job_cancelled_at_any_moment_stays_cancelled(
     assert ("cancelled", "") == (job.status, job.error)
     assert started[0]._child.returncode is not None
     await workshop.close()
+
+
+@pytest.mark.parametrize("moment", ["starting", "ending"])
+async def test_close_ends_the_process_of_every_inspection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Also one that is being started, and one whose page has just left and which ignores a request to end."""
+    child, start = tmp_path / "python", JsonChildProcess.start
+    child.write_text("#!/bin/sh\ntrap '' TERM\nread first\nexec sleep 60\n")
+    child.chmod(0o700)
+    monkeypatch.setattr("stepengine.server.processes.sys.executable", str(child))
+    asked, may_start, started = asyncio.Event(), asyncio.Event(), list[JsonChildProcess]()
+
+    async def start_late(*given: Any) -> JsonChildProcess:
+        asked.set()
+        await may_start.wait()
+        started.append(await start(*given))
+        return started[0]
+
+    monkeypatch.setattr(JsonChildProcess, "start", start_late)
+    records = Records()
+    records.kept = b"{}"
+    workshop = InspectionService(records.content, EngineSpec("tests.server.house:engine_in"))
+    starting = asyncio.create_task(workshop.start_inspection(ANNA, ROW, "#0"))
+    await asked.wait()
+    if moment == "ending":
+        may_start.set()
+        ending = asyncio.create_task(workshop.end_inspection(await starting))
+        await asyncio.sleep(0)
+        await workshop.close()
+        assert started[0]._child.returncode is not None
+        await ending
+    else:
+        closing = asyncio.create_task(workshop.close())
+        await asyncio.sleep(0)
+        may_start.set()
+        with pytest.raises(Problem, match="shutting down"):
+            await starting
+        await closing
+        assert started[0]._child.returncode is not None
+
+
+async def test_cancelled_end_of_a_process_still_kills_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at the end of a server, whose loop cancels its tasks once and waits for them."""
+    child = tmp_path / "python"
+    child.write_text("#!/bin/sh\ntrap '' TERM\nread first\nexec sleep 60\n")
+    child.chmod(0o700)
+    monkeypatch.setattr("stepengine.server.processes.sys.executable", str(child))
+    process = await JsonChildProcess.start("none", {})
+    ending = asyncio.create_task(process.terminate())
+    await asyncio.sleep(0)
+    ending.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await ending
+    assert process._child.returncode is not None
