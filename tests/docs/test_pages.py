@@ -124,7 +124,7 @@ def test_the_numbers_are_those_of_the_code() -> None:
         f"Each file is cut at {repository.FILE_BYTES // kib} KiB and all files together at {repository.ALL_BYTES // kib} KiB",
         f"at most {repository.DEEPER_FILES} paths",
         f"at most {repository.CHANGED_FILES} changed files",
-        f"Front matter over {skills.HEAD_BYTES // kib} KiB",
+        f"front matter is over {skills.HEAD_BYTES // kib} KiB",
         f"{memory.NOTE_CHARS:,} characters a note, {memory.MAX_NOTES} notes and {memory.FILE_BYTES // kib} KiB a file",
         ", ".join([f"`{place}`" for place in skills.PLACES]),
         f"a whole word or tag scores {memory.WHOLE_WEIGHT}, a prefix {memory.PREFIX}",
