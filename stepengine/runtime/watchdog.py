@@ -171,7 +171,9 @@ def _find_blocking_code(frame: FrameType | None) -> _BlockingCode:
         if file.startswith(MODELS):
             # An SDK, which is loaded when it is first needed and makes its client then; what the author gave it counts.
             places = [place for place in places if not is_installed_file(place[0])]
-        places.append((file, frame.f_lineno))
+        # Generated code, such as the constructor of a named tuple, is nobody's; what is typed in a shell is in `__main__`.
+        if not file.startswith("<") or frame.f_globals.get("__name__") == "__main__":
+            places.append((file, frame.f_lineno))
         if frame.f_code is CorePerformer._call_tool.__code__:  # noqa: SLF001
             # The loop goes on meanwhile: at first there are only arguments, and a call that is over has lost them too.
             item = frame.f_locals.get("item")

@@ -88,8 +88,9 @@ async def test_non_yielding_handler_is_reported_with_its_line(world, quick, capl
         ("look(frame())", ""),
         ("import some_sdk", "look_at_sdk(sys._getframe())"),
         ("import some_sdk; some_sdk.client()", "def client(): look_at_sdk(sys._getframe())"),
+        ("generated()", ""),
     ],
-    ids=["itself", "an SDK", "the client of an SDK"],
+    ids=["itself", "an SDK", "the client of an SDK", "generated code"],
 )
 def test_watchdog_blames_no_tool_for_engine_and_sdk_work(caplog, monkeypatch, tmp_path, code, sdk):
     """
@@ -104,7 +105,8 @@ def test_watchdog_blames_no_tool_for_engine_and_sdk_work(caplog, monkeypatch, tm
         dog._report_block(frame)
         seen.append(watchdog._find_blocking_code(frame))
 
-    ours = {"look": look, "frame": sys._getframe}
+    generated = {"__name__": "namedtuple_Sample", "look": look, "sys": sys}
+    ours = {"look": look, "frame": sys._getframe, "generated": eval("lambda: look(sys._getframe())", generated)}
     file = tmp_path / "site-packages/some_sdk.py"
     file.parent.mkdir()
     file.write_text(f"import sys\n{sdk}\n")
