@@ -60,7 +60,7 @@ async def execute(
     body, spec = tool.body, tool.spec
     tries = spec.retries
     while True:
-        scoped = ctx.for_call(spec.name) if body.wants_context or body.needs else ctx
+        scoped = ctx.reserve_for_call(spec.name) if body.wants_context or body.needs else ctx
         # A body that is known to be quick and synchronous is called where it stands: a thread costs some 50 us, more
         # than a step.
         if tool.runs_inline and not Checks.inline:

@@ -29,18 +29,18 @@ class _SeenFiles(dict[Parts, str]):
 
 def record_hash(ctx: ToolContext, root: Parts, parts: Parts, digest: str) -> None:
     """Record the hash of a file that the run has read or written below *root*; do nothing outside of a run."""
-    if ctx.is_of_run:
+    if ctx.has_run:
         _get_or_create_seen_files(ctx, root)[parts] = digest
 
 
 def find_hash(ctx: ToolContext, root: Parts, parts: Parts) -> str:
     """Return the hash of a file when the run last read or wrote it; ``""`` if it did not, and outside of a run."""
-    return _get_or_create_seen_files(ctx, root).get(parts, "") if ctx.is_of_run else ""
+    return _get_or_create_seen_files(ctx, root).get(parts, "") if ctx.has_run else ""
 
 
 def _get_or_create_seen_files(ctx: ToolContext, root: Parts) -> _SeenFiles:
     """Return the hashes of the run's files below *root*; at the first call they are read from its message history."""
-    return ctx.of_run(
+    return ctx.get_or_create_run_object(
         ("files seen", root), lambda: _SeenFiles(_find_hashes_in_history(ctx.agent_state.message_history, root))
     )
 

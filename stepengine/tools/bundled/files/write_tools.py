@@ -353,7 +353,7 @@ class _Writer:
             after=after or None,
             milliseconds=round((time.monotonic() - began) * 1000),
         )
-        if ctx.keeps_writes:
+        if ctx.records_writes:
             ctx.record_write(self._make_undo_record(done, made))
         return done
 

@@ -327,7 +327,7 @@ def _get_signal_number(name: str) -> int:
 
 
 def _get_or_create_jobs(ctx: ToolContext, shell: Shell) -> Jobs:
-    return ctx.of_run((Jobs, shell), Jobs)
+    return ctx.get_or_create_run_object((Jobs, shell), Jobs)
 
 
 async def _run_to_end(  # noqa: PLR0917  (one call, spelled out)
