@@ -29,9 +29,9 @@ from stepengine.tools.bundled.shell.commands import Shell, Slots
 from stepengine.tools.bundled.shell.process import CommandProcess, Ending, ProgramUnavailable, finish_shielded
 from stepengine.tools.bundled.shell.tools import FLOODED, FOREVER, RUNS, end_and_clean_up, preview_command
 from stepengine.tools.context import ToolContext
-from stepengine.tools.control import make_checked_tool
+from stepengine.tools.control import make_tool_with_validation
 from stepengine.tools.definition import Tool
-from stepengine.tools.schemas import STRING, object_schema, with_description
+from stepengine.tools.schemas import STRING, make_object_schema, with_description
 from stepengine.workspace.argv import command_text
 from stepengine.workspace.root import Missing
 
@@ -83,7 +83,7 @@ def make_watch_tool(shell: Shell) -> Tool:
     """Return ``watch``, which runs commands below the root of *shell*."""
     every = {"type": "number", "minimum": 1, "maximum": MOST_EVERY, "default": EVERY}
     timeout = {"type": "number", "minimum": 1, "maximum": MOST_TIMEOUT, "default": TIMEOUT}
-    schema = object_schema(
+    schema = make_object_schema(
         ("command", "until"),
         **ASKED,
         every_seconds={**every, "description": "How long to wait between two runs."},
@@ -103,7 +103,7 @@ def make_watch_tool(shell: Shell) -> Tool:
         agents=(watcher,),
         preview=lambda given: preview_command(shell, given),
     )
-    return make_checked_tool(spec, runs, partial(_find_watch_issues, shell))
+    return make_tool_with_validation(spec, runs, partial(_find_watch_issues, shell))
 
 
 def _find_watch_issues(shell: Shell, call_input: JsonDict) -> Iterator[str]:
@@ -249,7 +249,7 @@ def _make_poll_tool(shell: Shell) -> Tool:
         return ToolResult.json({**value, **({"message": polled.was_ended} if polled.was_ended else {})})
 
     number = {"type": "number", "minimum": 0}
-    schema = object_schema(
+    schema = make_object_schema(
         ("command", "until", "every_seconds", "seconds"),
         **ASKED,
         every_seconds=number,
