@@ -80,7 +80,7 @@ def project_context(
 
 
 def _escape_tags(text: str) -> str:
-    """Return the text of a file with escaped tags and visible control characters, so that it cannot imitate the surrounding prompt."""
+    """Return *text* with escaped tags and visible control characters, so that a file cannot imitate parts of the prompt."""
     return TAGS.sub("&lt;", visible(text))
 
 

@@ -613,7 +613,7 @@ def _has_approved_values(rules: Iterable[Rule], asking_rule: Rule, request: Requ
 
 def _make_values_rule(asking_rules: Iterable[Rule], request: Request) -> JsonDict:
     """
-    Return the rule that allows these values of the arguments that the rules *asking_rules* check, in the form of policy files.
+    Return the rule, as stored in policy files, that allows this call's values of the arguments that *asking_rules* check.
 
     It never allows the whole tool.
     """

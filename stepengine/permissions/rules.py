@@ -226,7 +226,7 @@ class Request:
 
     @property
     def _declared_subjects_or_texts(self) -> Sequence[str]:
-        """The declared subjects; all texts of the input if the subjects cannot be listed."""
+        """The declared subjects; all texts of the input if there are too many subjects."""
         subjects = self._declared_subjects
         return list(_find_texts_outside_members(self.input, ())) if subjects == (ANYWHERE,) else subjects
 
@@ -893,7 +893,7 @@ class Call:
 
 
 def _list_paths_with_roles(request: Request) -> set[str]:
-    """Return the files that a call names, those of a member such as ``destination`` with its name as prefix."""
+    """Return the files that a call names; a file with a role, such as ``destination``, has the role as prefix."""
     named = [
         (role, place) for role, place in _list_paths_and_urls_with_roles(request) if not _is_url_and_not_path(place)
     ]

@@ -100,7 +100,7 @@ class RunResources:
     def __init__(self) -> None:
         self._values: dict[Hashable, Closable] = {}
 
-    def get_or_create(self, key: Hashable, make: Callable[[], C]) -> C:
+    def get(self, key: Hashable, make: Callable[[], C]) -> C:
         """Return the object stored under *key*, created by *make* at the first call."""
         if key not in self._values:
             self._values.setdefault(key, make())  # bodies in two threads may call this at once
@@ -274,7 +274,7 @@ class ToolContext:
         if self._belongings is None:
             msg = f"tool {self.tool_name!r} stores an object for its run, so it can only be called in an agent run"
             raise StepEngineError(msg)
-        return self._belongings().get_or_create(key, make)
+        return self._belongings().get(key, make)
 
     @property
     def records_writes(self) -> bool:
