@@ -92,7 +92,7 @@ def agent_file_rules() -> str:
     never = [f"- `{name}`: {why}." for name, why in NOT_HERE.items()]
     gives = {one.name: one.forms for one in reference.document_tools()}
     tools = [
-        f"- `{tool.spec.name}({', '.join(_format_parameters(tool))})` gives {_describe_result_forms(gives[tool.spec.name])}: {_first_line(tool.spec.description)}"
+        f"- `{tool.spec.name}({', '.join(_format_parameters(tool))})` gives {_describe_result_forms(gives[tool.spec.name])}: {_get_first_line(tool.spec.description)}"
         for tool in list_host_tools()
     ]
     return "\n".join(
@@ -127,27 +127,29 @@ def agent_file_rules() -> str:
     )
 
 
-def _find_export(name: str) -> Any:
+def _find_exported_object(name: str) -> Any:
     return next((getattr(home, name) for home in HOMES if hasattr(home, name)), None)
 
 
 def _find_docstring_summary(name: str) -> str:
     # Names of types are for annotations, and their text is that of what they are made of.
-    found = _find_export(name)
+    found = _find_exported_object(name)
     is_told = inspect.isclass(found) or inspect.isfunction(found) or name in {"STEP", "STEP_ALL"}
-    return _first_line(inspect.getdoc(found) or "") if is_told else ""
+    return _get_first_line(inspect.getdoc(found) or "") if is_told else ""
 
 
 def _format_export_signature(name: str) -> str:
     if name in {"STEP", "STEP_ALL", "AgentDefinition"}:
         return name
     parameters = [
-        one for one in inspect.signature(_find_export(name)).parameters if one not in NOT_IN_SANDBOX.get(name, ())
+        one
+        for one in inspect.signature(_find_exported_object(name)).parameters
+        if one not in NOT_IN_SANDBOX.get(name, ())
     ]
     return f"{name}({', '.join(parameters)})"
 
 
-def _first_line(text: str) -> str:
+def _get_first_line(text: str) -> str:
     return text.strip().partition("\n")[0]
 
 
@@ -193,7 +195,7 @@ def load_draft_agents(source: str, file: str) -> tuple[AgentDefinition, ...]:
     if not first.replace("-", "_").isidentifier():  # an agent file is called like a Python module
         msg = f"{file}: the id {first!r} is no name of a file; small letters, digits and single hyphens would be, as in 'note-reader'"
         raise DefinitionError(msg)
-    for agent in _list_with_nested_agents(agents):
+    for agent in _list_agents_with_nested(agents):
         if loader.find_bundled_id(agent.id) is not None:
             msg = f"{file}: {agent.id!r} is the id of an agent that comes with stepengine; choose another one"
             raise DefinitionError(msg)
@@ -203,7 +205,7 @@ def load_draft_agents(source: str, file: str) -> tuple[AgentDefinition, ...]:
 def list_permissions(agents: Iterable[AgentDefinition]) -> list[dict[str, Any]]:
     """Return for each agent, nested ones too, its tools, agents, model, and the limits that differ from the defaults."""
     told = []
-    for agent in _list_with_nested_agents(agents):
+    for agent in _list_agents_with_nested(agents):
         bounds = attrs.asdict(agent.limits)
         usual = attrs.asdict(Limits())
         told.append(
@@ -218,7 +220,7 @@ def list_permissions(agents: Iterable[AgentDefinition]) -> list[dict[str, Any]]:
     return told
 
 
-def _list_with_nested_agents(agents: Iterable[AgentDefinition]) -> list[AgentDefinition]:
+def _list_agents_with_nested(agents: Iterable[AgentDefinition]) -> list[AgentDefinition]:
     found = [*agents]
     for agent in found:
         found += [one for one in agent.spawnable_agents if not isinstance(one, str) and one not in found]
@@ -286,7 +288,7 @@ class Example:
         """Return fakes of the host's tools that the agents list, with real inputs and invented results."""
         from stepengine.tools.definition import Tool
 
-        listed = {name for agent in _list_with_nested_agents(self.agents) for name in agent.tool_names}
+        listed = {name for agent in _list_agents_with_nested(self.agents) for name in agent.tool_names}
         return [
             Tool(
                 tool.spec.name, tool.spec.description, thaw(tool.spec.input_schema), _make_constant_tool_body(self._get_result_or_placeholder(tool.spec.name)),
@@ -297,9 +299,9 @@ class Example:
         ]  # fmt: skip
 
     def _make_fake_agents(self) -> list[AgentDefinition]:
-        own = {agent.id for agent in _list_with_nested_agents(self.agents)}
+        own = {agent.id for agent in _list_agents_with_nested(self.agents)}
         named = Counter(
-            [name for agent in _list_with_nested_agents(self.agents) for name in agent.spawnable_ids if name not in own]
+            [name for agent in _list_agents_with_nested(self.agents) for name in agent.spawnable_ids if name not in own]
         )
         return [
             AgentDefinition(name, handle_steps=_make_constant_handler(self._get_result_or_placeholder(name)))

@@ -42,7 +42,7 @@ def project_context(
     """
     Return a ``pre_run`` hook that describes the project to an agent.
 
-    ``Hooks(pre_run=[project_context()])``; skills are listed for agents that have the tool of ``skill_tool()``.
+    ``Hooks(pre_run=[project_context()])``; skills are listed for agents that have the tool of ``skill_tools()``.
 
     Args:
         root: The folder; by default the engine's ``workspace``, else the working directory.

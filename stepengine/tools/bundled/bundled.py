@@ -395,9 +395,9 @@ def change_hook_tools(
 
 def followup_tools() -> list[Tool]:
     """Return ``suggest_followups``, which suggests the user's next messages in an event."""
-    from stepengine.tools.bundled.followups import followup_tool
+    from stepengine.tools.bundled.followups import make_followup_tool
 
-    return [followup_tool()]
+    return [make_followup_tool()]
 
 
 def recall_history_tool() -> Tool:
@@ -420,9 +420,9 @@ def skill_tools(root: str | os.PathLike[str] | None = None, *, user: bool = True
         root: A folder of the project; by default the engine's ``workspace``, else the working directory.
         user: Whether the user's own skills are among them.
     """
-    from stepengine.tools.bundled.skill_tool import skill_tool
+    from stepengine.tools.bundled.skill_tool import make_skill_tool
 
-    return [skill_tool(root, user=user)]
+    return [make_skill_tool(root, user=user)]
 
 
 def memory_tools(store: MemoryStore | None = None, *, scopes: Sequence[str] = ("project", "user")) -> list[Tool]:

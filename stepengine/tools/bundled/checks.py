@@ -20,7 +20,7 @@ from stepengine.workspace.root import Root
 RUNS = ToolAnnotations(destructive=True, open_world=True)
 
 
-def _compile_hooks(hooks: Sequence[FileChangeHook]) -> list[tuple[FileChangeHook, GlobPattern]]:
+def _compile_hook_patterns(hooks: Sequence[FileChangeHook]) -> list[tuple[FileChangeHook, GlobPattern]]:
     """Return the hooks with their compiled patterns; raise ``DefinitionError`` if there are none or a pattern is invalid."""
     if not hooks:
         msg = 'change_hook_tools needs hooks, such as FileChangeHook("types", ["mypy", "src"], pattern="**/*.py")'
@@ -40,7 +40,7 @@ def make_change_hook_tool(root: Root, hooks: Sequence[FileChangeHook], run: Tool
         hooks: The checks, in the order in which they run.
         run: ``run_terminal_command`` below the same root: clean environment, limits of time and output.
     """
-    checks = _compile_hooks(hooks)
+    checks = _compile_hook_patterns(hooks)
 
     @tool(category="execute", annotations=RUNS, timeout=float("inf"), destinations=())
     async def run_file_change_hooks(  # noqa: D417  (the context is no parameter of the tool)

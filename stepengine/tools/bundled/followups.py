@@ -22,7 +22,7 @@ class Followup(TypedDict):
     label: NotRequired[Annotated[str, Field(description="A few words to show in its place.")]]
 
 
-def followup_tool() -> Tool:
+def make_followup_tool() -> Tool:
     """Return the tool that suggests the user's next messages."""
 
     @tool(

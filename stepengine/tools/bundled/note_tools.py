@@ -35,7 +35,7 @@ ANSWER_BYTES = 8 * 1024
 """About 2,000 tokens."""
 
 
-def project_scope(folder: Path) -> str:
+def get_project_scope(folder: Path) -> str:
     """Return the memory scope of the repository that contains *folder*; all its worktrees share one scope."""
     top = find_project_root(folder)
     common = top / ".git"
@@ -57,7 +57,7 @@ def _resolve_allowed_scope(ctx: ToolContext, scope: str, allowed: Sequence[str])
     if scope not in allowed:
         msg = f"there are no notes of the scope {scope!r} here; {', '.join(allowed)} would be fine"
         raise ToolError(msg)
-    return "user" if scope == "user" else project_scope(get_working_folder(None, ctx))
+    return "user" if scope == "user" else get_project_scope(get_working_folder(None, ctx))
 
 
 def make_memory_tools(store: MemoryStore | None, scopes: Sequence[str]) -> list[Tool]:
