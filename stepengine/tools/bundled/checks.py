@@ -1,4 +1,4 @@
-"""``run_file_change_hooks``: checks that the caller configures, run for the files that changed."""
+"""``run_file_change_hooks``: runs the checks that the caller has configured for changed files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RUNS = ToolAnnotations(destructive=True, open_world=True)
 
 
 def _compile_hook_patterns(hooks: Sequence[FileChangeHook]) -> list[tuple[FileChangeHook, GlobPattern]]:
-    """Return the hooks with their compiled patterns; raise ``DefinitionError`` if there are none or a pattern is invalid."""
+    """Return (hook, compiled pattern) pairs; raise ``DefinitionError`` if there are none or a pattern is invalid."""
     if not hooks:
         msg = 'change_hook_tools needs hooks, such as FileChangeHook("types", ["mypy", "src"], pattern="**/*.py")'
         raise DefinitionError(msg)
@@ -36,7 +36,7 @@ def make_change_hook_tool(root: Root, hooks: Sequence[FileChangeHook], run: Tool
     Return the tool that runs the hooks for changed files.
 
     Args:
-        root: What the files are below.
+        root: The root of the files.
         hooks: The checks, in the order in which they run.
         run: ``run_terminal_command`` below the same root: clean environment, limits of time and output.
     """
@@ -75,7 +75,7 @@ def make_change_hook_tool(root: Root, hooks: Sequence[FileChangeHook], run: Tool
 
 
 async def _run_hook(ctx: ToolContext, hook: FileChangeHook, run: Tool) -> dict[str, object]:
-    """Run the command of a hook by the tool *run*; return its result or its error as an entry."""
+    """Run the command of a hook by the tool *run*; return an entry with its result or error."""
     asked = {"command": list(hook.command), "process_type": "SYNC", "cwd": hook.cwd, "timeout_seconds": hook.timeout}
     result = await run.execute(asked, ctx)
     if isinstance(result.data, dict):
