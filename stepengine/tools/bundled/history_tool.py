@@ -162,7 +162,7 @@ def _format_search_hits(messages: Sequence[Message], words: Sequence[str], first
 
 
 def _format_messages_from(messages: Sequence[Message], first: int, skip: int, limit: int) -> Iterator[str]:
-    """Yield the messages from the number *first* on, without the first *skip* characters, up to *limit* characters, and where to continue."""
+    """Yield the messages from the number *first* on, without the first *skip* characters, up to *limit*, and where to continue."""
     left = limit
     for number in range(first, len(messages) + 1):
         text = message_to_text(messages[number - 1])

@@ -113,7 +113,7 @@ class FileMemory:
         return await asyncio.to_thread(self._append_note, scope, text, tuple(tags), origin)
 
     async def search(self, scope: str, query: str, limit: int) -> list[Note]:
-        """Return the notes with the highest score: 2 for each whole word or tag of the query, 1 for the start of a word; ties newest first."""
+        """Return the notes with the best scores: 2 for each whole word or tag of the query, 1 for the start of a word."""
         return await asyncio.to_thread(self._search_notes_file, scope, query, limit)
 
     def _search_notes_file(self, scope: str, query: str, limit: int) -> list[Note]:

@@ -384,7 +384,7 @@ class _Writer:
         )
 
     def _check_unchanged(self, ctx: ToolContext, call_input: Mapping[str, Any], old: FoundFile) -> None:
-        """Raise ``ToolError`` if the file differs from ``expected_hash``, the read version or the previewed version, which is then forgotten."""
+        """Raise ``ToolError`` if the file differs from ``expected_hash``, the read or the previewed version; forget the previewed one."""
         path, shown = call_input["path"], self._shown.pop(_hash_input(call_input), None)
         if shown is not None and shown != old.digest:
             msg = f"{path!r} has changed since its difference was shown to the person who allowed this; read it again"
