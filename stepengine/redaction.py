@@ -724,16 +724,16 @@ class TextRedactor:
                 found += find_secret_shapes(ESCAPE.sub(lambda escape: " " * len(escape[0]), text))
         return [span for span in _merge_spans(found) if not self._is_exempt(text[span.start : span.end])]
 
-    def find_secrets(self, text: str, level: int = 0) -> dict[str, str]:
-        """Return each secret in *text* with the name of its rule; *level* counts the JSON strings around *text*."""
+    def find_secrets(self, text: str, string_nesting: int = 0) -> dict[str, str]:
+        """Return each secret in *text* with the name of its rule; *string_nesting* counts the JSON strings around *text*."""
         found = {text[start:end]: name for start, end, name in self.index.find(text)}
         for pattern in self.rules.patterns:
             found.update({match[0]: pattern.name for match in pattern.regex.finditer(text) if match[0]})
         if self.shapes and may_contain_secret_shape(text):
             found.update({text[start:end]: name for start, end, name in find_secret_shapes(text)})
-            tree = parse_if_json(text) if level < NESTED_JSON else text
+            tree = parse_if_json(text) if string_nesting < NESTED_JSON else text
             for inner in _find_strings_and_keys(tree) if tree is not text else ():
-                found.update(self.find_secrets(inner, level + 1))
+                found.update(self.find_secrets(inner, string_nesting + 1))
         return {secret: name for secret, name in found.items() if not self._is_exempt(secret)}
 
     def redact_binary(self, data: bytes) -> bytes:
@@ -839,33 +839,36 @@ class Redactor(TextRedactor):
         rules = attrs.evolve(self.rules, machine={})
         return Redactor(self._own, shapes=self.shapes, rules=rules, keys=self._keys)
 
-    def redact_json_text(self, text: str, level: int = 0) -> str:
+    def redact_json_text(self, text: str, string_nesting: int = 0) -> str:
         """Return *text* redacted: by member names if it is JSON or nearly JSON, else as text."""
         tree = parse_if_json(text)
         if isinstance(tree, str):
             is_near = self.shapes and NEARLY_JSON.match(text) is not None and may_name_secret_member(text)
-            return self.text(self._redact_near_json(text, level) if is_near else text)
-        clean = self._redact_tree(tree, level) if level else self.value(tree)
+            return self.text(self._redact_near_json(text, string_nesting) if is_near else text)
+        clean = self._redact_tree(tree, string_nesting) if string_nesting else self.value(tree)
         return text if clean == tree else patch_json_text(text, tree, clean)
 
-    def redact_member(self, name: str, value: object, level: int = 0) -> Any:
+    def redact_member(self, name: str, value: object, string_nesting: int = 0) -> Any:
         """Return the value of the member *name*, redacted completely if the name indicates a secret."""
         if isinstance(value, str) and self._is_secret_member(name, value):
             return self.make_placeholder_for_named_secret(value, name, "member")
         if isinstance(value, list | tuple):
-            return [self.redact_member(name, one, level) for one in value]
+            return [self.redact_member(name, one, string_nesting) for one in value]
         if type(value) in (int, float) and self._is_secret_number(name, text := _encode_compact_json(value)):
             return self.make_placeholder_for_named_secret(text, name, "member")
         if isinstance(value, Mapping) and any(self._is_secret_member(name, value.get(one)) for one in VALUE_WORDS):
-            value = {one: self.redact_member(name, v, level) if one in VALUE_WORDS else v for one, v in value.items()}
-        return self._redact_tree(value, level)
+            value = {
+                one: self.redact_member(name, v, string_nesting) if one in VALUE_WORDS else v
+                for one, v in value.items()
+            }
+        return self._redact_tree(value, string_nesting)
 
     def _is_secret_number(self, name: str, text: str) -> bool:
         # In members about tokens, numbers are counts and positions in a vocabulary.
         is_count = name.rstrip("0123456789_").lower().removesuffix("value").rstrip("_").endswith("token")
         return not is_count and JSON_NUMBER.fullmatch(text) is not None and self._is_secret_member(name, text)
 
-    def _redact_near_json(self, text: str, level: int) -> str:
+    def _redact_near_json(self, text: str, string_nesting: int) -> str:
         """Redact a text that resembles JSON, such as truncated or too deeply nested JSON, by its member names."""
         made: list[str] = []
         at = 0
@@ -884,14 +887,14 @@ class Redactor(TextRedactor):
                 name = last
             else:
                 value = _decode_json_string(piece)
-                clean = self._redact_json_token(name or (lists[-1] if lists else ""), value, piece, level)
+                clean = self._redact_json_token(name or (lists[-1] if lists else ""), value, piece, string_nesting)
                 if clean != value:
                     made += (text[at : token.start()], _encode_like_json_string(piece, clean))
                     at = token.end()
             last = _decode_json_string(piece) if piece[0] == '"' else ""
         return "".join([*made, text[at:]])
 
-    def _redact_json_token(self, name: str, value: str, spelling: str, level: int) -> str:
+    def _redact_json_token(self, name: str, value: str, spelling: str, string_nesting: int) -> str:
         """Return the redacted *value* of a JSON string or number of the member *name*; *spelling* is its text in the JSON."""
         if spelling[0] != '"':
             return (
@@ -902,8 +905,8 @@ class Redactor(TextRedactor):
         if self._is_secret_member(name, value) and not is_text_token_member(name, {name: value}):
             return self.make_placeholder_for_named_secret(value, name, "member")
         return (
-            self.redact_json_text(value, level + 1)
-            if level < NESTED_JSON and NEARLY_JSON.match(value)
+            self.redact_json_text(value, string_nesting + 1)
+            if string_nesting < NESTED_JSON and NEARLY_JSON.match(value)
             else self.text(value)
         )
 
@@ -938,20 +941,22 @@ class Redactor(TextRedactor):
             )
             raise SecretFound(msg, path=place or "/", rule=rule)
 
-    def _redact_tree(self, value: object, level: int) -> object:
+    def _redact_tree(self, value: object, string_nesting: int) -> object:
         if isinstance(value, Mapping):
             pieces = {k for k in value if is_text_token_member(k, value)}
             made: dict[str, object] = {}
             for k, v in value.items():
                 name = _make_unused_name(self.text(k), made)
-                made[name] = self._redact_tree(v, level) if k in pieces else self.redact_member(k, v, level)
+                made[name] = (
+                    self._redact_tree(v, string_nesting) if k in pieces else self.redact_member(k, v, string_nesting)
+                )
             return made
         if isinstance(value, list | tuple):
-            return [self._redact_tree(v, level) for v in value]
+            return [self._redact_tree(v, string_nesting) for v in value]
         if not isinstance(value, str):
             return value
-        nested = level < NESTED_JSON and NEARLY_JSON.match(value) is not None
-        return self.redact_json_text(value, level + 1) if nested else self.text(value)
+        nested = string_nesting < NESTED_JSON and NEARLY_JSON.match(value) is not None
+        return self.redact_json_text(value, string_nesting + 1) if nested else self.text(value)
 
     def _is_secret_member(self, name: str, value: object) -> bool:
         if not self.shapes or not isinstance(value, str) or not value or value.startswith("<redacted:"):

@@ -295,18 +295,18 @@ class Policy:
         return self._decide_to_ask_unless_mode_differs(request, rule, why, rule.message)
 
     def _decide_to_ask_unless_mode_differs(
-        self, request: Request, rule: Rule | None, why: str, message: str = ""
+        self, request: Request, rule: Rule | None, reason: str, message: str = ""
     ) -> PolicyDecision:
         """Return the decision to ask; an allow or deny if the mode or ``requires_permission=False`` prevents the question."""
         if not request.tool.requires_permission:
-            return PolicyDecision("allow", rule, f"{why}, but {request.tool.name} needs no permission")
+            return PolicyDecision("allow", rule, f"{reason}, but {request.tool.name} needs no permission")
         if self.mode == "bypass":
-            return PolicyDecision("allow", rule, f"{why}, and the mode 'bypass' allows where it would have to ask")
+            return PolicyDecision("allow", rule, f"{reason}, and the mode 'bypass' allows where it would have to ask")
         if self.mode == "dont_ask":
             return PolicyDecision(
-                "deny", rule, f"{why}, and the mode 'dont_ask' denies where it would have to ask", ASKED
+                "deny", rule, f"{reason}, and the mode 'dont_ask' denies where it would have to ask", ASKED
             )
-        return PolicyDecision("ask", rule, why, message)
+        return PolicyDecision("ask", rule, reason, message)
 
     def _decide_by_mode(self, request: Request) -> PolicyDecision:
         tool = request.tool

@@ -934,17 +934,17 @@ class DocumentSessions(Store):
             raise SessionError(msg) from error
 
 
-def _delete_journals(place: JournalLocation) -> None:
+def _delete_journals(location: JournalLocation) -> None:
     """Delete the journals of a session with their mailboxes, in memory, in a folder or in a database."""
     import sqlite3
 
-    if place.memory is not None:
-        place.memory.clear()
-    if place.folder is not None:
-        shutil.rmtree(place.folder, ignore_errors=True)
-    if place.database is None or not place.database.exists():
+    if location.memory is not None:
+        location.memory.clear()
+    if location.folder is not None:
+        shutil.rmtree(location.folder, ignore_errors=True)
+    if location.database is None or not location.database.exists():
         return
-    database = Database.open(place.database, place.database.lstat(), seconds=BUSY_SECONDS)
+    database = Database.open(location.database, location.database.lstat(), seconds=BUSY_SECONDS)
     try:
         with database.lock, database.writing() as connection:
             found = connection.execute(
@@ -953,10 +953,10 @@ def _delete_journals(place: JournalLocation) -> None:
             for (table,) in found.fetchall():
                 connection.execute(
                     f"DELETE FROM {table} WHERE run >= ? AND run < ?",  # noqa: S608 - names of ours
-                    (place.prefix, f"{place.prefix}~"),
+                    (location.prefix, f"{location.prefix}~"),
                 )
     except (OSError, sqlite3.Error) as error:
-        msg = f"{str(place.database)!r}: {describe_database_error(error, BUSY_SECONDS)}"
+        msg = f"{str(location.database)!r}: {describe_database_error(error, BUSY_SECONDS)}"
         raise SessionError(msg) from error
     finally:
         database.close()

@@ -155,9 +155,9 @@ def _start_agents(call_input: JsonDict, _: StartedChildren) -> Steps:
     return ToolResult.json(entries, status="error" if all_failed else "ok")
 
 
-def _wait_agents(call_input: JsonDict, started: StartedChildren) -> Steps:
+def _wait_agents(call_input: JsonDict, children: StartedChildren) -> Steps:
     """Wait until all or any of the children have ended; return the results of the ended ones and a list of the others."""
-    refs = _select_children(call_input.get("ids"), started)
+    refs = _select_children(call_input.get("ids"), children)
     if isinstance(refs, ToolResult):
         return refs
     if not refs:
@@ -170,9 +170,9 @@ def _wait_agents(call_input: JsonDict, started: StartedChildren) -> Steps:
     return ToolResult.json({"done": done, "at_work": at_work})
 
 
-def _message_agent(call_input: JsonDict, started: StartedChildren) -> Steps:
+def _message_agent(call_input: JsonDict, children: StartedChildren) -> Steps:
     """Send a text to a running child; return an error result if the child has ended."""
-    refs = _select_children([call_input["id"]], started)
+    refs = _select_children([call_input["id"]], children)
     if isinstance(refs, ToolResult):
         return refs
     is_running = yield from Send(refs[0], call_input["text"])
@@ -183,19 +183,19 @@ def _message_agent(call_input: JsonDict, started: StartedChildren) -> Steps:
     )
 
 
-def _cancel_agent(call_input: JsonDict, started: StartedChildren) -> Steps:
+def _cancel_agent(call_input: JsonDict, children: StartedChildren) -> Steps:
     """Cancel a child, and return its result."""
-    refs = _select_children([call_input["id"]], started)
+    refs = _select_children([call_input["id"]], children)
     if isinstance(refs, ToolResult):
         return refs
     child: ChildResult[Any] = yield from Cancel(refs[0], call_input.get("reason", ""))
     return ToolResult.json({"id": refs[0].path, **child_as_json(child)})
 
 
-def _list_agents(_: JsonDict, started: StartedChildren) -> Steps:
+def _list_agents(_: JsonDict, children: StartedChildren) -> Steps:
     """Return a result with an entry for each child, and whether it is running."""
-    running = set(started.running)
-    entries: list[Any] = [{**_child_ref_to_json(ref), "at_work": ref in running} for ref in started.refs]
+    running = set(children.running)
+    entries: list[Any] = [{**_child_ref_to_json(ref), "at_work": ref in running} for ref in children.refs]
     return ToolResult.json({"agents": entries})
     yield  # makes it a generator function, as the others are
 
@@ -211,11 +211,11 @@ def _child_ref_to_json(ref: ChildRef[Any]) -> dict[str, Any]:
     return {"id": ref.path, "agent_type": ref.agent_id}
 
 
-def _select_children(ids: Sequence[str] | None, started: StartedChildren) -> Sequence[ChildRef[Any]] | ToolResult:
+def _select_children(ids: Sequence[str] | None, children: StartedChildren) -> Sequence[ChildRef[Any]] | ToolResult:
     """Return the children with these ids, or the running ones for ``None``; an error result for an unknown id."""
     if ids is None:
-        return started.running
-    known: Mapping[str, ChildRef[Any]] = {ref.path: ref for ref in started.refs}
+        return children.running
+    known: Mapping[str, ChildRef[Any]] = {ref.path: ref for ref in children.refs}
     missing = [name for name in ids if name not in known]
     if missing:
         listed = list_names([f"{path} ({ref.agent_id})" for path, ref in known.items()])

@@ -317,7 +317,7 @@ class ToolContext:
         return attrs.evolve(self, cancelled=cancelled, emit=on_loop(self.emit), logger=logger, keep_write=keep)
 
     @property
-    def max_chars(self) -> int | None:
+    def requested_max_chars(self) -> int | None:
         """The limit of ``request_truncation``, in characters; ``None`` if the body has not called it."""
         return self._scope.max_chars
 

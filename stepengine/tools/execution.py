@@ -83,7 +83,7 @@ async def execute(
                     )
                 )
             result_type = tool.result_type if is_more_than_json(outcome) and ctx.is_typed else Any
-            return make_tool_result(outcome, scoped.max_chars if body.wants_context else None, result_type)
+            return make_tool_result(outcome, scoped.requested_max_chars if body.wants_context else None, result_type)
         if isinstance(outcome.error, UnknownOutcome):
             raise outcome.error
         _log_failure(spec.name, outcome, ctx, tries)

@@ -164,22 +164,22 @@ def _get_or_guess_types(form: Mapping[str, Any]) -> tuple[str, ...]:
     return (kind,) if isinstance(kind, str) else tuple(kind) or (("object",) if "properties" in form else ("string",))
 
 
-def _convert_value(value: object, kinds: frozenset[str]) -> object:
-    """Return *value* converted to one of the JSON types *kinds* if a mistake is likely; else *value*."""
-    if isinstance(value, str) and "string" not in kinds and READ & kinds:
-        value = _decode_expected_json(value, kinds)
-    return [value] if _wants_list(value, kinds) else value
+def _convert_value(value: object, json_types: frozenset[str]) -> object:
+    """Return *value* converted to one of the JSON types *json_types* if a mistake is likely; else *value*."""
+    if isinstance(value, str) and "string" not in json_types and READ & json_types:
+        value = _decode_expected_json(value, json_types)
+    return [value] if _wants_list(value, json_types) else value
 
 
-def _wants_list(value: object, kinds: frozenset[str]) -> bool:
-    """Return True if *value* is not a list, and the JSON types *kinds* expect a list."""
-    if "array" not in kinds or value is None or isinstance(value, list):
+def _wants_list(value: object, json_types: frozenset[str]) -> bool:
+    """Return True if *value* is not a list, and the JSON types *json_types* expect a list."""
+    if "array" not in json_types or value is None or isinstance(value, list):
         return False
-    return ("object" not in kinds and isinstance(value, dict)) or kinds <= {"array", "null"}
+    return ("object" not in json_types and isinstance(value, dict)) or json_types <= {"array", "null"}
 
 
-def _decode_expected_json(text: str, kinds: frozenset[str]) -> object:
-    """Return the value of JSON text, also doubly encoded, if it has one of the JSON types *kinds*; else the text."""
+def _decode_expected_json(text: str, json_types: frozenset[str]) -> object:
+    """Return the value of JSON text, also doubly encoded, if it has one of the JSON types *json_types*; else the text."""
     value: object = text
     for _ in range(MAX_DECODINGS):
         if not isinstance(value, str):
@@ -197,4 +197,4 @@ def _decode_expected_json(text: str, kinds: frozenset[str]) -> object:
     }
     if isinstance(value, float) and not math.isfinite(value):
         return text
-    return value if kinds & wanted.get(type(value), set()) else text
+    return value if json_types & wanted.get(type(value), set()) else text

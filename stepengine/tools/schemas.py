@@ -206,8 +206,10 @@ def _find_pattern_property_misfits(
                     yield from walk.descend(instance[name], form, name)
 
 
-def _find_member_misfits(walk: _Walk, additional: Form, instance: object, schema: dict[str, Any]) -> Iterator[Any]:
-    """Yield the misfits of all members: under ``properties`` and ``patternProperties``, for undeclared members under *additional*."""
+def _find_member_misfits(
+    walk: _Walk, additional_schema: Form, instance: object, schema: dict[str, Any]
+) -> Iterator[Any]:
+    """Yield the misfits of all members, under ``properties`` and ``patternProperties``, else under *additional_schema*."""
     if not isinstance(instance, dict):
         return
     walk.judge.spend_work(len(instance))
@@ -215,9 +217,9 @@ def _find_member_misfits(walk: _Walk, additional: Form, instance: object, schema
     for name in walk.member_names(instance):
         forms = list(_find_member_schemas(walk, name, schema))
         has_others = has_others or not forms
-        for form in forms or ([] if additional is False else [additional]):
+        for form in forms or ([] if additional_schema is False else [additional_schema]):
             yield from walk.descend(instance[name], form, name)
-    if has_others and additional is False:
+    if has_others and additional_schema is False:
         yield None
 
 
@@ -231,28 +233,32 @@ def _find_member_schemas(walk: _Walk, name: str, schema: dict[str, Any]) -> Iter
             yield form
 
 
-def _find_misfits_after_prefix(walk: _Walk, form: Form, instance: object, schema: dict[str, Any]) -> Iterator[Any]:
-    """Yield the misfits under *form* in the items after those of ``prefixItems``."""
+def _find_misfits_after_prefix(
+    walk: _Walk, items_schema: Form, instance: object, schema: dict[str, Any]
+) -> Iterator[Any]:
+    """Yield the misfits under *items_schema* in the items after those of ``prefixItems``."""
     if isinstance(instance, list):
         for index in range(len(schema.get("prefixItems", ())), len(instance)):
-            yield from walk.descend(instance[index], form, index)
+            yield from walk.descend(instance[index], items_schema, index)
 
 
-def _find_additional_item_misfits(walk: _Walk, other: Form, instance: object, schema: dict[str, Any]) -> Iterator[Any]:
-    """Yield the misfits under *other* in the items after those of a list of ``items`` schemas."""
+def _find_additional_item_misfits(
+    walk: _Walk, items_schema: Form, instance: object, schema: dict[str, Any]
+) -> Iterator[Any]:
+    """Yield the misfits under *items_schema* in the items after those of a list of ``items`` schemas."""
     listed = schema.get("items")
     if not isinstance(instance, list) or not isinstance(listed, list):
         return
-    if other is False and len(instance) > len(listed):
+    if items_schema is False and len(instance) > len(listed):
         yield None
-    for index in range(len(listed), 0 if other is False else len(instance)):
-        yield from walk.descend(instance[index], other, index)
+    for index in range(len(listed), 0 if items_schema is False else len(instance)):
+        yield from walk.descend(instance[index], items_schema, index)
 
 
-def _find_property_name_misfit(walk: _Walk, names: Form, instance: object, _: object) -> Sequence[None]:
+def _find_property_name_misfit(walk: _Walk, names_schema: Form, instance: object, _: object) -> Sequence[None]:
     if not isinstance(instance, dict):
         return ()
-    return MISFIT if any(walk.judge.descend(name, names) for name in instance) else ()
+    return MISFIT if any(walk.judge.descend(name, names_schema) for name in instance) else ()
 
 
 def _find_any_of_misfit(walk: _Walk, forms: list[Form], instance: object, _: object) -> Sequence[None]:
@@ -277,12 +283,12 @@ def _find_pattern_misfit(walk: _Walk, pattern: str, instance: object, _: object)
 
 
 def _find_unevaluated_part_misfit(
-    walk: _Walk, other: Form, instance: object, schema: dict[str, Any], container: type
+    walk: _Walk, rest_schema: Form, instance: object, schema: dict[str, Any], container: type
 ) -> Sequence[None]:
-    """Return a misfit if a member or item that no other keyword evaluates does not fit *other*."""
+    """Return a misfit if a member or item that no other keyword evaluates does not fit *rest_schema*."""
     return (
         MISFIT
-        if isinstance(instance, container) and walk.judge.find_unevaluated_misfits(instance, other, schema)
+        if isinstance(instance, container) and walk.judge.find_unevaluated_misfits(instance, rest_schema, schema)
         else ()
     )
 
@@ -292,9 +298,11 @@ def _find_content_encoding_misfit(walk: _Walk, encoding: str, instance: object, 
     return MISFIT if isinstance(instance, str) and _decode_content(walk, encoding, instance) is None else ()
 
 
-def _find_content_media_type_misfit(walk: _Walk, kind: str, instance: object, schema: dict[str, Any]) -> Sequence[None]:
+def _find_content_media_type_misfit(
+    walk: _Walk, media_type: str, instance: object, schema: dict[str, Any]
+) -> Sequence[None]:
     """Return a misfit if the instance is a text that should contain JSON and does not."""
-    if kind != "application/json" or not isinstance(instance, str):
+    if media_type != "application/json" or not isinstance(instance, str):
         return ()
     from pydantic_core import from_json
 
@@ -413,9 +421,9 @@ class _Draft:
                 if word in self._shapes:
                     self._check_keyword_value(where, place, word, value)
 
-    def _check_keyword_value(self, where: str, place: str, word: str, value: object) -> None:
+    def _check_keyword_value(self, where: str, pointer: str, word: str, value: object) -> None:
         """Raise ``DefinitionError`` if the value of a keyword is invalid or contains an invalid subschema."""
-        for one, at in find_subschemas(word, value, place):
+        for one, at in find_subschemas(word, value, pointer):
             if not isinstance(one, dict | bool):
                 _raise_schema_error(where, at, f"a schema must be an object, not {cut_after(repr(one), SHORT_CHARS)}")
         shape = self._shapes[word]
@@ -427,7 +435,7 @@ class _Draft:
                 problem = f"{given} is not a type; valid types: {list_names(sorted(TYPES), given)}"
             elif shape is self._a_schema:
                 problem = f"a schema must be an object, not {given}"
-            _raise_schema_error(where, f"{place}/{word}", problem)
+            _raise_schema_error(where, f"{pointer}/{word}", problem)
 
 
 # --- walks ----------------------------------------------------------------------------------------------------------
@@ -487,7 +495,7 @@ class _Rules:
         )
         return made
 
-    def compile_pattern(self, pattern: str, where: str = "", at: str = "") -> tuple[int, SchemaValidator]:
+    def compile_pattern(self, pattern: str, where: str = "", pointer: str = "") -> tuple[int, SchemaValidator]:
         """Return (number of states, compiled form) of a pattern, cached; raise ``DefinitionError`` for an invalid pattern."""
         if pattern not in self._patterns:
             from pydantic_core import SchemaError, SchemaValidator, core_schema
@@ -498,7 +506,7 @@ class _Rules:
             except SchemaError:
                 _raise_schema_error(
                     where,
-                    at,
+                    pointer,
                     f"{pattern!r} is not a valid regular expression here; look-around and back-references are not supported",
                 )
         return self._patterns[pattern]
@@ -582,11 +590,11 @@ class _ValueCheck:
         self.spend_work(1 + size * len(text) // STEPS)
         return search.isinstance_python(text)
 
-    def find_unevaluated_misfits(self, instance: Any, other: Form, schema: dict[str, Any]) -> list[str | int]:
-        """Return the unevaluated members or items of an instance that do not match *other*."""
+    def find_unevaluated_misfits(self, instance: Any, rest_schema: Form, schema: dict[str, Any]) -> list[str | int]:
+        """Return the unevaluated members or items of an instance that do not match *rest_schema*."""
         evaluated = self._find_evaluated_keys(instance, schema, is_inner=False)
         names = instance if isinstance(instance, dict) else range(len(instance))
-        return [name for name in names if name not in evaluated and self.descend(instance[name], other)]
+        return [name for name in names if name not in evaluated and self.descend(instance[name], rest_schema)]
 
     def _find_evaluated_keys(self, instance: Any, schema: Form, *, is_inner: bool = True) -> set[Any]:
         """Return the member names or item indexes that a schema and its matching in-place subschemas evaluate, cached."""
@@ -654,7 +662,7 @@ class _IssueReport:
         self,
         judge: _ValueCheck,
         path: str,
-        told: dict[tuple[int, int, str], Sequence[str]],
+        cached_issues: dict[tuple[int, int, str], Sequence[str]],
         *,
         is_referred: bool = False,
     ) -> None:
@@ -663,7 +671,7 @@ class _IssueReport:
         self.is_referred = is_referred
         self.is_type = judge.is_type
         self.evolve = judge.evolve
-        self._told = told
+        self._told = cached_issues
 
     def descend(
         self, instance: object, schema: Form, path: str | int | None = None, schema_path: object = None
@@ -750,54 +758,56 @@ class _SchemaIndex:
                 place = self._resolve_reference(reference, self._references[reference])
                 self.targets[reference] = _Target(place, self.schemas[place])
 
-    def _record_subschemas(self, top: object, at: str) -> None:
+    def _record_subschemas(self, top: object, pointer: str) -> None:
         """Record the schema at a pointer and all its subschemas; raise ``DefinitionError`` if there are too many."""
-        left = [(top, at)]
+        left = [(top, pointer)]
         while left:
             schema, place = left.pop()
             if place in self.schemas:
                 continue
             self.schemas[place] = schema
             if len(self.schemas) > MAX_SCHEMAS:
-                _raise_schema_error(self._where, at, f"it contains more than {MAX_SCHEMAS:,} schemas; make it smaller")
+                _raise_schema_error(
+                    self._where, pointer, f"it contains more than {MAX_SCHEMAS:,} schemas; make it smaller"
+                )
             if isinstance(schema, dict):
                 self._record_references_and_patterns(schema, place)
                 for word, value in schema.items():
                     left.extend(find_subschemas(word, value, place))
 
-    def _record_references_and_patterns(self, schema: dict[str, Any], at: str) -> None:
+    def _record_references_and_patterns(self, schema: dict[str, Any], pointer: str) -> None:
         """Record the references, anchor and patterns of a schema; raise ``DefinitionError`` for unsupported or outside references."""
         if unfollowed := [word for word in UNFOLLOWED if word in schema]:
             _raise_schema_error(
                 self._where,
-                f"{at}/{unfollowed[0]}",
+                f"{pointer}/{unfollowed[0]}",
                 f"{unfollowed[0]!r} is not supported; use '$ref' with '#/$defs/...'",
             )
         reference = schema.get("$ref")
         if isinstance(reference, str):
             if not reference.startswith("#"):
                 _raise_schema_error(
-                    self._where, f"{at}/$ref", f"{reference!r} points outside of this schema; use '#/$defs/...'"
+                    self._where, f"{pointer}/$ref", f"{reference!r} points outside of this schema; use '#/$defs/...'"
                 )
-            self._references.setdefault(reference, f"{at}/$ref")
+            self._references.setdefault(reference, f"{pointer}/$ref")
         if isinstance(schema.get("$anchor"), str):
-            self._anchors[f"#{schema['$anchor']}"] = at
+            self._anchors[f"#{schema['$anchor']}"] = pointer
         if isinstance(schema.get("pattern"), str):
-            self._add_pattern(schema["pattern"], f"{at}/pattern")
+            self._add_pattern(schema["pattern"], f"{pointer}/pattern")
         if isinstance(schema.get("patternProperties"), dict):
             for pattern in schema["patternProperties"]:
-                self._add_pattern(pattern, f"{at}/patternProperties")
+                self._add_pattern(pattern, f"{pointer}/patternProperties")
 
-    def _add_pattern(self, pattern: str, at: str) -> None:
+    def _add_pattern(self, pattern: str, pointer: str) -> None:
         """Record a pattern with its pointer; raise ``DefinitionError`` if all patterns together are too large."""
         self._size += _estimate_pattern_states(pattern)
         if self._size > MAX_PATTERN_STATES:
             _raise_schema_error(
                 self._where,
-                at,
+                pointer,
                 f"{pattern[:80]!r} makes the patterns of this schema too large; lower the counts in braces",
             )
-        self.patterns.setdefault(pattern, at)
+        self.patterns.setdefault(pattern, pointer)
 
     def _resolve_reference(self, reference: str, at: str) -> str:
         """Record the target of a reference and return its pointer; raise ``DefinitionError`` if the target does not exist."""
@@ -934,8 +944,8 @@ def member_path(path: str, name: str | int) -> str:
     return f"{path}.{name}" if path else str(name)
 
 
-def _raise_schema_error(where: str, at: str, problem: str) -> NoReturn:
-    msg = f"{where} at {at}: {problem}"
+def _raise_schema_error(where: str, pointer: str, problem: str) -> NoReturn:
+    msg = f"{where} at {pointer}: {problem}"
     raise DefinitionError(msg)
 
 
@@ -1003,10 +1013,10 @@ def _format_additional_member_issues(
 
 
 def _format_unevaluated_issues(
-    report: _IssueReport, other: Form, instance: object, schema: dict[str, Any]
+    report: _IssueReport, rest_schema: Form, instance: object, schema: dict[str, Any]
 ) -> Iterator[str]:
-    """Yield a sentence for each unevaluated member that does not match *other*, or one sentence for all such items."""
-    unexpected = report.judge.find_unevaluated_misfits(instance, other, schema)
+    """Yield a sentence for each unevaluated member that does not match *rest_schema*, or one sentence for all such items."""
+    unexpected = report.judge.find_unevaluated_misfits(instance, rest_schema, schema)
     if isinstance(instance, dict):
         return _format_unexpected_member_issues(
             report, [name for name in report.member_names(instance) if name in unexpected], schema
@@ -1019,12 +1029,12 @@ def _format_disallowed_items_issue(report: _IssueReport, kind: str, count: int) 
 
 
 def _format_property_name_issues(
-    report: _IssueReport, names: Form, instance: dict[str, object], _: object
+    report: _IssueReport, names_schema: Form, instance: dict[str, object], _: object
 ) -> Iterator[str]:
-    """Yield the sentences for member names that do not match the schema *names*."""
+    """Yield the sentences for member names that do not match the schema *names_schema*."""
     for name in report.member_names(instance):
-        for said in report.descend(name, names):
-            place = report.path if names is False else member_path(report.path, name)
+        for said in report.descend(name, names_schema):
+            place = report.path if names_schema is False else member_path(report.path, name)
             yield f"{place}: {said.removeprefix(f'{report.path}: ')}"
 
 
@@ -1079,9 +1089,9 @@ def _get_json_type_name(value: object) -> str:
     return next((name for kind, name in kinds if isinstance(value, kind)), "number")
 
 
-def make_tool_input_error(tool_name: str, issues: Sequence[str], given: Mapping[str, object]) -> ToolInputError:
+def make_tool_input_error(tool_name: str, issues: Sequence[str], call_input: Mapping[str, object]) -> ToolInputError:
     """Return the error for an invalid input, with the sentences *issues* and the input, cut to 1,000 characters."""
-    shown = compact(given)
+    shown = compact(call_input)
     if len(shown) > SHOWN_CHARS:
         shown = f"{shown[:SHOWN_CHARS]}... ({len(shown):,} characters in all)"
     msg = f"Invalid parameters for {tool_name}: {'; '.join(issues)}\nThe input was: {shown}"

@@ -210,7 +210,7 @@ class _FileReader:
         ctx: ToolContext,
         root: Root,
         wanted: _WantedPart,
-        left: int,
+        chars_left: int,
         *,
         line_numbers: bool,
         buffers: Buffers | None = None,
@@ -219,7 +219,7 @@ class _FileReader:
         self._ctx = ctx
         self._root = root
         self._wanted = wanted
-        self._left = left - ENTRY_CHARS - len(compact(wanted.path))
+        self._left = chars_left - ENTRY_CHARS - len(compact(wanted.path))
         self._line_numbers = line_numbers
         self._hash = ""
 

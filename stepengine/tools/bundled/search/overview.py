@@ -172,10 +172,10 @@ def rank_files(prompt: str, files: Mapping[Parts, list[str]], has_time: Callable
         Hit(
             place,
             index.adjust_score(place, scores[place], named, about_tests=about_tests),
-            index.find_symbols(place, wanted, named),
+            index.list_matching_symbols(place, wanted, named),
         )
         for place in takewhile(lambda _: has_time(), files)
-        if scores[place] or index.is_named(place, named)
+        if scores[place] or index.is_named_in_description(place, named)
     ]
     return sorted(hits, key=lambda h: (-h.score, len(h.place), h.place))
 
@@ -191,11 +191,11 @@ class _Index:
             self._index_words((w for folder in place[:-1] for w in split_words(folder)), place, IN_FOLDER)
             self._index_words((w for symbol in symbols for w in split_words(symbol)), place, IN_SYMBOL)
 
-    def _index_words(self, words: Iterable[str], place: Parts, score: float) -> None:
+    def _index_words(self, words: Iterable[str], path: Parts, score: float) -> None:
         """Record that a file has *words*; of two scores for the same word, the higher one is kept."""
         for word in words:
             known = self._by_word[word]
-            known[place] = max(known.get(place, 0.0), score)
+            known[path] = max(known.get(path, 0.0), score)
 
     def score_files_with_word(self, word: str) -> dict[Parts, float]:
         """Return the score of each file with *word*, or a word with the same beginning; if there is none, with the most similar word."""
@@ -215,22 +215,22 @@ class _Index:
                 found = {place: score * BEGINNING for place, score in self._by_word[known].items()}
         return found
 
-    def is_named(self, place: Parts, named: set[str]) -> bool:
+    def is_named_in_description(self, path: Parts, named: set[str]) -> bool:
         """Return True if the description contains the file's name, its path, or a name that it defines."""
-        return not named.isdisjoint([place[-1], "/".join(place), *self._files[place]])
+        return not named.isdisjoint([path[-1], "/".join(path), *self._files[path]])
 
-    def adjust_score(self, place: Parts, score: float, named: set[str], *, about_tests: bool) -> float:
+    def adjust_score(self, path: Parts, score: float, named: set[str], *, about_tests: bool) -> float:
         """Return *score*, raised if the description names the file or its symbols, halved for a test file unless *about_tests*."""
-        if not named.isdisjoint([place[-1], "/".join(place)]):
+        if not named.isdisjoint([path[-1], "/".join(path)]):
             score += NAMED
-        elif not named.isdisjoint([s for s in self._files[place] if len(s) > SHORTEST_STEM_CHARS and s not in COMMON]):
+        elif not named.isdisjoint([s for s in self._files[path] if len(s) > SHORTEST_STEM_CHARS and s not in COMMON]):
             score += WHOLE_SYMBOL
-        is_test = any(TESTS & set(re.split(r"[._-]", part.lower())) for part in place)
+        is_test = any(TESTS & set(re.split(r"[._-]", part.lower())) for part in path)
         return score / 2 if is_test and not about_tests else score
 
-    def find_symbols(self, place: Parts, wanted: list[str], named: set[str]) -> tuple[str, ...]:
+    def list_matching_symbols(self, path: Parts, wanted: list[str], named: set[str]) -> tuple[str, ...]:
         """Return up to eight top-level names in a file that the description names or that have a wanted word."""
-        fitting = [s for s in self._files[place] if s in named or not set(wanted).isdisjoint(split_words(s))]
+        fitting = [s for s in self._files[path] if s in named or not set(wanted).isdisjoint(split_words(s))]
         return tuple(fitting[:SHOWN_SYMBOLS])
 
 

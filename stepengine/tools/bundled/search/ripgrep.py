@@ -361,14 +361,14 @@ class Ripgrep:
                     stream.close()
 
     def _run_remotely_and_iter_lines(
-        self, command: list[str], at: RemoteFile, budget: WalkBudget
+        self, command: list[str], folder: RemoteFile, budget: WalkBudget
     ) -> Generator[bytes, None, None]:
         """Run ripgrep on a remote system and yield its output lines; store its errors and exit code."""
-        heard, rest = _RemoteOutput(at.system.name), b""
+        heard, rest = _RemoteOutput(folder.system.name), b""
         env = {"LC_ALL": "C.UTF-8", MARKER: secrets.token_hex(16)}
         source = Path(SUPERVISOR).read_text(encoding="utf-8")
         given = {"limits": "RLIMIT_CORE=0", "program": command[0], "argv": command, "env": env, "log": None}
-        running = at.system.spawn(at, heard, script=None, supervisor=source, **given)
+        running = folder.system.spawn(folder, heard, script=None, supervisor=source, **given)
         try:
             while self._code is None and budget.has_time_left():
                 stream, data = heard.poll()
@@ -384,9 +384,9 @@ class Ripgrep:
         finally:
             running.request_end()
 
-    def _start_process(self, command: list[str], at: int) -> subprocess.Popen[bytes]:
-        """Start ripgrep in the open folder *at*, in a session of its own."""
-        folder = f"/proc/self/fd/{at}"
+    def _start_process(self, command: list[str], folder_fd: int) -> subprocess.Popen[bytes]:
+        """Start ripgrep in the open folder *folder_fd*, in a session of its own."""
+        folder = f"/proc/self/fd/{folder_fd}"
         by_path = Path(folder).exists()
         return subprocess.Popen(  # noqa: S603  (a fixed program; no text of the model's can become a flag)
             command,
@@ -394,7 +394,7 @@ class Ripgrep:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=folder if by_path else None,
-            preexec_fn=None if by_path else functools.partial(os.fchdir, at),  # noqa: PLW1509  (macOS only)
+            preexec_fn=None if by_path else functools.partial(os.fchdir, folder_fd),  # noqa: PLW1509  (macOS only)
             env={"LC_ALL": "C.UTF-8"},
             start_new_session=True,
         )
