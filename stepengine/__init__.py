@@ -1,7 +1,7 @@
 """
-stepengine: programmatic LLM agents. An agent is a Python generator function; a run is what it yielded and was sent back.
+stepengine: programmatic LLM agents. An agent is a Python generator function; a run records what it yields and receives.
 
-This is the front door: everything that an author of agents needs. Further names live in ``stepengine.errors``,
+This module exports the names for authors of agents. Further names are in ``stepengine.errors``,
 ``stepengine.events``, ``stepengine.models``, ``stepengine.testing``, ``stepengine.tools.bundled`` and the other submodules.
 Names are loaded when they are first used, so that ``import stepengine`` stays light.
 """
@@ -230,16 +230,16 @@ _ELSEWHERE = {
     "step": "STEP",
     "Step": "STEP",
 }
-"""What is probably meant by names that other libraries have."""
+"""Names in other libraries, each with its counterpart here."""
 
 
 def _make_unknown_name_error(name: str) -> Exception:
-    """Return the error for a name that is not here; ``from stepengine import`` would drop the words of an AttributeError."""
+    """Return the error for an unknown name: ``ImportError`` for an import, whose message would be lost in an ``AttributeError``."""
     from opcode import opmap
 
     from stepengine.data.alike import did_you_mean
 
-    # Whoever asks for a name of Python's own, such as __wrapped__, only looks whether it is there.
+    # A private name such as __wrapped__ is only tested for existence.
     hint = "" if name.startswith("_") else did_you_mean(_ELSEWHERE.get(name, name), __all__)
     caller = sys._getframe(2)  # noqa: SLF001 - nothing else says whether a name is imported or looked up
     if caller.f_code.co_code[caller.f_lasti] == opmap["IMPORT_FROM"]:

@@ -1,9 +1,8 @@
 """
-What a model needs to write an agent file for the sandbox, and what shows that such a file works before anybody has said that it may run.
+Drafts of agent files that a model writes for the sandbox: the rules for such files, and tests before a person approves one.
 
-The rules of such a file are made from what the sandbox itself goes by. A draft is tried with what its writer made up: what the model
-says, and what tools and other agents give. No tool of the host is called, no other agent is run, and nothing of the draft runs outside
-of the sandbox.
+The rules are made from the tables of the sandbox. A draft is tested with invented replies of the model and invented results of tools
+and other agents. No tool of the host is called, no other agent is run, and no code of the draft runs outside of the sandbox.
 """
 
 from __future__ import annotations
@@ -49,9 +48,9 @@ __all__ = ("Example", "agent_file_rules", "list_permissions", "load_draft_agents
 
 Said: TypeAlias = "str | Mapping[str, Any] | Sequence[Mapping[str, Any]] | ModelReply"
 HOMES = (yields, definition, hooks, limits, messages, models, state, transcript, waits, children, calls, loader)
-"""Where the names of the package stand that a file may import, and what is said of them."""
+"""The modules with the names of the package that a file may import, and their docstrings."""
 UNSEEN = {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"}
-"""Categories of characters that a person who reads a file does not see, or that change the place of those that they see."""
+"""Categories of characters that are invisible to a reader, or that change the position of visible ones."""
 EXAMPLE = '''\
 """Answers from the notes, and says which of them it used."""
 
@@ -78,13 +77,13 @@ agent = AgentDefinition(
 
 
 NOT_IN_SANDBOX = {"Complete": ("schema",)}
-"""Parameters of stepengine's classes that those of the sandbox do not have."""
+"""Parameters of stepengine's classes that are missing in the classes of the sandbox."""
 
-# --- what is said to the writer ---------------------------------------------------------------------------------------
+# --- rules for the writer ---------------------------------------------------------------------------------------
 
 
 def agent_file_rules() -> str:
-    """Return the rules for agent files in the sandbox, as text for a model; made from the sandbox's own tables."""
+    """Return the rules for agent files in the sandbox, made from the tables of the sandbox, as text for a model."""
     most = ProgramLimits()
     fields = [name for name in inspect.signature(AgentDefinition).parameters if name != "hooks"]
     plain = {name for name in KNOWN["stepengine"] - KNOWN["stepengine.errors"] if not _find_docstring_summary(name)}
@@ -92,7 +91,7 @@ def agent_file_rules() -> str:
     never = [f"- `{name}`: {why}." for name, why in NOT_HERE.items()]
     gives = {one.name: one.forms for one in reference.document_tools()}
     tools = [
-        f"- `{tool.spec.name}({', '.join(_format_parameters(tool))})` gives {_describe_result_forms(gives[tool.spec.name])}: {_first_line(tool.spec.description)}"
+        f"- `{tool.spec.name}({', '.join(_format_parameters(tool))})` gives {_describe_result_forms(gives[tool.spec.name])}: {_get_first_line(tool.spec.description)}"
         for tool in list_host_tools()
     ]
     return "\n".join(
@@ -127,27 +126,32 @@ def agent_file_rules() -> str:
     )
 
 
-def _find_export(name: str) -> Any:
+def _find_exported_object(name: str) -> Any:
+    """Return the object with a public name of the package; ``None`` if there is none."""
     return next((getattr(home, name) for home in HOMES if hasattr(home, name)), None)
 
 
 def _find_docstring_summary(name: str) -> str:
-    # Names of types are for annotations, and their text is that of what they are made of.
-    found = _find_export(name)
+    """Return the first line of the docstring of a class, function or step constant; ``""`` for other names, such as type aliases."""
+    # Type aliases are for annotations, and have the docstring of their class.
+    found = _find_exported_object(name)
     is_told = inspect.isclass(found) or inspect.isfunction(found) or name in {"STEP", "STEP_ALL"}
-    return _first_line(inspect.getdoc(found) or "") if is_told else ""
+    return _get_first_line(inspect.getdoc(found) or "") if is_told else ""
 
 
 def _format_export_signature(name: str) -> str:
+    """Return a public name with its parameters, without those that the sandbox does not support."""
     if name in {"STEP", "STEP_ALL", "AgentDefinition"}:
         return name
     parameters = [
-        one for one in inspect.signature(_find_export(name)).parameters if one not in NOT_IN_SANDBOX.get(name, ())
+        one
+        for one in inspect.signature(_find_exported_object(name)).parameters
+        if one not in NOT_IN_SANDBOX.get(name, ())
     ]
     return f"{name}({', '.join(parameters)})"
 
 
-def _first_line(text: str) -> str:
+def _get_first_line(text: str) -> str:
     return text.strip().partition("\n")[0]
 
 
@@ -159,6 +163,7 @@ def _describe_result_forms(forms: Sequence[reference.Form]) -> str:
 
 
 def _format_parameters(tool: Tool) -> list[str]:
+    """Return the names of a tool's parameters, optional ones with ``=...``."""
     given: Mapping[str, Any] = tool.spec.input_schema
     required = given.get("required", ())
     return [name if name in required else f"{name}=..." for name in given.get("properties", {})]
@@ -172,16 +177,16 @@ def list_host_tools() -> list[Tool]:
     return [tool for tool in list_all_workspace_tools(Path.cwd().anchor) if tool.name in known]
 
 
-# --- what is looked at ------------------------------------------------------------------------------------------------
+# --- checks ------------------------------------------------------------------------------------------------
 
 
 def load_draft_agents(source: str, file: str) -> tuple[AgentDefinition, ...]:
     """
-    Return a draft's agents, its own first; raise for unseen characters, or ids that are unusable or bundled.
+    Load a draft in the sandbox, and return its agents.
 
     Raises:
-        DefinitionError: with file and line, for what cannot run in the sandbox, for characters that nobody sees, and for an id that is
-            no file's name or that of an agent that comes with stepengine.
+        DefinitionError: With file and line, for code that cannot run in the sandbox, for invisible characters, for an id that cannot
+            be a file name, and for the id of a bundled agent.
     """
     for number, line in enumerate(source.split("\n"), start=1):
         unseen = next((one for one in line if unicodedata.category(one) in UNSEEN and one != "\t"), None)
@@ -190,10 +195,10 @@ def load_draft_agents(source: str, file: str) -> tuple[AgentDefinition, ...]:
             raise DefinitionError(msg)
     agents = load_source(source, file=file)
     first = agents[0].id
-    if not first.replace("-", "_").isidentifier():  # an agent file is called like a Python module
+    if not first.replace("-", "_").isidentifier():  # an agent file is named like a Python module
         msg = f"{file}: the id {first!r} is no name of a file; small letters, digits and single hyphens would be, as in 'note-reader'"
         raise DefinitionError(msg)
-    for agent in _list_with_nested_agents(agents):
+    for agent in _list_agents_with_nested(agents):
         if loader.find_bundled_id(agent.id) is not None:
             msg = f"{file}: {agent.id!r} is the id of an agent that comes with stepengine; choose another one"
             raise DefinitionError(msg)
@@ -201,9 +206,9 @@ def load_draft_agents(source: str, file: str) -> tuple[AgentDefinition, ...]:
 
 
 def list_permissions(agents: Iterable[AgentDefinition]) -> list[dict[str, Any]]:
-    """Return for each agent, nested ones too, its tools, agents, model, and the limits that differ from the defaults."""
+    """Return for each agent, including nested ones, its tools, agents, model, and the limits that differ from the defaults."""
     told = []
-    for agent in _list_with_nested_agents(agents):
+    for agent in _list_agents_with_nested(agents):
         bounds = attrs.asdict(agent.limits)
         usual = attrs.asdict(Limits())
         told.append(
@@ -218,14 +223,15 @@ def list_permissions(agents: Iterable[AgentDefinition]) -> list[dict[str, Any]]:
     return told
 
 
-def _list_with_nested_agents(agents: Iterable[AgentDefinition]) -> list[AgentDefinition]:
+def _list_agents_with_nested(agents: Iterable[AgentDefinition]) -> list[AgentDefinition]:
+    """Return *agents* and, recursively, the agents that they may spawn as objects."""
     found = [*agents]
     for agent in found:
         found += [one for one in agent.spawnable_agents if not isinstance(one, str) and one not in found]
     return found
 
 
-# --- what is tried ----------------------------------------------------------------------------------------------------
+# --- tests ----------------------------------------------------------------------------------------------------
 
 
 @frozen
@@ -234,11 +240,11 @@ class Example:
     An example for an agent, with invented results of the model, the tools and other agents.
 
     Attributes:
-        agents: The agents of a file; the first is the one that is tried.
+        agents: The agents of a file; the first one is tested.
         prompt: Its prompt.
         params: Its params.
-        replies: What the model says, in order: a text, ``{"tool": name, "input": {...}}``, or a list of such calls.
-        results: What tools give, and agents that are spawned and stand elsewhere, by name.
+        replies: The replies of the model in order: a text, ``{"tool": name, "input": {...}}``, or a list of such calls.
+        results: The results of tools, and of spawned agents that are not in the file, by name.
     """
 
     agents: tuple[AgentDefinition[Any], ...] = attrs.field(converter=to_tuple)
@@ -252,7 +258,7 @@ class Example:
         Run the agent once per seed in a world where models, tools and processes fail, as ``stepengine.testing.simulate`` does.
 
         Raises:
-            SimulationFailed: at the first seed in which something that must hold for every run did not.
+            SimulationFailed: At the first seed with a run that violates an invariant of every run.
         """
         return self._simulate_with_fakes(seeds=seeds, prompt=self.prompt, params=self.params)
 
@@ -261,7 +267,7 @@ class Example:
         Run the example, then once per effect with a failure of this effect.
 
         Raises:
-            SimulationFailed: at the first place where something that must hold for every run did not.
+            SimulationFailed: At the first failure after which the run violates an invariant of every run.
         """
         journal = MemoryJournal(redact="off")
         self.run(journal=journal)
@@ -274,7 +280,7 @@ class Example:
         return simulate(first, tools=tools, results=results, agents=[*others, *self._make_fake_agents()], **options)
 
     def run(self, *, journal: JournalLike | None = None) -> RunResult[Any]:
-        """Run the example once, to its end. Questions are answered with their first option, and waits take no time."""
+        """Run the example once to its end; questions are answered with their first option, and waits take no time."""
         model = ScriptedModel([_to_model_reply(one) for one in self.replies])
         with Engine(
             [*self.agents, *self._make_fake_agents()], self._make_fake_tools(), model, default_model="made-up/model", clock=Clock(),
@@ -283,10 +289,10 @@ class Example:
             return engine.run_sync(self.agents[0], self.prompt, params=self.params, journal=journal)
 
     def _make_fake_tools(self) -> list[Tool]:
-        """Return fakes of the host's tools that the agents list, with real inputs and invented results."""
+        """Return fakes of the host's tools that the agents list, with the real input schemas and invented results."""
         from stepengine.tools.definition import Tool
 
-        listed = {name for agent in _list_with_nested_agents(self.agents) for name in agent.tool_names}
+        listed = {name for agent in _list_agents_with_nested(self.agents) for name in agent.tool_names}
         return [
             Tool(
                 tool.spec.name, tool.spec.description, thaw(tool.spec.input_schema), _make_constant_tool_body(self._get_result_or_placeholder(tool.spec.name)),
@@ -297,9 +303,10 @@ class Example:
         ]  # fmt: skip
 
     def _make_fake_agents(self) -> list[AgentDefinition]:
-        own = {agent.id for agent in _list_with_nested_agents(self.agents)}
+        """Return fakes of the agents that these agents may spawn by id and that are not in the file."""
+        own = {agent.id for agent in _list_agents_with_nested(self.agents)}
         named = Counter(
-            [name for agent in _list_with_nested_agents(self.agents) for name in agent.spawnable_ids if name not in own]
+            [name for agent in _list_agents_with_nested(self.agents) for name in agent.spawnable_ids if name not in own]
         )
         return [
             AgentDefinition(name, handle_steps=_make_constant_handler(self._get_result_or_placeholder(name)))

@@ -1,5 +1,5 @@
 """
-The errors of stepengine, filed by whose fault they are: exception classes and nothing else.
+The exception classes of stepengine, grouped by the origin of the fault.
 
 ::
 
@@ -8,21 +8,21 @@ The errors of stepengine, filed by whose fault they are: exception classes and n
                          OutputMissing, PerformError, ChildError, ExternalAgentError, RaceLost
     ModelError           the provider's: UnknownModel, MissingKey, TruncatedReply, ContextOverflow
     ToolError            a tool's: PermissionDenied, PathOutsideRoot, BlockedAddress, ToolServerError
-    WorkspaceLost        where tools run cannot be reached
+    WorkspaceLost        the workspace of tools cannot be reached
     DatabaseUnavailable  the database of durable runs cannot be reached
-    ExecutorBusy         a durable worker of the same id is alive
-    LimitExceeded        a budget of the run is spent
+    ExecutorBusy         a durable worker with the same id is alive
+    LimitExceeded        a limit of the run is reached
     TranscriptError      unpaired or misplaced messages
     DataError            a value that is not JSON, or a stored form that cannot be read: SecretFound
     SessionError         SessionConflict, AnswerRejected
     JournalError         JournalCorrupt, JournalLocked, JournalMissing, JournalVersion, JournalWriteFailed,
                          ReplayDivergence, UndoRefused, UnknownOutcome
 
-Beside the tree stands LimitReached, the signal by which a spent limit arrives at a handler's own ``yield``. It is no
-``Exception``, so that ``except Exception`` does not swallow it; callers see the ``LimitExceeded`` that it carries.
+LimitReached is not part of the tree. It is raised at a handler's ``yield`` when a limit is reached. It is not an ``Exception``, so
+``except Exception`` does not catch it. Callers receive the ``LimitExceeded`` in it.
 
-Every error is data: a message and the fields that its class names in ``fields``. Two errors of one class with equal
-messages and fields are equal, and the codec of ``stepengine.data`` stores and loads them without running code.
+Every error is data: a message and the attributes that its class lists in ``fields``. Two errors of one class with equal messages and
+fields are equal. The codec of ``stepengine.data`` stores and loads them without running code.
 """
 
 from __future__ import annotations
@@ -45,18 +45,17 @@ class StepEngineError(Exception):
     The root of every error that stepengine raises.
 
     Attributes:
-        message: What happened, where, and what would have been fine.
-        fields: The names of the attributes that belong to the error's value beside its message.
-        transient: The names of attributes that are not stored and do not count for equality.
-        where: ``file:line`` of the author's code that it came from; ``""`` where no line of an author's had part in it. Not
-            stored, and it does not count for equality.
+        message: The problem, its location, and what to do.
+        fields: The names of the attributes that are stored and compared in addition to the message.
+        transient: The names of attributes that are neither stored nor compared.
+        where: ``file:line`` of the author's code that caused the error; ``""`` if none did. It is neither stored nor compared.
     """
 
     fields: ClassVar[tuple[str, ...]] = ()
     transient: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, message: str = "") -> None:
-        # Lone surrogates could not be stored; what an error says about a value must not make a second error.
+        # Lone surrogates cannot be stored; the message about a value must not cause a second error.
         self.message = message.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         self.where = ""
         super().__init__(self.message)
@@ -87,11 +86,11 @@ class AgentError(StepEngineError):
 
 
 class DefinitionError(AgentError):
-    """An agent definition, a tool or an engine cannot be built as asked."""
+    """An agent definition, a tool or an engine cannot be created with these arguments."""
 
 
 class InputError(AgentError):
-    """The prompt or params of a run do not fit the agent's schema; one of *issues* per field."""
+    """The prompt or params of a run do not match the agent's schema; *issues* has a sentence for each invalid field."""
 
     fields = ("issues",)
 
@@ -102,11 +101,11 @@ class InputError(AgentError):
 
 class HandlerError(AgentError):
     """
-    A handler, hook or prompt raised an exception that is not one of ours; the original is ``__cause__`` while it lives.
+    A handler, hook or prompt raised an exception of another class, which is the ``__cause__`` in the same process.
 
     Attributes:
         kind: The class name of the original exception.
-        location: ``file:line`` of the author's code, or ``""`` when it is unknown.
+        location: ``file:line`` of the author's code; ``""`` if unknown.
     """
 
     fields = ("kind", "location")
@@ -119,7 +118,7 @@ class HandlerError(AgentError):
 
 class BadYield(AgentError):
     """
-    A handler or hook yielded something that the machine does not know.
+    A handler or hook yielded an object that is not a yieldable.
 
     Attributes:
         location: ``file:line`` of the ``yield``.
@@ -137,8 +136,8 @@ class ToolNotAvailable(AgentError):
     A handler called a tool that its agent does not have.
 
     Attributes:
-        tool_name: The name that was asked for.
-        available: The names that would have been fine.
+        tool_name: The requested name.
+        available: The names of the available tools.
     """
 
     fields = ("tool_name", "available")
@@ -151,11 +150,11 @@ class ToolNotAvailable(AgentError):
 
 class ToolInputError(AgentError):
     """
-    The input of a tool call does not fit the tool's schema.
+    The input of a tool call does not match the tool's schema.
 
     Attributes:
-        tool_name: The tool.
-        issues: One sentence per offending field.
+        tool_name: The name of the tool.
+        issues: A sentence for each invalid field.
     """
 
     fields = ("tool_name", "issues")
@@ -167,7 +166,7 @@ class ToolInputError(AgentError):
 
 
 class OutputMissing(AgentError):
-    """A run or a typed `Complete` has no valid structured output; *issues* say why the last one was refused."""
+    """A run or a typed `Complete` has no valid structured output; *issues* explain why the last one was rejected."""
 
     fields = ("issues",)
 
@@ -178,7 +177,7 @@ class OutputMissing(AgentError):
 
 class PerformError(AgentError):
     """
-    The function of a ``Perform`` raised, or returned a value that is not JSON.
+    The function of a ``Perform`` raised an exception, or returned a value that is not JSON.
 
     Attributes:
         kind: The class name of the original exception.
@@ -213,12 +212,12 @@ class ChildError(AgentError):
 
 class ExternalAgentError(AgentError):
     """
-    The program of an external agent could not be led to its answer.
+    The program of an external agent did not return an answer.
 
     Attributes:
-        kind: ``"start"`` when it did not start, ``"protocol"`` when it does not speak the protocol or another version of it,
-            ``"auth_required"`` when it wants to be signed in first, ``"session"`` when it could not go on with a session,
-            ``"ended"`` when it ended in the middle, ``"failed"`` when it answered with an error, ``"time"`` when it did not answer.
+        kind: ``"start"`` if it did not start, ``"protocol"`` if it does not support the protocol or its version, ``"auth_required"`` if
+            it requires a login, ``"session"`` if it could not continue a session, ``"ended"`` if it ended during the turn, ``"failed"``
+            if it returned an error, ``"time"`` if it did not respond in time.
     """
 
     fields = ("kind",)
@@ -229,22 +228,22 @@ class ExternalAgentError(AgentError):
 
 
 class RaceLost(AgentError):
-    """Another member of the same ``Race`` won, so this one was cancelled. Handlers never receive this error."""
+    """Another member of the same ``Race`` won, so this member was cancelled. Handlers never receive this error."""
 
 
 class ModelError(StepEngineError):
     """
-    A provider failed or answered nonsense.
+    A provider failed or returned an invalid reply.
 
     Attributes:
         retryable: Whether the same request may succeed later.
         status: The HTTP status, if there was one.
         request_id: The provider's id of the request, if known.
-        retry_after: Seconds the provider asked to wait, if it did.
+        retry_after: The seconds to wait that the provider requested, if it did.
         kind: A short word for the cause. Providers of other projects use ``"http"`` (a status), ``"connection"``, ``"timeout"``,
             ``"protocol"`` (a malformed reply), ``"truncated"``, ``"settings"``, ``"message"`` and ``"unsupported_part"`` (a request that
             cannot be sent). Other words are those of one provider.
-        usage: What the failed attempt is known to have used; ``None`` when unknown.
+        usage: The tokens that the failed attempt used; ``None`` if unknown.
     """
 
     fields = ("retryable", "status", "request_id", "retry_after", "kind", "usage")
@@ -270,7 +269,7 @@ class ModelError(StepEngineError):
 
 
 class UnknownModel(ModelError):
-    """A model string names no registered provider, or there is no model at all."""
+    """A model string names no registered provider, or no model is configured."""
 
 
 class MissingKey(ModelError):
@@ -278,7 +277,7 @@ class MissingKey(ModelError):
 
 
 class TruncatedReply(ModelError):
-    """A reply ended without its protocol's terminal marker; nothing of it counts."""
+    """A reply ended without the final marker of its protocol; it is discarded."""
 
 
 class ContextOverflow(ModelError):
@@ -290,7 +289,7 @@ class ToolError(StepEngineError):
     A tool call failed; raised by ``yield from ToolCall(...)`` and ``yield from call(...)``.
 
     Attributes:
-        tool_name: The tool.
+        tool_name: The name of the tool.
         result: The error ``ToolResult``; not stored.
     """
 
@@ -316,7 +315,7 @@ class PathOutsideRoot(ToolError):
 
 
 class BlockedAddress(ToolError):
-    """A web tool refused an address."""
+    """A web tool rejected an address."""
 
 
 class LimitExceeded(StepEngineError):
@@ -324,11 +323,11 @@ class LimitExceeded(StepEngineError):
     A limit of the run was reached.
 
     Attributes:
-        kind: ``"steps"``, ``"actions"``, ``"tokens"``, ``"cost"``, ``"seconds"``, ``"depth"``, ``"children"`` ...
-        limit: The number that was reached, if there is one.
-        path: While a limit asks a person (``Limits(ask=True)``), the path of the run whose limit it is.
-        more: While it asks, how much more a yes allows; ``None`` otherwise, such as after a no.
-        result: The ``RunResult``, when it was raised to a caller because of ``on_max_steps="raise"``; not stored.
+        kind: The limit, such as ``"steps"``, ``"actions"``, ``"tokens"``, ``"cost"``, ``"seconds"``, ``"depth"`` or ``"children"``.
+        limit: The value of the limit, if it has one.
+        path: While the limit asks a person (``Limits(ask=True)``), the path of the run with this limit in the run tree.
+        more: While the limit asks a person, the amount that an approval adds; ``None`` otherwise, such as after a denial.
+        result: The ``RunResult``, if ``on_max_steps="raise"`` raised the error to a caller; not stored.
     """
 
     fields = ("kind", "limit", "path", "more")
@@ -356,9 +355,9 @@ class LimitReached(BaseException):
     """
     Raised at a handler's ``yield`` when a limit is reached; *error* names the limit.
 
-    It is a ``BaseException``, so ``except Exception`` does not swallow it. A handler that catches it may tidy up and return
-    what it has: that becomes the output, and the status stays what the limit makes of it, ``failed``, or ``max_steps`` for
-    steps. Effects that need none of the spent limit still work; a second one that is caught closes the handler.
+    It is a ``BaseException``, so ``except Exception`` does not catch it. A handler that catches it may clean up and return a partial
+    output. The status of the run remains ``failed``, or ``max_steps`` for steps. Effects that do not need the reached limit still
+    work. A second ``LimitReached`` that the handler catches closes the handler.
     """
 
     def __init__(self, error: LimitExceeded) -> None:
@@ -370,7 +369,7 @@ class LimitReached(BaseException):
 
 
 class TranscriptError(StepEngineError):
-    """A history would hold an unpaired call or result, or a misplaced message."""
+    """A history would contain an unpaired call or result, or a misplaced message."""
 
 
 class DataError(StepEngineError):
@@ -378,7 +377,7 @@ class DataError(StepEngineError):
     A value is not JSON, or a stored form cannot be read: unknown field, unknown type, future version.
 
     Attributes:
-        path: Where in the value the fault is, such as ``"$.input.items[3]"``.
+        path: The path of the invalid part in the value, such as ``"$.input.items[3]"``.
     """
 
     fields: ClassVar[tuple[str, ...]] = ("path",)
@@ -390,10 +389,10 @@ class DataError(StepEngineError):
 
 class SecretFound(DataError):
     """
-    Something that was about to be written holds a secret; it was not written.
+    A value that was to be written contains a secret; it was not written.
 
     Attributes:
-        rule: What the value looks like, or the name of the known secret; never the value.
+        rule: The name of the rule that found it, or of the known secret; never the secret itself.
     """
 
     fields = ("path", "rule")
@@ -404,15 +403,15 @@ class SecretFound(DataError):
 
 
 class SessionError(StepEngineError):
-    """A conversation store refused an operation."""
+    """A session store failed or rejected an operation."""
 
 
 class SessionConflict(SessionError):
-    """Somebody else saved this session in the meantime."""
+    """Another writer saved this session after it was loaded."""
 
 
 class AnswerRejected(SessionError):
-    """An answer fits no open question, or not the question it names."""
+    """An answer matches no open question, or not the question that it names."""
 
 
 class JournalError(StepEngineError):
@@ -424,7 +423,7 @@ class JournalCorrupt(JournalError):
 
 
 class JournalLocked(JournalError):
-    """Another owner writes this journal: process *pid* of *host*, as far as is known."""
+    """Another process writes this journal: *pid* on *host*, if known."""
 
     fields = ("pid", "host")
 
@@ -436,11 +435,11 @@ class JournalLocked(JournalError):
 
 class JournalMissing(JournalError):
     """
-    There is no journal where one was looked for, or nothing was recorded in it.
+    A journal does not exist or is empty.
 
     Attributes:
-        path: Where was looked; ``""`` for a journal in memory.
-        beside: What lies there instead: journals of the same folder, or runs of the same file, the likeliest first.
+        path: The path of the journal; ``""`` for a journal in memory.
+        beside: Other journals in the same folder, or other runs in the same file, the likeliest first.
     """
 
     fields = ("path", "beside")
@@ -455,7 +454,7 @@ class JournalVersion(JournalError):
 
 
 class JournalWriteFailed(JournalError):
-    """A record could not be made durable."""
+    """A record could not be written durably."""
 
 
 class ReplayDivergence(JournalError):
@@ -466,8 +465,8 @@ class ReplayDivergence(JournalError):
         kind: ``"changed"``, ``"kind"``, ``"extra"``, ``"unused"``, ``"undecodable"``, ``"live_result"``, ``"end"``.
         address: The first effect that differs, such as ``"#5"`` or ``"3.2#1"``.
         step: The model step of that run in which it happened, from 1; 0 before the first one.
-        site: ``file:line`` of the author's ``yield``; ``""`` when no handler was waiting.
-        diff: What differs: JSON pointer, what was recorded, what came now.
+        site: ``file:line`` of the author's ``yield``; ``""`` if no handler was waiting.
+        diff: The differences, each as (JSON pointer, recorded value, new value).
     """
 
     fields = ("kind", "address", "step", "site", "diff")
@@ -484,10 +483,10 @@ class ReplayDivergence(JournalError):
 
 class UndoRefused(JournalError):
     """
-    The writes of a run are not undone; nothing was changed.
+    The writes of a run cannot be undone; nothing was changed.
 
     Attributes:
-        files: The files that keep it from being undone, each with why.
+        files: The files that prevent the undo, each as (path, reason).
     """
 
     fields = ("files",)
@@ -502,7 +501,7 @@ class WorkspaceLost(StepEngineError):
 
 
 class UnknownOutcome(JournalError):
-    """An effect was cut off by a crash and may or may not have happened."""
+    """A crash or a lost connection interrupted an effect, which may or may not have happened."""
 
 
 class DatabaseUnavailable(StepEngineError):
@@ -510,4 +509,4 @@ class DatabaseUnavailable(StepEngineError):
 
 
 class ExecutorBusy(StepEngineError):
-    """Another process works under the same executor id, or an executor that should be dead is alive."""
+    """Another process uses the same executor id, or an executor that should have ended is alive."""

@@ -1,5 +1,5 @@
 """
-Events: what whoever watches a run is shown.
+The events of runs.
 
 Every event has ``run_id``, ``path``, ``seq``, ``epoch``, ``index``, ``id`` and ``to_json()``. A facade: the classes live in
 ``stepengine.data.events``.

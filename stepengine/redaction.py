@@ -328,7 +328,7 @@ class RedactionRules:
             ]
         )
 
-    def fingerprint_parts(self) -> list[Any]:
+    def make_fingerprint(self) -> list[Any]:
         """Return JSON that is equal for rule sets with equal rules; secret values are hashed."""
         return [
             [repr(rule) if not isinstance(rule, RedactValue) else digest_secret(rule.text) for rule in self.given],
@@ -344,7 +344,7 @@ NO_RULES = RedactionRules()
 
 
 def find_environment_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the secret values and passwords of an environment, each with its variable's name; those under 8 characters are left out."""
+    """Return the secret values and passwords of at least 8 characters in environment variables, each with its variable's name."""
     # Programs remove a line end and quotes around a value, as files and templates leave them.
     known = {
         value.strip().strip("\"'"): name for name, value in environment.items() if is_secret_name(name, "variable")
@@ -405,7 +405,7 @@ class KnownSecrets:
     A registered value stays known, because it may be written long after its use.
 
     Attributes:
-        count: The number of changes; caches compare it.
+        count: The number of changes so far; caches compare it.
         names: The values, each with the name for its placeholder.
         spellings: The spellings of the values, by their text.
     """
@@ -420,7 +420,7 @@ class KnownSecrets:
 
     def add(self, value: str, name: str, environment: Mapping[str, str] | None = None) -> None:
         """
-        Register *value* as secret, unless it is known, shorter than 8 characters, or an ordinary word.
+        Register *value* as secret, unless it is already known, shorter than 8 characters, or a common placeholder.
 
         Args:
             value: The secret.
@@ -442,7 +442,7 @@ class KnownSecrets:
 
     def _store(self, value: str, name: str) -> None:
         self.names = {**self.names, value: name}
-        self.spellings = {**self.spellings, **_map_texts_to_spellings({value: name})}
+        self.spellings = {**self.spellings, **_make_spellings_by_text({value: name})}
         self.count += 1  # last: a redactor that loads the secrets in another thread meanwhile loads them again
 
     def clear(self) -> None:
@@ -457,7 +457,7 @@ GIVEN = KnownSecrets()
 
 class SecretIndex:
     """
-    Finds known secrets in texts: in all their spellings, and masked as providers show them.
+    Finds known secrets in texts: in all spellings, and masked as providers show them.
 
     Args:
         spellings: The spellings to find.
@@ -466,9 +466,9 @@ class SecretIndex:
 
     Attributes:
         spellings: As passed.
-        may_hold_value: Returns False for a text that certainly contains no spelling.
-        may_hold: Returns False for a text that certainly contains no spelling, no masked value, and none of *others*.
-        clean_texts: A cache for users of this index: short texts without secrets.
+        may_hold_value: A function that returns False if a text cannot contain a spelling.
+        may_hold: A function that returns False if a text can contain no spelling, no masked value and none of *others*.
+        clean_texts: A cache of short texts without secrets, which the users of this index fill.
     """
 
     def __init__(self, spellings: Iterable[Spelling], values: Iterable[str], others: Iterable[str] = ()) -> None:
@@ -481,17 +481,17 @@ class SecretIndex:
         self.clean_texts: set[str] = set()
 
     @cached_property
-    def starts(self) -> re.Pattern[str]:
-        """The expression for masks and for the start of a spelling, which the end of the text may cut off."""
+    def start_pattern(self) -> re.Pattern[str]:
+        """The expression for masks and for the starts of spellings, also those cut off by the end of the text."""
         starts = {make_truncatable_pattern(one.parts[:3], "") for one in self.spellings}
         return re.compile("|".join([*map(re.escape, MASKS), *sorted(starts)]))
 
     def find(self, text: str) -> list[Span]:
-        """Return the known values in *text*, followed by the masked ones; they may overlap."""
-        return [*self.find_values(text), *self.find_masked(text)]
+        """Return the positions of the known values in *text*, followed by those of the masked values; they may overlap."""
+        return [*self.find_values(text), *self.find_masked_values(text)]
 
     def find_values(self, text: str) -> Iterator[Span]:
-        """Yield the known values in *text* in order, except those within a placeholder."""
+        """Yield the positions of the known values in *text*, in order, except those within a placeholder."""
         if not self.may_hold_value(text):
             return
         found = sorted(
@@ -501,23 +501,24 @@ class SecretIndex:
             if match.lastindex is not None:
                 yield Span(*match.span(), found[match.lastindex - 1].name)
 
-    def find_masked(self, text: str) -> Iterator[Span]:
+    def find_masked_values(self, text: str) -> Iterator[Span]:
         """
-        Yield the known values that are masked in the middle, as providers show them: ``sk-...abcd`` (reliability:R11).
+        Yield the positions of known values whose middle is masked, as providers show them: ``sk-...abcd``.
 
         The text directly before each mask is read once. The last position of an ending is searched once for each run of
         characters that may follow a mask.
         """
+        # Required by reliability:R11.
         if not self._ends or not _has_mask(text):
             return
         done = run_end = 0
         last: dict[str, int] = {}
         for mask in MASK.finditer(text):
             begin, end = mask.span()
-            before = _find_run_end(BEFORE_MASK, text[done:begin][::-1])
+            before = _get_match_end(BEFORE_MASK, text[done:begin][::-1])
             first = max(done, begin - before - VISIBLE_START)
             if end > run_end:
-                run_end = _find_run_end(AFTER_MASK, text, end)
+                run_end = _get_match_end(AFTER_MASK, text, end)
                 last = {}
             for opening, ending in self._ends:
                 start = text.find(opening, first, begin)
@@ -531,8 +532,8 @@ class SecretIndex:
                     break
             done = max(done, end)
 
-    def find_incomplete_value_start(self, text: str) -> int:
-        """Return the position of an incomplete value at the end of *text*; the length of *text* without one."""
+    def get_incomplete_value_start(self, text: str) -> int:
+        """Return the position where a known value starts that the end of *text* cuts off; the length of *text* if there is none."""
         cut = len(text)
         for one in self.spellings:
             found = one.truncated_pattern.search(text, max(0, len(text) - one.max_match_chars))
@@ -563,7 +564,7 @@ def make_redactor(
         machine: Texts that identify this machine, each with its placeholder; none by default.
 
     Raises:
-        DataError: if *redact* is neither one of the three words nor a list of rules.
+        DataError: if *redact* is neither ``"known"``, ``"all"`` or ``"off"`` nor a list of rules.
     """
     if isinstance(redact, str) and redact not in ("known", "all", "off"):
         msg = f"redact must be 'known', 'all', 'off' or a list of rules, not {redact!r}"
@@ -602,7 +603,7 @@ class TextRedactor:
     ) -> None:
         self._mark = mark
         self._own = {v: n for v, n in {**known, **rules.values}.items() if digest_secret(v) not in rules.allowed}
-        self._own_spellings = _map_texts_to_spellings(
+        self._own_spellings = _make_spellings_by_text(
             {v: self._own[v] for v in sorted(self._own, key=len, reverse=True)}
         )
         self._configured: Mapping[str, str] = self._own
@@ -616,7 +617,7 @@ class TextRedactor:
         self._needs_whole_texts = shapes or self._machine is not None or bool(rules.patterns)
         # By identity first: the comparison is generated on its first use, which would add half a millisecond to a start.
         is_off = not self._own and not shapes and (rules is NO_RULES or rules == NO_RULES)
-        identity = json.dumps([sorted(self._own.items()), shapes, rules.fingerprint_parts()])
+        identity = json.dumps([sorted(self._own.items()), shapes, rules.make_fingerprint()])
         self._key = "" if is_off else hashlib.sha256(identity.encode()).hexdigest()[:16]
         self._count = 0 if keys is None else keys.count
         self._index = self._build_index()
@@ -646,7 +647,7 @@ class TextRedactor:
             return SecretIndex(self._own_spellings.values(), self._own, self._places)
         allowed = self.rules.allowed
         added = {v: n for v, n in keys.names.items() if v not in self._own and digest_secret(v) not in allowed}
-        spellings = keys.spellings if len(added) == len(keys.names) else _map_texts_to_spellings(added)
+        spellings = keys.spellings if len(added) == len(keys.names) else _make_spellings_by_text(added)
         return SecretIndex({**spellings, **self._own_spellings}.values(), (*added, *self._own), self._places)
 
     def may_contain_secret(self, text: str) -> bool:
@@ -663,13 +664,13 @@ class TextRedactor:
         if index.may_hold(text) and (
             index.may_hold_value(text)
             or any(place in text for place in self._places)
-            or next(index.find_masked(text), None) is not None
+            or next(index.find_masked_values(text), None) is not None
         ):
             return True
         return self.shapes and (
-            looks_secret(text)
+            may_contain_secret_shape(text)
             or any(
-                (decoded is not text and looks_secret(decoded)) or may_end_secret_name(decoded)
+                (decoded is not text and may_contain_secret_shape(decoded)) or may_end_secret_name(decoded)
                 for decoded in decode_json_levels(text)
             )
         )
@@ -678,7 +679,7 @@ class TextRedactor:
         """Return *text* with a placeholder for each secret."""
         index = self.index
         text = self._replace_spans(text, index.find_values(text))
-        text = self._replace_spans(text, index.find_masked(text))
+        text = self._replace_spans(text, index.find_masked_values(text))
         for pattern in self.rules.patterns:
             text = pattern.regex.sub(lambda found, rule=pattern: self._make_pattern_placeholder(found[0], rule), text)  # type: ignore[misc]
         if self._machine is not None:
@@ -687,19 +688,19 @@ class TextRedactor:
 
     def is_harmless_piece(self, piece: str) -> bool:
         """
-        Return whether *piece* of a text certainly contains no secret, and no start of a known value.
+        Return True if *piece* of a text certainly contains no secret, and no start of a known value.
 
-        It is a single search, since it is called for each token of a stream. It searches the first three characters of each
-        value, also if the end of *piece* cuts them off. It may return False for a harmless piece.
+        The test is a single search, since it runs for each token of a stream. It searches the first three characters of each
+        value, also if the end of *piece* cuts them off. The result may be False for a harmless piece.
         """
         if self._needs_whole_texts:
             return False
         keys = self._keys
         index = self._index if keys is None or keys.count == self._count else self.index
-        return index.starts.search(piece) is None
+        return index.start_pattern.search(piece) is None
 
     def redact_beginning(self, text: str, limit: int) -> str:
-        """Return the redacted beginning of *text*: at least *limit* characters, and no part of a secret at its end."""
+        """Return the redacted beginning of *text*: at least *limit* characters if possible, and no part of a secret at its end."""
         size = limit + READ_AHEAD_CHARS
         while size < len(text):
             # The end may be a part of a secret. It is left out, also if placeholders made the text before it shorter.
@@ -723,20 +724,20 @@ class TextRedactor:
                 found += find_secret_shapes(ESCAPE.sub(lambda escape: " " * len(escape[0]), text))
         return [span for span in _merge_spans(found) if not self._is_exempt(text[span.start : span.end])]
 
-    def find_secrets(self, text: str, level: int = 0) -> dict[str, str]:
-        """Return each secret in *text* with its rule; JSON is parsed, since an escape may hide the start of a key."""
+    def find_secrets(self, text: str, string_nesting: int = 0) -> dict[str, str]:
+        """Return each secret in *text* with the name of its rule; *string_nesting* counts the JSON strings around *text*."""
         found = {text[start:end]: name for start, end, name in self.index.find(text)}
         for pattern in self.rules.patterns:
             found.update({match[0]: pattern.name for match in pattern.regex.finditer(text) if match[0]})
-        if self.shapes and looks_secret(text):
+        if self.shapes and may_contain_secret_shape(text):
             found.update({text[start:end]: name for start, end, name in find_secret_shapes(text)})
-            tree = parse_if_json(text) if level < NESTED_JSON else text
+            tree = parse_if_json(text) if string_nesting < NESTED_JSON else text
             for inner in _find_strings_and_keys(tree) if tree is not text else ():
-                found.update(self.find_secrets(inner, level + 1))
+                found.update(self.find_secrets(inner, string_nesting + 1))
         return {secret: name for secret, name in found.items() if not self._is_exempt(secret)}
 
     def redact_binary(self, data: bytes) -> bytes:
-        """Return binary *data* with a placeholder for each known value; other rules do not apply to it."""
+        """Return binary *data* with a placeholder for each known value; no other rule is applied."""
         text = data.decode(errors="surrogateescape")
         return self._replace_spans(text, self.index.find_values(text)).encode(errors="surrogateescape")
 
@@ -755,23 +756,23 @@ class TextRedactor:
 
     def make_placeholder(self, secret: str, name: str, *, differs_by_machine: bool = True) -> str:
         """
-        Return the placeholder for *secret* with this *name*.
+        Return the placeholder for *secret* with this *name*, and with its mark if this redactor has a mark function.
 
-        The mark is preceded by ``~`` for a credential, which *differs_by_machine*, else by ``=``.
+        ``~`` precedes the mark of a credential, which *differs_by_machine*; ``=`` precedes any other mark.
         """
         if self._mark is None:
             return f"<redacted:{name}>"
         return f"<redacted:{name}{'~' if differs_by_machine else '='}{self._mark(secret)}>"
 
-    def make_named_placeholder(self, secret: str, name: str, place: Place) -> str:
-        """Return the placeholder for *secret*, a value with a secret *name* in a *place* such as a member."""
+    def make_placeholder_for_named_secret(self, secret: str, name: str, place: Place) -> str:
+        """Return the placeholder for *secret*, the value of a member, variable or parameter (*place*) called *name*."""
         is_known = secret in self._configured or (self._keys is not None and secret in self._keys.names)
         return self.make_placeholder(
             secret, name, differs_by_machine=is_known or may_differ_between_machines(name, secret, place)
         )
 
     def _make_pattern_placeholder(self, text: str, rule: RedactPattern) -> str:
-        """Return the placeholder for a match of a user's pattern; it is no known credential, so its mark always counts."""
+        """Return the placeholder for a match of a user's pattern, which is no credential; an exempt or empty match is unchanged."""
         return (
             text
             if not text or self._is_exempt(text)
@@ -795,12 +796,12 @@ class Redactor(TextRedactor):
         mark: Returns the mark of a secret among those of the same name, ``<redacted:NAME~MARK>``; None by default.
     """
 
-    def with_known(self, known: Mapping[str, str]) -> Redactor:
+    def with_known_values(self, known: Mapping[str, str]) -> Redactor:
         """Return a redactor that also replaces *known* values."""
         if not known:
             return self
         made = Redactor({**self._own, **known}, shapes=self.shapes, rules=self.rules, keys=self._keys, mark=self._mark)
-        # A value of one message is not a configured credential; see `make_named_placeholder`.
+        # A value of one message is not a configured credential; see `make_placeholder_for_named_secret`.
         made._configured = self._configured
         return made
 
@@ -816,7 +817,7 @@ class Redactor(TextRedactor):
             SecretFound: if a function of the user fails, because its secrets are then unknown.
         """
         for steps in self.rules.fields:
-            value = _redact_pointer(value, steps, self._make_field_placeholder)
+            value = _redact_members_at_pointer(value, steps, self._make_field_placeholder)
         return _apply_redact_functions(self.rules.functions, self._redact_tree(value, 0))
 
     def _make_field_placeholder(self, value: object, name: str) -> str:
@@ -827,45 +828,48 @@ class Redactor(TextRedactor):
         return self.make_placeholder(text, name, differs_by_machine=is_secret_name(name, "member"))
 
     def redact_keeping_machine_details(self, value: object) -> Any:
-        """Return *value* without secrets, but with details of the local machine, as a run may see it."""
+        """Return *value* without secrets, but with the texts that identify this machine, as a run may see it."""
         return self._local_redactor.value(value)
 
     @cached_property
     def _local_redactor(self) -> Redactor:
-        """The redactor for data that stay in the process, on this machine."""
+        """The redactor for data that stay on this machine: it keeps the texts that identify the machine."""
         if not self.rules.machine:
             return self
         rules = attrs.evolve(self.rules, machine={})
         return Redactor(self._own, shapes=self.shapes, rules=rules, keys=self._keys)
 
-    def redact_json_text(self, text: str, level: int = 0) -> str:
-        """Return *text* redacted as JSON if it is JSON, else as text."""
+    def redact_json_text(self, text: str, string_nesting: int = 0) -> str:
+        """Return *text* redacted: by member names if it is JSON or nearly JSON, else as text."""
         tree = parse_if_json(text)
         if isinstance(tree, str):
             is_near = self.shapes and NEARLY_JSON.match(text) is not None and may_name_secret_member(text)
-            return self.text(self._redact_near_json(text, level) if is_near else text)
-        clean = self._redact_tree(tree, level) if level else self.value(tree)
+            return self.text(self._redact_near_json(text, string_nesting) if is_near else text)
+        clean = self._redact_tree(tree, string_nesting) if string_nesting else self.value(tree)
         return text if clean == tree else patch_json_text(text, tree, clean)
 
-    def redact_member(self, name: str, value: object, level: int = 0) -> Any:
+    def redact_member(self, name: str, value: object, string_nesting: int = 0) -> Any:
         """Return the value of the member *name*, redacted completely if the name indicates a secret."""
         if isinstance(value, str) and self._is_secret_member(name, value):
-            return self.make_named_placeholder(value, name, "member")
+            return self.make_placeholder_for_named_secret(value, name, "member")
         if isinstance(value, list | tuple):
-            return [self.redact_member(name, one, level) for one in value]
+            return [self.redact_member(name, one, string_nesting) for one in value]
         if type(value) in (int, float) and self._is_secret_number(name, text := _encode_compact_json(value)):
-            return self.make_named_placeholder(text, name, "member")
+            return self.make_placeholder_for_named_secret(text, name, "member")
         if isinstance(value, Mapping) and any(self._is_secret_member(name, value.get(one)) for one in VALUE_WORDS):
-            value = {one: self.redact_member(name, v, level) if one in VALUE_WORDS else v for one, v in value.items()}
-        return self._redact_tree(value, level)
+            value = {
+                one: self.redact_member(name, v, string_nesting) if one in VALUE_WORDS else v
+                for one, v in value.items()
+            }
+        return self._redact_tree(value, string_nesting)
 
     def _is_secret_number(self, name: str, text: str) -> bool:
         # In members about tokens, numbers are counts and positions in a vocabulary.
         is_count = name.rstrip("0123456789_").lower().removesuffix("value").rstrip("_").endswith("token")
         return not is_count and JSON_NUMBER.fullmatch(text) is not None and self._is_secret_member(name, text)
 
-    def _redact_near_json(self, text: str, level: int) -> str:
-        """Return a redacted text that resembles JSON: truncated, in a call, too deep, or with duplicate names."""
+    def _redact_near_json(self, text: str, string_nesting: int) -> str:
+        """Redact a text that resembles JSON, such as truncated or too deeply nested JSON, by its member names."""
         made: list[str] = []
         at = 0
         name, last = "", ""
@@ -883,47 +887,52 @@ class Redactor(TextRedactor):
                 name = last
             else:
                 value = _decode_json_string(piece)
-                clean = self._redact_token(name or (lists[-1] if lists else ""), value, piece, level)
+                clean = self._redact_json_token(name or (lists[-1] if lists else ""), value, piece, string_nesting)
                 if clean != value:
                     made += (text[at : token.start()], _encode_like_json_string(piece, clean))
                     at = token.end()
             last = _decode_json_string(piece) if piece[0] == '"' else ""
         return "".join([*made, text[at:]])
 
-    def _redact_token(self, name: str, value: str, piece: str, level: int) -> str:
-        if piece[0] != '"':
-            return self.make_named_placeholder(value, name, "member") if self._is_secret_number(name, value) else value
+    def _redact_json_token(self, name: str, value: str, spelling: str, string_nesting: int) -> str:
+        """Return the redacted *value* of a JSON string or number of the member *name*; *spelling* is its text in the JSON."""
+        if spelling[0] != '"':
+            return (
+                self.make_placeholder_for_named_secret(value, name, "member")
+                if self._is_secret_number(name, value)
+                else value
+            )
         if self._is_secret_member(name, value) and not is_text_token_member(name, {name: value}):
-            return self.make_named_placeholder(value, name, "member")
+            return self.make_placeholder_for_named_secret(value, name, "member")
         return (
-            self.redact_json_text(value, level + 1)
-            if level < NESTED_JSON and NEARLY_JSON.match(value)
+            self.redact_json_text(value, string_nesting + 1)
+            if string_nesting < NESTED_JSON and NEARLY_JSON.match(value)
             else self.text(value)
         )
 
-    def find_secret_pointers(self, value: object, place: str = "") -> Iterator[tuple[str, str]]:
+    def find_secret_pointers(self, value: object, pointer: str = "") -> Iterator[tuple[str, str]]:
         """Yield the JSON pointer and the rule of each secret in a JSON value."""
         if isinstance(value, Mapping):
             for key, member in value.items():
-                inner = f"{place}/{key}"
+                inner = f"{pointer}/{key}"
                 if not is_text_token_member(key, value) and any(
                     self._is_secret_member(key, one) for one in _flatten_list(member)
                 ):
                     yield inner, key
-                yield from ((f"{place} (a key)", rule) for rule in self.find_secrets(key).values())
+                yield from ((f"{pointer} (a key)", rule) for rule in self.find_secrets(key).values())
                 yield from self.find_secret_pointers(member, inner)
         elif isinstance(value, list | tuple):
             for index, member in enumerate(value):
-                yield from self.find_secret_pointers(member, f"{place}/{index}")
+                yield from self.find_secret_pointers(member, f"{pointer}/{index}")
         elif isinstance(value, str):
-            yield from ((place, rule) for rule in self.find_secrets(value).values())
+            yield from ((pointer, rule) for rule in self.find_secrets(value).values())
 
     def check_no_secrets(self, value: object, where: str) -> None:
         """
-        Raise if *value* contains a secret.
+        Raise ``SecretFound`` if *value* contains a secret.
 
         Raises:
-            SecretFound: with *where*, the JSON pointer and the rule, never the value.
+            SecretFound: The message has *where*, the JSON pointer and the rule, but not the secret.
         """
         for place, rule in self.find_secret_pointers(value):
             msg = (
@@ -932,20 +941,22 @@ class Redactor(TextRedactor):
             )
             raise SecretFound(msg, path=place or "/", rule=rule)
 
-    def _redact_tree(self, value: object, level: int) -> object:
+    def _redact_tree(self, value: object, string_nesting: int) -> object:
         if isinstance(value, Mapping):
             pieces = {k for k in value if is_text_token_member(k, value)}
             made: dict[str, object] = {}
             for k, v in value.items():
                 name = _make_unused_name(self.text(k), made)
-                made[name] = self._redact_tree(v, level) if k in pieces else self.redact_member(k, v, level)
+                made[name] = (
+                    self._redact_tree(v, string_nesting) if k in pieces else self.redact_member(k, v, string_nesting)
+                )
             return made
         if isinstance(value, list | tuple):
-            return [self._redact_tree(v, level) for v in value]
+            return [self._redact_tree(v, string_nesting) for v in value]
         if not isinstance(value, str):
             return value
-        nested = level < NESTED_JSON and NEARLY_JSON.match(value) is not None
-        return self.redact_json_text(value, level + 1) if nested else self.text(value)
+        nested = string_nesting < NESTED_JSON and NEARLY_JSON.match(value) is not None
+        return self.redact_json_text(value, string_nesting + 1) if nested else self.text(value)
 
     def _is_secret_member(self, name: str, value: object) -> bool:
         if not self.shapes or not isinstance(value, str) or not value or value.startswith("<redacted:"):
@@ -956,7 +967,7 @@ class Redactor(TextRedactor):
 
 
 def _make_unused_name(name: str, used: Container[str]) -> str:
-    """Return *name*, with a number if it is used: two secrets may have the same placeholder."""
+    """Return *name*, or with a number after it if it is used: two redacted names may be equal."""
     numbered = (f"{name}#{number}" for number in count(2))
     return name if name not in used else next(one for one in numbered if one not in used)
 
@@ -975,14 +986,14 @@ class RecordRedaction:
 
     def redact(self, value: Any) -> Any:
         """
-        Return an object without secrets; the same object if it has none.
+        Return *value* without secrets; the same object if it contains none.
 
         Enumerations, errors and other objects without texts of their own are returned unchanged.
         """
         return value if self.is_clean(value) else self._redact_value(value)
 
     def is_clean(self, value: object) -> bool:  # noqa: C901 - one case for each kind
-        """Return whether an object certainly contains no secret; it may return False for a clean one."""
+        """Return True if an object certainly contains no secret; the result may be False for an object without secrets."""
         # All texts are searched at once: few objects contain a secret, and a search of each text of each event took longer
         # than the step of the event.
         index = self._redactor.index
@@ -1015,7 +1026,7 @@ class RecordRedaction:
         return transcript.fold_batch(("redaction", self._redactor.cache_key), self._list_running_secret_counts, 0) > 0
 
     def _list_running_secret_counts(self, count: int, messages: Sequence[Message]) -> list[int]:
-        """Return after each message the number of messages with a secret so far, from *count* on."""
+        """Return a running total for each message: *count* plus the number of messages with a secret up to this one."""
         if self.is_clean(tuple(messages)):
             return [count] * len(messages)
         return [count := count + (self.redact(message) is not message) for message in messages]
@@ -1078,12 +1089,12 @@ class StreamRedactor:
         if not self._held and self._redactor.is_harmless_piece(piece):
             return piece
         text = self._redactor.text(self._held + piece)
-        cut = self._redactor.index.find_incomplete_value_start(text)
+        cut = self._redactor.index.get_incomplete_value_start(text)
         self._held = text[cut:]
         return text[:cut]
 
     def flush(self) -> str:
-        """Remove and return the text that is held back, at the end of the stream."""
+        """Return and clear the text that was held back; call it at the end of the stream."""
         text, self._held = self._held, ""
         return text
 
@@ -1093,7 +1104,7 @@ class StreamRedactor:
 
 @cache
 def _list_init_fields(kind: type[Any]) -> tuple[tuple[str, str], ...]:
-    """Return each constructor field of an attrs class with the name of its argument; nothing for another class."""
+    """Return (field name, argument name) of each constructor field of an attrs class; nothing for any other class."""
     fields = attrs.fields(kind) if attrs.has(kind) else ()
     return tuple([(field.name, field.alias) for field in fields if field.init])
 
@@ -1106,7 +1117,7 @@ NUMBERS = frozenset({
 
 @cache
 def _list_possible_text_fields(kind: Any) -> list[str]:
-    """Return the names of a class's fields that may contain a text; the position of an event has none."""
+    """Return the names of a class's fields that may contain a text of others; fields with the address of an event never do."""
     from stepengine.data.events import Event
 
     # The address of an event is generated by the engine and contains no text of others.
@@ -1115,7 +1126,7 @@ def _list_possible_text_fields(kind: Any) -> list[str]:
     return [name for name, _ in _list_init_fields(kind) if types[name] not in NUMBERS and name not in place]
 
 
-def _map_texts_to_spellings(known: Mapping[str, str]) -> dict[str, Spelling]:
+def _make_spellings_by_text(known: Mapping[str, str]) -> dict[str, Spelling]:
     return {one.text: one for value, name in known.items() for one in make_spellings(value, name)}
 
 
@@ -1133,7 +1144,7 @@ def _compile_shape_pattern() -> re.Pattern[str]:
 
 def find_secret_shapes(text: str) -> list[Span]:
     """Return the positions of the texts in *text* that look like keys, in order."""
-    if not looks_secret(text):
+    if not may_contain_secret_shape(text):
         return []
     found = []
     if _may_have_shape(text):
@@ -1151,10 +1162,10 @@ def find_secret_shapes(text: str) -> list[Span]:
     ]
     found += [Span(*match.span(1), "password") for match in PASSWORD_SHAPE.finditer(text) if match[1].strip("*")]
     found += [Span(*match.span(1), "user") for match in USER_IN_ADDRESS.finditer(text) if looks_random(match[1])]
-    return _merge_spans([*found, *_find_pem_blocks(text)])
+    return _merge_spans([*found, *_find_private_key_blocks(text)])
 
 
-def _find_pem_blocks(text: str) -> Iterator[Span]:
+def _find_private_key_blocks(text: str) -> Iterator[Span]:
     if "-----BEGIN " not in text:
         return
     ends = [match.span() for match in PEM_END.finditer(text)]
@@ -1185,21 +1196,29 @@ def _compile_machine_pattern(machine: Mapping[str, str]) -> re.Pattern[str] | No
     return re.compile(rf"(?<![\w.-])(?:{texts})(?![\w-]|\.\w)") if texts else None
 
 
-def _redact_pointer(
-    value: object, steps: tuple[str, ...], hide: Callable[[object, str], str], started: Iterable[tuple[str, ...]] = ()
+def _redact_members_at_pointer(
+    value: object,
+    pointer_parts: tuple[str, ...],
+    hide: Callable[[object, str], str],
+    partial_matches: Iterable[tuple[str, ...]] = (),
 ) -> object:
-    """Return *value* with *hide* applied to each member that a pointer matches at any depth; *started* are its partly matched rests."""
+    """Return *value* with *hide* applied to the members that a pointer matches; *partial_matches* are its unmatched ends so far."""
     if not isinstance(value, Mapping | list | tuple):
         return value
     members = value.items() if isinstance(value, Mapping) else enumerate(value)
     made: dict[Any, object] = {}
     for key, member in members:
-        left = {end[1:] for end in (steps, *started) if end[0] in ("*", str(key))}
-        made[key] = hide(member, steps[-1]) if () in left else _redact_pointer(member, steps, hide, left)
+        left = {end[1:] for end in (pointer_parts, *partial_matches) if end[0] in ("*", str(key))}
+        made[key] = (
+            hide(member, pointer_parts[-1])
+            if () in left
+            else _redact_members_at_pointer(member, pointer_parts, hide, left)
+        )
     return made if isinstance(value, Mapping) else [*made.values()]
 
 
 def _apply_redact_functions(functions: Iterable[Callable[[Any], Any]], value: Any) -> Any:
+    """Return *value* after all redaction functions of the user; raise ``SecretFound`` if one fails."""
     for function in functions:
         name = getattr(function, "__qualname__", type(function).__qualname__)
         try:
@@ -1216,9 +1235,9 @@ def _has_mask(text: str) -> bool:
     return stars in text or dots in text or ellipsis in text
 
 
-def _find_run_end(run: re.Pattern[str], text: str, start: int = 0) -> int:
-    """Return the end of the match of *run* at *start*; *start* if it does not match."""
-    found = run.match(text, start)
+def _get_match_end(pattern: re.Pattern[str], text: str, start: int = 0) -> int:
+    """Return the end of the match of *pattern* at *start*; *start* if it does not match."""
+    found = pattern.match(text, start)
     return start if found is None else found.end()
 
 
@@ -1256,7 +1275,7 @@ def make_text_finder(texts: tuple[str, ...], *, any_case: bool = False) -> Calla
 
 
 def _compile_text_finder(texts: tuple[str, ...], *, any_case: bool) -> Callable[[str], bool] | None:
-    """Return a function that tests whether a text contains any of *texts*; ``None`` if the engine refuses so long an expression."""
+    """Return a function that tests whether a text contains any of *texts*; ``None`` if the expression is too long for the engine."""
     from pydantic_core import SchemaError, SchemaValidator, core_schema
 
     pattern = f"(?{'i' if any_case else 's'}){'|'.join(map(re.escape, texts))}"
@@ -1277,8 +1296,8 @@ def _is_utf8_encodable(text: str) -> bool:
 _may_have_shape = make_text_finder(SHAPE_HINTS)
 
 
-def looks_secret(text: str) -> bool:
-    """Return True if a text may contain a secret by its shape; a cheap test before the exact one."""
+def may_contain_secret_shape(text: str) -> bool:
+    """Return True if a text may contain a text that looks like a key or password; a fast test before the exact one."""
     return (
         _may_have_shape(text)
         or ("://" in text and "@" in text)
@@ -1324,7 +1343,7 @@ def patch_json_text(text: str, old: object, new: object) -> str:
 
 
 def _find_json_changes(tokens: Iterator[re.Match[str]], old: object, new: object) -> Iterator[tuple[int, int, str]]:
-    """Yield the start, end and new text of each part that differs in *new*; *tokens* are those of *old*."""
+    """Yield the start, end and new text of each part that differs in *new*; *tokens* are the remaining JSON tokens of *old*."""
     first = next(tokens)
     if isinstance(old, dict) and isinstance(new, Mapping) and len(old) == len(new) > 0:
         for (name, member), (new_name, new_member) in zip(old.items(), new.items(), strict=True):

@@ -27,7 +27,7 @@ from stepengine.data.transcript import Transcript
 
 def make_result_placeholder(message: ToolMessage, mark: str, text: str) -> ToolResult:
     """
-    Return a tool result with *text* in place of that of *message*; *mark* and the original length are stored in it.
+    Return a result that replaces *message* with *text*, and stores *mark* and the original length in its part.
 
     Args:
         message: The result to replace.
@@ -49,7 +49,7 @@ MARK = "masked"
 
 
 def _make_mask_note(message: ToolMessage) -> ToolResult:
-    """Return the note that replaces a tool result; it contains the size of the result."""
+    """Return the note that replaces a tool result; it reports the size of the result."""
     media = sum(isinstance(part, ImagePart | DocumentPart) for part in message.content)
     what = f"{len(message.text):,} characters" + (f" and {media} images or documents" if media else "")
     text = f"[{what} of this result were left out to save space; call {message.tool_name} again if you need them.]"
@@ -57,7 +57,7 @@ def _make_mask_note(message: ToolMessage) -> ToolResult:
 
 
 def _count_saved_tokens(message: ToolMessage) -> int:
-    """Return how many tokens a note saves in place of a result, below 0 if the note is longer; 0 if it is already a note."""
+    """Return the number of tokens that a note saves in place of a result; below 0 if the note is longer, 0 for a note."""
     if is_placeholder(message, MARK):
         return 0
     # A result shorter than its note stays.
@@ -102,7 +102,7 @@ class mask_tool_results(ContextPolicy):  # noqa: N801 - a policy is called by it
             return None
         # Counted incrementally as the history grows. Otherwise a long conversation with nothing left to mask would be
         # searched before each of its model calls.
-        left = transcript.fold((MARK, self.tools, self.max_chars), self._update_maskable_counts, MaskableCounts())
+        left = transcript.fold((MARK, self.tools, self.max_chars), self._add_to_maskable_counts, MaskableCounts())
         if not left.long and left.named <= self.keep_last:
             return None
         total, room = transcript_tokens(transcript), limits.room
@@ -119,16 +119,16 @@ class mask_tool_results(ContextPolicy):  # noqa: N801 - a policy is called by it
                     total -= saved
         return transcript.replace_results(masked) if masked else None
 
-    def _update_maskable_counts(self, left: MaskableCounts, message: Message) -> MaskableCounts:
-        """Return the counts with one more message, which counts only if masking it saves tokens."""
+    def _add_to_maskable_counts(self, counts: MaskableCounts, message: Message) -> MaskableCounts:
+        """Return *counts* plus *message*, if it is a result and masking it saves tokens."""
         if not isinstance(message, ToolMessage) or _count_saved_tokens(message) <= 0:
-            return left
-        return MaskableCounts(left.long + self._is_long(message), left.named + (message.tool_name in self.tools))
+            return counts
+        return MaskableCounts(counts.long + self._is_long(message), counts.named + (message.tool_name in self.tools))
 
     def _iter_mask_passes(
         self, transcript: Transcript, target: int, room: int
     ) -> Iterator[tuple[int, list[ToolMessage]]]:
-        """Yield each pass of masking: the prompt size from which it is unnecessary, and the results to mask."""
+        """Yield (sufficient prompt size in tokens, results to mask) for each pass of masking."""
         newest = group_calls_with_results(transcript)[-1].start if transcript else 0
         seen = [m for m in transcript[:newest] if isinstance(m, ToolMessage)]
         named = [m for m in transcript if isinstance(m, ToolMessage) and m.tool_name in self.tools]

@@ -112,7 +112,7 @@ class output_cache:  # noqa: N801 - a policy is called by its name, as a hook is
             return None
         target = int(self.max_chars * (1 - self.free_ratio))
         trimmed: dict[str, ToolResult] = {}
-        for message in view[: _find_unseen_start(view)]:
+        for message in view[: _get_unseen_start(view)]:
             if total <= target:
                 break
             if not isinstance(message, ToolMessage) or is_placeholder(message, MARK):
@@ -126,7 +126,7 @@ class output_cache:  # noqa: N801 - a policy is called by its name, as a hook is
 
 
 def find_output(state: AgentState, reference_id: str) -> ToolMessage | None:
-    """Return the tool message with a reference id from the record, unshortened; ``None`` if it is not there."""
+    """Return the whole tool message with a reference id from the record; ``None`` if there is none."""
     for message in reversed(state.message_history):
         if isinstance(message, ToolMessage) and message.tool_call_id == reference_id:
             return message
@@ -139,8 +139,8 @@ def _count_chars(message: ToolMessage) -> int:
     return len(message.text) + media * MEDIA_CHARS
 
 
-def _find_unseen_start(view: Transcript) -> int:
-    """Return the position of the first unseen tool result: the start of the results at the end of the view, or its length."""
+def _get_unseen_start(view: Transcript) -> int:
+    """Return the position of the first result that the model has not seen: those at the end of *view*; its length if there is none."""
     start = len(view)
     while start and isinstance(view[start - 1], ToolMessage):
         start -= 1

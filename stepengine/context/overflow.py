@@ -29,7 +29,7 @@ class raise_on_overflow:  # noqa: N801 - a policy is called by its name, as a ho
         return compute_prompt_limit(self.max_tokens, context_window)
 
     def __call__(self, ctx: HookContext) -> None:
-        """Raise if the next prompt does not fit."""
+        """Raise ``ContextOverflow`` if the next prompt is too large; do nothing if the provider has already rejected it."""
         limits, view = make_hook_limits(ctx, self.max_tokens), ctx.state.view
         if ctx.overflow is None and not limits.fits(view):
             msg = (

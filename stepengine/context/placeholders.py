@@ -16,9 +16,9 @@ from stepengine.workspace.workspace import WORKSPACE
 
 def read_placeholders(names: Sequence[str]) -> dict[str, Any]:
     """
-    Return the texts for the placeholders *names*, read from the workspace folder, and warnings; both are empty without one.
+    Return ``texts`` for the placeholders *names*, read from the workspace folder, and ``warnings``; both are empty without one.
 
-    A workspace on another machine counts as none.
+    A workspace on another machine has no folder here.
     """
     from stepengine.workspace.repository import read_project
 

@@ -27,7 +27,7 @@ REMINDER_TOKENS = 20
 
 
 def compute_prompt_limit(max_tokens: int | None, context_window: int | None) -> int:
-    """Return *max_tokens*, else a share of the context window, else a default: the most tokens of a prompt."""
+    """Return the limit of a prompt in tokens: *max_tokens*, else 0.8 of the context window, else 100,000."""
     if max_tokens is not None:
         return max_tokens
     return DEFAULT_MAX_TOKENS if context_window is None else int(context_window * WINDOW_RATIO)
@@ -77,11 +77,11 @@ class ContextLimits:
 
     @property
     def room(self) -> int:
-        """The most estimated tokens of the messages; a provider's report never raises it."""
+        """The limit of the messages in estimated tokens; a provider's token counts can only lower it."""
         return max(0, int(self.max_tokens / max(1.0, self.ratio)) - self.overhead)
 
     def size(self, transcript: Transcript) -> int:
-        """Return the size of a prompt with *transcript*, in tokens."""
+        """Return the estimated size of a prompt with *transcript*, in tokens of the provider."""
         return round((self.overhead + transcript_tokens(transcript)) * self.ratio)
 
     def fits(self, transcript: Transcript) -> bool:
@@ -91,10 +91,11 @@ class ContextLimits:
 
 def make_hook_limits(ctx: HookContext, max_tokens: int | None = None) -> ContextLimits:
     """
-    Return the limits for the prompt after a ``pre_step`` hook; half of its size if the provider has rejected it as too long.
+    Return the limits for the prompt after a ``pre_step`` hook; after a rejection as too long, half of the rejected size.
 
-    After a rejection, a policy has nothing to do if an earlier one has already halved the prompt (reliability:MP02).
+    So a policy has nothing to do if an earlier policy has already halved the rejected prompt.
     """
+    # Required by reliability:MP02.
     limits = ContextLimits.for_state(
         ctx.state,
         max_tokens,
@@ -115,7 +116,7 @@ def measure_messages(transcript: Transcript) -> list[int]:
 
 
 def group_calls_with_results(transcript: Transcript) -> list[range]:
-    """Return the position ranges of messages that must stay together: one message, or a reply with the results of its calls."""
+    """Return the position ranges of messages that must not be separated: one message, or a reply with the results of its calls."""
     groups: list[range] = []
     for index, message in enumerate(transcript):
         if isinstance(message, ToolMessage):
@@ -126,8 +127,8 @@ def group_calls_with_results(transcript: Transcript) -> list[range]:
     return groups
 
 
-def find_last_tagged(transcript: Transcript, tag: str) -> int | None:
-    """Return the position of the last user message with *tag*, or ``None``."""
+def find_last_position_with_tag(transcript: Transcript, tag: str) -> int | None:
+    """Return the position of the last user message with *tag*; ``None`` if there is none."""
     for index in range(len(transcript) - 1, -1, -1):
         message = transcript[index]
         if isinstance(message, UserMessage) and tag in message.tags:
@@ -180,7 +181,7 @@ class ContextPolicy(ABC):
     replace_record: bool = attrs.field(default=False, kw_only=True)
 
     def __call__(self, ctx: HookContext) -> Change | None:
-        """Return the change that makes the prompt fit, or ``None``."""
+        """Return the change that shortens the history; ``None`` if it fits or cannot be shortened."""
         shorter = self.rewrite(self.get_history(ctx), make_hook_limits(ctx, self.max_tokens), ctx.now)
         return None if shorter is None else self.make_change(shorter)
 
@@ -189,11 +190,11 @@ class ContextPolicy(ABC):
         return compute_prompt_limit(self.max_tokens, context_window)
 
     def get_history(self, ctx: HookContext) -> Transcript:
-        """Return the history that this policy shortens."""
+        """Return the history that this policy shortens: the view, or the record with ``replace_record``."""
         return ctx.state.message_history if self.replace_record else ctx.state.view
 
     def make_change(self, shorter: Transcript) -> Change:
-        """Return *shorter* as a change of the view or of the record."""
+        """Return the change that replaces the view by *shorter*, or the record with ``replace_record``."""
         return Change(messages=shorter) if self.replace_record else Change(view=shorter)
 
     @abstractmethod

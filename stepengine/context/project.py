@@ -42,7 +42,7 @@ def project_context(
     """
     Return a ``pre_run`` hook that describes the project to an agent.
 
-    ``Hooks(pre_run=[project_context()])``; skills are listed for agents that have the tool of ``skill_tool()``.
+    ``Hooks(pre_run=[project_context()])``; skills are listed for agents that have the tool of ``skill_tools()``.
 
     Args:
         root: The folder; by default the engine's ``workspace``, else the working directory.
@@ -80,7 +80,7 @@ def project_context(
 
 
 def _escape_tags(text: str) -> str:
-    """Return the text of a file with escaped tags and visible control characters, so that it cannot imitate the surrounding prompt."""
+    """Return *text* with escaped tags and visible control characters, so that a file cannot imitate parts of the prompt."""
     return TAGS.sub("&lt;", visible(text))
 
 

@@ -46,7 +46,7 @@ class Environment:
         return "\n".join(["<env>", *lines, "</env>"]) if lines else ""
 
     def _iter_named_values(self, now: dt.datetime) -> Iterator[tuple[str, str]]:
-        """Yield label and value of each line in the ``<env>`` block."""
+        """Yield (label, value) of each line in the ``<env>`` block."""
         if self.working_directory is not None:
             yield "Working directory", self.working_directory
         if self.platform is not None:
@@ -59,7 +59,7 @@ class Environment:
 
 
 def _strip_section(value: Section) -> tuple[str, ...] | str:
-    """Return a section stripped: a text as one text, points as a tuple without empty ones."""
+    """Return a text stripped, or points as a tuple of stripped texts without empty ones."""
     return value.strip() if isinstance(value, str) else tuple([t.strip() for t in value if t.strip()])
 
 

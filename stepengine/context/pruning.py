@@ -17,7 +17,14 @@ import attrs
 from attrs import frozen
 from typing_extensions import override
 
-from stepengine.context.policy import COUNT, TOKENS, ContextLimits, ContextPolicy, find_last_tagged, make_hook_limits
+from stepengine.context.policy import (
+    COUNT,
+    TOKENS,
+    ContextLimits,
+    ContextPolicy,
+    find_last_position_with_tag,
+    make_hook_limits,
+)
 from stepengine.context.summaries import SUMMARY
 from stepengine.context.truncation import GAP_TAG
 from stepengine.data.definition import HookContext
@@ -43,7 +50,7 @@ from stepengine.data.visible import cut_middle
 
 SUMMARY_TAG = "CONVERSATION_SUMMARY"
 SUMMARY_TAGS = frozenset({SUMMARY_TAG, SUMMARY})
-"""Tags of summaries, ours or written by the model. Texts are never used to identify one (generator-contract:P28)."""
+"""Tags of summaries, from this policy or written by the model. Texts never identify a summary (generator-contract:P28)."""
 MEMORY_TAG = "MEMORY"
 CONTINUE_TAG = "CONTINUE_PROMPT"
 SILENT_TAGS = frozenset({"INSTRUCTIONS_PROMPT", "STEP_PROMPT", "AGENT_SPAWN_NOTICE", CONTINUE_TAG, GAP_TAG})
@@ -77,7 +84,7 @@ class EntryCaps(NamedTuple):
 
 
 class RememberedMessage(NamedTuple):
-    """One remembered message; ``live`` marks the request that the agent works on."""
+    """The summary of one message; ``live`` marks the request that the agent works on."""
 
     role: str
     text: str
@@ -92,12 +99,13 @@ class Memory(NamedTuple):
 
 
 def count_entry_tokens(entry: RememberedMessage) -> int:
-    """Return the size of an entry in tokens, at three characters each, rounded up (generator-contract:P22)."""
+    """Return the size of an entry in tokens, at three characters each, rounded up."""
+    # generator-contract:P22
     return -(-len(entry.text) // 3)
 
 
 def _parse_summary_entries(message: UserMessage) -> list[RememberedMessage]:
-    """Return the entries in a summary message."""
+    """Return the entries that ``make_summary_message`` stored in a message; an empty list for other messages."""
     entries = []
     for part in message.content:
         data = part.provider_data if isinstance(part, TextPart) else None
@@ -107,9 +115,9 @@ def _parse_summary_entries(message: UserMessage) -> list[RememberedMessage]:
 
 
 def make_memory_entry(
-    message: Message, calls: Mapping[str, ToolCallPart], forgotten: frozenset[str], caps: EntryCaps
+    message: Message, calls: Mapping[str, ToolCallPart], forgotten_agents: frozenset[str], caps: EntryCaps
 ) -> RememberedMessage | None:
-    """Return the memory entry that summarizes one message; ``None`` if it has no content to remember."""
+    """Return the entry that summarizes one message; ``None`` if nothing of the message is to be remembered."""
     if isinstance(message, UserMessage):
         text, documents = message.text.strip(), [p for p in message.content if isinstance(p, DocumentPart)]
         if not text and not documents:
@@ -123,22 +131,27 @@ def make_memory_entry(
         text = cut_to_tokens(message.text_without_thoughts.strip(), caps.note)
         lines = [*([f"Progress note: {text}"] if text else []), *map(describe_call, message.tool_calls)]
         return RememberedMessage("assistant", cut_to_tokens("\n".join(lines), caps.work)) if lines else None
-    text = describe_result(message, calls[message.tool_call_id], forgotten)
+    text = describe_result(message, calls[message.tool_call_id], forgotten_agents)
     return RememberedMessage("assistant", cut_to_tokens(text, caps.work)) if text else None
 
 
 def build_memory(
-    messages: Iterable[Message], live: Message | None, forgotten: frozenset[str], caps: EntryCaps, *, keeps_mark: bool
+    messages: Iterable[Message],
+    live_request: Message | None,
+    forgotten_agents: frozenset[str],
+    caps: EntryCaps,
+    *,
+    keeps_live_mark: bool,
 ) -> Memory:
     """
-    Return the memory of *messages*. The entries of earlier summaries stay in their position.
+    Return the memory of *messages*; the entries of earlier summaries keep their position.
 
     Args:
         messages: The messages to summarize.
-        live: The request that the agent works on, if it is one of them.
-        forgotten: Agents whose outputs are omitted.
+        live_request: The request that the agent works on, if it is one of them.
+        forgotten_agents: Agents whose outputs are omitted.
         caps: The limits of new entries.
-        keeps_mark: Whether the live request of an earlier summary still is the live one.
+        keeps_live_mark: Whether the live request in an earlier summary is still the live one.
     """
     entries: list[RememberedMessage] = []
     images: tuple[ImagePart | DocumentPart, ...] = ()
@@ -151,11 +164,11 @@ def build_memory(
             images = tuple([p for p in message.content if isinstance(p, ImagePart)]) or images
             documents = tuple([p for p in message.content if isinstance(p, DocumentPart)]) or documents
             if SUMMARY_TAG in message.tags and (stored := _parse_summary_entries(message)):
-                entries += stored if keeps_mark else [entry._replace(live=False) for entry in stored]
+                entries += stored if keeps_live_mark else [entry._replace(live=False) for entry in stored]
                 continue
-        entry = make_memory_entry(message, calls, forgotten, EntryCaps() if message is live else caps)
+        entry = make_memory_entry(message, calls, forgotten_agents, EntryCaps() if message is live_request else caps)
         if entry is not None:
-            entries.append(entry._replace(live=message is live))
+            entries.append(entry._replace(live=message is live_request))
     return Memory(tuple(entries), images + documents)
 
 
@@ -163,10 +176,10 @@ def select_fitting_entries(
     entries: Sequence[RememberedMessage], user_budget: int, assistant_tool_budget: int
 ) -> tuple[RememberedMessage, ...]:
     """
-    Return the newest entries within the budgets of both roles; live ones and the newest always stay.
+    Return the newest entries within the token budgets of both roles; live entries and the newest entry always stay.
 
-    After the first entry of a role that does not fit, all older entries of that role are dropped. The live request does not count
-    for a budget.
+    After the first entry of a role that does not fit, all older entries of that role are dropped. The size of live entries is not
+    counted.
     """
     left = {"user": user_budget, "assistant": assistant_tool_budget}
     kept: list[RememberedMessage] = []
@@ -191,7 +204,8 @@ def make_summary_message(memory: Memory) -> UserMessage:
 
 
 def make_continue_message() -> UserMessage:
-    """Return the message at the end of a history that was pruned in the middle of a turn (generator-contract:P11)."""
+    """Return the message that tells the model to continue, for the end of a history that was pruned within a turn."""
+    # generator-contract:P11
     return UserMessage(CONTINUE, (CONTINUE_TAG,))
 
 
@@ -237,7 +251,7 @@ def clip_to_one_line(text: str, chars: int) -> str:
 
 
 def _format_json_value(value: object) -> str:
-    """Return a JSON value as text: strings unchanged, lists of them joined by commas."""
+    """Return a JSON value as text: strings unchanged, lists of strings joined by commas, ``null`` as ``""``."""
     if isinstance(value, str):
         return value
     if isinstance(value, Sequence) and all(isinstance(item, str) for item in value):
@@ -332,7 +346,7 @@ LINES: Mapping[str, Callable[[Mapping[str, Any]], str]] = MappingProxyType(
 
 
 def _find_delegated_agent(call: ToolCallPart) -> str:
-    """Return the agent to which a call delegates a task, recognized by tool name or input; ``""`` for other calls."""
+    """Return the id of the agent to which a call delegates a task, recognized by tool name or input; ``""`` for other calls."""
     if call.tool_name == "task":
         return _format_json_value(call.input.get("agent"))
     is_agent = call.tool_name not in LINES and "prompt" in call.input and call.input.keys() <= {"prompt", "params"}
@@ -354,43 +368,44 @@ def _find_json_value(message: ToolMessage) -> object:
     return next((part.value for part in message.content if isinstance(part, JsonPart)), None)
 
 
-def describe_result(message: ToolMessage, call: ToolCallPart, forgotten: frozenset[str]) -> str:
+def describe_result(message: ToolMessage, call: ToolCallPart, forgotten_agents: frozenset[str]) -> str:
     """
-    Return the remembered part of a result, ``""`` for nothing (generator-contract:P18).
+    Return the part of a result to remember; ``""`` for nothing.
 
     Args:
         message: The result.
         call: Its call.
-        forgotten: Agents whose outputs are omitted.
+        forgotten_agents: Agents whose outputs are omitted.
     """
-    kept = cut_to_tokens("\n".join(_list_result_lines(message, call, forgotten)), RESULT_TOKENS)
+    # generator-contract:P18
+    kept = cut_to_tokens("\n".join(_format_result_lines(message, call, forgotten_agents)), RESULT_TOKENS)
     return f"[{message.tool_name} result]\n{kept}" if kept else ""
 
 
-def _list_result_lines(message: ToolMessage, call: ToolCallPart, forgotten: frozenset[str]) -> Iterator[str]:
+def _format_result_lines(message: ToolMessage, call: ToolCallPart, forgotten_agents: frozenset[str]) -> Iterator[str]:
     """Yield the lines to remember of a tool result, depending on its kind."""
     data, agent = _find_json_value(message), _find_delegated_agent(call)
     if children := _find_agent_entries(data):
-        yield from _list_agent_outputs(children, forgotten)
+        yield from _format_agent_outputs(children, forgotten_agents)
     elif message.is_error:
-        yield from _list_failure_lines(data, message.text)
+        yield from _format_failure(data, message.text)
     elif agent:
-        yield from _list_agent_outputs([{"agent_type": agent, "output": message.text}], forgotten)
+        yield from _format_agent_outputs([{"agent_type": agent, "output": message.text}], forgotten_agents)
     elif message.tool_name == "ask_user":
-        yield from _list_answer_lines(data)
+        yield from _format_answers(data)
     elif message.tool_name in EDITING:
         yield _cut_with_ellipsis(message.text, EDIT_CHARS)
     else:
-        yield from _list_failure_lines(data, "")
+        yield from _format_failure(data, "")
 
 
-def _list_failure_lines(data: object, text: str) -> Iterator[str]:
-    """Yield the exit code of a result if it is not 0, and its error; *text* if the data contain neither."""
+def _format_failure(data: object, fallback: str) -> Iterator[str]:
+    """Yield a line for a non-zero exit code and a line for the error; without both fields, *fallback* is the error."""
     fields = data if isinstance(data, Mapping) else {}
     code = fields.get("exit_code", fields.get("exitCode"))
     if isinstance(code, int) and code:
         yield f"Exit code {code}"
-    said = fields.get("error_message") or fields.get("errorMessage") or ("" if code else text)
+    said = fields.get("error_message") or fields.get("errorMessage") or ("" if code else fallback)
     if said:
         yield f"Error: {clip_to_one_line(_format_json_value(said), ERROR_CHARS)}"
 
@@ -399,7 +414,7 @@ def _cut_with_ellipsis(text: str, chars: int) -> str:
     return text if len(text) <= chars else f"{text[: chars - 1]}…"
 
 
-def _list_answer_lines(data: object) -> Iterator[str]:
+def _format_answers(data: object) -> Iterator[str]:
     """Yield a line with the user's answers, or that the question was skipped."""
     if not isinstance(data, Mapping) or data.get("skipped"):
         yield "The user skipped the question."
@@ -414,13 +429,15 @@ def _find_agent_entries(data: object) -> list[Mapping[str, Any]]:
     return [entry for entry in listed if isinstance(entry, Mapping) and "agent_type" in entry]
 
 
-def _list_agent_outputs(children: Sequence[Mapping[str, object]], forgotten: frozenset[str]) -> Iterator[str]:
-    """Yield a line for the error or output of each child agent; outputs of *forgotten* agents are omitted."""
+def _format_agent_outputs(children: Sequence[Mapping[str, object]], forgotten_agents: frozenset[str]) -> Iterator[str]:
+    """Yield a line for the error or output of each child agent; outputs of *forgotten_agents* agents are omitted."""
     for child in children:
         name = _format_json_value(child.get("agent_type"))
         if "error" in child:
             yield f"{name} failed: {clip_to_one_line(_format_json_value(child['error']), ERROR_CHARS)}"
-        if name not in forgotten and (said := split_thoughts(_format_json_value(child.get("output"))).said.strip()):
+        if name not in forgotten_agents and (
+            said := split_thoughts(_format_json_value(child.get("output"))).said.strip()
+        ):
             yield f"{name}: {cut_to_tokens(said, OUTPUT_TOKENS)}"
 
 
@@ -462,18 +479,18 @@ class PruneInput(NamedTuple):
 
 
 def _has_silent_tag(message: Message) -> bool:
-    """Return whether a message is omitted from summaries and starts no turn."""
+    """Return True for a user message that is omitted from summaries and does not start a turn."""
     return isinstance(message, UserMessage) and not SILENT_TAGS.isdisjoint(message.tags)
 
 
 def _is_turn_content(message: Message) -> bool:
-    """Return True for a message that counts as part of a turn: no user message with a silent or summary tag."""
+    """Return True for a reply, a result, or a user message without a silent or summary tag."""
     return not isinstance(message, UserMessage) or (SILENT_TAGS | SUMMARY_TAGS).isdisjoint(message.tags)
 
 
 def _split_history(transcript: Transcript) -> PruneInput:
     """Split a history into messages to summarize, the current request of the user, and instructions."""
-    at, instructions = (find_last_tagged(transcript, tag) for tag in ("USER_PROMPT", "INSTRUCTIONS_PROMPT"))
+    at, instructions = (find_last_position_with_tag(transcript, tag) for tag in ("USER_PROMPT", "INSTRUCTIONS_PROMPT"))
     live = None if at is None else transcript[at]
     is_mid_turn = at is not None and any(map(_is_turn_content, transcript[at + 1 :]))
     kept_apart = None if is_mid_turn else at
@@ -567,13 +584,13 @@ class prune_to_summary(ContextPolicy):  # noqa: N801 - a policy is called by its
             return False
         if self.cold_min_tokens is not None and limits.size(transcript) < self.cold_min_tokens:
             return False
-        at = find_last_tagged(transcript, "USER_PROMPT")
+        at = find_last_position_with_tag(transcript, "USER_PROMPT")
         if at is None or any(map(_is_turn_content, transcript[at + 1 :])):
             return False
         return any(isinstance(message, AssistantMessage) for message in transcript[:at])
 
     def summarize_turns(self, transcript: Transcript, limits: ContextLimits) -> Transcript | None:
-        """Return *transcript* with its messages replaced by a summary, without a check of limits; ``None`` if it would not be smaller."""
+        """Return *transcript* with a summary in place of its messages, even if it fits; ``None`` if it would not be smaller."""
         scene = _split_history(transcript)
         ending = scene.final_message
         memory = self._build_fitting_memory(scene, limits.room - _count_tokens(scene.instructions, ending))
@@ -587,7 +604,7 @@ class prune_to_summary(ContextPolicy):  # noqa: N801 - a policy is called by its
         """Return the memory of the messages, with entries and media dropped or shortened until it fits into *room* tokens."""
         live = scene.live if scene.is_mid_turn else None
         keeps_mark = scene.live is None
-        whole = build_memory(scene.summarised, live, self.forgotten_agents, UNLIMITED, keeps_mark=keeps_mark)
+        whole = build_memory(scene.summarised, live, self.forgotten_agents, UNLIMITED, keeps_live_mark=keeps_mark)
         media = whole.media[-max(1, room // SUMMARY_SHARE // MEDIA_TOKENS) :]
         frame = message_tokens(make_summary_message(Memory((), media)))
         share = room // SUMMARY_SHARE - frame - sum(count_entry_tokens(e) for e in whole.entries if e.live)
@@ -600,12 +617,12 @@ class prune_to_summary(ContextPolicy):  # noqa: N801 - a policy is called by its
         caps = EntryCaps(
             user=min(UNLIMITED.user, max(NOTE_TOKENS, user)), work=max(NOTE_TOKENS, assistant // KEPT_NOTES)
         )
-        small = build_memory(scene.summarised, live, self.forgotten_agents, caps, keeps_mark=keeps_mark)
+        small = build_memory(scene.summarised, live, self.forgotten_agents, caps, keeps_live_mark=keeps_mark)
         return Memory(select_fitting_entries(small.entries, user, assistant), media)
 
     def _divide_token_budget(self, share: int, entries: Iterable[RememberedMessage]) -> tuple[int, int]:
         """
-        Divide *share* tokens between user entries and notes; return both numbers.
+        Divide *share* tokens between user entries and notes; return (tokens for the user, tokens for notes).
 
         Each kind may use tokens that the other does not need. A few notes always have room.
         """

@@ -24,7 +24,7 @@ from stepengine.context.policy import (
     TOKENS,
     ContextLimits,
     compute_prompt_limit,
-    find_last_tagged,
+    find_last_position_with_tag,
     make_hook_limits,
     make_option_validator,
 )
@@ -69,7 +69,7 @@ Summarizer: TypeAlias = Callable[[Sequence[Message]], "str | Generator[Yieldable
 
 
 def _check_summarizer(_: object, __: attrs.Attribute[Any], given: object) -> None:
-    """Raise ``DefinitionError`` for a summarizer that is no function or is async: an attrs validator."""
+    """Raise ``DefinitionError`` for a summarizer that is async or not a function: an attrs validator."""
     if given is not None and (not callable(given) or is_async(unwrap_function(given))):
         msg = (
             "summarize: a summarizer must be a function that returns text, or a generator function that does I/O with "
@@ -124,7 +124,7 @@ class summarize:  # noqa: N801 - a policy is called by its name, as a hook is
         return None if limits.fits(ctx.state.view) else self._summarize_to_change(ctx, limits)
 
     def find_prompt_limit(self, context_window: int | None) -> int | None:
-        """Return the most tokens of a prompt before it is summarized; ``None`` if that is off."""
+        """Return the most tokens that a prompt may have before it is summarized; ``None`` if no prompt is summarized."""
         is_on = self.enabled and self.auto
         return compute_prompt_limit(self._compute_max_tokens(context_window), context_window) if is_on else None
 
@@ -137,7 +137,7 @@ class summarize:  # noqa: N801 - a policy is called by its name, as a hook is
     def _summarize_to_change(
         self, ctx: HookContext, limits: ContextLimits
     ) -> Generator[Yieldable, StepResult, Change | None]:
-        """Request a summary of the view, and return it as a change of view or record; ``None`` if it is not shorter."""
+        """Request a summary, and return the change of view or record that inserts it; ``None`` if it saves nothing."""
         if ctx.overflow is None:
             limits = attrs.evolve(limits, max_tokens=ctx.context_window or UNBOUNDED_TOKENS)
         shorter = yield from self.summarize_view(ctx.state, limits)
@@ -157,14 +157,14 @@ class summarize:  # noqa: N801 - a policy is called by its name, as a hook is
             settings: The settings of that request; by default the agent's without those that prevent an answer in plain text.
         """
         view = state.view
-        fresh = _find_unanswered_start(view)
+        fresh = _get_unanswered_start(view)
         cut = _move_before_results(view, min(fresh, len(view) - self.keep_last))
         if all(_is_summary_or_instructions(message) for message in view[:cut]):
             return None
         text = yield from self._write_summary(state, Transcript(view[:fresh]), limits, settings)
         if not text.strip():
             return None
-        kept, instructions = view[cut:], find_last_tagged(view, INSTRUCTIONS)
+        kept, instructions = view[cut:], find_last_position_with_tag(view, INSTRUCTIONS)
         if instructions is not None and instructions < cut:
             kept = (view[instructions], *kept)
         shorter = Transcript([_make_summary_message(text), *kept])
@@ -174,7 +174,9 @@ class summarize:  # noqa: N801 - a policy is called by its name, as a hook is
         self, state: AgentState, old: Transcript, limits: ContextLimits | None, settings: ModelSettings | None
     ) -> Generator[Yieldable, StepResult, str]:
         """
-        Return a summary of messages from the custom summarizer or the model; older messages are omitted while the request is too large.
+        Request a summary of *old* from the summarizer or the model, and return it.
+
+        Older messages are omitted as long as the request is too large.
         """
         if self.summarizer is not None:
             said = self.summarizer(old)
@@ -188,12 +190,14 @@ class summarize:  # noqa: N801 - a policy is called by its name, as a hook is
         request = UserMessage(text, (SUMMARY_REQUEST,))
         limits = limits or ContextLimits.for_state(state, UNBOUNDED_TOKENS)
         room = attrs.evolve(limits, max_tokens=limits.max_tokens - message_tokens(request))
-        asked = _drop_oldest_messages(old, room) or old
+        asked = _drop_oldest_messages_if_too_long(old, room) or old
         for _ in range(MAX_CUTS):
             try:
                 return (yield from self._request_summary(state, asked, request, settings))
             except ContextOverflow:
-                shorter = _drop_oldest_messages(asked, attrs.evolve(limits, max_tokens=limits.size(asked) // 2))
+                shorter = _drop_oldest_messages_if_too_long(
+                    asked, attrs.evolve(limits, max_tokens=limits.size(asked) // 2)
+                )
                 if shorter is None:
                     raise
                 asked = shorter
@@ -241,8 +245,8 @@ def _is_summary_or_instructions(message: Message) -> bool:
     return isinstance(message, UserMessage) and not {SUMMARY, INSTRUCTIONS}.isdisjoint(message.tags)
 
 
-def _find_unanswered_start(view: Transcript) -> int:
-    """Return the position of the first unanswered user message at the end of *view*, or its length."""
+def _get_unanswered_start(view: Transcript) -> int:
+    """Return the position of the first of the user messages that end *view*; the length of *view* if there are none."""
     for start in range(len(view), 0, -1):
         message = view[start - 1]
         if not isinstance(message, UserMessage) or SUMMARY in message.tags:
@@ -251,13 +255,13 @@ def _find_unanswered_start(view: Transcript) -> int:
 
 
 def _move_before_results(view: Transcript, cut: int) -> int:
-    """Return the position at or before *cut* that separates no result from its call."""
+    """Return the last position up to *cut* at which a cut separates no result from its call."""
     cut = max(cut, 0)
     while cut < len(view) and isinstance(view[cut], ToolMessage):
         cut -= 1
     return cut
 
 
-def _drop_oldest_messages(old: Transcript, limits: ContextLimits) -> Transcript | None:
-    """Return *old* without its oldest messages so that it fits; ``None`` if it fits already or nothing can be dropped."""
+def _drop_oldest_messages_if_too_long(old: Transcript, limits: ContextLimits) -> Transcript | None:
+    """Return *old* without its oldest messages so that it fits; ``None`` if nothing was dropped, as when it fits already."""
     return truncate(free_ratio=0).rewrite(old, limits, NO_TIME)

@@ -14,7 +14,7 @@ from stepengine.context.policy import (
     SHARE,
     ContextLimits,
     ContextPolicy,
-    find_last_tagged,
+    find_last_position_with_tag,
     group_calls_with_results,
     measure_messages,
 )
@@ -76,7 +76,7 @@ class truncate(ContextPolicy):  # noqa: N801 - a policy is called by its name, a
     def _choose_dropped_groups(
         self, transcript: Transcript, groups: Sequence[range], weights: Sequence[int], room: int
     ) -> frozenset[int]:
-        """Return the indexes of groups to drop: the oldest unprotected ones until enough is free; the newest only if necessary."""
+        """Return the indexes of the groups to drop: the oldest without protected messages; the newest only if the rest is too large."""
         kept, total, target = (
             self._find_protected_positions(transcript),
             sum(weights),
@@ -101,7 +101,7 @@ class truncate(ContextPolicy):  # noqa: N801 - a policy is called by its name, a
         # the form of a user message and must be neither.
         users = [i for i, m in enumerate(transcript) if isinstance(m, UserMessage) and not _is_gap_note(m)]
         flagged = [i for i in users if set(self.keep_tags).intersection(transcript[i].tags)]  # type: ignore[union-attr]
-        current = [find_last_tagged(transcript, tag) for tag in ("USER_PROMPT", "INSTRUCTIONS_PROMPT")]
+        current = [find_last_position_with_tag(transcript, tag) for tag in ("USER_PROMPT", "INSTRUCTIONS_PROMPT")]
         return frozenset([*users[:1], *users[-1:], *flagged, *[i for i in current if i is not None]])
 
 

@@ -30,7 +30,7 @@ def require_finished_todos(max_reminders: int = 1) -> Callable[[HookContext], Us
         raise DefinitionError(msg)
 
     def check(ctx: HookContext) -> UserMessage | None:
-        """Return a reminder that lists the open todos; ``None`` if there are none, or after the most reminders."""
+        """Return a reminder that lists the open todos; ``None`` if there are none, or after *max_reminders* reminders."""
         todos = [todo.task for todo in parse_todos(ctx.state.context.get("todos")) if not todo.completed]
         if not todos or _count_reminders(ctx) >= max_reminders:
             return None

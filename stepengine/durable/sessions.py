@@ -37,7 +37,7 @@ from stepengine.durable.wire import Reply, SubmittedRun
 from stepengine.errors import AnswerRejected, DatabaseUnavailable, InputError, JournalError
 from stepengine.runtime.logs import LOGGER
 from stepengine.sessions import Session, SessionInfo
-from stepengine.sessions.session import check_session_id
+from stepengine.sessions.session import require_session_id
 
 ENTERED = "turn"
 """The kind of the step that records the state from which a turn starts."""
@@ -282,7 +282,7 @@ class Sessions:
             DatabaseUnavailable: when the database cannot be reached.
             SessionError: when the id is none.
         """
-        turns = await self._list_deciding_turns(check_session_id(session))
+        turns = await self._list_deciding_turns(require_session_id(session))
         empty = Session(info=SessionInfo(session_id=session))
         if not turns:
             return empty
@@ -342,7 +342,7 @@ class Sessions:
             InputError: when the id of the session cannot be stored.
             SessionError: when it is none.
         """
-        session, deployment = check_session_id(order.info.session_id or ""), self._deployment
+        session, deployment = require_session_id(order.info.session_id or ""), self._deployment
         if "\0" in session:
             msg = f"the session id {session!r} contains a NUL, which the database cannot store"
             raise InputError(msg, issues=("session_id",))

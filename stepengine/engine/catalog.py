@@ -39,13 +39,13 @@ from stepengine.machine.tool_search import add_search_tool
 from stepengine.runtime.logs import log_once
 from stepengine.tools.agent_tools import (
     BUILT_IN,
-    find_agents_of_tools,
+    get_params_schema,
     iter_reachable_tools,
-    params_schema,
-    spawnable_agent_tool,
+    list_agents_run_by_tools,
+    make_spawnable_agent_tool,
 )
 from stepengine.tools.control import make_set_output_binding
-from stepengine.tools.makers import MAKERS, WORKSPACE_TOOLS, make_python_for_tools
+from stepengine.tools.makers import MAKERS, WORKSPACE_TOOLS, format_tools_argument
 
 if TYPE_CHECKING:
     from stepengine.journal import SigningKey
@@ -293,7 +293,7 @@ class Catalog:
         # Empty while the family is checked, which looks into it for ids that are known already.
         self._agents: dict[str, Agent] = {}
         self._spaces: dict[tuple[str, str], dict[str, Agent]] = {}
-        self._agents = self._compile_family(list(agents), find_agents_of_tools(self._tools.values()))
+        self._agents = self._compile_family(list(agents), list_agents_run_by_tools(self._tools.values()))
         self._met: dict[int, Agent] = {}
 
     @property
@@ -380,7 +380,7 @@ class Catalog:
             "spawnable_agents": agent.spawnable,
             "include_message_history": definition.include_message_history,
             "spawner_prompt": definition.description,
-            "input_schema": {"prompt": prompt, "params": params_schema(definition)},
+            "input_schema": {"prompt": prompt, "params": get_params_schema(definition)},
             "output_mode": definition.output_mode,
             "output_schema": None if agent.schemas.output is None else agent.schemas.output.json_schema,
         }
@@ -718,7 +718,9 @@ def _make_agent_tools(
     for key, child in children.items() if "spawn_agents" in definition.tool_names else ():
         # The definitions are all that is needed, so one may be offered whose own `Agent` is not made yet: families have
         # circles.
-        tool = spawnable_agent_tool(child.definition if isinstance(child, Agent) else child, key if "/" in key else "")
+        tool = make_spawnable_agent_tool(
+            child.definition if isinstance(child, Agent) else child, key if "/" in key else ""
+        )
         name = tool.spec.name
         if name in known:
             msg = (
@@ -837,7 +839,7 @@ def _list_child_definitions(definition: AgentDefinition) -> list[AgentDefinition
     """Return the definitions that an agent may spawn as objects, and those that its tools carry; ids are left out."""
     return [
         *[c for c in definition.spawnable_agents if not isinstance(c, str)],
-        *find_agents_of_tools(definition.tools),
+        *list_agents_run_by_tools(definition.tools),
     ]
 
 
@@ -883,7 +885,7 @@ def _index_tools(owner: str, tools: Iterable[object]) -> dict[str, ToolLike]:
         if not isinstance(tool, ToolLike):
             hint = "; decorate the function with @tool" if inspect.isroutine(tool) else ""
             if isinstance(tool, str):
-                line = make_python_for_tools([tool])
+                line = format_tools_argument([tool])
                 hint = f"; pass {line}" if line else "; names go into the tools of an agent"
             msg = f"{owner}: tools must contain Tool objects, not {tool!r}{hint}"
             raise DefinitionError(msg)
@@ -913,7 +915,7 @@ def _make_unknown_tools_error(
         parts.append(f"{_format_names_with_verb(of_workspace)} with stepengine: pass the engine {line}")
     if bundled:
         parts.append(
-            f"{_format_names_with_verb(bundled)} with stepengine: pass the engine {make_python_for_tools(bundled)}"
+            f"{_format_names_with_verb(bundled)} with stepengine: pass the engine {format_tools_argument(bundled)}"
         )
     strange = [n for n in names if n not in all_known]
     parts += [f"{name!r} does not exist{did_you_mean(name, all_known)}" for name in strange]
@@ -1010,7 +1012,7 @@ def _describe_child_in_full(key: str, child: AgentDefinition[object]) -> str:
     lines = [f"You may run the agent {_describe_child(key, child)}"]
     if child.input_schema is not None and child.input_schema.prompt:
         lines.append(f"Its prompt: {child.input_schema.prompt}")
-    params = params_schema(child)
+    params = get_params_schema(child)
     if params is not None:
         lines.append(f"Its params: {compact(params)}")
     return "\n".join(lines)

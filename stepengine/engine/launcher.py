@@ -139,11 +139,11 @@ class Launcher:
     ) -> EngineRun:
         """Return a run that loads its start state at its turn in the session; an invalid request raises at once."""
         from stepengine.engine.session_turns import Turn
-        from stepengine.sessions.session import check_session_id
+        from stepengine.sessions.session import require_session_id
 
         info = request.info
         info = attrs.evolve(
-            info, session_id=check_session_id(make_random_run_id() if info.session_id is None else info.session_id)
+            info, session_id=require_session_id(make_random_run_id() if info.session_id is None else info.session_id)
         )
         request = attrs.evolve(request, info=info)
         # Planned twice: now, so that a wrong prompt or a missing key is told to who calls and not in the background;

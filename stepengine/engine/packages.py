@@ -29,7 +29,7 @@ from stepengine.engine import trust
 from stepengine.engine.modules import get_module_agents, load_sandboxed_agents
 from stepengine.errors import DefinitionError
 from stepengine.machine.author import find_raise_line
-from stepengine.tools.agent_tools import BUILT_IN, find_agents_of_tools, iter_reachable_tools
+from stepengine.tools.agent_tools import BUILT_IN, iter_reachable_tools, list_agents_run_by_tools
 from stepengine.tools.makers import CATEGORIES
 
 if TYPE_CHECKING:
@@ -652,7 +652,7 @@ def make_declaration(agent: AgentDefinition) -> DeclaredAgent:
         tools |= dict(_list_tools_with_categories(each))
         spawns |= dict.fromkeys([child for child in each.spawnable_agents if isinstance(child, str)])
         held = [child for child in each.spawnable_agents if not isinstance(child, str)]
-        waiting += [*held, *find_agents_of_tools(each.tools)]
+        waiting += [*held, *list_agents_run_by_tools(each.tools)]
     return DeclaredAgent(normalised_id(agent.id), agent.description, tools, tuple(spawns))
 
 

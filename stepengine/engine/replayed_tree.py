@@ -207,7 +207,7 @@ class ReplayedTree:
         """Close the objects that programs left in an ended run."""
         kept = self._resources.pop(path, None)
         if kept is not None:
-            kept.close()
+            kept.close_without_waiting()
 
     # --- results ------------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from stepengine.data.schemas import find_keyword_problem
 from stepengine.data.typed_values import is_model, model_from_json, model_to_json
 from stepengine.errors import DataError, DefinitionError, InputError, OutputMissing
 from stepengine.machine.plan import OutputSchema
-from stepengine.tools.agent_tools import params_schema
+from stepengine.tools.agent_tools import get_params_schema
 from stepengine.tools.arguments import remove_titles
 from stepengine.tools.iterables import raise_for_one_shot_fields
 from stepengine.tools.repair import make_repairer
@@ -83,7 +83,7 @@ def _make_params_repairer(agent: AgentDefinition) -> Callable[[Any], Any]:
     @cache
     def find_repairer() -> Callable[[JsonDict], JsonDict] | None:
         try:
-            schema = params_schema(agent)
+            schema = get_params_schema(agent)
         except DefinitionError:
             return None
         return None if schema is None else make_repairer(schema, {})

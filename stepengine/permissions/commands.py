@@ -111,7 +111,7 @@ class _CommandTail:
     The words after the prefix of a command, split at ``--``.
 
     Attributes:
-        before: The words before ``--``, including options.
+        before: The words before ``--``, options and operands.
         behind: The words after ``--``.
     """
 
@@ -120,18 +120,18 @@ class _CommandTail:
 
     @classmethod
     def from_argv(cls, rest: Argv) -> _CommandTail:
-        """Split the words after a prefix at the first ``--``, which is dropped."""
+        """Return the words after a prefix, split at the first ``--``, which is dropped."""
         end = rest.index("--") if "--" in rest else len(rest)
         return cls(rest[:end], rest[end + 1 :])
 
     @property
     def options(self) -> list[str]:
-        """The words before ``--`` that start with a dash."""
+        """The words before ``--`` that start with a dash, except ``-`` itself."""
         return [word for word in self.before if _is_option(word)]
 
     @property
     def operands(self) -> list[str]:
-        """All words except options; an option's value in a word of its own counts, since only the program knows it."""
+        """All words except options; an option's value in a separate word is included, since only the program recognizes it."""
         return [*[word for word in self.before if not _is_option(word)], *self.behind]
 
 
@@ -156,7 +156,7 @@ def _has_allowed_arguments(form: CommandForm, rest: Argv) -> bool:
 
 
 def _is_allowed_option(word: str, flags: frozenset[str]) -> bool:
-    """Return whether an option is in the list, spelled out; abbreviations do not count."""
+    """Return whether *flags* contain an option; combined single letters are allowed, abbreviated words are not."""
     if word in flags or ("-#" in flags and word.isascii() and word[1:].isdecimal()):
         return True
     name, equals, _ = word.partition("=")
@@ -169,7 +169,7 @@ def _is_allowed_option(word: str, flags: frozenset[str]) -> bool:
 
 
 def _is_harmless_path(word: str) -> bool:
-    """Return whether a word names no secret file and no file outside the working folder, including git's ``HEAD:file``."""
+    """Return True if a word names no secret file and no file outside the working folder, also in git's form ``HEAD:file``."""
     return not any(
         part.startswith(("/", "~")) or ".." in part.split("/") or SECRET.match([p for p in part.split("/") if p])
         for part in re.split(r"[:=]", word)
@@ -194,13 +194,13 @@ def confine_command(form: CommandForm, denied: Sequence[str], root: Root, cwd: S
         command: The command of the model.
 
     Raises:
-        ToolError: if it names a file that it must not show, or names files in a notation that only the program understands.
+        ToolError: If it names a withheld file, or names files in a notation that only the program understands.
     """
     if command[0] == "git":
         return _confine_git(form, denied, root, cwd, command)
     searched = _CommandTail.from_argv(command[len(form.prefix) :]).operands[form.operands == "pattern" :]
     for path in searched:
-        if _path_exists_unless_withheld(root, cwd, path) and command[0] == "rg":
+        if _path_exists_or_raise_if_withheld(root, cwd, path) and command[0] == "rg":
             _require_normal_search_path(path)
     if command[0] == "ls":
         return _confine_ls(root, cwd, command, searched or ["."])
@@ -223,10 +223,10 @@ def confine_command(form: CommandForm, denied: Sequence[str], root: Root, cwd: S
 
 def _confine_ls(root: Root, cwd: Sequence[str], command: Argv, paths: Sequence[str]) -> Argv:
     """
-    Return the ``ls`` command with options that exclude withheld files from its output.
+    Return an ``ls`` command with options that exclude withheld files from its output.
 
     Raises:
-        ToolError: if that would also exclude visible files: ``ls`` excludes names in all folders.
+        ToolError: If the options would also exclude visible files, since ``ls`` excludes names in all folders.
     """
     options = [word for word in command[1:] if _is_option(word)]
     deep = any("R" in word if word[1] != "-" else "--recursive".startswith(word) for word in options)
@@ -246,10 +246,10 @@ def _confine_ls(root: Root, cwd: Sequence[str], command: Argv, paths: Sequence[s
 
 def _confine_find(root: Root, cwd: Sequence[str], command: Argv) -> Argv:
     """
-    Return the ``find`` command with tests that exclude withheld files from its output.
+    Return a ``find`` command with tests that exclude withheld files from its output.
 
     Raises:
-        ToolError: for words that join two expressions, because the tests bind only the first.
+        ToolError: For ``,``, which joins two expressions, because the tests apply only to the first; and for ``--``.
     """
     words = command[1:]
     if odd := next((word for word in words if word in {",", "--"}), None):
@@ -269,21 +269,21 @@ def _confine_find(root: Root, cwd: Sequence[str], command: Argv) -> Argv:
 
 
 def _normalize_search_path(path: str) -> str:
-    """Return a search path as programs print it: without ``//`` and ``/./``. A final ``/`` or ``/.`` stays a slash: it follows a link."""
+    """Return a search path as programs print it: without ``//`` and ``/./``; a final ``/`` or ``/.``, which follows a link, is ``/``."""
     parts = [part for part in path.split("/") if part not in {"", "."}]
     head = "./" if parts and path.startswith("./") else ""
     return head + ("/".join(parts) or ".") + ("/" if path.endswith(("/", "/.")) else "")
 
 
 def _require_normal_search_path(path: str) -> None:
-    """Raise for a path with ``//`` or ``/./``: a search would print it in another form than its exclusion globs."""
+    """Raise ``ToolError`` for a path with ``//`` or ``/./``, since exclusion globs do not match the printed form of its files."""
     if path.removesuffix("/") != _normalize_search_path(path).removesuffix("/"):
         msg = f"{path!r} is not in its normal form, so withheld files below it cannot be excluded; write {_normalize_search_path(path)!r}"
         raise ToolError(msg)
 
 
 def _list_withheld_paths(root: Root, cwd: Sequence[str], folders: Iterable[str], *, deep: bool = True) -> list[str]:
-    """Return the withheld paths below folders, each prefixed with its folder as the command names it."""
+    """Return the withheld paths below folders, with the folders as the command names them; raise ``ToolError`` for too many."""
     found, files = dict[str, None](), set[tuple[str, ...]]()
     for folder in dict.fromkeys([folder.rstrip("/") for folder in folders]):
         for place, real in _list_withheld_and_real_paths(root, cwd, folder, deep=deep):
@@ -295,7 +295,7 @@ def _list_withheld_paths(root: Root, cwd: Sequence[str], folders: Iterable[str],
 
 @contextmanager
 def _open_folder(root: Root, cwd: Sequence[str], path: str) -> Iterator[OpenedEntry | None]:
-    """Open a folder; yield ``None`` for anything else."""
+    """Open a folder, yield it and close it; yield ``None`` if the path is not an accessible folder."""
     try:
         opened = root.open_folder(_join_below_root(cwd, path))
     except ToolError:
@@ -310,7 +310,7 @@ def _open_folder(root: Root, cwd: Sequence[str], path: str) -> Iterator[OpenedEn
 def _list_withheld_and_real_paths(
     root: Root, cwd: Sequence[str], path: str, *, deep: bool
 ) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Return each withheld path in a folder relative to the folder and to the root; an empty list if it is no folder."""
+    """Return (path relative to the folder, path relative to the root) of each withheld entry; an empty list if it is no folder."""
     with _open_folder(root, cwd, path) as folder:
         if folder is None:
             return []
@@ -318,7 +318,7 @@ def _list_withheld_and_real_paths(
 
 
 def _leads_through_link(root: Root, path: str) -> bool:
-    """Return whether a path below the root names a folder by a link."""
+    """Return whether a path below the root leads to a folder through a symbolic link."""
     with _open_folder(root, (), path) as folder:
         return folder is not None and list(folder.parts) != [part for part in path.split("/") if part not in {"", "."}]
 
@@ -329,7 +329,7 @@ def _folder_has_visible_entry(root: Root, cwd: Sequence[str], path: str, names: 
 
 
 def _check_excluded_name_count(names: Collection[object]) -> None:
-    """Raise ``ToolError`` if a command would have to exclude too many names."""
+    """Raise ``ToolError`` if a command would have to exclude more than 500 names."""
     if len(names) > MAX_LEFT_OUT_NAMES:
         msg = f"the output would have to exclude {len(names):,} withheld files, and the limit is {MAX_LEFT_OUT_NAMES}; name a folder with fewer"
         raise ToolError(msg)
@@ -341,18 +341,18 @@ def _escape_glob(name: str) -> str:
 
 
 def _find_linked_secret_globs(root: Root, cwd: Sequence[str] = ()) -> list[str]:
-    """Return globs, matched at any depth below a folder, for the hard links to withheld files."""
+    """Return globs, for any depth below the folder *cwd*, that match the hard links to withheld files in it."""
     found = [place for place in find_linked_secrets(root) if place[: len(cwd)] == tuple(cwd)]
     return ["**/" + _escape_glob("/".join(place[len(cwd) :])) for place in found]
 
 
 def _join_below_root(cwd: Sequence[str], path: str) -> str:
-    """Return the path below the root for a path relative to a folder below it."""
+    """Return the path relative to the root for a *path* relative to the folder *cwd*."""
     return "/".join([*cwd, *[part for part in path.split("/") if part not in {"", "."}]]) or "."
 
 
-def _path_exists_unless_withheld(root: Root, cwd: Sequence[str], path: str) -> bool:
-    """Return whether a path exists; raise ``ToolError`` if it is withheld."""
+def _path_exists_or_raise_if_withheld(root: Root, cwd: Sequence[str], path: str) -> bool:
+    """Return whether a file or folder exists; raise ``ToolError`` if it is withheld or cannot be opened."""
     place = _join_below_root(cwd, path)
     try:
         calls.close(root.open_folder(place).fd)
@@ -367,7 +367,7 @@ def _path_exists_unless_withheld(root: Root, cwd: Sequence[str], path: str) -> b
 
 
 def _list_secret_and_denied_globs(root: Root, denied: Sequence[str]) -> list[str]:
-    """Return globs, matched at any depth, for the secret and denied files below a root."""
+    """Return globs, for any depth, that match the secret and denied files below a root."""
     secret = [f"{pattern}**" if pattern.endswith("/") else pattern for pattern in root.secrets.patterns]
     found = [glob for pattern in (*secret, *denied) for glob in expand_braces(pattern.removeprefix("./"))]
     # Git and rg read such an ending as the content of a folder, not as a file of that name.
@@ -379,7 +379,7 @@ def _confine_git(form: CommandForm, denied: Sequence[str], root: Root, cwd: Sequ
     Return a git command with ``--`` before its paths, restricted to the root and without secret files.
 
     Raises:
-        ToolError: for pathspec magic, an object named by its path in a tree or index, and an option before the subcommand.
+        ToolError: For pathspec magic, for an object named by its path in a tree or index, and for an option before the subcommand.
     """
     deed = command[1] if len(command) > 1 else ""
     if _is_option(deed):
@@ -391,18 +391,18 @@ def _confine_git(form: CommandForm, denied: Sequence[str], root: Root, cwd: Sequ
         if word.startswith(":") or (":" in word and word in words.operands):
             msg = f"{word!r} names files in a way that only git understands; name commits, then '--', then paths"
             raise ToolError(msg)
-    paths = [word for word in words.operands if _path_exists_unless_withheld(root, cwd, word) or deed == "status"]
+    paths = [word for word in words.operands if _path_exists_or_raise_if_withheld(root, cwd, word) or deed == "status"]
     for word in words.behind:
-        _path_exists_unless_withheld(root, cwd, word)
+        _path_exists_or_raise_if_withheld(root, cwd, word)
     if deed not in SHOWING or (
-        deed == "log" and not paths and not words.behind and not _git_log_shows_files(words.kept)
+        deed == "log" and not paths and not words.behind and not _git_log_shows_files(words.options)
     ):
         return command
     commits = [_limit_revision_to_commits(word) for word in words.operands if word not in paths]
     inside = "/".join([".."] * len(cwd)) or "."
     left = [f":(top,exclude,icase,glob){glob}" for glob in _list_secret_and_denied_globs(root, denied)]
     left += [f":(top,exclude,glob){glob}" for glob in _find_linked_secret_globs(root)]
-    return (*command[:head], *words.kept, *commits, "--", *([*paths, *words.behind] or [inside]), *left)
+    return (*command[:head], *words.options, *commits, "--", *([*paths, *words.behind] or [inside]), *left)
 
 
 @frozen
@@ -411,37 +411,37 @@ class _GitArguments:
     The words after the prefix of a git command.
 
     Attributes:
-        kept: Options with their values, and the pattern of a search.
+        options: Options with their values, and the pattern of a search.
         operands: Commits, and paths before ``--``.
         behind: The paths after ``--``.
     """
 
-    kept: tuple[str, ...]
+    options: tuple[str, ...]
     operands: tuple[str, ...]
     behind: tuple[str, ...]
 
     @classmethod
     def from_argv(cls, rest: Argv, *, has_pattern: bool) -> _GitArguments:
-        """Split the words into options and operands; with *has_pattern* the first operand becomes the option ``-e PATTERN``."""
-        words, kept, operands = _CommandTail.from_argv(rest), list[str](), list[str]()
+        """Return the words split into options and operands; with *has_pattern*, the first operand becomes the option ``-e PATTERN``."""
+        words, options, operands = _CommandTail.from_argv(rest), list[str](), list[str]()
         behind = words.behind
         for at, word in enumerate(words.before):
             is_value = at > 0 and words.before[at - 1] == "-n" and word.isdecimal() and not has_pattern
             if _is_option(word) or is_value:
-                kept.append(word)
+                options.append(word)
             elif has_pattern:
-                kept += ["-e", word]
+                options += ["-e", word]
                 has_pattern = False
             else:
                 operands.append(word)
         if has_pattern and behind:
-            kept += ["-e", behind[0]]
+            options += ["-e", behind[0]]
             behind = behind[1:]
-        return cls(tuple(kept), tuple(operands), behind)
+        return cls(tuple(options), tuple(operands), behind)
 
 
 def _git_log_shows_files(words: Sequence[str]) -> bool:
-    """Return whether ``git log`` shows more than commit messages."""
+    """Return whether these options make ``git log`` show changed files or their content."""
     return any(word.startswith(("-p", "-U", "--patch", "--stat", "--shortstat", "--name-")) for word in words)
 
 
@@ -459,7 +459,7 @@ def _limit_revision_to_commits(word: str) -> str:
 
 
 def find_broader_form(command: Argv | Script) -> CommandForm | None:
-    """Return the form that a person may allow in place of one command; ``None`` if a known-harmless form does not exist."""
+    """Return a known-harmless form that covers *command* and similar ones; ``None`` if there is none."""
     return next((form for form in WIDENABLE if matches_allow(form, command)), None)
 
 
@@ -469,7 +469,7 @@ def matches_deny(form: CommandForm, command: Argv | Script) -> bool:
 
 
 def explain_possible_match(form: CommandForm, command: Argv | Script) -> str:
-    """Return why *command* may run a command of *form* without naming it; ``""`` if its words exclude that."""
+    """Return why *command* may run a command of *form* without naming it; ``""`` if it cannot."""
     started = find_started_commands(command)
     if any(_matches_single_command(form, possible) for possible in started.possible):
         return f"it names {normalize_program_name(form.prefix[0])!r} after a program that may start it"
@@ -479,7 +479,7 @@ def explain_possible_match(form: CommandForm, command: Argv | Script) -> str:
 
 
 def _matches_single_command(form: CommandForm, command: Argv | Script) -> bool:
-    """Return whether the form of a deny rule matches one started command: argument lists by prefix, scripts by any word."""
+    """Return whether a deny for *form* matches one command: an argument list by its prefix, a script if a word names the program."""
     program = normalize_program_name(form.prefix[0])
     if isinstance(command, Script):
         return program in _find_possible_program_names(command.text)
@@ -491,7 +491,7 @@ def _matches_single_command(form: CommandForm, command: Argv | Script) -> bool:
 
 
 def _may_match_after_expansion(form: CommandForm, command: Argv | Script) -> bool:
-    """Return whether a shell expansion may produce a word of the rule."""
+    """Return whether a word that a shell expands may complete the prefix of *form*."""
     if isinstance(command, Script) or normalize_program_name(command[0]) != normalize_program_name(form.prefix[0]):
         return False
     for wanted, word in zip(form.prefix[1:], command[1:], strict=False):
@@ -504,13 +504,13 @@ def _may_match_after_expansion(form: CommandForm, command: Argv | Script) -> boo
 
 @lru_cache(CACHED_SCRIPTS)
 def _find_possible_program_names(text: str) -> frozenset[str]:
-    """Return the words of a script that may be program names, as written, without quotes."""
+    """Return the normalized words of a script that may name programs, both with and without quotes."""
     words = [word for simple in split_script(text).commands for word in simple.words]
     return frozenset([normalize_program_name(word) for part in (text, *words) for word in (part, *WORD.findall(part))])
 
 
 def _matches_prefix_ignoring_options(prefix: Sequence[str], words: Sequence[str]) -> bool:
-    """Return whether the words of a prefix follow the program, ignoring options and their values between them."""
+    """Return whether the words *prefix* follow the program in this order, with only options and their values between them."""
     places = {1}
     for wanted in prefix:
         ends = find_option_ends(words, places)

@@ -64,7 +64,7 @@ Hook: TypeAlias = Callable[[HookContext, ToolCallPart], Decision]
 
 MODES: tuple[Mode, ...] = get_args(Mode)
 FORMAT_VERSION = 1
-"""Rules of another version could be misread as permissions, so they are rejected."""
+"""Files with another version are rejected, since their rules could be misread as permissions."""
 CACHED_DECISIONS = 256
 """A run asks the same few questions repeatedly; the table takes a few kilobytes."""
 MAX_FILE_BYTES = 1024 * 1024
@@ -206,13 +206,13 @@ class Policy:
         return verdict
 
     def _find_matching_origin_rules(self, request: Request) -> Iterator[Rule]:
-        """Yield the rules about data origins that match a call, denies first."""
+        """Yield the rules about data origins that match a call; those that deny come first."""
         for rule in self._origin_rules:
             if rule.covers_scope_and_source(request) and rule.matcher.matches(request, rule.decision):
                 yield rule
 
     def _decide_by_data_origin(self, rule: Rule, request: Request, *, is_only_reason: bool) -> PolicyDecision:
-        """Return the decision of a rule about data origins; it holds in every mode."""
+        """Return the decision of a matching rule about data origins; the mode ``dont_ask`` turns an ask into a deny."""
         assert isinstance(rule.matcher, ORIGIN_MATCHERS)  # noqa: S101
         known = request.provenance
         values = rule.matcher.list_checked_arguments(request)
@@ -260,31 +260,31 @@ class Policy:
                 path = rule.matcher.find_possible_path(request)
                 possible = None if path is None else (rule, path)
         verdict = self._decide_by_mode(request) if first is None else self._decide_by_rule(first, request)
-        return self._ask_if_possibly_denied(request, first, possible, verdict)
+        return self._decide_about_possible_denial(request, first, possible, verdict)
 
-    def _ask_if_possibly_denied(
+    def _decide_about_possible_denial(
         self, request: Request, first: Rule | None, possible: tuple[Rule, str] | None, verdict: PolicyDecision
     ) -> PolicyDecision:
         """
-        Return the decision about an allowed call that may name a denied path or run a denied command, else *verdict*.
+        Return an ask or deny if *verdict* allows a call that may name a denied path or run a denied command; else *verdict*.
 
-        A possible path is asked about in every mode except ``dont_ask``. About a command, ``bypass`` does not ask either.
+        For a possible path, the decision is to ask in every mode except ``dont_ask``. For a command, ``bypass`` allows the call.
 
         Args:
             request: The call.
             first: The rule that decides; ``None`` if the mode does.
-            possible: The rule that denies a path, and the path that the call may name.
+            possible: The rule that denies a path, with the path that the call may name; ``None`` if there is none.
             verdict: The decision of the rules and the mode.
         """
         if verdict.decision != "allow":
             return verdict
         if possible is not None:
-            return _ask_or_deny_possible_path(*possible, self.mode)
+            return _decide_about_possible_path(*possible, self.mode)
         doubt = _find_possibly_matching_rule(self._ordered, request, first)
         if doubt is None:
             return verdict
         rule, reason = doubt
-        return self._ask_unless_mode_decides(
+        return self._decide_to_ask_unless_mode_differs(
             request, rule, f"the rule {rule.id!r} may mean it: {reason}", DOUBT.format(rule.id, reason)
         )
 
@@ -292,21 +292,21 @@ class Policy:
         why = f"the rule {rule.id!r} {'allows it' if rule.decision == 'allow' else 'asks'}"
         if rule.decision == "allow":
             return PolicyDecision("allow", rule, why)
-        return self._ask_unless_mode_decides(request, rule, why, rule.message)
+        return self._decide_to_ask_unless_mode_differs(request, rule, why, rule.message)
 
-    def _ask_unless_mode_decides(
-        self, request: Request, rule: Rule | None, why: str, message: str = ""
+    def _decide_to_ask_unless_mode_differs(
+        self, request: Request, rule: Rule | None, reason: str, message: str = ""
     ) -> PolicyDecision:
-        """Return the verdict for a call about which a person would be asked."""
+        """Return the decision to ask; an allow or deny if the mode or ``requires_permission=False`` prevents the question."""
         if not request.tool.requires_permission:
-            return PolicyDecision("allow", rule, f"{why}, but {request.tool.name} needs no permission")
+            return PolicyDecision("allow", rule, f"{reason}, but {request.tool.name} needs no permission")
         if self.mode == "bypass":
-            return PolicyDecision("allow", rule, f"{why}, and the mode 'bypass' allows where it would have to ask")
+            return PolicyDecision("allow", rule, f"{reason}, and the mode 'bypass' allows where it would have to ask")
         if self.mode == "dont_ask":
             return PolicyDecision(
-                "deny", rule, f"{why}, and the mode 'dont_ask' denies where it would have to ask", ASKED
+                "deny", rule, f"{reason}, and the mode 'dont_ask' denies where it would have to ask", ASKED
             )
-        return PolicyDecision("ask", rule, why, message)
+        return PolicyDecision("ask", rule, reason, message)
 
     def _decide_by_mode(self, request: Request) -> PolicyDecision:
         tool = request.tool
@@ -324,7 +324,7 @@ class Policy:
             return PolicyDecision(
                 "allow", None, "no rule matches; the mode 'accept_edits' allows tools of the category 'write'"
             )
-        return self._ask_unless_mode_decides(
+        return self._decide_to_ask_unless_mode_differs(
             request, None, f"no rule matches, so the mode {self.mode!r} decides, which is to ask"
         )
 
@@ -354,7 +354,7 @@ class Policy:
         said = lru_cache(CACHED_DECISIONS)(Decision)  # nearly all calls of a run get the same decision
 
         def permission(ctx: HookContext, call: ToolCallPart) -> Decision:
-            spec = (find_spec or _find_agent_tool_spec)(ctx, call.tool_name)
+            spec = (find_spec or _find_tool_spec_of_agent)(ctx, call.tool_name)
             request = Request(
                 tool=spec or ToolSpec(call.tool_name),
                 input=call.input,
@@ -387,13 +387,16 @@ class Policy:
 
     def _make_always_allow_rules(self, request: Request) -> list[JsonDict]:
         """
-        Return the stored rules that "always allow this" may add, the narrowest first; none if the call would still be asked about.
+        Return the stored rules that "always allow this" may add, the narrowest first; none if they would not prevent the question.
 
         In cases where the mode ``accept_edits`` would allow the call, one of them allows all edits. It answers no question
         about other calls, since no other question offers it. No rules are offered if another rule would still ask.
         """
         scope = Scope("user", request.user_id)
-        rules = [Rule("allow", call, scope=scope) for call in (Call.from_request(request), *Call.list_broader(request))]
+        rules = [
+            Rule("allow", call, scope=scope)
+            for call in (Call.from_request(request), *Call.list_broader_matchers(request))
+        ]
         if _find_possibly_matching_rule(self._ordered, request, None) is not None:
             rules = rules[:1]  # a call that may run a denied command is allowed only exactly as it was shown
         # An "always" that changes nothing, because another rule still asks, would teach people to ignore it.
@@ -406,7 +409,7 @@ class Policy:
 
     @property
     def may_guard_calls(self) -> bool:
-        """Whether any call has a guard; see ``make_guard``."""
+        """Whether ``make_guard`` may return a guard for some call."""
         return any(isinstance(rule.matcher, Path) or _allows_confined_commands(rule) for rule in self.rules)
 
     def make_guard(self, request: Request) -> CallGuard | None:
@@ -438,13 +441,13 @@ class Policy:
         if file is None:
             return None
         was_asked = (
-            _find_allowing_predicate_index(rules) == len(rules)
+            _get_first_allowing_predicate_index(rules) == len(rules)
             and self._decide_without_predicates(request).decision != "allow"
         )
         return CallGuard(file=file, named=named, others=tuple(request.unmarked_texts), was_asked=was_asked)
 
     def _decide_without_predicates(self, request: Request) -> PolicyDecision:
-        """Return the decision of the rules and the mode, without predicates and the rules about data origins."""
+        """Return the decision of the rules and the mode, ignoring predicates and rules about data origins."""
         rules = [rule for rule in self.rules if not isinstance(rule.matcher, CallsWhere)]
         policy = self if len(rules) == len(self.rules) else attrs.evolve(self, rules=rules)
         return policy._decide_without_origin_rules(request)  # noqa: SLF001 - a policy of the same rules
@@ -455,7 +458,7 @@ class Policy:
 
         The index is the number of rules if no rule matches and the mode decides. The function returns ``""`` for a visible file.
         """
-        predicate = _find_allowing_predicate_index(rules)
+        predicate = _get_first_allowing_predicate_index(rules)
 
         @cache
         def explain_refusal(rule_index: int) -> str:
@@ -529,7 +532,7 @@ class Policy:
             DefinitionError: for invalid JSON data, with *where*, the rule and the member. Also for the mode ``bypass``, which only
                 code may set.
         """
-        found = _check_members(data, ("version", "mode", "rules", "remembered"), where)
+        found = _require_object_with_members(data, ("version", "mode", "rules", "remembered"), where)
         if found.get("version", FORMAT_VERSION) != FORMAT_VERSION:
             msg = f"{where} has the version {found['version']!r}; this stepengine reads version {FORMAT_VERSION}"
             raise DefinitionError(msg)
@@ -580,7 +583,7 @@ class Policy:
         """
         Write the policy to a file, atomically and durably.
 
-        It replaces the whole file; of a link, the file that it leads to. Rules that people allowed permanently since the policy was loaded are lost.
+        The whole file is replaced; for a link, its target. Rules that people allowed permanently since the policy was loaded are lost.
 
         Raises:
             DefinitionError: for a rule that holds a function, for the mode ``bypass``, and for an existing file that is not a
@@ -598,30 +601,30 @@ class Policy:
             replace_path(file, text.encode())
 
 
-def _has_approved_values(rules: Iterable[Rule], asking: Rule, request: Request) -> bool:
-    """Return whether a person allowed permanently all arguments that a rule about data origins checks."""
+def _has_approved_values(rules: Iterable[Rule], asking_rule: Rule, request: Request) -> bool:
+    """Return whether a person permanently allowed all argument values that *asking_rule*, about data origins, checks."""
     allowing = [rule for rule in rules if rule.decision == "allow" and rule.covers_scope_and_source(request)]
     matching = [
         rule.matcher for rule in allowing if isinstance(rule.matcher, Values) and rule.matcher.matches(request, "allow")
     ]
-    checked = set(_list_approved_argument_paths([asking], request))
+    checked = set(_list_approved_argument_paths([asking_rule], request))
     return any("" in matcher.values or checked <= set(matcher.values) for matcher in matching)
 
 
-def _make_values_rule(asking: Iterable[Rule], request: Request) -> JsonDict:
+def _make_values_rule(asking_rules: Iterable[Rule], request: Request) -> JsonDict:
     """
-    Return the rule that allows these values of the arguments that the rules *asking* check, in the form of policy files.
+    Return the rule, as stored in policy files, that allows this call's values of the arguments that *asking_rules* check.
 
     It never allows the whole tool.
     """
-    names = _list_approved_argument_paths(asking, request)
+    names = _list_approved_argument_paths(asking_rules, request)
     values = {path: [value for _, value in find_values_at_path(request.input, path)] for path in names}
     rule = Rule("allow", Values(request.tool.name, values), scope=Scope("user", request.user_id))
     return freeze_object(_rule_to_json(rule))
 
 
 def _find_allow_or_ask_rule(rules: Iterable[Rule], request: Request) -> Rule | None:
-    """Return the first rule that allows a call or asks about it, predicates excluded."""
+    """Return the first rule that allows a call or asks about it, ignoring predicates; ``None`` if there is none."""
     found = (rule for rule in rules if rule.decision != "deny" and not isinstance(rule.matcher, CallsWhere))
     return next((rule for rule in found if rule.matcher.matches(request, rule.decision)), None)
 
@@ -629,6 +632,7 @@ def _find_allow_or_ask_rule(rules: Iterable[Rule], request: Request) -> Rule | N
 def _make_file_guard(
     rules: Sequence[Rule], request: Request, explain_refusal: Callable[[int], str]
 ) -> FileGuard | None:
+    """Return the function that explains why a file is withheld from the call; ``None`` if no rule is about its files."""
     about_files = {rule.id: rule.matcher for rule in rules if isinstance(rule.matcher, Path)}
     if not any(path.covers_tool(request) for path in about_files.values()):
         return None
@@ -703,7 +707,7 @@ class PolicyFile:
 
     @property
     def may_guard_calls(self) -> bool:
-        """Whether any call has a guard; see ``make_guard``."""
+        """Whether ``make_guard`` may return a guard for some call."""
         return self.below_root or self.policy.may_guard_calls
 
     def make_guard(self, request: Request) -> CallGuard | None:
@@ -762,6 +766,7 @@ class PolicyFile:
         self._rewrite_remembered_rules(lambda kept: {i: rule for i, rule in kept.items() if ids and i not in ids})
 
     def _rewrite_remembered_rules(self, change: Callable[[dict[str, Rule]], dict[str, Rule]]) -> None:
+        """Apply *change* to the permanently allowed rules in the file, by id, under the file's lock."""
         Policy.load(self._file)  # before the lock, so that a file that is not a policy gets no lock file
         with _lock_file(self._file):
             policy = Policy.load(self._file)
@@ -772,7 +777,7 @@ class PolicyFile:
 
 
 def _list_approved_argument_paths(rules: Iterable[Rule], request: Request) -> tuple[str, ...]:
-    """Return the paths of the arguments that an approval of a call covers, given the rules about data origins that ask about it."""
+    """Return the paths of the arguments that the rules about data origins check; ``("",)`` if they check the whole input."""
     found = dict[str, None]()
     for rule in rules:
         paths: Sequence[str] = ()
@@ -792,9 +797,9 @@ def _find_possibly_matching_rule(
     ordered: Sequence[Rule], request: Request, first: Rule | None
 ) -> tuple[Rule, str] | None:
     """
-    Return a deny or ask rule about commands that a call may break without naming the command, and the reason.
+    Return a deny or ask rule about a command that a call may run without naming it, with the reason; else ``None``.
 
-    None applies if *first*, the rule that decides, allows commands of one program, or only this call.
+    The result is ``None`` if *first*, the rule that decides, allows commands of one program, or only this call.
     """
     commands = request.commands
     if not commands or (first is not None and _allows_one_program_or_call(first)):
@@ -810,8 +815,8 @@ def _find_possibly_matching_rule(
     return None
 
 
-def _ask_or_deny_possible_path(rule: Rule, path: str, mode: str) -> PolicyDecision:
-    """Return the verdict for a call that may name a path denied by *rule*: an ask in every mode except ``dont_ask``."""
+def _decide_about_possible_path(rule: Rule, path: str, mode: str) -> PolicyDecision:
+    """Return the decision about a call that may name a path denied by *rule*: an ask, but a deny in the mode ``dont_ask``."""
     why = POSSIBLE_PATH.format(path[:MAX_SHOWN_CHARS], rule.id)
     said = f"{why[0].upper()}{why[1:]}."
     if mode == "dont_ask":
@@ -821,25 +826,25 @@ def _ask_or_deny_possible_path(rule: Rule, path: str, mode: str) -> PolicyDecisi
 
 
 def _allows_one_program_or_call(rule: Rule) -> bool:
-    """Return whether a rule allows commands of one program, or one specific call."""
+    """Return whether a rule allows commands of one program, or one specific input or command of a tool."""
     matcher = rule.matcher
     is_call = isinstance(matcher, Call) and (matcher.input is not None or matcher.prefix is not None)
     return rule.decision == "allow" and (is_call or isinstance(matcher, Command))
 
 
-def _find_allowing_predicate_index(rules: Sequence[Rule]) -> int:
+def _get_first_allowing_predicate_index(rules: Sequence[Rule]) -> int:
     """Return the index of the first rule that allows calls by a predicate; the number of rules if none does."""
     found = (at for at, rule in enumerate(rules) if rule.decision == "allow" and isinstance(rule.matcher, CallsWhere))
     return next(found, len(rules))
 
 
 def _allows_confined_commands(rule: Rule) -> bool:
-    """Return whether a rule allows read-only commands that are checked by the files they name."""
+    """Return whether a rule allows commands that must be confined to the files that the rule permits."""
     return rule.decision == "allow" and isinstance(rule.matcher, Command) and rule.matcher.form.operands in CONFINED
 
 
 def _check_is_policy_file(path: str | os.PathLike[str]) -> None:
-    """Raise unless an existing file is a policy, so that no other file is overwritten."""
+    """Raise ``DefinitionError`` if an existing file is not a policy, so that no other file is overwritten."""
     try:
         Policy.load(path)
     except DefinitionError as error:
@@ -848,7 +853,7 @@ def _check_is_policy_file(path: str | os.PathLike[str]) -> None:
 
 
 def _find_symlinks_on_path(path: str | os.PathLike[str]) -> list[str]:
-    """Return the absolute paths of the symbolic links on the way to a file: a change of one of them replaces the file."""
+    """Return the absolute paths of the symbolic links on the way to a file, since a change of one of them replaces the file."""
     text = os.path.join(os.getcwd(), os.fspath(path))  # noqa: PTH109, PTH118 - resolving it would lose the links
     found, at, names = list[str](), FilePath("/"), text.split("/")
     while names:
@@ -878,8 +883,8 @@ def _lock_file(path: str | os.PathLike[str]) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _find_agent_tool_spec(ctx: HookContext, name: str) -> ToolSpec | None:
-    """Return the spec of a tool from the run's agent, else from its state; ``None`` if neither has it."""
+def _find_tool_spec_of_agent(ctx: HookContext, name: str) -> ToolSpec | None:
+    """Return the spec of a tool from the agent's definition, else from the run's state; ``None`` if neither has the tool."""
     own = [tool.spec for tool in ctx.agent.tools if isinstance(tool, ToolLike) and tool.spec.name == name]
     return own[0] if own else ctx.state.tool_definitions.get(name)
 
@@ -900,7 +905,7 @@ def _format_suggestion(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
-def _check_members(data: object, known: tuple[str, ...], where: str) -> Mapping[str, Any]:
+def _require_object_with_members(data: object, known: tuple[str, ...], where: str) -> Mapping[str, Any]:
     if not isinstance(data, dict):
         msg = f"{where} is a {type(data).__name__}, not an object with {list_names(known)}"
         raise DefinitionError(msg)
@@ -971,7 +976,7 @@ def _call_to_json(call: Call) -> object:
 
 
 def _rule_from_json(data: Any, where: str) -> Rule:
-    found = _check_members(data, RULE_KEYS, where)
+    found = _require_object_with_members(data, RULE_KEYS, where)
     where = f"rule {found['id']!r}" if isinstance(found.get("id"), str) else where
     options: dict[str, Any] = {}
     for name, kind in (
@@ -983,7 +988,7 @@ def _rule_from_json(data: Any, where: str) -> Rule:
         ("source", str),
     ):
         if name in found:
-            options[name] = _check_type(found[name], kind, f"{where}: {name}")
+            options[name] = _require_type(found[name], kind, f"{where}: {name}")
     if found.get("decision") not in get_args(Effect):
         msg = f"{where}: unknown decision {found.get('decision')!r}; valid decisions: 'allow', 'deny', 'ask'"
         raise DefinitionError(msg)
@@ -995,7 +1000,7 @@ def _rule_from_json(data: Any, where: str) -> Rule:
         raise DefinitionError(msg) from None
 
 
-def _check_type(value: object, kind: type, where: str, expected: str = "text") -> Any:
+def _require_type(value: object, kind: type, where: str, expected: str = "text") -> Any:
     if type(value) is not kind:
         msg = f"{where} is {value!r}, not {'a whole number' if kind is int else expected}"
         raise DefinitionError(msg)
@@ -1012,7 +1017,7 @@ KINDS = ("all", *PLAIN, "call", "command", *NARROWED, "untrusted", "values")
 
 
 def _matcher_from_json(data: object, where: str) -> Matcher:  # noqa: C901 - one line for each matcher
-    found = _check_members(data, KINDS, f"{where}: match")
+    found = _require_object_with_members(data, KINDS, f"{where}: match")
     if len(found) != 1:
         msg = f"{where}: match has {len(found)} members; use exactly one of {list_names(KINDS)}"
         raise DefinitionError(msg)
@@ -1024,7 +1029,7 @@ def _matcher_from_json(data: object, where: str) -> Matcher:  # noqa: C901 - one
             raise DefinitionError(msg)
         return EveryCall()
     if kind in PLAIN:
-        return PLAIN[kind](_check_type(value, str, what))
+        return PLAIN[kind](_require_type(value, str, what))
     if kind == "call":
         return _call_from_json(value, what)
     if kind == "command":
@@ -1033,29 +1038,29 @@ def _matcher_from_json(data: object, where: str) -> Matcher:  # noqa: C901 - one
         return _origin_matcher_from_json(kind, value, what)
     if isinstance(value, str):
         return NARROWED[kind](value, None)
-    narrow = _check_members(value, ("is", "tool"), what)
+    narrow = _require_object_with_members(value, ("is", "tool"), what)
     tool = narrow.get("tool")
     return NARROWED[kind](
-        _check_type(narrow.get("is"), str, f"{what}.is"),
-        None if tool is None else _check_type(tool, str, f"{what}.tool"),
+        _require_type(narrow.get("is"), str, f"{what}.is"),
+        None if tool is None else _require_type(tool, str, f"{what}.tool"),
     )
 
 
 def _origin_matcher_from_json(kind: str, value: object, where: str) -> Matcher:
     more = "parameters" if kind == "untrusted" else "values"
-    found = _check_members({"is": value} if isinstance(value, str) else value, ("is", more), where)
-    tool = _check_type(found.get("is"), str, f"{where}.is")
+    found = _require_object_with_members({"is": value} if isinstance(value, str) else value, ("is", more), where)
+    tool = _require_type(found.get("is"), str, f"{where}.is")
     if kind == "values":
-        return Values(tool, _check_type(found.get("values"), dict, f"{where}.values", "an object"))
-    return Untrusted(tool, _check_word_list(found.get("parameters", []), f"{where}.parameters", '["to"]'))
+        return Values(tool, _require_type(found.get("values"), dict, f"{where}.values", "an object"))
+    return Untrusted(tool, _require_word_list(found.get("parameters", []), f"{where}.parameters", '["to"]'))
 
 
 def _call_from_json(value: object, where: str) -> Call:
     if isinstance(value, str):
         return Call(value)
-    found = _check_members(value, CALL_KEYS, where)
+    found = _require_object_with_members(value, CALL_KEYS, where)
     given: dict[str, Any] = {
-        name: _check_type(found[name], kind, f"{where}.{name}", what)
+        name: _require_type(found[name], kind, f"{where}.{name}", what)
         for name, kind, what in (
             ("input", dict, "an object"),
             ("agent", str, "text"),
@@ -1064,14 +1069,14 @@ def _call_from_json(value: object, where: str) -> Call:
         if name in found
     }
     given |= {
-        name: _check_word_list(found[name], f"{where}.{name}", '["src/app.py"]')
+        name: _require_word_list(found[name], f"{where}.{name}", '["src/app.py"]')
         for name in CALL_KEYS[3:-1]
         if name in found
     }
-    return Call(_check_type(found.get("is"), str, f"{where}.is"), **given)
+    return Call(_require_type(found.get("is"), str, f"{where}.is"), **given)
 
 
-def _check_word_list(value: object, where: str, example: str) -> list[str]:
+def _require_word_list(value: object, where: str, example: str) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
         msg = f"{where} is {value!r}, not a list of words such as {example}"
         raise DefinitionError(msg)
@@ -1080,12 +1085,12 @@ def _check_word_list(value: object, where: str, example: str) -> list[str]:
 
 def _command_form_from_json(value: object, where: str) -> CommandForm:
     data: JsonDict = freeze_object(value if isinstance(value, dict) else {"prefix": value})
-    found = _check_members(data, ("prefix", "exact", "flags", "operands"), where)
+    found = _require_object_with_members(data, ("prefix", "exact", "flags", "operands"), where)
     for name in ("prefix", "flags"):
-        _check_word_list(found.get(name, []), f"{where}.{name}", '["git", "status"]')
+        _require_word_list(found.get(name, []), f"{where}.{name}", '["git", "status"]')
     operands = found.get("operands", "any")
     if operands not in ("any", "none", "paths", "pattern"):
         msg = f"{where}.operands is {operands!r}; valid values: 'any', 'none', 'paths', 'pattern'"
         raise DefinitionError(msg)
-    exact = _check_type(found.get("exact", False), bool, f"{where}.exact")
+    exact = _require_type(found.get("exact", False), bool, f"{where}.exact")
     return CommandForm(found.get("prefix", []), exact, found.get("flags"), operands)

@@ -148,8 +148,8 @@ class Request:
             ]
         )
 
-    def texts_in_members(self, names: Sequence[str]) -> Iterator[str]:
-        """Yield the texts under one of *names* in the input, at any depth."""
+    def iter_texts_in_members(self, names: Sequence[str]) -> Iterator[str]:
+        """Yield the texts and numbers, as text, in members of the input with one of *names*, at any depth."""
         yield from [text for _, text in find_texts_by_member_name(self.input, frozenset(names))]
 
     @property
@@ -162,7 +162,10 @@ class Request:
         """
         if self.tool.about is not None:
             return [place for place in self._declared_subjects if not _is_url_and_not_path(place)]
-        return [*self.texts_in_members(PATHS), *filter(is_file_url, _find_texts_outside_members(self.input, PATHS))]
+        return [
+            *self.iter_texts_in_members(PATHS),
+            *filter(is_file_url, _find_texts_outside_members(self.input, PATHS)),
+        ]
 
     @property
     def unmarked_texts(self) -> list[str]:
@@ -185,19 +188,21 @@ class Request:
         tool = self.tool
         return tool.about is not None or tool.confined or tool.category in WITHOUT_FILES
 
-    def find_contained_paths(self, *, marked: bool, keep: str = "") -> tuple[str, ...] | None:
+    def find_contained_paths(self, *, include_marked: bool, kept_delimiters: str = "") -> tuple[str, ...] | None:
         """
-        Return the paths that may be contained in the texts; ``None`` if any path is possible.
+        Return the paths that the texts of the call may contain; ``None`` if any path is possible.
 
         Args:
-            marked: Whether to search the texts that are marked as paths, too.
-            keep: See ``stepengine.workspace.contained_paths``.
+            include_marked: Whether to search the texts that are marked as paths, too.
+            kept_delimiters: Delimiters at which texts are not split; see ``stepengine.workspace.contained_paths``.
         """
         # Cached, because every rule needs the same paths.
-        if (marked, keep) not in self._contained:
-            paths = self.paths if marked and not self.tool.confined else ()
-            self._contained[marked, keep] = _find_contained_paths([*paths, *self.unmarked_texts], keep)
-        return self._contained[marked, keep]
+        if (include_marked, kept_delimiters) not in self._contained:
+            paths = self.paths if include_marked and not self.tool.confined else ()
+            self._contained[include_marked, kept_delimiters] = _find_contained_paths(
+                [*paths, *self.unmarked_texts], kept_delimiters
+            )
+        return self._contained[include_marked, kept_delimiters]
 
     @property
     def _undeclared_member_names(self) -> list[str]:
@@ -208,19 +213,19 @@ class Request:
     @property
     def urls(self) -> list[str]:
         """The web addresses in the call: the texts in ``url`` and ``urls``; of declared subjects, also those with ``://``."""
-        named = list(self.texts_in_members(URLS))
+        named = list(self.iter_texts_in_members(URLS))
         if self.tool.about is None:
             return named
-        return [place for place in self._declared_places if _may_be_url(place) or place in named]
+        return [place for place in self._declared_subjects_or_texts if _may_be_url(place) or place in named]
 
     @property
     def possible_hosts(self) -> set[str]:
         """The hosts that a program may read in declared subjects without ``://``, such as ``example.org/a`` or ``https:/example.org``."""
-        places = self._declared_places if self.tool.about is not None else ()
+        places = self._declared_subjects_or_texts if self.tool.about is not None else ()
         return {host for place in places if not _may_be_url(place) for host in _find_possible_hosts(place)}
 
     @property
-    def _declared_places(self) -> Sequence[str]:
+    def _declared_subjects_or_texts(self) -> Sequence[str]:
         """The declared subjects; all texts of the input if there are too many subjects."""
         subjects = self._declared_subjects
         return list(_find_texts_outside_members(self.input, ())) if subjects == (ANYWHERE,) else subjects
@@ -230,11 +235,11 @@ class Request:
         return self.tool.find_subjects(self.input)
 
 
-def _find_contained_paths(texts: Iterable[str], keep: str) -> tuple[str, ...] | None:
+def _find_contained_paths(texts: Iterable[str], kept_delimiters: str) -> tuple[str, ...] | None:
     found = set[str]()
     for text in texts:
         # Wildcards that match files are checked when the call starts.
-        paths = contained_paths(remove_emphasis(text), keep)
+        paths = contained_paths(remove_emphasis(text), kept_delimiters)
         if paths is None or len(found) > MAX_PARTS:
             return None
         # The target of `..` after a link is checked when the call starts; here it is checked as text.
@@ -243,7 +248,7 @@ def _find_contained_paths(texts: Iterable[str], keep: str) -> tuple[str, ...] | 
 
 
 def _find_texts_outside_members(value: object, names: Sequence[str]) -> Iterator[str]:
-    """Yield the texts in a value, except those under one of *names*."""
+    """Yield the texts in a value at any depth, except those in members with one of *names*."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -263,13 +268,13 @@ def _find_member_names(value: object) -> Iterator[str]:
         yield from _find_member_names(member)
 
 
-def _normalize_long_path(text: str) -> str:
-    """Return *text*; if it is too long for a path, percent-decoded and without steps such as ``./`` and ``..``."""
+def _shorten_overlong_path(text: str) -> str:
+    """Return *text* unchanged if its length fits a path; else decode percent escapes and resolve ``.`` and ``..``."""
     if len(text) <= MAX_PATH_CHARS:
         return text
     for _ in range(MAX_DECODINGS if "%" in text else 0):
         text = unquote(text)
-    parts = _resolve_parents(_split_path(text.replace("\\", "/")))
+    parts = _resolve_parent_steps(_split_path(text.replace("\\", "/")))
     return text if parts is None else ("/" if text.startswith(("/", "\\")) else "") + "/".join(parts)
 
 
@@ -278,24 +283,24 @@ def _fits_path_length(text: str) -> bool:
 
 
 def _looks_like_path(readings: Sequence[str]) -> bool:
-    """Return whether the readings of a text contain ``/`` or ``..`` and the text no space, or are too many to check (none)."""
+    """Return True if a text may be a path: its *readings* contain ``/`` or ``..`` and no space, or are empty, which means too many."""
     return not readings or (
         not any(char.isspace() for char in readings[0].strip(BLANKS))
         and any(one == ".." or "/" in one for one in readings)
     )
 
 
-def _may_be_url(place: str) -> bool:
-    return "://" in place
+def _may_be_url(text: str) -> bool:
+    return "://" in text
 
 
-def _is_url_and_not_path(place: str) -> bool:
-    """Return whether a text is a web address and not also a path: a web scheme, no blank, and no ``..``."""
-    return ADDRESS.match(place) is not None and ".." not in place.split("/") and set(BLANKS).isdisjoint(place)
+def _is_url_and_not_path(text: str) -> bool:
+    """Return whether a text is a web address and cannot also be a path: it has a web scheme, no blank and no ``..``."""
+    return ADDRESS.match(text) is not None and ".." not in text.split("/") and set(BLANKS).isdisjoint(text)
 
 
 def is_checkable_by_path_rules(spec: ToolSpec) -> bool:
-    """Return whether rules about files can check calls of a tool: it declares their subjects, or has members for paths."""
+    """Return whether rules about files can check calls of a tool: it declares their subjects, or has parameters for paths."""
     return spec.about is not None or any(name in PATHS for name in list_member_names(spec.input_schema))
 
 
@@ -310,23 +315,23 @@ def _parse_command_or_script(given: object) -> Argv | Script:
 
 
 def find_texts_by_member_name(
-    value: object, names: frozenset[str], under: str | None = None
+    value: object, names: frozenset[str], nearest_name: str | None = None
 ) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) of the texts and numbers under one of *names* at any depth, each with the nearest of these names."""
+    """Yield (name, text) of the texts and numbers in members with one of *names*, at any depth; *name* is the nearest of them."""
     if isinstance(value, str):
-        if under is not None:
-            yield under, value
-    elif under is not None and isinstance(value, int | float) and not isinstance(value, bool):
-        yield under, str(value)  # a tool may open a file of that name
+        if nearest_name is not None:
+            yield nearest_name, value
+    elif nearest_name is not None and isinstance(value, int | float) and not isinstance(value, bool):
+        yield nearest_name, str(value)  # a tool may open a file of that name
     elif isinstance(value, Mapping):
         for name, member in value.items():
-            yield from find_texts_by_member_name(member, names, name if name in names else under)
+            yield from find_texts_by_member_name(member, names, name if name in names else nearest_name)
     elif isinstance(value, list):
         for member in value:
-            yield from find_texts_by_member_name(member, names, under)
+            yield from find_texts_by_member_name(member, names, nearest_name)
 
 
-def _replace_dashes(name: str) -> str:
+def _dashes_to_underscores(name: str) -> str:
     return name.replace("-", "_")
 
 
@@ -370,11 +375,11 @@ class ToolNamed:
 
     def __attrs_post_init__(self) -> None:
         _check_not_blank(self.name, 'the name of a tool, such as "read_files" or "mcp__github__*"')
-        _check_tool_name(self.name)
+        _check_tool_name_pattern(self.name)
 
     def matches(self, request: Request, _decision: Effect) -> bool:
         """Return whether the name of the tool matches."""
-        return _matches_wildcard(_replace_dashes(self.name), _replace_dashes(request.tool.name))
+        return _matches_wildcard(_dashes_to_underscores(self.name), _dashes_to_underscores(request.tool.name))
 
     def __str__(self) -> str:
         return f"tool {self.name}"
@@ -454,7 +459,7 @@ class Path:
             msg = f"the pattern {self.glob!r} matches no path: {why}"
             raise DefinitionError(msg)
         if self.tool is not None:
-            _check_tool_name(self.tool)
+            _check_tool_name_pattern(self.tool)
         try:
             object.__setattr__(
                 self, "_exact", tuple([GlobPattern(glob) for glob in _add_literal_bracket_glob(self.glob)])
@@ -478,44 +483,44 @@ class Path:
             )
             return is_within and not self._may_name_path_outside(request, readings)
         # A text with too many readings may be any path.
-        if not all(readings) or any(self._may_match(path) for found in readings for path in found):
+        if not all(readings) or any(self._may_match_path(path) for found in readings for path in found):
             return True
         return decision == "ask" and self.find_possible_path(request) is not None
 
     def find_possible_path(self, request: Request) -> str | None:
         """
-        Return a path of the rule that a call may name in another text or notation; ``None`` without one.
+        Return a path of the rule that a call may name in another text or notation; ``None`` if there is none.
 
-        It is ``"..."`` if a text may name any path. A glob without names, such as ``**``, has no possible path.
+        The result is ``"..."`` if a text may name any path. For a glob without names, such as ``**``, it is ``None``.
         """
         # A glob without names cannot tell which texts are paths.
         if not self.covers_tool(request) or not self.glob.strip("*/"):
             return None
         keeps = {"", "".join(sorted(set(self.glob) & NAME_DELIMITERS))}
         for keep in keeps:
-            found = request.find_contained_paths(marked=True, keep=keep)
+            found = request.find_contained_paths(include_marked=True, kept_delimiters=keep)
             if found is None:
                 return "..."
             if path := next(filter(self._may_match_contained_path, found), None):
                 return path
-        shortened = [text for text in map(_normalize_long_path, request.unmarked_texts) if _fits_path_length(text)]
+        shortened = [text for text in map(_shorten_overlong_path, request.unmarked_texts) if _fits_path_length(text)]
         texts = [(text, possible_paths(text)) for text in shortened if not _is_url_and_not_path(text)]
-        return next((text for text, found in texts if not found or any(map(self._may_match, found))), None)
+        return next((text for text, found in texts if not found or any(map(self._may_match_path, found))), None)
 
     def _may_name_path_outside(self, request: Request, readings: Sequence[Sequence[str]]) -> bool:
-        """Return whether an allowed call may name a path outside the glob, in another text or with braces or quotes in a path."""
+        """Return whether a call may name a path outside the glob, in another text or by braces or quotes in a path."""
         try:
             whole = {spelled for found in readings for path in found for spelled in spellings(path)}
         except ToolError:
             return True
         # A marked text is one path, and a guard checks the files that parts of it name. It does not expand wildcards.
-        parts = request.find_contained_paths(marked=True)
+        parts = request.find_contained_paths(include_marked=True)
         if parts is None or any(".." in path.split("/") for path in whole):
             return True
         if not all(map(self._matches_all_expansions, filter(has_wildcards, set(parts) - whole))):
             return True
-        texts = [text for text in map(_normalize_long_path, request.unmarked_texts) if _fits_path_length(text)]
-        found = request.find_contained_paths(marked=False)
+        texts = [text for text in map(_shorten_overlong_path, request.unmarked_texts) if _fits_path_length(text)]
+        found = request.find_contained_paths(include_marked=False)
         others = [
             one
             for text in texts
@@ -531,7 +536,7 @@ class Path:
         )
 
     def _matches_all_expansions(self, path: str) -> bool:
-        """Return whether the glob matches a contained path and every path that its wildcards can match."""
+        """Return whether the glob matches a path and every path that the wildcards in it can match."""
         if not self._matches_as_written(path):
             return False
         far = path.replace("**", f"{UNUSED}/{UNUSED}").replace("*", UNUSED * 2).replace("?", UNUSED)
@@ -541,7 +546,8 @@ class Path:
         """
         Return whether a path that a text contains may name a file of the rule, ignoring case.
 
-        A path from elsewhere is compared from any of its folders on. One with wildcards matches if both can match the same name.
+        An absolute path, or one with ``..``, is compared from any of its folders on. A path with wildcards matches if it and the
+        glob can match the same name.
         """
         names = _split_path(normalize_path([path.removeprefix("../")]))
         starts = range(len(names)) if path.startswith(("/", "..")) else (0,)
@@ -551,16 +557,16 @@ class Path:
 
     @property
     def denied_globs(self) -> tuple[str, ...]:
-        """The globs of a deny or ask: those of the rule, and everything below a folder that it names."""
+        """The globs for a deny or ask: they also match everything below a folder that the glob names."""
         names = _split_path(self.glob)
         return _add_literal_bracket_glob("/".join(names if names and not names[-1].strip("*") else (*names, "**")))
 
     def covers_tool(self, request: Request) -> bool:
-        """Return whether the rule covers the tool of a call."""
+        """Return whether the matcher applies to the tool of a call: to any tool, or to the one in ``tool``."""
         return _matches_tool(self.tool, request)
 
     def matches_file(self, parts: Sequence[str], folded_parts: Sequence[str], decision: Effect) -> bool:
-        """Return whether a file matches, by its resolved path below the root and that path after ``normalize_path_for_deny``."""
+        """Return whether a file matches; *parts* is its path below the root, *folded_parts* that of ``normalize_path_for_deny``."""
         if decision == "allow":
             return any(glob.match(parts) for glob in self._exact)
         return any(glob.match(folded_parts) for glob in self._folded)
@@ -572,11 +578,11 @@ class Path:
         parts = _split_path(path.removeprefix("file:"))
         return any(glob.match(parts) for glob in self._exact)
 
-    def _may_match(self, path: str) -> bool:
-        """Return whether a plain path may name a file of the rule, ignoring case; an absolute one from any of its folders on."""
-        parts = _resolve_parents(_split_path(normalize_path([path])))
+    def _may_match_path(self, path: str) -> bool:
+        """Return whether a path may name a file of the rule, ignoring case; an absolute path is compared from any folder on."""
+        parts = _resolve_parent_steps(_split_path(normalize_path([path])))
         if parts is None:
-            return True  # it leads above the start, so its target is unknown
+            return True  # it leads above its start, so its target is unknown
         starts = range(len(parts)) if path.startswith("/") else (0,)
         return any(glob.match(parts[start:]) for start in starts for glob in self._folded)
 
@@ -585,13 +591,13 @@ class Path:
 
 
 def _add_literal_bracket_glob(glob: str) -> tuple[str, ...]:
-    """Return a glob; if it has brackets or braces, also the glob in which these are plain characters."""
+    """Return (*glob*,), or with brackets or braces in it (*glob*, the glob in which these are plain characters)."""
     plain = escape_brackets_and_braces(glob)
     return (glob,) if plain == glob else (glob, plain)
 
 
 def normalize_path_for_deny(parts: Sequence[str]) -> tuple[str, ...]:
-    """Return a path in the form that denies and asks compare, independent of letter case."""
+    """Return a path in the form that denies and asks compare, which ignores letter case."""
     return _split_path(normalize_path(parts))
 
 
@@ -599,8 +605,8 @@ def _stays_below_root(path: str) -> bool:
     return not path.startswith("/") and ".." not in path.split("/")
 
 
-def _resolve_parents(parts: Sequence[str]) -> tuple[str, ...] | None:
-    """Return a path without its ``..``; ``None`` if it leads above its start."""
+def _resolve_parent_steps(parts: Sequence[str]) -> tuple[str, ...] | None:
+    """Return a path with its ``..`` resolved; ``None`` if it leads above its start."""
     made: list[str] = []
     for part in parts:
         if part != "..":
@@ -634,7 +640,7 @@ class Domain:
     def __attrs_post_init__(self) -> None:
         _check_not_blank(self.host, 'a host, such as "docs.example.org" or "*.example.org"')
         if self.tool is not None:
-            _check_tool_name(self.tool)
+            _check_tool_name_pattern(self.tool)
         wild, name = ("*.", self.host[2:]) if self.host.startswith("*.") else ("", self.host)
         is_address = name.count(":") > 1 and not name.startswith("[")  # of IPv6
         origin = (
@@ -677,7 +683,7 @@ class _UrlOrigin(NamedTuple):
 
 
 def _parse_origin(url: str) -> _UrlOrigin | None:
-    """Return the origin of an address on which all programs agree; ``None`` if the address is not plain."""
+    """Return the origin of an address; ``None`` if programs may read it in different ways."""
     try:
         found = parse_url(url)
         return _UrlOrigin(found.scheme, found.host.lower(), found.port)
@@ -688,13 +694,13 @@ def _parse_origin(url: str) -> _UrlOrigin | None:
 
 
 def _parse_host(url: str) -> str | None:
-    """Return the host of an address; ``None`` if the address is not plain."""
+    """Return the host of an address; ``None`` if programs may read it in different ways."""
     origin = _parse_origin(url)
     return None if origin is None else origin.host
 
 
 def _find_possible_hosts(text: str) -> set[str]:
-    """Return the hosts that a program may read in an address without ``://``: at its start, or after a word such as ``https:``."""
+    """Return the hosts that a program may find in an address without ``://``: at its start, or after a word such as ``https:``."""
     for _ in range(MAX_DECODINGS):
         text = unquote(text)
     text = "".join([char for char in text if char.isprintable()]).strip().replace("\\", "/")
@@ -768,8 +774,8 @@ class CallsWhere:
         return f"calls for which {getattr(self.test, '__qualname__', 'a function')} is true"
 
 
-def _remove_dot_steps(path: str) -> str:
-    """Return a path without steps such as ``./``; one with ``..`` is unchanged."""
+def _remove_current_folder_steps(path: str) -> str:
+    """Return a path without ``.`` and empty steps; a path with ``..`` is unchanged."""
     return path if not _stays_below_root(path.lstrip("/")) else "/" * path.startswith("/") + "/".join(_split_path(path))
 
 
@@ -843,7 +849,7 @@ class Call:
         return cls(request.tool.name, agent=agent, paths=sorted(paths) or None, origins=named or None)
 
     @classmethod
-    def list_broader(cls, request: Request) -> tuple[Call, ...]:
+    def list_broader_matchers(cls, request: Request) -> tuple[Call, ...]:
         """
         Return the broader matchers that a person may allow permanently, the narrowest first.
 
@@ -857,9 +863,9 @@ class Call:
         return (*found, cls(request.tool.name, agent=agent, any_input=True))
 
     def matches(self, request: Request, _decision: Effect) -> bool:
-        """Return whether a call has this tool and fits all members of the matcher."""
+        """Return whether a call is of this tool and matches all members of the matcher."""
         if request.tool.name != self.tool or (
-            self.agent is not None and _replace_dashes(self.agent) != _replace_dashes(request.agent_id)
+            self.agent is not None and _dashes_to_underscores(self.agent) != _dashes_to_underscores(request.agent_id)
         ):
             return False
         if self.prefix is not None and (
@@ -887,30 +893,32 @@ class Call:
 
 
 def _list_paths_with_roles(request: Request) -> set[str]:
-    """Return the files that a call names, prefixed with their role if the call may name files in several roles."""
+    """Return the files that a call names; a file with a role, such as ``destination``, has the role as prefix."""
     named = [
         (role, place) for role, place in _list_paths_and_urls_with_roles(request) if not _is_url_and_not_path(place)
     ]
     return {
-        f"{role}: {_remove_dot_steps(path)}" if role else _escape_role_separator(_remove_dot_steps(path))
+        f"{role}: {_remove_current_folder_steps(path)}"
+        if role
+        else _escape_role_separator(_remove_current_folder_steps(path))
         for role, path in named
     }
 
 
 def _escape_role_separator(path: str) -> str:
-    """Return a path that cannot be mistaken for one with a role as prefix."""
+    """Return a path that cannot be mistaken for one with a role as prefix: with ``./`` before it if it contains ``: ``."""
     return f"./{path}" if ": " in path else path
 
 
 def _list_urls_with_roles(request: Request) -> list[tuple[str, str]]:
-    """Return the role and text of each address in a call, including members such as ``proxy`` or ``callback``."""
+    """Return (role, address) of each web address in a call, including members such as ``proxy`` or ``callback``."""
     found = [(role, place) for role, place in _list_paths_and_urls_with_roles(request) if _may_be_url(place)]
     others = _find_texts_outside_place_members(request.input) if request.tool.about is None else ()
     return [*found, *[(name, text) for name, text in others if _is_url_and_not_path(text)]]
 
 
 def _find_texts_outside_place_members(value: object, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (name, text) of the texts of an input whose member is not in ``NAMES_OF_PLACES``."""
+    """Yield (member name, text) of the texts outside of members with a name in ``NAMES_OF_PLACES``."""
     if isinstance(value, str):
         yield name, value
     elif isinstance(value, Mapping):
@@ -924,7 +932,7 @@ def _find_texts_outside_place_members(value: object, name: str = "") -> Iterator
 
 def _list_paths_and_urls_with_roles(request: Request) -> list[tuple[str, str]]:
     """
-    Return the role and text of each file or address that a call names.
+    Return (role, text) of each file or web address that a call names.
 
     The role is the name of the member. It distinguishes a copy from one file to another from the reverse. Members for plain
     files and addresses have no role. If a tool declares several subjects, each of them is a role.
@@ -941,7 +949,7 @@ def _list_paths_and_urls_with_roles(request: Request) -> list[tuple[str, str]]:
 
 
 def _names_path_or_url(request: Request) -> bool:
-    """Return whether a call names a certain file or address; a database or a person could also be a ``target``."""
+    """Return whether a call certainly names a file or web address; a member such as ``target`` may also name something else."""
     if request.tool.about is not None:
         return bool(_list_paths_and_urls_with_roles(request))
     found = find_texts_by_member_name(request.input, NAMES_OF_PLACES)
@@ -958,7 +966,7 @@ def _list_hosts(request: Request) -> set[str | None]:
 
 
 def _list_methods_and_origins(request: Request) -> set[str | None]:
-    """Return the method, scheme, host and port of each address in a call; ``None`` for one that is not plain."""
+    """Return the method, role and origin of each address in a call as one text; ``None`` if programs may read it differently."""
     how = "".join([f"{str(method).upper()} " for method in _list_http_methods(request)])
     origins = [(f"{role}: " if role else "", _parse_origin(url)) for role, url in _list_urls_with_roles(request)]
     return {None if origin is None else how + role + _format_origin(origin) for role, origin in origins}
@@ -972,11 +980,12 @@ def _format_origin(origin: _UrlOrigin) -> str:
 
 
 def _is_allowed_subset(allowed: Sequence[str] | None, found: set[Any]) -> bool:
+    """Return True if *found* is not empty and contains only *allowed* entries, or if *allowed* is ``None``."""
     return allowed is None or (bool(found) and found <= set(allowed))
 
 
 def _names_only_allowed_subjects(call: Call, request: Request) -> bool:
-    """Return whether a call names only allowed files and addresses, and none of a kind without an allowed entry."""
+    """Return whether all files and addresses of a call are allowed by the members ``paths``, ``origins`` and ``hosts`` of *call*."""
     if call.paths is None and call.origins is None and call.hosts is None:
         return True
     if not _names_path_or_url(request) or (call.paths is None and _list_paths_with_roles(request)):
@@ -1000,7 +1009,7 @@ def _may_name_other_files(allowed: Sequence[str], request: Request) -> bool:
 
 
 def _parse_commands_in_input(request: Request) -> JsonDict:
-    """Return the input with its commands as lists of words; a script, which only a shell can parse, is unchanged."""
+    """Return the input with its commands as lists of words; a script, which only a shell can parse, stays a text."""
     read = {
         name: _parse_command_or_script(request.input[name]) for name in COMMANDS if request.input.get(name) is not None
     }
@@ -1008,13 +1017,13 @@ def _parse_commands_in_input(request: Request) -> JsonDict:
 
 
 def _find_single_command(request: Request) -> Argv:
-    """Return the words of the only command of a call; nothing for a script and for several commands."""
+    """Return the words of the only command of a call; an empty tuple for a script and for several commands."""
     commands = request.commands
     return commands[0] if len(commands) == 1 and not isinstance(commands[0], Script) else ()
 
 
 def _remove_command_from_input(request: Request) -> JsonDict:
-    """Return the members of an input except commands, durations and ``None``."""
+    """Return the input of a call without its commands, its time limits and members that are ``None``."""
     left_out = {*COMMANDS, *DURATIONS}
     given = {name: value for name, value in request.input.items() if name not in left_out and value is not None}
     return freeze_object(given)
@@ -1037,7 +1046,7 @@ class Untrusted:
     parameters: tuple[str, ...] = attrs.field(default=(), converter=to_string_tuple)
 
     def __attrs_post_init__(self) -> None:
-        _check_tool_name(self.tool)
+        _check_tool_name_pattern(self.tool)
         for parameter in self.parameters:
             _check_not_blank(parameter, 'the name of a parameter, such as "to" or "event.attendees"')
 
@@ -1055,7 +1064,7 @@ class Untrusted:
         return not self.parameters and request.tool.destinations is not None
 
     def list_checked_arguments(self, request: Request) -> list[tuple[str, JsonValue]]:
-        """Return all arguments that are checked, trusted ones included, each with its location in the input."""
+        """Return (path in the input, value) of each argument that is checked, trusted ones included."""
         if not _matches_tool(self.tool, request):
             return []
         paths = self.parameters or request.tool.destinations
@@ -1077,7 +1086,7 @@ class Untrusted:
 
 
 def _find_addresses_in_texts(request: Request) -> list[tuple[str, JsonValue]]:
-    """Return each address and URL in the texts that leave with a call, after the path of its argument."""
+    """Return (argument path, address) of each mail address and URL in the texts that leave with a call."""
     texts = [one for path in request.tool.texts for one in find_values_at_path(request.input, path)]
     return [(place, address) for place, value in texts for _, address in find_addresses(value)]
 
@@ -1090,7 +1099,7 @@ def _is_harmless_tool(tool: ToolSpec) -> bool:
 
 
 def _find_commands_with_effects(request: Request) -> list[tuple[str, JsonValue]]:
-    """Return the input name and command line of each command of a call that is not read-only."""
+    """Return (member name, command line) of each command of a call that is not read-only."""
     given = [name for name in COMMANDS if request.input.get(name) is not None]
     return [
         (name, find_shell_command({name: request.input[name]}) or str(request.input[name]))
@@ -1101,9 +1110,9 @@ def _find_commands_with_effects(request: Request) -> list[tuple[str, JsonValue]]
 
 def _find_arguments_naming_instruction_files(request: Request) -> list[tuple[str, JsonValue]]:
     """
-    Return the arguments that name the file of a writing call, if it instructs later runs and untrusted data was received.
+    Return (name, value) of the arguments by which a write after untrusted data may name a file that instructs later runs.
 
-    These are the marked paths, and other arguments that may name such a file.
+    These are all marked paths, and the other arguments that may name such a file.
     """
     known = request.provenance
     if (
@@ -1126,7 +1135,7 @@ def _find_arguments_naming_instruction_files(request: Request) -> list[tuple[str
 def names_instruction_file(request: Request) -> bool:
     """Return whether a call names, or may name, a file that instructs later runs."""
     readings = [possible_paths(path) for path in request.paths]
-    others = request.find_contained_paths(marked=True)
+    others = request.find_contained_paths(include_marked=True)
     return (
         not all(readings)
         or others is None
@@ -1142,14 +1151,14 @@ class AfterUntrusted:
     tool: str
 
     def __attrs_post_init__(self) -> None:
-        _check_tool_name(self.tool)
+        _check_tool_name_pattern(self.tool)
 
     def matches(self, request: Request, _decision: Effect) -> bool:
         """Return whether the tool matches and untrusted data were received; unknown provenance counts as untrusted."""
         return _matches_tool(self.tool, request) and (request.provenance is None or request.provenance.saw_untrusted)
 
     def list_checked_arguments(self, request: Request) -> list[tuple[str, JsonValue]]:
-        """Return all arguments: none of them is checked alone, so all of them are shown."""
+        """Return (name, value) of all arguments, since none of them is checked alone and the person sees all of them."""
         return list(request.input.items())
 
     def __str__(self) -> str:
@@ -1186,11 +1195,11 @@ Matcher: TypeAlias = (
 
 
 def _matches_tool(name: str | None, request: Request) -> bool:
-    return name is None or _matches_wildcard(_replace_dashes(name), _replace_dashes(request.tool.name))
+    return name is None or _matches_wildcard(_dashes_to_underscores(name), _dashes_to_underscores(request.tool.name))
 
 
-def _check_tool_name(pattern: str) -> None:
-    """Raise for a pattern that matches no valid name of a tool."""
+def _check_tool_name_pattern(pattern: str) -> None:
+    """Raise ``DefinitionError`` for a pattern that matches no valid tool name."""
     plain = pattern.replace("*", "")
     if TOOL_CHARS.fullmatch(plain) and len(plain) <= MAX_TOOL_NAME_CHARS:
         return
@@ -1236,7 +1245,7 @@ class Scope:
     def applies_to(self, request: Request) -> bool:
         """Return whether rules of this scope apply to a call."""
         if self.kind == "agent":
-            return self.id is not None and _replace_dashes(self.id) == _replace_dashes(request.agent_id)
+            return self.id is not None and _dashes_to_underscores(self.id) == _dashes_to_underscores(request.agent_id)
         if self.kind == "session":
             return self.id == request.session_id
         return self.kind == "global" or self.id is None or self.id == request.user_id
@@ -1251,7 +1260,7 @@ ORDER = {"user": 0, "session": 1, "agent": 2, "global": 3}
 
 
 def _parse_scope(value: str | Scope) -> Scope:
-    """Return the scope for a string such as ``"agent:reviewer"``."""
+    """Return the scope for a string such as ``"agent:reviewer"``; a ``Scope`` is returned unchanged."""
     if isinstance(value, Scope):
         return value
     kind, colon, identity = value.partition(":")
@@ -1265,7 +1274,7 @@ def _make_rule_id(rule: Rule) -> str:
     return f"{rule.decision} {rule.matcher}{asked}{where}"
 
 
-def _check_source(_: Any, __: Any, value: str | None) -> None:
+def _check_call_source(_: Any, __: Any, value: str | None) -> None:
     if value is not None and value not in SOURCES:
         msg = f"the source of a rule must be one of {', '.join(SOURCES)}, or None for all of them, not {value!r}"
         raise DefinitionError(msg)
@@ -1292,7 +1301,7 @@ class Rule:
     matcher: Matcher
     scope: Scope = attrs.field(default=Scope(), converter=_parse_scope, kw_only=True)
     priority: int = attrs.field(default=0, kw_only=True)
-    source: str | None = attrs.field(default=None, kw_only=True, validator=_check_source)
+    source: str | None = attrs.field(default=None, kw_only=True, validator=_check_call_source)
     id: str = attrs.field(default=attrs.Factory(_make_rule_id, takes_self=True), kw_only=True)
     message: str = attrs.field(default="", kw_only=True)
     description: str = attrs.field(default="", kw_only=True)

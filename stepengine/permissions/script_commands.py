@@ -143,6 +143,7 @@ class _Reader:
         self.is_unclear = False
 
     def read_commands(self) -> list[SimpleCommand]:
+        """Read the whole text, return its commands, and set ``written``, ``is_understood`` and ``is_unclear``."""
         while self._at < len(self._text):
             self._read_char(self._text[self._at])
         if len(self._frames) > 1 or self._frames[0].in_quotes != (self._depth > 0) or self._heredocs:
@@ -231,7 +232,7 @@ class _Reader:
             frame.is_expanded = frame.is_expanded or char in EXPANDED
 
     def _read_until(self, end: str) -> str:
-        """Return the text up to a character, or up to the end, and advance to there."""
+        """Return the text up to the character *end*, or all the rest, and advance to there."""
         start, stop = self._at, self._text.find(end, self._at)
         self._at = len(self._text) if stop < 0 else stop
         return self._text[start : self._at]
@@ -284,7 +285,7 @@ class _Reader:
         self._at = operator.end()
 
     def _read_heredocs(self) -> None:
-        """Skip the lines of here-documents, but add the commands that they substitute."""
+        """Skip the lines of here-documents, and add the commands in their substitutions."""
         for end, is_quoted, strips_tabs in self._heredocs:
             start = stop = self._at
             while stop < len(self._text):
@@ -317,7 +318,7 @@ class _Reader:
         self._frames.pop()
 
     def _finish_command(self) -> None:
-        """Store the command of the innermost frame, if it has a program or settings, and begin the next one."""
+        """Store the command of the innermost frame, if it has a program or assignments, and start the next one."""
         frame = self._frames[-1]
         frame.finish_word()
         words, has_heredoc = frame.words, frame.has_heredoc
@@ -339,7 +340,7 @@ class _Reader:
 
 
 def _find_program_index(words: Sequence[str]) -> int:
-    """Return the index of the program: after assignments, reserved words, and the head of a loop or function."""
+    """Return the index of the program in a command, after assignments, reserved words and the head of a loop or function."""
     start = 0
     while start < len(words) and (words[start] in WITHOUT_PROGRAM or ASSIGNMENT.match(words[start])):
         if words[start] in HEADS:  # the body may follow in the same row, as in `for x do` and `function f {`

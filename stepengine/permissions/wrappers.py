@@ -85,7 +85,7 @@ class Wrapper:
     sets_variables: bool = False
 
     def list_option_word_counts(self, word: str) -> tuple[int, ...]:
-        """Return the numbers of words that an option may take, including itself."""
+        """Return the possible numbers of words of an option and its value: 1, 2 or both."""
         valued = self.values | self.lines
         if word in self.flags or word[1:].isdecimal() or (word.startswith("--") and "=" in word):
             return (1,)
@@ -108,13 +108,13 @@ def _make_wrapper(
     operands: tuple[int, int] = (0, 0),
     rest: Rest = "command",
     lines: str = "",
-    sets: bool = False,
+    sets_variables: bool = False,
 ) -> Wrapper:
-    """Make a wrapper from a text with all options, those with a value written ``-x=``."""
+    """Return a wrapper; *options* is a text with all options, those with a value written ``-x=``."""
     words = options.split()
     flags = frozenset([word for word in words if not word.endswith("=")])
     values = frozenset([word[:-1] for word in words if word.endswith("=")])
-    return Wrapper(flags, values, frozenset(lines.split()), operands, rest, sets)
+    return Wrapper(flags, values, frozenset(lines.split()), operands, rest, sets_variables)
 
 
 def _map_names_to_wrapper(names: str, wrapper: Wrapper) -> dict[str, Wrapper]:
@@ -144,7 +144,7 @@ WRAPPERS: Mapping[str, Wrapper] = {
     **_map_names_to_wrapper("entr", _make_wrapper("-a -c -d -n -p -r -s -x -z", rest="line")),
     **_map_names_to_wrapper("ssh autossh", _make_wrapper(_SSH, operands=(1, 1), rest="line", lines="-o")),
     # one command behind options
-    "env": _make_wrapper("-i - -0 -v --ignore-environment --null --debug -u= -C= -a= -P= --unset= --chdir= --argv0=", sets=True),
+    "env": _make_wrapper("-i - -0 -v --ignore-environment --null --debug -u= -C= -a= -P= --unset= --chdir= --argv0=", sets_variables=True),
     **_map_names_to_wrapper("builtin busybox toybox catchsegv chronic command coproc eatmydata fghack ifne nocache nohup pgrphack unbuffer", _make_wrapper("-p -v -V")),
     **_map_names_to_wrapper("exec", _make_wrapper("-c -l -a=")),
     **_map_names_to_wrapper("time", _make_wrapper("-a -p -q -v --append --portability --quiet --verbose -f= -o= --format= --output=")),
@@ -167,7 +167,7 @@ WRAPPERS: Mapping[str, Wrapper] = {
     **_map_names_to_wrapper("chroot", _make_wrapper("-n --skip-chdir -g= -G= -u= --groups= --userspec=", operands=(1, 1))),
     **_map_names_to_wrapper("unshare", _make_wrapper("-c -C -f -i -m -n -p -r -T -u -U --cgroup --fork --ipc --mount --net --pid --time --user --uts --map-root-user --map-current-user --map-auto --mount-proc --keep-caps --kill-child -G= -R= -S= -w= -l= --root= --setgid= --setgroups= --setuid= --wd= --propagation=")),
     **_map_names_to_wrapper("nsenter", _make_wrapper("-a -C -c -e -F -i -m -n -p -r -T -U -u -w -Z --all --cgroup --env --follow-context --ipc --join-cgroup --keep-caps --mount --net --no-fork --pid --preserve-credentials --root --time --user --user-parent --uts --wd -G= -N= -S= -t= -W= --net-socket= --setgid= --setuid= --target= --wdns=")),
-    **_map_names_to_wrapper("sudo", _make_wrapper("-A -B -b -E -e -H -i -K -k -l -N -n -P -S -s -V -v --askpass --background --login --non-interactive --preserve-env --set-home --shell --stdin -C= -D= -g= -h= -p= -R= -r= -T= -t= -U= -u= --chdir= --close-from= --group= --host= --prompt= --user=", sets=True)),
+    **_map_names_to_wrapper("sudo", _make_wrapper("-A -B -b -E -e -H -i -K -k -l -N -n -P -S -s -V -v --askpass --background --login --non-interactive --preserve-env --set-home --shell --stdin -C= -D= -g= -h= -p= -R= -r= -T= -t= -U= -u= --chdir= --close-from= --group= --host= --prompt= --user=", sets_variables=True)),
     **_map_names_to_wrapper("doas", _make_wrapper("-L -n -s -C= -u=")),
     **_map_names_to_wrapper("pkexec", _make_wrapper("--disable-internal-agent --keep-cwd --user=")),
     **_map_names_to_wrapper("runcon", _make_wrapper("-c --compute -l= -r= -t= -u=", operands=(0, 1))),
@@ -198,7 +198,7 @@ WRAPPERS: Mapping[str, Wrapper] = {
     **_map_names_to_wrapper("ack ag bat delta", _make_wrapper(rest="none", lines="--pager")),
     **_map_names_to_wrapper("install", _make_wrapper(rest="none", lines="--strip-program")),
     **_map_names_to_wrapper("wget", _make_wrapper(rest="none", lines="--use-askpass -e --execute")),
-    **_map_names_to_wrapper("make", _make_wrapper(rest="none", lines="-E --eval", sets=True)),
+    **_map_names_to_wrapper("make", _make_wrapper(rest="none", lines="-E --eval", sets_variables=True)),
     **_map_names_to_wrapper("diff diff3 sdiff", _make_wrapper(rest="none", lines="--diff-program")),
     **_map_names_to_wrapper("mypy", _make_wrapper(rest="none", lines="--python-executable")),
     **_map_names_to_wrapper("pip pip3", _make_wrapper(rest="none", lines="--python --editor")),
@@ -463,7 +463,7 @@ def normalize_program_name(word: str) -> str:
 
 
 def _get_program_table_key(word: str) -> str:
-    """Return the name of a program in the tables, without a version, without the ``g`` of GNU tools, one name for all loaders."""
+    """Return the name of a program in the tables: without a version and the ``g`` of GNU tools, with one name for all loaders."""
     name = normalize_program_name(word)
     if LOADER.fullmatch(name):
         return "ld.so"
@@ -477,7 +477,7 @@ def _get_program_table_key(word: str) -> str:
 
 
 class _Derived(NamedTuple):
-    """A command that another one starts; for an *is_guess*, its first word is uncertain."""
+    """A command that another one starts: *is_possible* if that is not certain, *is_guess* if its first word may be no program."""
 
     command: Argv | Script
     is_possible: bool = False
@@ -487,10 +487,12 @@ class _Derived(NamedTuple):
 @lru_cache(CACHED)
 def find_started_commands(command: Argv | Script) -> StartedCommands:
     """Return the commands that a command starts, itself first."""
-    return _Search(command).collect_started_commands()
+    return _CommandSearch(command).collect_started_commands()
 
 
-class _Search:
+class _CommandSearch:
+    """Collects the commands that one command starts, up to a limit of characters."""
+
     def __init__(self, command: Argv | Script) -> None:
         self._command = command
         self._left = max(MAX_COPIES * _count_chars(command), MIN_DERIVED_CHARS)
@@ -499,6 +501,7 @@ class _Search:
         self._is_script = isinstance(command, Script)
 
     def collect_started_commands(self) -> StartedCommands:
+        """Derive commands from the command and from each derived command, and return all of them."""
         first = _Derived(self._command)
         pending, seen = [first], {first: None}
         while pending and self._left > 0:
@@ -556,7 +559,7 @@ class _Search:
                 yield from self._derive_from_interpreters(simple, text, written)
 
     def _derive_from_piped_text(self, simple: SimpleCommand, text: str, printed: Sequence[str]) -> Iterator[_Derived]:
-        """Yield the texts piped to an unknown program, because it may run them."""
+        """Yield the texts that the script pipes to a program that is in no table, because it may run them."""
         if _is_known_program(_get_program_table_key(simple.words[0])):
             return
         if simple.has_heredoc:
@@ -578,10 +581,10 @@ class _Search:
             if not written.isdisjoint(map(_get_file_name, files)):
                 yield _Derived(Script(text, "a file that it writes"), is_guess=True)
                 # Quotes in the output may hide a program from a search for its name.
-                is_script = _get_file_name(words[0]) in written or (_runs_files(name) and name not in CODE)
+                is_script = _get_file_name(words[0]) in written or (_runs_script_files(name) and name not in CODE)
                 if is_script or (name in CODE and STARTING_CODE.search(text)):
                     self._set_unclear(f"{words[0]!r} runs what the script writes, which may start programs")
-            has_commands = name in FILE_OPTIONS or _runs_files(name)
+            has_commands = name in FILE_OPTIONS or _runs_script_files(name)
             if has_commands and any(word.startswith(INPUTS) for word in (*files, *inputs)):
                 self._set_unclear(f"{words[0]!r} runs what it reads from another program")
             if not (simple.is_piped or simple.has_heredoc) or not _runs_standard_input(name, words):
@@ -602,7 +605,7 @@ class _Search:
         if name in SEARCHES:
             yield from _derive_from_exec_options(SEARCHES[name], words)
         elif name in TEXT_PROGRAMS or name in INDEXING:
-            self._mark_unclear_text_program(name, words)
+            self._mark_unclear_if_code_in_argument(name, words)
         elif name in CODE:
             yield from self._derive_from_code_options(name, words)
         elif name not in PROGRAMS:
@@ -617,7 +620,7 @@ class _Search:
             yield from self._derive_from_arguments(words[1:])
 
     def _derive_from_arguments(self, words: Argv) -> Iterator[_Derived]:
-        """Yield the possible commands in the arguments of an unknown program or git subcommand, which may be a wrapper."""
+        """Yield the commands that an unknown program or git subcommand may start: those that its arguments may be."""
         if words:
             yield _Derived(_make_script_from_words(words), is_possible=not self._is_script, is_guess=True)
             for found in _derive_from_each_word(words, _names_program_starter):
@@ -652,7 +655,7 @@ class _Search:
     def _derive_from_wrapped_words(
         self, name: str, wrapper: Wrapper, rest: Argv, *, is_guess: bool
     ) -> Iterator[_Derived]:
-        """Yield the commands in the words after the options of a wrapper."""
+        """Yield the commands in *rest*, the words after the options of a wrapper."""
         if wrapper.rest == "line":
             yield from map(_Derived, _parse_shell_line(" ".join(rest)))
         elif any(char.isspace() for char in rest[0]):  # not a program name: some wrappers pass it to a shell
@@ -682,7 +685,7 @@ class _Search:
             yield from [_Derived(line, is_possible=is_possible) for line in _parse_shell_line(" ".join(opened))]
 
     def _derive_from_option_value(self, text: str) -> Iterator[_Derived]:
-        """Yield the commands in the value of an option that names a program or holds code."""
+        """Yield the commands in the value of an option that names a program or contains code, which may mark the result unclear."""
         for line in _parse_shell_line(text):
             yield _Derived(line)
             if not isinstance(line, Script):
@@ -733,8 +736,8 @@ class _Search:
         if module == "timeit" and any(STARTING_CODE.search(word) for word in rest):
             self._set_unclear(f"the code behind {module!r} may start programs")
 
-    def _mark_unclear_text_program(self, name: str, words: Argv) -> None:
-        """Mark the result unclear if a text tool's program, or an index in a shell command, may start programs."""
+    def _mark_unclear_if_code_in_argument(self, name: str, words: Argv) -> None:
+        """Mark the result unclear if an awk or sed script, or an array index in a shell builtin, may start programs."""
         if name in INDEXING:
             if any(INDEX.search(word) for word in words):
                 self._set_unclear(f"the {words[0]!r} of a shell may start programs in an index")
@@ -775,7 +778,7 @@ class _Search:
             yield from map(_Derived, _parse_shell_line(line) if is_helper else ())
 
     def _read_git_options(self, words: Argv) -> tuple[Argv, list[str]]:
-        """Return the words of git from the subcommand on, and the ``-c`` settings before it."""
+        """Return (words from the subcommand on, ``-c`` settings) of a git command; ``--config-env`` marks the result unclear."""
         at, settings = 1, list[str]()
         while at < len(words) and not _is_operand(words[at]):
             option, equals, _ = words[at].partition("=")
@@ -815,7 +818,7 @@ def _parse_shell_line(text: str) -> list[Argv | Script]:
 
 
 def _find_wrappers(name: str, words: Argv) -> Iterator[tuple[Wrapper, int]]:
-    """Yield the syntax of a program and its subcommands, each with the index of its first word."""
+    """Yield (syntax, index of the first argument) of a program and of its subcommands that start others."""
     if name == "command" and words[1:2] in {("-v",), ("-V",)}:  # it only prints the path of the program
         return
     if found := WRAPPERS.get(name):
@@ -835,7 +838,7 @@ def _find_wrappers(name: str, words: Argv) -> Iterator[tuple[Wrapper, int]]:
 
 
 def _unwrap_commands(words: Argv) -> list[Argv]:
-    """Return a command and the commands behind its wrappers. All of them read the same standard input."""
+    """Return a command and the commands behind its wrappers, which all read the same standard input."""
     found = {words: None}
     pending = [words] if len(words) <= COMMAND_WORDS else []
     while pending and len(found) <= MAX_WRAPPERS:
@@ -849,7 +852,7 @@ def _unwrap_commands(words: Argv) -> list[Argv]:
 
 
 def find_option_ends(words: Sequence[str], starts: Iterable[int]) -> set[int]:
-    """Return the possible end indexes of options that start at *starts*; any option may take the next word as its value."""
+    """Return the indexes at which options from the indexes *starts* on may end; any option may have the next word as its value."""
     ends, reached = set[int](), set(starts)
     if reached:
         for at in range(min(reached), len(words)):
@@ -863,7 +866,7 @@ def find_option_ends(words: Sequence[str], starts: Iterable[int]) -> set[int]:
 
 
 def _find_command_starts(wrapper: Wrapper, words: Argv, first: int) -> list[int]:
-    """Return the possible start indexes of the command behind a wrapper."""
+    """Return the indexes at which the command behind a wrapper may start; *first* is the index of its first argument."""
     starts, seen = set[int](), set[tuple[int, int, bool]]()
     pending = [(first, 0, True)]
     while pending:
@@ -948,7 +951,7 @@ def _derive_from_variable_values(settings: Iterable[str]) -> Iterator[_Derived]:
 
 
 def _awk_starts_programs(program: str) -> bool:
-    """Return whether an awk program runs commands, ignoring its texts and patterns; unreadable parts count completely."""
+    """Return whether an awk program runs commands; texts and patterns in it are ignored, except in unreadable parts."""
     code, at, previous = list[str](), 0, ""
     while found := AWK_TOKEN.match(program, at):
         piece = found[0]
@@ -967,7 +970,7 @@ def _awk_starts_programs(program: str) -> bool:
 
 
 def _sed_starts_programs(program: str) -> bool:
-    """Return whether a sed program runs commands, reading delimiters in brackets both ways."""
+    """Return whether a sed program runs commands, if delimiters in brackets end a pattern or do not."""
     return any(STARTING_SED.search(text) for text in {program, SED_BRACKETS.sub("_", program)})
 
 
@@ -987,19 +990,19 @@ def _derive_from_perl_pipes(words: Argv) -> Iterator[_Derived]:
 
 
 def _exports_variables(words: Sequence[str]) -> bool:
-    """Return whether a command exports variables of a script to the programs that it starts."""
+    """Return whether a command of a script exports variables to the programs that the script starts."""
     if words[0] == "set":
         return any(word == "allexport" or (word[:1] == "-" and "a" in word) for word in words[1:])
     return words[0] in {"export", "declare", "typeset"}
 
 
 def _is_known_program(name: str) -> bool:
-    """Return whether a table contains a program."""
+    """Return whether one of the tables contains a program."""
     return any(name in table for table in (PROGRAMS, SEARCHES, GITS, TEXT_PROGRAMS))
 
 
-def _runs_files(name: str) -> bool:
-    """Return whether a program runs files after any options, as shells and interpreters do."""
+def _runs_script_files(name: str) -> bool:
+    """Return whether a program runs files that are its arguments, as shells and interpreters do."""
     return name in {".", "source"} or name in CODE or (name in WRAPPERS and WRAPPERS[name].rest == "shell")
 
 
@@ -1008,14 +1011,14 @@ def _get_file_name(word: str) -> str:
 
 
 def _find_files_to_run(name: str, words: Argv) -> list[str]:
-    """Return the words of a command that may name a file to run, including an unknown program."""
+    """Return the words of a command that may name a file to run; for an unknown program, all its words."""
     if name in FILE_OPTIONS:
         return list(_find_option_values(FILE_OPTIONS[name], words[1:]))
-    return list(words) if _runs_files(name) or not _is_known_program(name) else []
+    return list(words) if _runs_script_files(name) or not _is_known_program(name) else []
 
 
 def _find_files_written_by_programs(script: ParsedScript) -> list[str]:
-    """Return the words of a script that name files in which its programs may store its texts, such as the operands of ``tee``."""
+    """Return the words that name files in which programs of a script may store text of the script, such as operands of ``tee``."""
     commands = [words for simple in script.commands for words in _unwrap_commands(simple.words)]
     found = [name for words in commands for name in _find_output_files(words)]
     # A copy of a written file has its text.
@@ -1027,7 +1030,7 @@ def _find_files_written_by_programs(script: ParsedScript) -> list[str]:
 
 
 def _find_output_files(words: Argv) -> list[str]:
-    """Return the words of a command that name files in which it stores its input or a text of its code."""
+    """Return the words of a command that name files to which it writes its input or a text in its code."""
     name = _get_program_table_key(words[0])
     if name in {"sponge", "tee"}:
         return list(filter(_is_operand, words[1:]))
@@ -1039,7 +1042,7 @@ def _find_output_files(words: Argv) -> list[str]:
 
 
 def _runs_standard_input(name: str, words: Argv) -> bool:
-    """Return whether a program runs its input: an interpreter without a file or code, ``ssh`` without a command, ``make -f -``."""
+    """Return whether a program runs its standard input: an interpreter without a file, ``ssh`` without a command, ``make -f -``."""
     operands = [word for word in words[1:] if _is_operand(word)]
     if name in {"-", "at", "batch"}:
         return True
@@ -1071,13 +1074,17 @@ def _starts_shell_without_command(name: str, words: Argv, operands: Sequence[str
     return not has_command and len(operands) < STARTING_SHELLS[name]
 
 
-def _derive_from_each_word(words: Sequence[str], may_begin: Callable[[str], bool] = _is_operand) -> Iterator[_Derived]:
-    """Yield a command from each word on, as it may start anywhere, and the commands in words that are whole lines."""
+def _derive_from_each_word(
+    words: Sequence[str], may_start_command: Callable[[str], bool] = _is_operand
+) -> Iterator[_Derived]:
+    """Yield a command from each word on that *may_start_command*, and the commands in words that are whole lines."""
     for at, word in enumerate(words):
-        if word and may_begin(word):
+        if word and may_start_command(word):
             yield _Derived(tuple(words[at:]), is_guess=True)
         if any(char.isspace() for char in word):
-            yield from [_Derived(line, is_guess=may_begin is not _is_operand) for line in _parse_shell_line(word)]
+            yield from [
+                _Derived(line, is_guess=may_start_command is not _is_operand) for line in _parse_shell_line(word)
+            ]
 
 
 def _names_program_starter(word: str) -> bool:

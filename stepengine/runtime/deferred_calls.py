@@ -12,7 +12,7 @@ from stepengine.data.effects import CallTool
 from stepengine.data.messages import ToolResult
 from stepengine.errors import ToolError
 from stepengine.runtime.performer import Item
-from stepengine.tools.conversion import as_result
+from stepengine.tools.conversion import make_tool_result
 
 
 @attrs.define(eq=False)
@@ -69,7 +69,7 @@ class DeferredCalls:
             ToolError: when no call with that id waits, or those of several runs do and *path* does not say which.
         """
         future = self._get_waiting_call(call_id, path)[1]
-        future.get_loop().call_soon_threadsafe(_set_result_once, future, as_result(result))
+        future.get_loop().call_soon_threadsafe(_set_result_once, future, make_tool_result(result))
 
     def get_call_address(self, call_id: str, path: str | None = None) -> tuple[str, int]:
         """
@@ -93,7 +93,7 @@ class DeferredCalls:
             self._early[call_address] = result
             return
         self._settled.add(call_address)
-        _set_result_once(waiting[0], as_result(result))
+        _set_result_once(waiting[0], make_tool_result(result))
 
     def _get_waiting_call(self, call_id: str, path: str | None) -> tuple[tuple[str, int], asyncio.Future[ToolResult]]:
         waiting = {key: entry for key, entry in list(self.expected.items()) if not entry.result.done()}

@@ -65,7 +65,7 @@ from stepengine.server.run_requests import ForkRun, ResumeRun, StartRequest
 from stepengine.server.studio import QuestionDetails, RunPageData, get_page, get_page_file
 from stepengine.server.vercel import OPERATIONS as VERCEL
 from stepengine.server.webhooks import OPERATIONS as HOOKS
-from stepengine.tools.agent_tools import params_schema
+from stepengine.tools.agent_tools import get_params_schema
 from stepengine.tools.bundled.history_tool import message_to_text
 
 if TYPE_CHECKING:
@@ -614,7 +614,7 @@ def _summarize_agent(agent: AgentDefinition) -> dict[str, Any]:
         "name": agent.display_name or agent.id,
         "description": agent.description,
         "prompt": None if agent.input_schema is None else agent.input_schema.prompt,
-        "params": plain(params_schema(agent)) or None,
+        "params": plain(get_params_schema(agent)) or None,
         "tools": list(agent.tool_names),
         "spawns": list(agent.spawnable_ids),
         "model": None if agent.model is None else str(agent.model),

@@ -69,7 +69,7 @@ class SessionStoreAdapter:
 
     async def load(self, session_id: str) -> Session:
         """
-        Return a session; any failure of the store raises ``SessionError``.
+        Load and return a session; any failure of the store raises ``SessionError``.
 
         Raises:
             SessionError: if the store fails.
@@ -83,7 +83,7 @@ class SessionStoreAdapter:
             raise SessionError(msg) from error
 
     async def _load_from_store(self, session_id: str) -> Session:
-        """Load a session by the methods of the store; a stored state is used only if it belongs to the stored messages."""
+        """Load a session by the methods that the store has; a stored state is used only if it belongs to the stored messages."""
         if self.is_whole:
             loaded: Session = await self._call_store(self.store.load, session_id)
             return loaded
@@ -100,7 +100,7 @@ class SessionStoreAdapter:
 
     async def save(self, session: Session) -> Session:
         """
-        Store a session and return it as stored; raise ``SessionConflict`` if the store detects another save.
+        Store a session, and return it with its new version if the store has versions.
 
         Raises:
             SessionConflict: if the session was saved by another writer after it was loaded, and the store detects that.
@@ -117,7 +117,7 @@ class SessionStoreAdapter:
 
     async def delete(self, session_id: str) -> None:
         """
-        Delete a session and the journals of its runs from a store that can delete.
+        Delete a session and the journals of its runs; the store must have the method ``delete``.
 
         Raises:
             SessionError: if the store fails.
@@ -153,7 +153,7 @@ def make_next_session(
     journal: str | None = None,
 ) -> Session:
     """
-    Return the session *before* with the state, status and metadata of a run that ended in it.
+    Return the session *before*, updated with the state, status and metadata of a run that ended in it.
 
     *children* are the sessions started in the run, *usage* is that of all runs in the session, and *turns* their number.
     *metadata* is merged into that of the session.
@@ -256,7 +256,7 @@ class _SessionHooks:
 
     async def save_session(self, ctx: HookContext, result: Any, session_id: str) -> int:
         """
-        Save a run's result and return the new version; raise ``SessionConflict`` if the session changed since the run started.
+        Save a run's result and return the new version; raise ``SessionConflict`` if another writer saved the session meanwhile.
         """
         before, version = await self.store.load(session_id), ctx.values.get(VERSION)
         if version is not None and before.version != version:

@@ -136,9 +136,7 @@ class SessionStore(Protocol):
 
 @runtime_checkable
 class StateStore(Protocol):
-    """
-    A store that also stores the state of the last run as JSON, and the name of its journal while it waits.
-    """
+    """A store that also stores the state of the last run as JSON, and the name of its journal while it waits."""
 
     def get_state(self, session_id: str, /) -> MaybeAwaitable[dict[str, Any] | None]:
         """Return the object that ``save_state`` stored, or ``None``."""
@@ -152,7 +150,7 @@ class DeletingStore(Protocol):
     """A store that can delete sessions, as ``DELETE /sessions/SESSION`` of a server needs."""
 
     def delete(self, session_id: str, /) -> MaybeAwaitable[None]:
-        """Remove a session with the journals of its runs; one that is not known is not an error."""
+        """Remove a session with the journals of its runs; do nothing for an unknown session."""
 
 
 @runtime_checkable
@@ -187,15 +185,15 @@ class TurnStore(Protocol):
     """A store with a location for the journals of a session's runs."""
 
     def get_journal_location(self, session_id: str, /) -> JournalLocation:
-        """Return the location; it is not created."""
+        """Return the location of the journals, without creating it."""
 
 
-def check_session_id(session_id: str) -> str:
+def require_session_id(session_id: str) -> str:
     """
-    Return *session_id* if it is 1 to 1,000 characters of text; else raise ``SessionError``.
+    Return *session_id* if it is a text of 1 to 1,000 characters; else raise ``SessionError``.
 
     Raises:
-        SessionError: if it is empty, longer than 1,000 characters, or not a text.
+        SessionError: If it is empty, longer than 1,000 characters, or not a text.
     """
     given: object = session_id
     if not isinstance(given, str) or not 0 < len(given) <= MAX_ID_CHARS:
@@ -218,10 +216,10 @@ def messages_to_json(messages: Iterable[Message]) -> list[dict[str, Any]]:
 
 def messages_from_json(data: Iterable[object]) -> list[Message]:
     """
-    Return messages from the JSON of ``messages_to_json``; raise ``SessionError`` for other JSON.
+    Return messages from the JSON of ``messages_to_json``.
 
     Raises:
-        SessionError: for other JSON, with its position.
+        SessionError: For an item that is not a stored message, with its position.
     """
     found: list[Message] = []
     for number, item in enumerate(data):
@@ -248,7 +246,7 @@ class _TranscriptRepair:
         self._known = {""}
 
     def add_message(self, message: Message) -> None:
-        """Add a message; duplicate results, results without a call and invalid calls are dropped with a note."""
+        """Add a message; drop duplicate results, results without a call and invalid calls, with a note for each."""
         if isinstance(message, ToolMessage):
             if message.tool_call_id in self._waiting and message.tool_call_id not in self._results:
                 self._results[message.tool_call_id] = message
@@ -259,7 +257,7 @@ class _TranscriptRepair:
         self.made.append(self._remove_invalid_calls(message) if isinstance(message, AssistantMessage) else message)
 
     def flush_results(self) -> None:
-        """Append a result for each call of the last reply, in the order of the calls; a missing one becomes an error result."""
+        """Append the results of the last reply in the order of its calls, an error result for a missing one; call it at the end, too."""
         found = self._results
         if [call_id for call_id in self._waiting if call_id in found] != list(found):
             self.notes.append(

@@ -37,10 +37,10 @@ from stepengine.sessions.session import (
     JournalLocation,
     Session,
     SessionInfo,
-    check_session_id,
     messages_from_json,
     messages_to_json,
     repair_transcript,
+    require_session_id,
 )
 from stepengine.workspace.after_fork import Lock
 from stepengine.workspace.atomic import create_folder_durably, replace_path
@@ -168,7 +168,7 @@ class Store(ABC):
     def add_child(self, session_id: str, child_id: str, *, tool_call_id: str | None = None) -> Session:
         """Save a session as a child of another one, add its id to the parent, and return the child."""
         info = SessionInfo(
-            session_id=check_session_id(child_id), parent_session_id=session_id, parent_tool_call_id=tool_call_id
+            session_id=require_session_id(child_id), parent_session_id=session_id, parent_tool_call_id=tool_call_id
         )
         child = self.save(attrs.evolve(self.load(child_id), info=info))
 
@@ -191,9 +191,9 @@ class Store(ABC):
         msg = f"the session {session_id!r} could not be changed in {MAX_ATTEMPTS} attempts, because other writers saved it each time"
         raise SessionConflict(msg)
 
-    def _make_next_version(self, session: Session, version: int) -> Session:
-        """Return *session* with its next version and time; raise ``SessionConflict`` unless *version*, the stored one, is its version."""
-        check_session_id(session.session_id)
+    def _make_next_version_or_conflict(self, session: Session, version: int) -> Session:
+        """Return *session* with the next version and time; raise ``SessionConflict`` if the stored *version* differs from its own."""
+        require_session_id(session.session_id)
         if version != session.version:
             msg = (
                 f"the session {session.session_id!r} was saved by another writer: version {session.version} was loaded, and "
@@ -222,20 +222,20 @@ class MemorySessions(Store):
 
     @override
     def load(self, session_id: str) -> Session:
-        found = self._sessions.get(check_session_id(session_id))
+        found = self._sessions.get(require_session_id(session_id))
         return found or Session(info=SessionInfo(session_id=session_id))
 
     @override
     def save(self, session: Session) -> Session:
         with self._lock:
             stored = self._sessions.get(session.session_id)
-            made = self._make_next_version(session, stored.version if stored else 0)
+            made = self._make_next_version_or_conflict(session, stored.version if stored else 0)
             self._sessions[session.session_id] = made
             return made
 
     @override
     def get_journal_location(self, session_id: str) -> JournalLocation:
-        return JournalLocation(memory=self._turns.setdefault(check_session_id(session_id), {}), keep=1)
+        return JournalLocation(memory=self._turns.setdefault(require_session_id(session_id), {}), keep=1)
 
     @override
     def list(self) -> list[SessionInfo]:
@@ -287,7 +287,7 @@ def _encode_messages(messages: Transcript) -> Sequence[bytes]:
 
 
 def _parse_messages(lines: Iterator[bytes], where: str) -> list[Message]:
-    """Return messages from JSON lines; raise ``SessionError`` with the number of a line that is not a message."""
+    """Return the messages in JSON lines; raise ``SessionError`` for a line that is not a message, with its number."""
     found: list[Message] = []
     for number, line in enumerate(lines, start=1):
         try:
@@ -326,7 +326,7 @@ def _metadata_to_json(session: Session) -> dict[str, object]:
 
 
 def _session_from_metadata(data: Any, session_id: str, where: str) -> Session:
-    """Return a session without messages and state from its JSON metadata; raise ``SessionError`` for invalid or another session's data."""
+    """Return a session without messages and state from its metadata; raise ``SessionError`` if that is invalid or of another session."""
     try:
         if data["session_id"] != session_id:
             msg = f"{where} is about the session {data['session_id']!r}, not {session_id!r}"
@@ -371,7 +371,7 @@ def _parse_time(text: str | None) -> datetime | None:
 
 
 def _state_to_json(session: Session) -> dict[str, object] | None:
-    """Return the state of a session as JSON without its history, but with the history's size and digest; ``None`` without a state."""
+    """Return the state of a session as JSON, with size and digest in place of the history; ``None`` if it has no state."""
     state = session.state
     if state is None:
         return None
@@ -418,7 +418,7 @@ def make_folder_name(session_id: str) -> str:
 
     All characters except ``a-z``, ``0-9``, ``_`` and ``-`` are percent-encoded; after 100 bytes a digest replaces the rest.
     """
-    encoded = "".join(chr(b) if b in PLAIN else f"%{b:02x}" for b in check_session_id(session_id).encode())
+    encoded = "".join(chr(b) if b in PLAIN else f"%{b:02x}" for b in require_session_id(session_id).encode())
     if len(encoded) <= MAX_NAME_BYTES:
         return encoded
     return f"{encoded[: MAX_NAME_BYTES - 66]}.{hashlib.sha256(session_id.encode()).hexdigest()}"
@@ -472,14 +472,14 @@ class FileSessions(Store):
         session = Session(info=SessionInfo(session_id=session_id))
         if described is not None:
             session = _session_from_metadata(described, session_id, str(folder / METADATA))
-        history, state = (_find_valid_file(folder / name, session.version) for name in (HISTORY, STATE))
+        history, state = (_get_valid_path(folder / name, session.version) for name in (HISTORY, STATE))
         lines = self._read_history(folder, session.version).splitlines()
         messages = _parse_messages(iter(lines), str(history))
         return _add_messages_and_state(session, messages, _read_json(state), str(state))
 
     def _read_history(self, folder: Path, version: int) -> bytes:
-        """Return the complete lines of the history, without those that an interrupted save of the next version appended."""
-        content = _read_file(_find_valid_file(folder / HISTORY, version)) or b""
+        """Return the complete lines of the history of *version*, without those that an interrupted later save appended."""
+        content = _read_file(_get_valid_path(folder / HISTORY, version)) or b""
         interrupted = _read_json(_make_versioned_path(folder / STATE, version + 1))
         if isinstance(interrupted, dict) and type(interrupted.get("kept")) is int:
             content = content[: interrupted["kept"]]
@@ -499,7 +499,7 @@ class FileSessions(Store):
                     if described is None
                     else _session_from_metadata(described, session.session_id, str(folder)).version
                 )
-                made = self._make_next_version(session, stored)
+                made = self._make_next_version_or_conflict(session, stored)
                 self._write_history_and_state(folder, made)
                 described = json.dumps(_metadata_to_json(made), indent=2, ensure_ascii=False).encode()
                 replace_path(folder / METADATA, described, mode=OWNER_FILE_MODE)
@@ -514,7 +514,7 @@ class FileSessions(Store):
         return JournalLocation(folder=self.folder(session_id) / "turns")
 
     def _write_history_and_state(self, folder: Path, session: Session) -> None:
-        """Write the history and the state of a new version so that the stored version stays valid until the metadata is written."""
+        """Write history and state of a new version; the stored version stays valid until the metadata is written."""
         version, whole = session.version, b"".join(_encode_messages(session.messages))
         _rename_versioned_files(folder, version - 1)
         kept = self._read_history(folder, version - 1)
@@ -523,7 +523,7 @@ class FileSessions(Store):
         is_longer = history.exists() and whole.startswith(kept)
         if not is_longer:
             replace_path(rewritten, whole, mode=OWNER_FILE_MODE)
-        # Before the history becomes longer: `kept` tells the old lines from those of this save.
+        # Before the history becomes longer: `kept` distinguishes the old lines from those of this save.
         state = {**(_state_to_json(session) or NO_STATE), "kept": len(kept)}
         replace_path(_make_versioned_path(folder / STATE, version), canonical(state).encode(), mode=OWNER_FILE_MODE)
         if is_longer:
@@ -608,27 +608,27 @@ CACHE_FILE = FileFormat("a cached value", re.compile(rb'\{"key":"'), SessionErro
 
 def _check_own_files(folder: Path) -> None:
     """
-    Raise unless the files of a session in *folder* are missing or in our format.
+    Raise ``SessionError`` unless the files of a session in *folder* are missing or in our format.
 
     After valid metadata no other file is checked: metadata are written last, and a history may be cut off at any byte.
     """
-    for pattern, of in OWN_FILES.items():
+    for pattern, file_format in OWN_FILES.items():
         for path in folder.glob(pattern):
             # Files that are not regular are rejected when they are read. The first save of another process may rename one here.
             with suppress(FileNotFoundError):
                 if path.is_file() and not path.is_symlink() and path.stat().st_size:
-                    of.check(path)
+                    file_format.check(path)
                     if pattern == METADATA:
                         return
 
 
 def _make_versioned_path(path: Path, version: int) -> Path:
-    """Return the path of a file of one version, under which it is written before that version is valid."""
+    """Return the path for the file of one version, which is used until that version is valid."""
     return path.with_name(f"{path.stem}.{version}{path.suffix}")
 
 
-def _find_valid_file(path: Path, version: int) -> Path:
-    """Return the versioned path of a file if it exists, because its save was interrupted; else its usual path."""
+def _get_valid_path(path: Path, version: int) -> Path:
+    """Return the path of the valid file of *version*: the versioned path if it exists, after an interrupted save; else *path*."""
     versioned = _make_versioned_path(path, version)
     return versioned if versioned.exists() else path
 
@@ -642,7 +642,7 @@ def _rename_versioned_files(folder: Path, version: int) -> None:
 
 
 def _read_file(path: Path) -> bytes | None:
-    """Return the bytes of a file, ``None`` if it is missing; raise ``SessionError`` for links, special and too large files."""
+    """Return the bytes of a file, ``None`` if it is missing; raise ``SessionError`` for a link, a special or a too large file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -728,13 +728,13 @@ class SqliteSessions(Store):
 
     @contextmanager
     def _write_transaction(self) -> Iterator[sqlite3.Connection]:
-        """Yield a connection with a write transaction under the database's lock."""
+        """Yield a connection with a write transaction, under the lock of the database."""
         with self._open_database() as database, database.lock, database.writing() as connection:
             yield connection
 
     @override
     def load(self, session_id: str) -> Session:
-        check_session_id(session_id)
+        require_session_id(session_id)
         with self._read_transaction() as database:
             row = database.execute("SELECT described, state FROM sessions WHERE id = ?", (session_id,)).fetchone()
             if row is None:
@@ -751,7 +751,7 @@ class SqliteSessions(Store):
         identity = session.session_id
         with self._write_transaction() as database:
             row = database.execute("SELECT version FROM sessions WHERE id = ?", (identity,)).fetchone()
-            made = self._make_next_version(session, row[0] if row else 0)
+            made = self._make_next_version_or_conflict(session, row[0] if row else 0)
             self._replace_changed_messages(database, identity, _encode_messages(made.messages))
             state = _state_to_json(made)
             database.execute(
@@ -764,7 +764,7 @@ class SqliteSessions(Store):
             return made
 
     def _replace_changed_messages(self, database: sqlite3.Connection, identity: str, lines: Sequence[bytes]) -> None:
-        """Replace the stored messages from the first changed one on."""
+        """Replace the stored messages of a session from the first changed message on."""
         stored = database.execute("SELECT line FROM messages WHERE id = ? ORDER BY number", (identity,))
         same = 0
         for (line,) in stored:
@@ -780,7 +780,7 @@ class SqliteSessions(Store):
         """Return the database for journals, which is a separate file, with a prefix for the session."""
         return JournalLocation(
             database=self._journals_path,
-            prefix=f"s{hashlib.sha256(check_session_id(session_id).encode()).hexdigest()[:40]}-",
+            prefix=f"s{hashlib.sha256(require_session_id(session_id).encode()).hexdigest()[:40]}-",
         )
 
     @property
@@ -845,14 +845,14 @@ class DocumentSessions(Store):
 
     @abstractmethod
     def read_document(self, key: str) -> str | None:
-        """Return the stored text, ``None`` if there is none."""
+        """Return the stored text of a key; ``None`` if there is none."""
 
     @abstractmethod
     def write_document(self, key: str, text: str | None, replaces: str | None) -> bool:
         """
-        Store *text* durably if the stored text is *replaces*; return whether it was. ``None`` means no document.
+        Store *text* durably if the stored text equals *replaces*, and return True; else return False.
 
-        The comparison and the write are atomic.
+        ``None`` means no document: as *text* it deletes the document. The comparison and the write are atomic.
         """
 
     @abstractmethod
@@ -861,15 +861,15 @@ class DocumentSessions(Store):
 
     @override
     def load(self, session_id: str) -> Session:
-        text = self._call_converting_os_errors(partial(self.read_document, SESSION + check_session_id(session_id)))
+        text = self._call_converting_os_errors(partial(self.read_document, SESSION + require_session_id(session_id)))
         return self._parse_session(session_id, text)
 
     @override
     def save(self, session: Session) -> Session:
-        """Store a session if its document is unchanged since it was read, else raise ``SessionConflict``; return the new version."""
+        """Store a session and return it with its new version; raise ``SessionConflict`` if its document was changed meanwhile."""
         identity = session.session_id
         before = self._call_converting_os_errors(partial(self.read_document, SESSION + identity))
-        made = self._make_next_version(session, self._parse_session(identity, before).version)
+        made = self._make_next_version_or_conflict(session, self._parse_session(identity, before).version)
         document = {
             "session": _metadata_to_json(made), "messages": messages_to_json(made.messages), "state": _state_to_json(made),
         }  # fmt: skip
@@ -905,7 +905,7 @@ class DocumentSessions(Store):
         self._replace_document(CACHE + key, canonical(freeze(cached)))
 
     def _replace_document(self, key: str, text: str | None) -> None:
-        """Store a document, or delete it for ``None``, whatever is stored; raise ``SessionConflict`` after too many attempts."""
+        """Store *text*, or delete the document for ``None``, whatever is stored; raise ``SessionConflict`` after too many attempts."""
         for _ in range(MAX_ATTEMPTS):
             before = self._call_converting_os_errors(partial(self.read_document, key))
             if before == text or self._call_converting_os_errors(partial(self.write_document, key, text, before)):
@@ -914,7 +914,7 @@ class DocumentSessions(Store):
         raise SessionConflict(msg)
 
     def _parse_session(self, session_id: str, text: str | None) -> Session:
-        """Return the session in a stored document, a new one for ``None``; raise ``SessionError`` if it is invalid."""
+        """Return the session in the text of a document, a new session for ``None``; raise ``SessionError`` for an invalid text."""
         if text is None:
             return Session(info=SessionInfo(session_id=session_id))
         where = f"the document of the session {session_id!r}"
@@ -934,17 +934,17 @@ class DocumentSessions(Store):
             raise SessionError(msg) from error
 
 
-def _delete_journals(place: JournalLocation) -> None:
+def _delete_journals(location: JournalLocation) -> None:
     """Delete the journals of a session with their mailboxes, in memory, in a folder or in a database."""
     import sqlite3
 
-    if place.memory is not None:
-        place.memory.clear()
-    if place.folder is not None:
-        shutil.rmtree(place.folder, ignore_errors=True)
-    if place.database is None or not place.database.exists():
+    if location.memory is not None:
+        location.memory.clear()
+    if location.folder is not None:
+        shutil.rmtree(location.folder, ignore_errors=True)
+    if location.database is None or not location.database.exists():
         return
-    database = Database.open(place.database, place.database.lstat(), seconds=BUSY_SECONDS)
+    database = Database.open(location.database, location.database.lstat(), seconds=BUSY_SECONDS)
     try:
         with database.lock, database.writing() as connection:
             found = connection.execute(
@@ -953,10 +953,10 @@ def _delete_journals(place: JournalLocation) -> None:
             for (table,) in found.fetchall():
                 connection.execute(
                     f"DELETE FROM {table} WHERE run >= ? AND run < ?",  # noqa: S608 - names of ours
-                    (place.prefix, f"{place.prefix}~"),
+                    (location.prefix, f"{location.prefix}~"),
                 )
     except (OSError, sqlite3.Error) as error:
-        msg = f"{str(place.database)!r}: {describe_database_error(error, BUSY_SECONDS)}"
+        msg = f"{str(location.database)!r}: {describe_database_error(error, BUSY_SECONDS)}"
         raise SessionError(msg) from error
     finally:
         database.close()

@@ -495,7 +495,7 @@ def _clean_pair(piece: str, redactor: Redactor) -> str:
         is_nested = (plain[0] in "{[" or "://" in plain or "?" in plain) and redactor.may_contain_secret(plain)
         clean = redactor.redact_json_text(plain) if is_nested else plain
         return piece if clean == plain else f"{name}{sign}{quote_plus(clean, safe='<>:~=')}"
-    return f"{name}{sign}{redactor.make_named_placeholder(plain, unquote_plus(name), 'parameter')}"
+    return f"{name}{sign}{redactor.make_placeholder_for_named_secret(plain, unquote_plus(name), 'parameter')}"
 
 
 @frozen
@@ -515,7 +515,7 @@ class Cleaner:
 
     @redactor.default
     def _redactor_with_known(self) -> Redactor:
-        return self.base.with_known(self.known)
+        return self.base.with_known_values(self.known)
 
     def clean_request(self, request: RecordedRequest) -> RecordedRequest:
         """Return *request* without secrets, and without headers that are neither compared nor secret."""
@@ -586,7 +586,11 @@ class Cleaner:
 
     def _make_secret_placeholder(self, secret: str, name: str, place: Place) -> str:
         """Return the placeholder for *secret*; a placeholder stays as it is."""
-        return secret if PLACEHOLDER.fullmatch(secret) else self.redactor.make_named_placeholder(secret, name, place)
+        return (
+            secret
+            if PLACEHOLDER.fullmatch(secret)
+            else self.redactor.make_placeholder_for_named_secret(secret, name, place)
+        )
 
     def clean_body(self, body: bytes, content_type: str = "", level: int = 0) -> bytes:
         """Return *body* cleaned as the form, JSON or text that it is; binary bodies lose only known values."""

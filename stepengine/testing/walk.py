@@ -262,7 +262,7 @@ class Walk:
     def close(self) -> None:
         """Close the handler at its yield, as when a run ends there."""
         self._steps.close()
-        self._kept.close()
+        self._kept.close_without_waiting()
 
     @property
     def _handler_name(self) -> str:
@@ -290,10 +290,10 @@ class Walk:
                 asked = self._throw_bad_yield_error(asked)
         except StopIteration as stop:
             self._asked = HandlerReturned(stop.value)
-            self._kept.close()
+            self._kept.close_without_waiting()
         except BaseException as error:
             self._asked, self._error = None, error
-            self._kept.close()
+            self._kept.close_without_waiting()
             raise
         else:
             self._asked = asked

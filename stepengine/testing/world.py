@@ -488,7 +488,7 @@ class SimulatedProcess:
                 machine.close()
             kept = self._kept.pop(run.plan.path, None)
             if kept is not None:
-                kept.close()
+                kept.close_without_waiting()
 
     def _check_author_invariants(self, state: AgentState, path: str) -> None:
         """Call the author's invariants with a state and all events so far; raise ``Violation`` for one that does not hold."""

@@ -1,8 +1,7 @@
 """
 Tools that run other agents: ``spawn_tools``, ``task_tool``, ``agent_tool``.
 
-All of them become the same effect. What an agent expects stands in its ``input_schema``; here it becomes the schema of a
-tool.
+All of them make the same effect. The ``input_schema`` of an agent becomes the input schema of its tool.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ from stepengine.tools.arguments import remove_titles
 from stepengine.tools.control import (
     ALIASES,
     ask_user_tool,
-    control_tools_by_name,
-    find_tools_tool,
-    lookup_agent_info_tool,
-    make_checked_tool,
+    get_control_tools_by_name,
+    make_find_tools_tool,
+    make_lookup_agent_info_tool,
+    make_tool_with_validation,
 )
 from stepengine.tools.definition import Tool, check_tool_name
 from stepengine.tools.repair import make_repairer
-from stepengine.tools.schemas import STRING, JsonSchema, make_validator, object_schema, with_description
+from stepengine.tools.schemas import STRING, JsonSchema, make_object_schema, make_validator, with_description
 
 TAIL_DIVISOR = 5
-"""One part in five is kept of the end, where conclusions are; the beginning says what the text is about."""
+"""A fifth of the kept text is from the end, which has conclusions; the beginning names the subject."""
 NOTE_CHARS = 500
-"""The note about what is not shown is shorter, also with the longest names of tools."""
+"""The note about the omitted part is shorter, even with the longest tool names."""
 
 SPAWN_AGENTS = """\
 Run one or more agents at the same time and get their results in order.
@@ -66,13 +65,13 @@ def spawn_tools(*, inline: bool = False, lookup: bool = False) -> list[Tool]:
     """
     Return ``spawn_agents``, the tool by which a model runs spawnable agents, and optionally two related tools.
 
-    An agent that has it is offered each of its spawnable agents as a tool of its own, too: ``file-picker`` as
-    ``file_picker(prompt, params)``. A handler may call ``spawn_agents`` and the two below without having them; one agent it
-    runs with ``AgentCall``.
+    An agent with ``spawn_agents`` also receives each of its spawnable agents as a separate tool: ``file-picker`` as
+    ``file_picker(prompt, params)``. A handler may call ``spawn_agents`` and the two tools below even if its agent does not
+    have them. To run one agent, a handler uses ``AgentCall``.
 
     Args:
-        inline: Add ``spawn_agent_inline``, whose agent goes on from the history and leaves its own in its place.
-        lookup: Add ``lookup_agent_info``, which tells of an agent of the engine.
+        inline: Add ``spawn_agent_inline``, whose agent continues from the history and replaces it.
+        lookup: Add ``lookup_agent_info``, which describes an agent of the engine.
     """
     names = ["spawn_agents", *(["spawn_agent_inline"] if inline else []), *(["lookup_agent_info"] if lookup else [])]
     return [BUILT_IN[name] for name in names]
@@ -83,10 +82,10 @@ def task_tool(agents: Sequence[AgentDefinition]) -> Tool:
     Return ``task``, a simpler tool than ``spawn_agents``: one agent, one prompt, and the agent's final text as result.
 
     Args:
-        agents: The agents to offer; those without a description are left out.
+        agents: The agents to offer; those without a description are omitted.
 
     Raises:
-        DefinitionError: when none is left, or an id comes twice.
+        DefinitionError: If no agent has a description, or two have the same id.
     """
     if isinstance(agents, AgentDefinition) or find_iteration_mistake(agents):
         msg = f"task_tool takes a list of AgentDefinition objects, such as task_tool([helper]), not {agents!r}"
@@ -102,7 +101,7 @@ def task_tool(agents: Sequence[AgentDefinition]) -> Tool:
         [f'Use {{"agent": "{agent.id}", "prompt": "..."}} for {agent.display_name}.' for agent in offered]
     )
     description = f"Hand a task to one of these agents and get its final text:\n{lines}\n\nUsage:\n{usage}"
-    schema = object_schema(
+    schema = make_object_schema(
         ("agent", "prompt"),
         agent=with_description({**STRING, "enum": list(known)}, "The agent's id."),
         prompt=with_description(STRING, "What the agent should do; it knows nothing else."),
@@ -111,22 +110,22 @@ def task_tool(agents: Sequence[AgentDefinition]) -> Tool:
     def make_requests(value: JsonDict) -> list[ChildRequest]:
         return [ChildRequest(value["agent"], value["prompt"], None, known[value["agent"]])]
 
-    return _make_spawn_tool("task", description, schema, make_requests, _result_from_final_text, *offered)
+    return _make_spawn_tool("task", description, schema, make_requests, _result_from_child_text, *offered)
 
 
 def agent_tool(definition: AgentDefinition, *, name: str | None = None, description: str | None = None) -> Tool:
     """
     Return a tool that runs one agent; its result is the agent's output.
 
-    Whoever has the tool may run the agent; it need not be among its ``spawnable_agents``.
+    An agent with the tool may run this agent, even if its ``spawnable_agents`` do not list it.
 
     Args:
         definition: The agent; its ``input_schema`` becomes the parameters ``prompt`` and ``params``.
         name: The tool's name; by default the agent's id with ``_`` for ``-``.
-        description: For the model; by default the agent's.
+        description: The text for the model; by default the agent's description.
 
     Raises:
-        DefinitionError: for a name that no provider takes, or params that have no JSON Schema.
+        DefinitionError: If providers reject the name, or the params have no JSON Schema.
     """
     name = agent_tool_name(definition) if name is None else name
     check_tool_name(name)
@@ -136,22 +135,23 @@ def agent_tool(definition: AgentDefinition, *, name: str | None = None, descript
         return [ChildRequest(definition.id, value.get("prompt", ""), value.get("params"), definition)]
 
     return _make_spawn_tool(
-        name, text, _make_agent_input_schema(definition), make_requests, _result_from_output, definition
+        name, text, _make_agent_input_schema(definition), make_requests, _result_from_child_output, definition
     )
 
 
-def spawnable_agent_tool(definition: AgentDefinition, agent_id: str = "") -> Tool:
+def make_spawnable_agent_tool(definition: AgentDefinition, agent_id: str = "") -> Tool:
     """
-    Return the tool by which a parent runs one of its spawnable agents. Its name is derived from the agent's id.
+    Return the tool by which a parent runs one of its spawnable agents. The tool's name is derived from the agent's id.
 
-    Its call is one of ``spawn_agents`` with one entry, result included.
+    A call has the same effect and result as ``spawn_agents`` with one entry.
 
     Args:
         definition: The agent.
-        agent_id: What it is called where that is not its own id: ``publisher/name`` makes the tool ``publisher_name``.
+        agent_id: The id that the parent uses, if it differs from the agent's own; ``publisher/name`` makes the tool
+            ``publisher_name``.
 
     Raises:
-        DefinitionError: when the params have no JSON Schema.
+        DefinitionError: If the params have no JSON Schema.
     """
 
     def make_requests(value: JsonDict) -> list[ChildRequest]:
@@ -169,8 +169,8 @@ def spawnable_agent_tool(definition: AgentDefinition, agent_id: str = "") -> Too
     )
 
 
-def find_agents_of_tools(tools: Iterable[object]) -> list[AgentDefinition]:
-    """Return the agents that the tools *tools* may run, such as those of a ``task`` tool."""
+def list_agents_run_by_tools(tools: Iterable[object]) -> list[AgentDefinition]:
+    """Return the agents that *tools*, and the tools that these use, may run, such as those of a ``task`` tool."""
     found: list[AgentDefinition] = []
     for tool in iter_reachable_tools([tool for tool in tools if isinstance(tool, ToolLike)]):
         way = tool.binding().runs
@@ -195,16 +195,16 @@ def iter_reachable_tools(tools: Iterable[ToolLike]) -> Iterator[ToolLike]:
 
 
 def agent_tool_name(definition: AgentDefinition) -> str:
-    """Return the name of the tool that runs an agent."""
+    """Return the default name of the tool that runs an agent: the agent's id with ``_`` for ``-``."""
     return definition.id.replace("-", "_")
 
 
-def params_schema(definition: AgentDefinition) -> JsonDict | None:
+def get_params_schema(definition: AgentDefinition) -> JsonDict | None:
     """
-    Return the JSON Schema of an agent's params, ``None`` if it accepts any; raise ``DefinitionError`` if they have none.
+    Return the JSON Schema of an agent's params; ``None`` if the agent accepts any params.
 
     Raises:
-        DefinitionError: when there is none that could be shown.
+        DefinitionError: If the type of the params has no JSON Schema, or none for objects.
     """
     given: Any = definition.input_schema.params if definition.input_schema is not None else None
     if given is None:
@@ -226,10 +226,10 @@ def _get_agent_tool_description(definition: AgentDefinition) -> str:
 
 
 def _make_agent_input_schema(definition: AgentDefinition) -> JsonDict:
-    """Return the input schema of a tool that runs an agent. Definitions of the params' schema are at its top."""
+    """Return the input schema of a tool that runs an agent; it moves the definitions in the params' schema to the top level."""
     known = definition.input_schema
     prompt = (known.prompt if known is not None else None) or "What the agent should do."
-    params = params_schema(definition)
+    params = get_params_schema(definition)
     free = {"type": "object", "description": "The agent's parameters."}
     shown, top = nest_schema_under_property(free if params is None else {"type": "object", **thaw(params)}, "params")
     required = ["params"] if shown.get("required") else []
@@ -251,7 +251,7 @@ def _make_spawn_tool(
     *agents: AgentDefinition,
     shorten_json: ShortenJson | None = None,
 ) -> Tool:
-    """Return a tool that runs the child agents of *make_requests*; *make_result* turns their results into that of the tool."""
+    """Return a tool that runs the child agents that *make_requests* returns; *make_result* makes its result from theirs."""
     mend = make_repairer(schema, {})
 
     def repair_and_drop(value: JsonDict) -> JsonDict:
@@ -263,13 +263,13 @@ def _make_spawn_tool(
 
 
 def _allow_any_params(schema: JsonDict) -> JsonDict:
-    """Return *schema* with any object allowed as params. The params are checked when the child is created."""
+    """Return *schema* with any object allowed as params; the params are validated when the child starts."""
     properties = {n: {"type": "object"} if n == "params" else s for n, s in schema["properties"].items()}
     return JsonDict({**schema, "properties": JsonDict(properties)})
 
 
 def _drop_invalid_prompt_and_params(value: JsonDict) -> JsonDict:
-    """Return the input without a prompt that is not text and params that are no object."""
+    """Return the input without its prompt if that is not text, and without its params if they are not an object."""
     right: dict[str, Any] = {"prompt": str, "params": Mapping}
     kept = {n: v for n, v in value.items() if n not in right or isinstance(v, right[n])}
     return value if len(kept) == len(value) else JsonDict(kept)
@@ -283,15 +283,15 @@ def _result_from_failed_child(child: ChildResult) -> ToolResult:
     return ToolResult.error(f"{why}\nIts output until then: {kept if isinstance(kept, str) else compact(kept)}")
 
 
-def _result_from_final_text(children: Sequence[ChildResult]) -> ToolResult:
-    """Return the final text of the only child, else its output; an error result if it failed."""
+def _result_from_child_text(children: Sequence[ChildResult]) -> ToolResult:
+    """Return the final text of the only child, or its output if it has no text; an error result if it failed."""
     (child,) = children
     if child.is_error:
         return _result_from_failed_child(child)
-    return ToolResult.text(child.text) if child.text or child.output is None else _result_from_output(children)
+    return ToolResult.text(child.text) if child.text or child.output is None else _result_from_child_output(children)
 
 
-def _result_from_output(children: Sequence[ChildResult]) -> ToolResult:
+def _result_from_child_output(children: Sequence[ChildResult]) -> ToolResult:
     """Return the output of the only child; an error result if it failed or its output is not JSON."""
     (child,) = children
     if child.is_error:
@@ -303,11 +303,11 @@ def _result_from_output(children: Sequence[ChildResult]) -> ToolResult:
     return ToolResult.text(output) if isinstance(output, str) else ToolResult.json(output)
 
 
-# --- what a parent is shown -----------------------------------------------------------------------------------------
+# --- the results of children -----------------------------------------------------------------------------------------
 
 
 def result_from_children(children: Sequence[ChildResult]) -> ToolResult:
-    """Return a result with one entry per child; an error result if there are children and every one failed."""
+    """Return a result with an entry for each child; it is an error result if there are children and all of them failed."""
     entries: list[Any] = [child_as_json(child) for child in children]
     all_failed = bool(entries) and all("error" in entry for entry in entries)
     return ToolResult.json(entries, status="error" if all_failed else "ok")
@@ -315,7 +315,7 @@ def result_from_children(children: Sequence[ChildResult]) -> ToolResult:
 
 def child_as_json(child: ChildResult) -> dict[str, Any]:
     """Return the entry for a child in the result of the tool that ran it."""
-    # One that was refused has no run.
+    # A child that was not started has no run.
     run = {"run_id": child.run_id} if child.run_id else {}
     entry = {"agent_type": child.agent_id, **run, "status": child.status.value}
     if child.is_error:
@@ -329,15 +329,15 @@ def child_as_json(child: ChildResult) -> dict[str, Any]:
 
 
 def explain_child_failure(child: ChildResult) -> str:
-    """Return why a child did not complete."""
+    """Return a text that explains why a child did not complete."""
     return child.why or f"it ended as {child.status.value}"
 
 
 def find_partial_output(child: ChildResult) -> JsonValue:
     """
-    Return the output of a failed child, else its text if its budget was spent or its reply was cut; otherwise ``None``.
+    Return the output of a failed child; without an output, its text if a limit or a cut reply ended it; else ``None``.
 
-    It is paid for, so its parent gets it. An output that is not JSON also gives ``None``.
+    The output has been paid for, so the parent receives it. For an output that is not JSON, the result is ``None``.
     """
     was_cut = child.status in (RunStatus.MAX_STEPS, RunStatus.TRUNCATED) or isinstance(child.error, LimitExceeded)
     try:
@@ -351,14 +351,14 @@ def output_as_json(output: object) -> JsonValue:
     Return a child's output as JSON.
 
     Raises:
-        DataError: when it is not JSON; the message names the place.
+        DataError: If it is not JSON; the message has the path in the output.
     """
     frozen: JsonValue = freeze(dump_model(output) if is_model(output) else output, "output")
     return frozen
 
 
 def shorten_child_outputs(value: JsonValue, limit: int, note_suffix: str) -> JsonValue:
-    """Return the entries of children with each long output cut to *limit* characters; a note with *note_suffix* replaces its middle."""
+    """Return the entries of children with each long output cut to *limit* characters; a note ending in *note_suffix* reports the cut."""
     if isinstance(value, list):
         return [shorten_child_outputs(entry, limit, note_suffix) for entry in value]
     if not isinstance(value, Mapping):
@@ -372,9 +372,9 @@ def shorten_child_outputs(value: JsonValue, limit: int, note_suffix: str) -> Jso
 
 
 def _cut_long_output(output: JsonValue, limit: int, note_suffix: str) -> JsonValue:
-    """Return an output, or its text with a note in place of the middle if it is much longer than *limit*."""
+    """Return an output; if its text is much longer than *limit* characters, the text with a note in place of its middle."""
     text = output if isinstance(output, str) else compact(output)
-    # With room for the note, so that what was cut once is not cut again.
+    # With room for the note, so that a cut text is not cut again.
     if len(text) <= limit + NOTE_CHARS:
         return output
     tail = limit // TAIL_DIVISOR
@@ -382,7 +382,7 @@ def _cut_long_output(output: JsonValue, limit: int, note_suffix: str) -> JsonVal
     return f"{text[: limit - tail]}\n{note}\n{text[len(text) - tail :]}"
 
 
-# --- the tools that every run knows --------------------------------------------------------------------------------------
+# --- the tools of every run --------------------------------------------------------------------------------------
 
 
 def _make_child_request(value: JsonDict) -> ChildRequest:
@@ -395,7 +395,7 @@ def _get_spawn_entry_schema() -> JsonSchema:
 
 
 def _make_child_requests(value: JsonDict) -> list[ChildRequest]:
-    """Return a request for each object of ``agents``; an invalid object does not affect the others."""
+    """Return a request for each entry of ``agents``; that of an invalid entry is marked as refused."""
     entries: list[ChildRequest] = []
     for index, given in enumerate(value["agents"]):
         issues = tuple(_get_spawn_entry_schema().issues(given, f"agents.{index}"))
@@ -420,7 +420,7 @@ def _result_from_inline_child(children: Sequence[ChildResult]) -> ToolResult:
 
 def _make_spawn_input_schema(item: Mapping[str, object]) -> JsonDict:
     agents = {"type": "array", "items": item, "description": "The agents to run."}
-    return object_schema(("agents",), agents=agents)
+    return make_object_schema(("agents",), agents=agents)
 
 
 def _make_spawn_agents_tool() -> Tool:
@@ -428,9 +428,8 @@ def _make_spawn_agents_tool() -> Tool:
     check = make_validator(spec.name, _make_spawn_input_schema({}))
 
     def validate(value: JsonDict) -> Validated:
-        """
-        Validate the input except its entries, which are validated later; an object counts as a list of one (generator-contract:L1).
-        """
+        """Validate the input except its entries, which are validated later; a single object counts as a list of one."""
+        # generator-contract:L1
         agents = value.get("agents")
         if isinstance(agents, Mapping):
             value = JsonDict(freeze({**value, "agents": [agents]}))
@@ -442,8 +441,10 @@ def _make_spawn_agents_tool() -> Tool:
 
 
 def _make_spawn_inline_tool() -> Tool:
-    spec = _make_agent_tool_spec("spawn_agent_inline", SPAWN_AGENT_INLINE, object_schema(("agent_type",), **_ENTRY))
-    return make_checked_tool(
+    spec = _make_agent_tool_spec(
+        "spawn_agent_inline", SPAWN_AGENT_INLINE, make_object_schema(("agent_type",), **_ENTRY)
+    )
+    return make_tool_with_validation(
         spec, Spawning(lambda value: [_make_child_request(value)], _result_from_inline_child, is_inline=True)
     )
 
@@ -451,12 +452,12 @@ def _make_spawn_inline_tool() -> Tool:
 BUILT_IN: Mapping[str, Tool] = {
     tool.name: tool
     for tool in (
-        *control_tools_by_name().values(),
-        lookup_agent_info_tool(),
-        find_tools_tool(),
+        *get_control_tools_by_name().values(),
+        make_lookup_agent_info_tool(),
+        make_find_tools_tool(),
         ask_user_tool(),
         _make_spawn_agents_tool(),
         _make_spawn_inline_tool(),
     )
 }
-"""The tools that every run knows by name, whether its agent was given them or not: handlers may always use them."""
+"""The tools that every run has by name, even if its agent does not list them: handlers may always use them."""

@@ -24,7 +24,7 @@ from stepengine.errors import DataError, DefinitionError
 from stepengine.tools.conversion import dump_typed, encode_typed
 from stepengine.tools.iterables import REMEDY as REMEDY_OF_ITERABLES
 from stepengine.tools.iterables import find_one_shot_iterable
-from stepengine.tools.places import is_bundled, source_location
+from stepengine.tools.places import is_bundled_function, source_location
 from stepengine.tools.schemas import make_tool_input_error
 from stepengine.tools.signatures import Signature
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails, ValidationError
 
 ITERATORS = (collections.abc.Iterator, collections.abc.AsyncIterator, collections.abc.AsyncIterable)
-"""Types for which pydantic has no schema, since no JSON becomes one."""
+"""Types for which pydantic has no schema, since no JSON value can be one."""
 SCALARS = frozenset({str, int, float, bool, type(None)})
 IN_SCHEMA_ORDER = inspect.Parameter.KEYWORD_ONLY
 
@@ -41,12 +41,12 @@ IN_SCHEMA_ORDER = inspect.Parameter.KEYWORD_ONLY
 @frozen(eq=False)
 class _Parameters:
     """
-    The parameters of a function in a form that can be a cache key: equal parameters validate alike.
+    The parameters of a function as a cache key: equal parameters have equal validation.
 
     Attributes:
-        module: Where the function stands.
-        kept: The parameters. They are compared also by how they are written, for ``1 == True``.
-        written: How they are written.
+        module: The module of the function.
+        kept: The parameters.
+        written: Their representation as text, which is compared, too, since ``1 == True``.
     """
 
     module: str
@@ -74,8 +74,8 @@ class _Parameters:
         return TypeAdapter(cast("Any", capture), config=ConfigDict(allow_inf_nan=False))
 
 
-# A bundled tool is made anew for each folder that agents work in. What pydantic compiles for it depends on the
-# signature alone, and takes longer than all the rest of making the tool.
+# A bundled tool is created again for each folder of agents. Its compiled pydantic schema depends only on the signature, and
+# compiling takes longer than the rest of its creation.
 _bundled_adapter = functools.lru_cache(maxsize=256)(_Parameters.make_adapter)
 
 
@@ -87,10 +87,10 @@ def _make_parameters_adapter(signature: Signature) -> TypeAdapter[Any]:
     kept = tuple([p.replace(kind=IN_SCHEMA_ORDER) for p in signature.parameters])
     module = getattr(fn, "__module__", __name__)
     try:
-        # Only of our own tools is it known that what is written the same means the same.
+        # Only for bundled tools, equal representations are known to have the same meaning.
         return (
             _bundled_adapter(_Parameters(module, kept, repr(kept)))
-            if is_bundled(fn)
+            if is_bundled_function(fn)
             else _Parameters(module, kept, "").make_adapter()
         )
     except (PydanticUserError, TypeError) as error:
@@ -101,8 +101,8 @@ def _make_parameters_adapter(signature: Signature) -> TypeAdapter[Any]:
         raise DefinitionError(msg) from error
 
 
-def _refuse_one_shot_iterables(adapter: TypeAdapter[Any], tool_name: str, signature: Signature) -> None:
-    """Raise ``DefinitionError`` for a parameter whose values can be read only once."""
+def _check_no_one_shot_iterables(adapter: TypeAdapter[Any], tool_name: str, signature: Signature) -> None:
+    """Raise ``DefinitionError`` if a parameter is an iterable whose values can be read only once."""
     place = find_one_shot_iterable(adapter.core_schema)
     if place is not None:
         where = source_location(signature.body.fn)
@@ -112,19 +112,19 @@ def _refuse_one_shot_iterables(adapter: TypeAdapter[Any], tool_name: str, signat
         raise DefinitionError(msg)
 
 
-def _make_untitled_schema(adapter: TypeAdapter[Any]) -> Any:
+def _make_schema_without_titles(adapter: TypeAdapter[Any]) -> Any:
     return remove_titles(adapter.json_schema())
 
 
-_bundled_json_schema = functools.lru_cache(maxsize=256)(_make_untitled_schema)
+_bundled_json_schema = functools.lru_cache(maxsize=256)(_make_schema_without_titles)
 
 
 def _parse_aliases(schema: Any, signature: Signature) -> dict[str, tuple[str, ...]]:
     """
-    Return the input names of each parameter with an alias, preferred ones first; raise ``DefinitionError`` for an alias path.
+    Return the input names of each parameter with an alias, the preferred name first.
 
     Raises:
-        DefinitionError: for a name that is a way into an object: no input could be made of the validated value again.
+        DefinitionError: For an alias that is a path into an object, since no input can be rebuilt from its value.
     """
     while schema["type"] != "arguments":
         schema = schema["schema"] if schema["type"] == "definitions" else schema["arguments_schema"]
@@ -157,7 +157,7 @@ def remove_titles(schema: object) -> Any:
     """
     Return a schema without titles, which do not help a model; those set by its author are removed, too.
 
-    Properties, defaults and examples called ``title`` stay.
+    Properties, defaults and examples with the name ``title`` are not removed.
     """
     if isinstance(schema, list):
         return [remove_titles(s) for s in schema]
@@ -198,16 +198,19 @@ class FunctionInputs:
     Validates inputs against a function's parameters.
 
     Args:
-        tool_name: For messages.
-        signature: What the function takes.
-        texts: Descriptions by parameter name.
+        tool_name: The name of the tool, for messages.
+        signature: The signature of the function.
+        texts: The descriptions of parameters, by name.
+
+    Attributes:
+        schema: The input schema.
 
     Raises:
-        DefinitionError: when a parameter's type has no JSON Schema.
+        DefinitionError: If a parameter's type has no JSON Schema.
     """
 
     def __init__(self, tool_name: str, signature: Signature, texts: Mapping[str, str]) -> None:
-        # Imported here: who makes no tool, such as a command that lists runs, does not pay for pydantic's start.
+        # Imported here, so that commands without tools do not load pydantic.
         from pydantic_core import ValidationError
 
         self._name = tool_name
@@ -215,7 +218,7 @@ class FunctionInputs:
         self._refused = ValidationError
         self._adapter = _make_parameters_adapter(signature)
         self._encoders: dict[str, TypeAdapter[Any]] = {}
-        _refuse_one_shot_iterables(self._adapter, tool_name, signature)
+        _check_no_one_shot_iterables(self._adapter, tool_name, signature)
         self._aliases = _parse_aliases(self._adapter.core_schema, signature)
         self.schema = self._make_schema(texts)
 
@@ -224,9 +227,9 @@ class FunctionInputs:
         from pydantic.errors import PydanticInvalidForJsonSchema
 
         try:
-            made = (_bundled_json_schema if is_bundled(self._signature.body.fn) else _make_untitled_schema)(
-                self._adapter
-            )
+            made = (
+                _bundled_json_schema if is_bundled_function(self._signature.body.fn) else _make_schema_without_titles
+            )(self._adapter)
         except PydanticInvalidForJsonSchema as error:
             fn = self._signature.body.fn
             msg = f"{source_location(fn)}: the parameters of tool {self._name!r} have no JSON Schema: {error}"
@@ -244,47 +247,49 @@ class FunctionInputs:
         Return the arguments for the body, and the same arguments as JSON.
 
         Raises:
-            ToolInputError: listing every field with its problem.
+            ToolInputError: If it is invalid; the message lists every invalid field.
         """
-        # As Python objects first, which is quicker; the second look as JSON text is for strict types, which take a date
-        # from JSON text and not from a Python string.
+        # First as Python objects, which is faster; then as JSON text, for strict types: they accept a date from JSON text
+        # but not from a Python string.
         try:
             arguments = self._adapter.validator.validate_python(value)
         except self._refused as error:
             arguments = self._validate_as_json_text(value, error)
         return Validated(self._merge_arguments_into_input(value, arguments), arguments)
 
-    def to_input(self, arguments: Mapping[str, object]) -> JsonDict:
+    def encode_arguments(self, arguments: Mapping[str, object]) -> JsonDict:
         """
-        Return Python arguments as the JSON input that validates to equal arguments.
+        Return the JSON input whose validation returns arguments equal to these.
 
         Raises:
-            DataError: naming the parameter, for a value without such a JSON.
+            DataError: If a value has no such JSON; the message names the parameter.
         """
         return freeze_object(
             {
-                self._get_input_member(name, JsonDict()): self._encode_equal_argument(name, value)
+                self._get_input_name(name, JsonDict()): self._encode_argument_losslessly(name, value)
                 for name, value in arguments.items()
             }
         )
 
-    def _encode_equal_argument(self, name: str, value: Any) -> object:
-        """Return an argument as JSON that validates to an equal value; raise ``DataError`` if there is none."""
+    def _encode_argument_losslessly(self, name: str, value: Any) -> object:
+        """Return JSON whose validation returns a value equal to this argument; raise ``DataError`` if there is none."""
         if type(value) in SCALARS:
             return value
-        encoder = self._get_encoder(name)
+        encoder = self._get_parameter_adapter(name)
         return encode_typed(value, encoder, name, partial(self._load_typed_value, encoder))
 
-    def _validate_as_json_text(self, value: JsonDict, first: ValidationError) -> object:
+    def _validate_as_json_text(self, value: JsonDict, first_error: ValidationError) -> object:
         """
-        Return the arguments validated from JSON text, for strict types; raise ``ToolInputError`` with the issues of the first attempt.
+        Return the arguments, validated from the input as JSON text, for strict types.
+
+        Raises:
+            ToolInputError: With the issues of *first_error*, the error of the first attempt.
         """
         try:
             return self._adapter.validate_json(compact(value))
         except self._refused:
-            # The issues are those of the first look: both found fault, and the first speaks of the input as it was
-            # given.
-            details = first.errors(include_url=False, include_context=False, include_input=False)
+            # The issues of the first attempt describe the input as it was passed.
+            details = first_error.errors(include_url=False, include_context=False, include_input=False)
             raise make_tool_input_error(self._name, [self._describe_issue(e) for e in details], value) from None
 
     def _describe_issue(self, error: ErrorDetails) -> str:
@@ -298,52 +303,52 @@ class FunctionInputs:
         return f"{where}: {error['msg']}" if where else error["msg"]
 
     def _merge_arguments_into_input(self, call_input: JsonDict, arguments: Mapping[str, object]) -> JsonDict:
-        """Return the call's input, with defaults added and members replaced that validation changed."""
+        """Return the call's input with added defaults, and with the validated values of members that validation changed."""
         changed: dict[str, object] = {}
         for name, value in arguments.items():
-            place = self._get_input_member(name, call_input) if name in self._aliases else name
+            place = self._get_input_name(name, call_input) if name in self._aliases else name
             kind = type(value)
             if place in call_input:
                 held = call_input[place]
-                # As ``_is_same_json``, without a call for what nearly every argument is.
+                # As ``_is_same_json``, without a call for scalars, which most arguments are.
                 if (type(held) is not kind or held != value) if kind in SCALARS else not _is_same_json(held, value):
                     changed[place] = self._dump_validated_argument(name, value, call_input)
-            # Defaults are written into the input: hooks, rules and records see what the tool will run with, and a
-            # default that changes with a new version is seen as a change.
+            # Defaults are added to the input: hooks, rules and records contain the values that the tool receives, and a
+            # replay detects a changed default.
             elif kind in SCALARS:
                 changed[place] = value
             else:
                 changed[place] = self._dump_validated_argument(name, value, call_input)
-        # What the body gets, also where a validator would change it again: rules, hooks and people judge this input.
+        # These are the values that the body receives; rules, hooks and people check the same input.
         return freeze_object({**call_input, **changed}) if changed else call_input
 
     def _load_typed_value(self, adapter: TypeAdapter[Any], value: JsonValue) -> Any:
-        """Return the typed value for JSON, validated as Python objects or else as JSON text."""
+        """Return the typed value of JSON, validated as Python objects, or as JSON text if that fails."""
         try:
             return adapter.validator.validate_python(value)
         except self._refused:
             return adapter.validate_json(compact(value))
 
-    def _get_input_member(self, name: str, call_input: JsonDict) -> str:
-        """Return the input name of a parameter: the first of its aliases in *call_input*, else its preferred name."""
+    def _get_input_name(self, name: str, call_input: JsonDict) -> str:
+        """Return the name of a parameter in *call_input*: its first alias there, else its preferred name."""
         known = self._aliases.get(name, (name,))
         return next((alias for alias in known if alias in call_input), known[0])
 
     def _dump_validated_argument(self, name: str, value: Any, call_input: JsonDict) -> object:
         """Return a validated argument as JSON; raise ``ToolInputError`` if it has no JSON form."""
         try:
-            return freeze(sort_sets(value, dump_typed(value, self._get_encoder(name))), name)
+            return freeze(sort_sets(value, dump_typed(value, self._get_parameter_adapter(name))), name)
         except (DataError, ValueError, TypeError) as error:
             raise make_tool_input_error(self._name, [f"{name}: has no JSON form: {error}"], call_input) from error
 
-    def _get_encoder(self, name: str) -> TypeAdapter[Any]:
+    def _get_parameter_adapter(self, name: str) -> TypeAdapter[Any]:
         """Return the pydantic adapter of one parameter, created at its first use."""
         encoder = self._encoders.get(name)
         if encoder is None:
             from pydantic import TypeAdapter
 
             annotation = next(p.annotation for p in self._signature.parameters if p.name == name)
-            # Made when it is first needed: most parameters are plain JSON, and never are.
+            # Created only if it is needed: most parameters are plain JSON.
             encoder = self._encoders[name] = TypeAdapter(
                 _without_field_info(annotation) if name in self._aliases else annotation
             )

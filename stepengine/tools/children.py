@@ -1,8 +1,8 @@
 """
 The tools by which a model runs agents in the background, and waits: ``child_tools`` and ``sleep_tool``.
 
-A call of one is carried out in the run that makes it, so that what it starts outlives the call. Children that end by themselves are
-told to the model before its next step; one that ends its turn while some are at work goes on when the next one has ended.
+The run that makes a call executes it, so a started child outlives the call. The model is notified of ended children before its
+next step. A turn that ends while children are running continues when the next child has ended.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from stepengine.data.waits import ChildRef
 from stepengine.data.yields import AgentCall, Cancel, Send, Sleep, Start, Wait
 from stepengine.errors import StepEngineError
 from stepengine.tools.agent_tools import child_as_json, shorten_child_outputs
-from stepengine.tools.control import make_checked_tool
+from stepengine.tools.control import make_tool_with_validation
 from stepengine.tools.definition import Tool
-from stepengine.tools.schemas import STRING, object_schema, with_description
+from stepengine.tools.schemas import STRING, make_object_schema, with_description
 
 START = """\
 Start agents in the background and go on at once.
@@ -79,7 +79,7 @@ class StartedChildren(Protocol):
 
     @property
     def running(self) -> tuple[ChildRef[Any], ...]:
-        """The children whose end was not yet reported to the run."""
+        """The children whose end has not been reported to the run."""
 
     @property
     def refs(self) -> tuple[ChildRef[Any], ...]:
@@ -93,10 +93,10 @@ def child_tools() -> list[Tool]:
     """
     Return the five tools by which a model starts, awaits, messages, cancels and lists agents in the background.
 
-    These are ``start_agents``, ``wait_agents``, ``message_agent``, ``cancel_agent`` and ``list_agents``. The agents are those that
-    the model's own agent may spawn. The model is told of each that ends, once, before its next step. If it ends its turn while
-    some are running, the turn continues when the next one has ended, for at most ``Limits(max_wait_seconds=)``. An agent that is
-    running when its run ends is ended with it.
+    These are ``start_agents``, ``wait_agents``, ``message_agent``, ``cancel_agent`` and ``list_agents``. The model can start the
+    spawnable agents of its own agent. It is notified of each ended agent once, before its next step. If it ends its turn while
+    agents are running, the turn continues when the next of them has ended, after at most ``Limits(max_wait_seconds=)``. Agents
+    that are running when the run ends are cancelled.
     """
     ids = {"type": "array", "items": STRING, "description": "The agents' ids; by default all that are at work."}
     need = {"enum": ["all", "any"], "description": "Whether all of them must have ended, or any; all by default."}
@@ -104,44 +104,50 @@ def child_tools() -> list[Tool]:
     timeout = {**SECONDS, "description": "How long to wait at most; for ever by default."}
     text, reason = with_description(STRING, "What to say."), with_description(STRING, "Why.")
     return [
-        _make_driving_tool("start_agents", START, object_schema(("agents",), agents=agents), _start_agents),
-        _make_driving_tool(
-            "wait_agents", WAIT, object_schema((), ids=ids, need=need, timeout_seconds=timeout), _wait_agents
+        _make_generator_tool("start_agents", START, make_object_schema(("agents",), agents=agents), _start_agents),
+        _make_generator_tool(
+            "wait_agents", WAIT, make_object_schema((), ids=ids, need=need, timeout_seconds=timeout), _wait_agents
         ),
-        _make_driving_tool("message_agent", MESSAGE, object_schema(("id", "text"), id=ID, text=text), _message_agent),
-        _make_driving_tool("cancel_agent", CANCEL, object_schema(("id",), id=ID, reason=reason), _cancel_agent),
-        _make_driving_tool("list_agents", LIST, object_schema(()), _list_agents, is_harmless=True),
+        _make_generator_tool(
+            "message_agent", MESSAGE, make_object_schema(("id", "text"), id=ID, text=text), _message_agent
+        ),
+        _make_generator_tool("cancel_agent", CANCEL, make_object_schema(("id",), id=ID, reason=reason), _cancel_agent),
+        _make_generator_tool("list_agents", LIST, make_object_schema(()), _list_agents, is_harmless=True),
     ]
 
 
 def sleep_tool() -> Tool:
-    """
-    Return ``sleep``, which waits for at most thirty days. A recorded run can be resumed by another process.
-    """
+    """Return ``sleep``, which suspends the run for at most thirty days; another process can resume a recorded run."""
     seconds = {**SECONDS, "description": "How long to wait."}
     note = with_description(STRING, "Why; it is told again afterwards.")
-    schema = object_schema(("seconds",), seconds=seconds, note=note)
-    return _make_driving_tool("sleep", SLEEP, schema, _sleep, reports=False, is_harmless=True)
+    schema = make_object_schema(("seconds",), seconds=seconds, note=note)
+    return _make_generator_tool("sleep", SLEEP, schema, _sleep, reports_ended_children=False, is_harmless=True)
 
 
-def _make_driving_tool(
-    name: str, description: str, schema: JsonDict, steps: Any, *, reports: bool = True, is_harmless: bool = False
+def _make_generator_tool(
+    name: str,
+    description: str,
+    schema: JsonDict,
+    steps: Any,
+    *,
+    reports_ended_children: bool = True,
+    is_harmless: bool = False,
 ) -> Tool:
-    """Return a tool that runs the generator function *steps* in the run; *reports*: the run is notified of children that end."""
+    """Return a tool whose calls run the generator function *steps*; *reports_ended_children*: the run is notified of ended children."""
     notes = ToolAnnotations(read_only=is_harmless, idempotent=is_harmless)
     spec = ToolSpec(name, description, schema, category="agent", requires_permission=False, annotations=notes)
-    return make_checked_tool(spec, Driving(steps, reports), shorten_json=shorten_child_outputs)
+    return make_tool_with_validation(spec, Driving(steps, reports_ended_children), shorten_json=shorten_child_outputs)
 
 
 def _start_agents(call_input: JsonDict, _: StartedChildren) -> Steps:
-    """Start the requested agents in the background; return an entry with an id or an error for each."""
+    """Start the requested agents in the background; return a result with an id or an error for each of them."""
     entries: list[Any] = []
     for agent in call_input["agents"]:
         kind = agent["agent_type"]
         try:
             ref = yield from Start(AgentCall(kind, agent.get("prompt", ""), agent.get("params")))
         except StepEngineError as error:
-            # The others are started nevertheless, as those of spawn_agents are.
+            # The other agents are started nevertheless, as by spawn_agents.
             entries.append({"agent_type": kind, "error": error.message})
         else:
             entries.append({"agent_type": ref.agent_id, "id": ref.path})
@@ -149,9 +155,9 @@ def _start_agents(call_input: JsonDict, _: StartedChildren) -> Steps:
     return ToolResult.json(entries, status="error" if all_failed else "ok")
 
 
-def _wait_agents(call_input: JsonDict, started: StartedChildren) -> Steps:
-    """Wait for the end of all or any of the children; return results of the ended ones and entries of the others."""
-    refs = _select_children(call_input.get("ids"), started)
+def _wait_agents(call_input: JsonDict, children: StartedChildren) -> Steps:
+    """Wait until all or any of the children have ended; return the results of the ended ones and a list of the others."""
+    refs = _select_children(call_input.get("ids"), children)
     if isinstance(refs, ToolResult):
         return refs
     if not refs:
@@ -164,9 +170,9 @@ def _wait_agents(call_input: JsonDict, started: StartedChildren) -> Steps:
     return ToolResult.json({"done": done, "at_work": at_work})
 
 
-def _message_agent(call_input: JsonDict, started: StartedChildren) -> Steps:
-    """Send a text to a running child; an error result if it has ended."""
-    refs = _select_children([call_input["id"]], started)
+def _message_agent(call_input: JsonDict, children: StartedChildren) -> Steps:
+    """Send a text to a running child; return an error result if the child has ended."""
+    refs = _select_children([call_input["id"]], children)
     if isinstance(refs, ToolResult):
         return refs
     is_running = yield from Send(refs[0], call_input["text"])
@@ -177,21 +183,21 @@ def _message_agent(call_input: JsonDict, started: StartedChildren) -> Steps:
     )
 
 
-def _cancel_agent(call_input: JsonDict, started: StartedChildren) -> Steps:
+def _cancel_agent(call_input: JsonDict, children: StartedChildren) -> Steps:
     """Cancel a child, and return its result."""
-    refs = _select_children([call_input["id"]], started)
+    refs = _select_children([call_input["id"]], children)
     if isinstance(refs, ToolResult):
         return refs
     child: ChildResult[Any] = yield from Cancel(refs[0], call_input.get("reason", ""))
     return ToolResult.json({"id": refs[0].path, **child_as_json(child)})
 
 
-def _list_agents(_: JsonDict, started: StartedChildren) -> Steps:
-    """Return an entry for each child, with its running state."""
-    running = set(started.running)
-    entries: list[Any] = [{**_child_ref_to_json(ref), "at_work": ref in running} for ref in started.refs]
+def _list_agents(_: JsonDict, children: StartedChildren) -> Steps:
+    """Return a result with an entry for each child, and whether it is running."""
+    running = set(children.running)
+    entries: list[Any] = [{**_child_ref_to_json(ref), "at_work": ref in running} for ref in children.refs]
     return ToolResult.json({"agents": entries})
-    yield  # a generator, as those of its siblings
+    yield  # makes it a generator function, as the others are
 
 
 def _sleep(call_input: JsonDict, _: StartedChildren) -> Steps:
@@ -205,11 +211,11 @@ def _child_ref_to_json(ref: ChildRef[Any]) -> dict[str, Any]:
     return {"id": ref.path, "agent_type": ref.agent_id}
 
 
-def _select_children(ids: Sequence[str] | None, started: StartedChildren) -> Sequence[ChildRef[Any]] | ToolResult:
-    """Return the children with these ids, by default the running ones; an error result for an unknown id."""
+def _select_children(ids: Sequence[str] | None, children: StartedChildren) -> Sequence[ChildRef[Any]] | ToolResult:
+    """Return the children with these ids, or the running ones for ``None``; an error result for an unknown id."""
     if ids is None:
-        return started.running
-    known: Mapping[str, ChildRef[Any]] = {ref.path: ref for ref in started.refs}
+        return children.running
+    known: Mapping[str, ChildRef[Any]] = {ref.path: ref for ref in children.refs}
     missing = [name for name in ids if name not in known]
     if missing:
         listed = list_names([f"{path} ({ref.agent_id})" for path, ref in known.items()])

@@ -1,4 +1,4 @@
-"""What a tool's body is given beside its arguments: ``ToolContext``, ``ResourceMap``."""
+"""The context of a tool call, and the objects that tools share: ``ToolContext``, ``ResourceMap``, ``RunResources``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class CallSignal:
-    """The cancellation signal of one call: set by itself, or because its run was cancelled."""
+    """The cancellation signal of one call; the cancellation of its run sets it, too."""
 
     __slots__ = ("_own", "_run")
 
@@ -35,7 +35,7 @@ class CallSignal:
         self._own = threading.Event()
 
     def is_set(self) -> bool:
-        """Return whether the call or its run is cancelled."""
+        """Return True if the call or its run was cancelled."""
         return self._own.is_set() or self._run.is_set()
 
     def set(self) -> None:
@@ -45,9 +45,12 @@ class CallSignal:
 
 class ResourceMap:
     """
-    Live objects for tools, one per type, at first those of *values*; they are never stored.
+    Objects for tools by their type, such as a connection pool; they are not recorded.
 
-    Each object is filed under its own type; ``insert(value, as_type=Base)`` files it under another one.
+    Each object is stored under its own type; ``insert(value, as_type=Base)`` stores it under another type.
+
+    Args:
+        values: The first objects.
     """
 
     __slots__ = ("_values",)
@@ -61,15 +64,15 @@ class ResourceMap:
             self.insert(value)
 
     def insert(self, value: object, *, as_type: type[Any] | None = None) -> None:
-        """Add *value* under its type or *as_type*, or replace the object there."""
+        """Store *value* under *as_type*, by default its own type; an earlier object of that type is replaced."""
         self._values[type(value) if as_type is None else as_type] = value
 
     def get(self, kind: type[T]) -> T | None:
-        """Return the object of type *kind*; ``None`` if there is none."""
+        """Return the object stored under the type *kind*; ``None`` if there is none."""
         return cast("T | None", self._values.get(kind))
 
     def remove(self, kind: type[T]) -> T | None:
-        """Remove and return the object of type *kind*; ``None`` if there is none."""
+        """Remove and return the object stored under the type *kind*; ``None`` if there is none."""
         return cast("T | None", self._values.pop(kind, None))
 
     def __contains__(self, kind: object) -> bool:
@@ -90,7 +93,7 @@ C = TypeVar("C", bound=Closable)
 
 
 class RunResources:
-    """The objects of tools for one run. They are closed at its end, the last one first."""
+    """Objects that tools store for one run. They are closed when the run ends, the newest first."""
 
     __slots__ = ("_values",)
 
@@ -100,25 +103,29 @@ class RunResources:
     def get(self, key: Hashable, make: Callable[[], C]) -> C:
         """Return the object stored under *key*, created by *make* at the first call."""
         if key not in self._values:
-            self._values.setdefault(key, make())  # bodies in two threads may come by at once
+            self._values.setdefault(key, make())  # bodies in two threads may call this at once
         return cast("C", self._values[key])
 
     def __iter__(self) -> Iterator[Closable]:
         return iter(list(self._values.values()))
 
     async def aclose(self) -> list[str]:
-        """Close all objects, the newest first, even if one fails; return their sentences for the run's result."""
+        """Close all objects, the newest first, even if one fails; return their sentences and failures for the run's result."""
         mentioned: list[str] = []
         while self._values:
             _, value = self._values.popitem()
             try:
                 mentioned += await value.aclose()
-            except Exception as error:  # noqa: BLE001  (it is a tool's code; the others are ended all the same)
+            except Exception as error:  # noqa: BLE001  (a tool's code; the other objects are closed nevertheless)
                 mentioned.append(f"{type(value).__name__} could not be ended: {type(error).__name__}: {error}")
         return mentioned
 
-    def close(self) -> None:
-        """Close all objects without an event loop, for a run that is only replayed."""
+    def close_without_waiting(self) -> None:
+        """
+        Close the objects without an event loop; stop at the first object whose ``aclose`` waits.
+
+        For replays, whose objects do not wait.
+        """
         work = self.aclose()
         with suppress(StopIteration):
             work.send(None)
@@ -136,7 +143,7 @@ class CallScope:
 
 
 class SilentLogger:
-    """A logger that drops all lines."""
+    """A logger that drops every line."""
 
     def debug(self, message: str, /, **data: object) -> None:
         """Drop the line."""
@@ -157,32 +164,32 @@ async def _sleep_on_loop(seconds: float) -> None:
 @frozen(kw_only=True, eq=False)
 class ToolContext:
     """
-    The object that a tool body gets as its first parameter of this type; it is not part of the tool's schema.
+    The context of a call. A tool body receives it if its first parameter has this type; the schema does not contain it.
 
     Attributes:
         agent_state: The state before the step.
-        tool_call_id: The call's id.
-        tool_name: The tool.
-        run_id: The run.
-        address: Where the call stands in the run tree, ``"path#number"`` as journals have it; ``""`` outside of a run.
+        tool_call_id: The id of the call.
+        tool_name: The name of the tool.
+        run_id: The id of the run.
+        address: The address of the call in the run tree, ``"path#number"`` as in journals; ``""`` outside of a run.
         input: The validated input of the call as JSON.
-        agent_id: The agent.
-        agent_name: Its display name.
-        agent_description: What it is for.
-        session_id: The conversation, if there is one.
-        user_id: The user, if the caller gave one.
-        parent_session_id: The parent's conversation; ``None`` at the root.
-        parent_tool_call_id: The call that spawned this run; ``None`` at the root.
-        ancestor_run_ids: Run ids from the root down to the parent.
-        step_index: The step in which the call runs, from 0.
-        metadata: The caller's metadata.
-        workspace: Root folder and working directory, if the caller named one.
-        resources: Live objects by type.
-        logger: Log lines that carry run, agent and step.
-        cancelled: ``is_set()`` says that the run should stop. For a body in a thread it is also set after the call's timeout;
-            an async body is cancelled then.
-        remaining_tokens: How many tokens of context are left, when known: of the model's context length, or of what a
-            context policy of the agent allows.
+        agent_id: The id of the agent.
+        agent_name: The display name of the agent.
+        agent_description: The purpose of the agent.
+        session_id: The id of the conversation; ``None`` without one.
+        user_id: The id of the user, if the caller passed one.
+        parent_session_id: The id of the parent's conversation; ``None`` for a root run.
+        parent_tool_call_id: The id of the call that started this run; ``None`` for a root run.
+        ancestor_run_ids: The run ids from the root down to the parent.
+        step_index: The index of the step in which the call runs, from 0.
+        metadata: The metadata that the caller passed.
+        workspace: The workspace, if the caller passed one.
+        resources: Objects by type that the caller passed.
+        logger: A logger whose lines have the run, agent and step.
+        cancelled: ``is_set()`` returns True if the run should stop. For a body in a thread it is also set after the call's
+            timeout; an async body is cancelled then.
+        remaining_tokens: The number of context tokens that are left, if known: up to the model's context length, or to the
+            limit of a context policy.
     """
 
     agent_state: AgentState = attrs.field(factory=AgentState)
@@ -218,51 +225,51 @@ class ToolContext:
     @classmethod
     def for_test(cls, **overrides: Any) -> ToolContext:
         """
-        Return a context for a unit test; every field can be given.
+        Return a context for a unit test; *overrides* set any field.
 
-        ``emit=events.append`` collects events; ``threads=`` takes a ``ThreadPool``, without one each call makes its own;
-        ``belongings=lambda: mine`` takes the ``RunResources`` of a run, which the test ends with ``await mine.aclose()``;
-        ``keep_write=writes.append`` collects what a journal would keep of writes.
+        ``emit=events.append`` collects events. ``threads=`` is a ``ThreadPool``; without one each call creates its own.
+        ``belongings=lambda: mine`` passes the ``RunResources`` of a run, which the test closes with ``await mine.aclose()``.
+        ``keep_write=writes.append`` collects the data that a journal would store to undo writes.
         """
         return cls(**{"tool_call_id": "c1", "run_id": "test-run", "agent_id": "test-agent", **overrides})
 
     @property
     def idempotency_key(self) -> str:
         """
-        A key of 64 hex digits that is the same for every attempt of this call, also after a crash.
+        A key of 64 hexadecimal digits that is the same for every attempt of this call, also after a crash.
 
-        It is derived from the run, the call's address and its input. Pass it to a service that charges or sends, so that a
-        repeated call has one effect.
+        The key is derived from the run id, the call's address and its input. Pass it to a service that charges or sends, so
+        that a repeated call has one effect.
         """
         import hashlib
 
-        told = canonical([self.run_id, self.address, self.input])
-        return hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()
+        identity = canonical([self.run_id, self.address, self.input])
+        return hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()
 
     def emit(self, event: Event) -> None:
-        """Emit ``ToolProgress``, ``ToolLog`` or ``FileChanged``; an event without a call id gets name and id of this call."""
+        """Emit ``ToolProgress``, ``ToolLog`` or ``FileChanged``; an empty call id in it is set to this call, with the tool's name."""
         if getattr(event, "tool_call_id", None) == "":
             event = attrs.evolve(event, tool_call_id=self.tool_call_id, tool_name=self.tool_name)  # type: ignore[call-arg]
         self._emit(event)
 
     @property
     def is_typed(self) -> bool:
-        """Whether the caller may read the result by its type, as handlers do; models read it as JSON."""
+        """Whether the caller may decode the result to its Python type, as handlers do; models receive it as JSON."""
         return self._is_typed
 
     @property
-    def is_of_run(self) -> bool:
-        """Whether the call belongs to a run, so that tools can store objects for it."""
+    def has_run(self) -> bool:
+        """Whether the call is part of a run, for which tools can store objects."""
         return self._belongings is not None
 
-    def of_run(self, key: Hashable, make: Callable[[], C]) -> C:
+    def get_or_create_run_object(self, key: Hashable, make: Callable[[], C]) -> C:
         """
-        Return the object stored under *key* for this run, created by *make* at the first call and closed with the run.
+        Return the object stored under *key* for this run; *make* creates it at the first call.
 
-        Its ``aclose()`` is awaited when the run ends, in whatever way. The runs of one tree keep things apart.
+        The object's ``aclose()`` is awaited when the run ends. Each run of a tree has its own objects.
 
         Raises:
-            StepEngineError: outside of a run, where nobody would end it.
+            StepEngineError: Outside of a run.
         """
         if self._belongings is None:
             msg = f"tool {self.tool_name!r} stores an object for its run, so it can only be called in an agent run"
@@ -270,12 +277,12 @@ class ToolContext:
         return self._belongings().get(key, make)
 
     @property
-    def keeps_writes(self) -> bool:
-        """Whether the journal stores the data to undo a write."""
+    def records_writes(self) -> bool:
+        """Whether ``record_write`` stores anything: the run has a journal."""
         return self._keep_write is not None
 
     def record_write(self, write: FileWrite) -> None:
-        """Store the data to undo a write in the journal; without a journal nothing is stored."""
+        """Store the data to undo a write in the journal; do nothing without a journal."""
         if self._keep_write is not None:
             self._keep_write(write)
 
@@ -285,14 +292,14 @@ class ToolContext:
 
     def request_truncation(self, max_chars: int) -> None:
         """
-        Cut the result of this call to *max_chars* characters; a note in it says how much was removed.
+        Let the result of this call be cut to *max_chars* characters; a note in it reports the removed length.
 
-        It is cut for handlers, too. ``@tool(max_chars=...)`` limits only what a model is shown.
+        Handlers receive the cut result, too. ``@tool(max_chars=...)`` limits only the text for the model.
         """
         self._scope.max_chars = max(0, max_chars)
 
-    def for_call(self, tool_name: str) -> ToolContext:
-        """Return the context for one call of a tool: this one at its first use with its tool, else a copy."""
+    def reserve_for_call(self, tool_name: str) -> ToolContext:
+        """Return a context for one call, marked as used: this one, or a copy if this one is used or of another tool."""
         scope = self._scope
         if scope.used or self.tool_name != tool_name:
             scope = CallScope()
@@ -305,13 +312,13 @@ class ToolContext:
     def for_thread(
         self, cancelled: CancelSignal, on_loop: Callable[[Callable[..., None]], Callable[..., None]], logger: RunLogger
     ) -> ToolContext:
-        """Return a copy of this context for a body in a thread; its calls reach the event loop through *on_loop*."""
+        """Return a copy of this context for a body in a thread; *on_loop* wraps functions so that the event loop calls them."""
         keep = None if self._keep_write is None else on_loop(self._keep_write)
         return attrs.evolve(self, cancelled=cancelled, emit=on_loop(self.emit), logger=logger, keep_write=keep)
 
     @property
-    def max_chars(self) -> int | None:
-        """The number of characters that the body asked to cut its result to, if it did."""
+    def requested_max_chars(self) -> int | None:
+        """The limit of ``request_truncation``, in characters; ``None`` if the body has not called it."""
         return self._scope.max_chars
 
     @property
@@ -321,5 +328,5 @@ class ToolContext:
 
     @property
     def leaked(self) -> list[str] | None:
-        """The list that collects the names of abandoned threads."""
+        """The list to which the names of abandoned threads are added, or ``None``."""
         return self._leaked

@@ -1,8 +1,8 @@
 """
-The tools that a run carries out itself, and ``ask_user``.
+The tools that a run executes itself, and ``ask_user``.
 
-Here stand their texts, their schemas, and the checks of their inputs; what a control tool does to a run stands in the
-machine, which is given these as bindings.
+This module contains their descriptions, their schemas, and the validation of their inputs. The machine implements their effects
+on a run; it receives the tools as bindings.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from stepengine.errors import DataError, TranscriptError
 from stepengine.machine.control import HANDLER_ONLY
 from stepengine.tools.definition import Tool
 from stepengine.tools.repair import Aliases, make_repairer
-from stepengine.tools.schemas import STRING, UNFIT_AT_TOP, make_validator, object_schema, with_description
+from stepengine.tools.schemas import STRING, UNFIT_AT_TOP, make_object_schema, make_validator, with_description
 
 HARMLESS = ToolAnnotations(read_only=True, idempotent=True)
 ALIASES: Aliases = {
@@ -138,21 +138,21 @@ FREE_OUTPUT = JsonDict(
 )
 
 
-def make_checked_tool(
+def make_tool_with_validation(
     spec: ToolSpec,
     runs: Runs,
     find_more_issues: Callable[[JsonDict], Iterator[str]] | None = None,
     *,
     shorten_json: ShortenJson | None = None,
 ) -> Tool:
-    """Return a tool that a run executes by *runs*. Inputs are repaired, then validated by schema and *find_more_issues*."""
+    """Return a tool that a run executes by *runs*; inputs are repaired, then validated by schema and *find_more_issues*."""
     validate = make_validator(spec.name, spec.input_schema, find_more_issues)
     mend = make_repairer(spec.input_schema, ALIASES)
     return Tool.for_binding(ToolBinding(spec, validate, mend, runs=runs, shorten_json=shorten_json))
 
 
 def _find_message_issues(value: JsonDict) -> Iterator[str]:
-    """Yield an issue if the messages are no valid transcript."""
+    """Yield an issue if the messages are not a valid transcript."""
     try:
         Transcript.from_dicts(value["messages"])
     except (TranscriptError, DataError) as error:
@@ -173,7 +173,7 @@ def _make_control_tool(
     find_more_issues: Callable[[JsonDict], Iterator[str]] | None = None,
     **flags: Any,
 ) -> Tool:
-    """Return a control tool; by default it is harmless, needs no permission and forces no next step."""
+    """Return a control tool; by default it is read-only, needs no permission and forces no next step."""
     flags = {
         "category": "control",
         "annotations": HARMLESS,
@@ -181,21 +181,24 @@ def _make_control_tool(
         "forces_next_step": False,
         **flags,
     }
-    return make_checked_tool(ToolSpec(name, description, schema, **flags), Control(name), find_more_issues)
+    return make_tool_with_validation(ToolSpec(name, description, schema, **flags), Control(name), find_more_issues)
 
 
 @cache
-def control_tools_by_name() -> Mapping[str, Tool]:
-    """Return the control tools by name. They are created at the first call."""
+def get_control_tools_by_name() -> Mapping[str, Tool]:
+    """Return the control tools by name; they are created at the first call."""
     made = (
         _make_control_tool("set_output", SET_OUTPUT, FREE_OUTPUT),
         _make_control_tool(
-            "set_messages", SET_MESSAGES, object_schema(("messages",), messages={"type": "array"}), _find_message_issues
+            "set_messages",
+            SET_MESSAGES,
+            make_object_schema(("messages",), messages={"type": "array"}),
+            _find_message_issues,
         ),
         _make_control_tool(
             "add_message",
             ADD_MESSAGE,
-            object_schema(
+            make_object_schema(
                 ("role", "content"),
                 role={"enum": ["user", "assistant"]},
                 content=STRING,
@@ -206,49 +209,51 @@ def control_tools_by_name() -> Mapping[str, Tool]:
         _make_control_tool(
             "end_turn",
             END_TURN,
-            object_schema(message=with_description(STRING, "A last word.")),
+            make_object_schema(message=with_description(STRING, "A last word.")),
             ends_turn=True,
             forces_next_step=True,
         ),
         _make_control_tool(
             "hand_off",
             HAND_OFF,
-            object_schema(("agent",), agent=with_description(STRING, "The agent's id.")),
+            make_object_schema(("agent",), agent=with_description(STRING, "The agent's id.")),
             ends_turn=True,
             forces_next_step=True,
         ),
-        _make_control_tool("task_completed", TASK_COMPLETED, object_schema(), ends_turn=True),
+        _make_control_tool("task_completed", TASK_COMPLETED, make_object_schema(), ends_turn=True),
         _make_control_tool(
             "write_todos",
             WRITE_TODOS,
-            object_schema(("todos",), todos={"type": "array", "items": _TODO, "description": "The whole list."}),
+            make_object_schema(("todos",), todos={"type": "array", "items": _TODO, "description": "The whole list."}),
             forces_next_step=True,
         ),
         _make_control_tool(
-            "think_deeply", THINK_DEEPLY, object_schema(("thought",), thought=with_description(STRING, "The thought."))
+            "think_deeply",
+            THINK_DEEPLY,
+            make_object_schema(("thought",), thought=with_description(STRING, "The thought.")),
         ),
     )
     return MappingProxyType({tool.name: tool for tool in made})
 
 
-def lookup_agent_info_tool() -> Tool:
-    """Return ``lookup_agent_info``."""
+def make_lookup_agent_info_tool() -> Tool:
+    """Return the tool ``lookup_agent_info``, which describes an agent of the engine."""
     return _make_control_tool(
         "lookup_agent_info",
         LOOKUP_AGENT_INFO,
-        object_schema(("agent_id",), agent_id=with_description(STRING, "The agent's id.")),
+        make_object_schema(("agent_id",), agent_id=with_description(STRING, "The agent's id.")),
         category="read",
         forces_next_step=True,
         about=(),
     )
 
 
-def find_tools_tool() -> Tool:
-    """Return ``find_tools``."""
+def make_find_tools_tool() -> Tool:
+    """Return the tool ``find_tools``, which searches for tools that the model has not received."""
     return _make_control_tool(
         "find_tools",
         FIND,
-        object_schema(("query",), query=with_description(STRING, "Words of names and descriptions.")),
+        make_object_schema(("query",), query=with_description(STRING, "Words of names and descriptions.")),
         category="read",
         forces_next_step=True,
         about=(),
@@ -259,13 +264,13 @@ def make_set_output_binding(schema: JsonDict) -> ToolBinding:
     """
     Return the binding of ``set_output`` for an output schema; a schema that providers reject as input is wrapped in ``data``.
 
-    The machine checks the input by the agent's own ``OutputSchema``.
+    The binding validates nothing. The machine validates the input by the agent's own ``OutputSchema``.
     """
-    free = control_tools_by_name()["set_output"].binding()
-    # Providers reject such a schema as the input of a tool.
+    free = get_control_tools_by_name()["set_output"].binding()
+    # Providers reject such schemas for the input of a tool.
     if schema.get("type") != "object" or any(word in schema for word in UNFIT_AT_TOP):
         inner, definitions = nest_schema_under_property(schema, "data")
-        schema = freeze_object({**object_schema(("data",), data=inner), **definitions})
+        schema = freeze_object({**make_object_schema(("data",), data=inner), **definitions})
     spec = attrs.evolve(free.spec, input_schema=schema)
     return ToolBinding(spec, lambda value: Validated(value, value), runs=free.runs)
 
@@ -274,16 +279,15 @@ def control_tools() -> list[Tool]:
     """
     Return ``set_output``, ``end_turn``, ``task_completed``, ``write_todos`` and ``think_deeply``.
 
-    Handlers may always use these; passing them to an agent offers them to its model. ``set_messages`` and
-    ``add_message`` are for handlers alone and not among them, and neither is ``hand_off``, which is for agents with
-    ``spawnable_agents``.
+    Handlers may always use them. Pass them to an agent to offer them to its model. The list does not contain ``set_messages``
+    and ``add_message``, which are only for handlers, and ``hand_off``, which is for agents with ``spawnable_agents``.
     """
     without = (*HANDLER_ONLY, "hand_off")
-    return [tool for name, tool in control_tools_by_name().items() if name not in without]
+    return [tool for name, tool in get_control_tools_by_name().items() if name not in without]
 
 
 def _parse_questions(value: JsonDict) -> list[Question]:
-    """Return the questions of a call's input, without ids; text answers are allowed next to options."""
+    """Return the questions in a call's input, with empty ids; a question with options also accepts a text."""
     return [
         Question(
             "",
@@ -298,13 +302,13 @@ def _parse_questions(value: JsonDict) -> list[Question]:
 
 
 def _get_option_descriptions(options: Sequence[object]) -> list[str]:
-    """Return the description of each option, or an empty list if no option has one."""
+    """Return the description of each option, ``""`` for a missing one; an empty list if no option has a description."""
     said = [str(option.get("description") or "") if isinstance(option, Mapping) else "" for option in options]
     return said if any(said) else []
 
 
 def _result_from_answers(answers: Sequence[Answer]) -> ToolResult:
-    """Return the answers as a JSON result with question indexes; ``skipped`` if all were declined."""
+    """Return a result with the index and answer of each question; with ``skipped`` if all questions were declined."""
     if all(a.declined for a in answers):
         return ToolResult.json({"skipped": True})
     entries: list[Any] = [{"question_index": i, **_answer_to_json(a)} for i, a in enumerate(answers)]
@@ -312,7 +316,7 @@ def _result_from_answers(answers: Sequence[Answer]) -> ToolResult:
 
 
 def _answer_to_json(answer: Answer) -> dict[str, Any]:
-    """Return the choices and the text of an answer; a declined one has an empty text."""
+    """Return the selected options and the text of an answer as JSON; a declined answer has an empty text."""
     if answer.declined:
         return {"text": ""}
     selected = {"selected": list(answer.selected)} if answer.selected else {}
@@ -321,22 +325,24 @@ def _answer_to_json(answer: Answer) -> dict[str, Any]:
 
 def ask_user_tool(interactor: Interactor | None = None) -> Tool:
     """
-    Return ``ask_user``, which puts the model's questions to a person.
+    Return ``ask_user``, by which a model asks a person questions.
 
     Args:
-        interactor: Who answers the questions of this tool in process, an object with a method ``ask(question)``; without
-            one the engine's interactor does, or the run suspends.
+        interactor: An object with a method ``ask(question)`` that answers the questions of this tool in process. By default
+            the engine's interactor answers, or the run is suspended.
 
     Raises:
-        DefinitionError: when *interactor* cannot be asked.
+        DefinitionError: If *interactor* has no such method.
     """
     somebody = validate_interactor(interactor, "ask_user_tool(interactor)")
     questions = {"type": "array", "items": _QUESTION, "minItems": 1, "description": "The questions."}
     spec = ToolSpec(
         "ask_user",
         ASK_USER,
-        object_schema(("questions",), questions=questions),
+        make_object_schema(("questions",), questions=questions),
         category="ask",
         requires_permission=False,
     )
-    return make_checked_tool(spec, Asking(_parse_questions, _result_from_answers, somebody), _find_option_issues)
+    return make_tool_with_validation(
+        spec, Asking(_parse_questions, _result_from_answers, somebody), _find_option_issues
+    )

@@ -1,7 +1,7 @@
 """
-What a body returns becomes JSON and a result, and a result the annotated type again.
+Conversion of return values to tool results and JSON, and of results back to annotated types.
 
-The caps of error messages, images and documents stand here, too.
+The size limits of error messages, images and documents are here, too.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 MIB = 1024 * 1024
-"""So many bytes are a mebibyte."""
+"""The number of bytes in a mebibyte."""
 ERROR_CHARS = 4_000
 """A screen or two of a traceback: the model needs its message, and pays for the rest at every further step."""
 IMAGE_BYTES = 5 * MIB
@@ -54,14 +54,14 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 PDF = "application/pdf"
 
 
-def as_result(value: Any, max_chars: int | None = None, result_type: Any = Any) -> ToolResult:
+def make_tool_result(value: Any, max_chars: int | None = None, result_type: Any = Any) -> ToolResult:
     """
     Return the tool result for the return value of a body; an error result if the value cannot be encoded.
 
     Args:
-        value: Text, JSON, a part, a sequence of parts and strings, a ``ToolResult``, or a value that ``encode`` knows.
-        max_chars: The number of characters to which the body itself asked to have its result cut.
-        result_type: The type by which the caller may read the result. A value that does not come back equal is an error.
+        value: Text, JSON, a part, a sequence of parts and strings, a ``ToolResult``, or a value that ``encode`` accepts.
+        max_chars: The limit of ``request_truncation``, in characters; ``None`` without one.
+        result_type: The type to which the caller may decode the result; a value that would not be equal then is an error.
     """
     kind = type(value)
     try:
@@ -75,7 +75,9 @@ def as_result(value: Any, max_chars: int | None = None, result_type: Any = Any) 
     except DataError as error:
         return ToolResult.error(f"the tool's result is not serialisable: {error}")
     except Exception as error:  # noqa: BLE001  (a value may be hostile in any way)
-        return ToolResult.error(f"the tool's result is not serialisable: a {kind.__name__} raised {error_text(error)}")
+        return ToolResult.error(
+            f"the tool's result is not serialisable: a {kind.__name__} raised {format_tool_error(error)}"
+        )
 
 
 def _wrap_result(value: object, result_type: Any) -> ToolResult:
@@ -92,9 +94,9 @@ def _wrap_result(value: object, result_type: Any) -> ToolResult:
 
 
 def _encode_result(value: object, result_type: Any) -> JsonValue:
-    """Return a returned value as JSON, by its type if that is known and the value is more than JSON."""
+    """Return a returned value as JSON; a value that is not plain JSON is encoded by *result_type*, if that can be decoded again."""
     adapter = None if result_type is Any or not is_more_than_json(value) else _find_type_adapter(result_type)
-    # With what is computed, for readers of the JSON, where the type allows it.
+    # Includes computed fields, for readers of the JSON, if the type allows it.
     return (
         encode(value)
         if adapter is None
@@ -103,14 +105,14 @@ def _encode_result(value: object, result_type: Any) -> JsonValue:
 
 
 def _clean_and_cut_parts(result: ToolResult, max_chars: int | None) -> ToolResult:
-    """Return a result with lone surrogates replaced and media checked, cut to *max_chars* if given."""
+    """Return a result with lone surrogates replaced and media validated, cut to *max_chars* characters if given."""
     parts: list[ResultPart] = []
     for part in result.content:
         if isinstance(part, TextPart):
             text = replace_surrogates(part.text)
             parts.append(part if text is part.text else attrs.evolve(part, text=text))
         elif isinstance(part, ImagePart | DocumentPart):
-            parts.append(_check_media(part))
+            parts.append(_require_valid_media(part))
         else:
             parts.append(part)
     made = tuple(parts) if max_chars is None else shorten_parts(tuple(parts), max_chars)
@@ -123,8 +125,8 @@ def replace_surrogates(text: str) -> str:
     return SURROGATE.sub("\ufffd", text) if SURROGATE.search(text) else text
 
 
-def _check_media(part: ImagePart | DocumentPart) -> ImagePart | DocumentPart:
-    """Return a media part unchanged; raise ``DataError`` if it is too large or its bytes are no image or PDF that providers accept."""
+def _require_valid_media(part: ImagePart | DocumentPart) -> ImagePart | DocumentPart:
+    """Return a media part unchanged; raise ``DataError`` if it is too large, or its bytes are not of a supported or the stated type."""
     if part.data is None:
         return part
     is_image = isinstance(part, ImagePart)
@@ -143,8 +145,8 @@ def _check_media(part: ImagePart | DocumentPart) -> ImagePart | DocumentPart:
     return part
 
 
-def error_text(error: BaseException) -> str:
-    """Return ``ClassName: message`` of an exception, at most 4,000 characters, even if its ``__str__`` fails."""
+def format_tool_error(error: BaseException) -> str:
+    """Return ``ClassName: message`` of an exception, without known secrets, at most 4,000 characters, even if ``__str__`` fails."""
     if isinstance(error, ToolError):
         return redact_and_cut_error_text(error.message)
     name = type(error).__name__
@@ -153,12 +155,12 @@ def error_text(error: BaseException) -> str:
     except Exception:  # noqa: BLE001  (its __str__ is the author's code too)
         text = "(its text could not be read)"
     if isinstance(error, BaseExceptionGroup):
-        text = f"{text}: {'; '.join(error_text(e) for e in error.exceptions[:5])}"
+        text = f"{text}: {'; '.join(format_tool_error(e) for e in error.exceptions[:5])}"
     return redact_and_cut_error_text(f"{name}: {text}" if text else name)
 
 
 def redact_and_cut_error_text(text: str) -> str:
-    """Return an error message without known secrets, cut to 4,000 characters with the number of missing ones."""
+    """Return *text* without known secrets, cut to 4,000 characters; a note reports how many characters are missing."""
     from stepengine.redaction import KNOWN
 
     return replace_surrogates(cut_end(KNOWN.redact_beginning(text, ERROR_CHARS), ERROR_CHARS, len(text)))
@@ -166,7 +168,7 @@ def redact_and_cut_error_text(text: str) -> str:
 
 @functools.cache
 def _get_text_converters() -> tuple[tuple[Any, Callable[[Any], Any]], ...]:
-    """Return pairs of types and the function that converts a value of these types to JSON; cached."""
+    """Return (types, function) pairs; the function converts a value of these types to JSON. Cached."""
     from uuid import UUID
 
     return (
@@ -182,7 +184,7 @@ def encode(value: object) -> Any:
     Return *value* as frozen JSON.
 
     Raises:
-        DataError: naming type and place, for what has no JSON form: bytes, NaN, cycles, generators, other objects.
+        DataError: For a part without a JSON form, such as bytes, NaN, cycles or generators; with its type and path.
     """
     try:
         return freeze(value)
@@ -212,7 +214,7 @@ class _Encoder:
         return self._encode_unless_cyclic(value, path)
 
     def _encode_unless_cyclic(self, value: object, path: str) -> object:
-        """Return a container or object as plain JSON; raise ``DataError`` if it contains itself."""
+        """Return a container or object as plain JSON; raise ``DataError`` if it contains itself, or a part has no JSON form."""
         if id(value) in self._open:
             msg = f"a {type(value).__name__} at {path} contains itself, which JSON cannot"
             raise DataError(msg, path=path)
@@ -250,8 +252,8 @@ class _Encoder:
 
 
 def is_more_than_json(value: object) -> bool:
-    """Return True for a value that is more than JSON, such as a model, a date or a tuple."""
-    # Without recursion, and each container once: a body may return one of any depth, or one that contains itself.
+    """Return True if a value is not plain JSON or contains such a value, for example a model, a date or a tuple."""
+    # Without recursion, and each container once: a body may return a container of any depth, or one that contains itself.
     waiting, seen = [value], set()
     while waiting:
         one: Any = waiting.pop()
@@ -266,7 +268,7 @@ def is_more_than_json(value: object) -> bool:
 
 
 def dump_typed(value: object, adapter: TypeAdapter[Any], *, by_alias: bool = True) -> Any:
-    """Return *value* as JSON by its type, without computed fields and checks."""
+    """Return *value* as JSON by the type of *adapter*, without computed fields; the value is not validated."""
     return adapter.dump_python(value, mode="json", by_alias=by_alias, round_trip=True, warnings=False)
 
 
@@ -278,19 +280,19 @@ def encode_typed(
     dumps: Sequence[Callable[[Any], Any]] = (),
 ) -> JsonValue:
     """
-    Return *value* as JSON that validates to an equal value of its type; raise ``DataError`` if there is none.
+    Return JSON that validates to a value equal to *value*.
 
-    What is not of its type is encoded as it is: it may be what its type accepts, such as a dict for a model.
+    A value of another type is encoded without its type: the type may accept it, such as a dict for a model.
 
     Args:
         value: The value.
-        adapter: Its type.
-        name: What it is called in a message.
-        load: How the JSON will be read.
-        dumps: Other forms of what is not JSON, which are tried first.
+        adapter: The type of the value.
+        name: The name of the value, for messages.
+        load: Converts the JSON back, as its reader will.
+        dumps: Other encoders for values that are not plain JSON; they are tried first.
 
     Raises:
-        DataError: when there is no such JSON, naming the place and the remedy.
+        DataError: If there is no such JSON; with the path and a suggestion.
     """
     from pydantic import ValidationError
 
@@ -334,14 +336,14 @@ def _encode_key(key: object, path: str) -> str:
 
 
 def decode_result(name: str, annotation: Any, result: ToolResult) -> Any:
-    """Return the value of a tool's result as the type *annotation*; raise ``ToolError`` if the result is an error."""
+    """Return the value of a result as the type *annotation*; raise ``ToolError`` for an error result, ``DataError`` for another type."""
     if result.is_error:
         msg = f"tool {name!r} failed: {result.text}"
         raise ToolError(msg, tool_name=name, result=result)
     if annotation is ToolResult:
         return result
     if annotation in PARTS:
-        return _get_part(name, annotation, result)
+        return _require_part(name, annotation, result)
     value = _get_json_or_text(result)
     if annotation not in (Any, str) and any(map(is_shortened, result.content)):
         msg = f"the result of tool {name!r} was cut by its own request_truncation(), so only text is left; remove that call"
@@ -353,8 +355,8 @@ def decode_result(name: str, annotation: Any, result: ToolResult) -> Any:
     return _validate_result_value(name, annotation, value)
 
 
-def _get_part(name: str, kind: type[object], result: ToolResult) -> object:
-    """Return the first part of a type in a result; raise ``DataError`` if there is none."""
+def _require_part(name: str, kind: type[object], result: ToolResult) -> object:
+    """Return the first part of type *kind* in a result; raise ``DataError`` if there is none."""
     for part in result.content:
         if isinstance(part, kind):
             return part
@@ -372,7 +374,7 @@ def _get_json_or_text(result: ToolResult) -> object:
 
 @functools.lru_cache(maxsize=1024)
 def _make_cached_adapter(annotation: Any) -> TypeAdapter[Any]:
-    """Return the pydantic adapter of a type, cached; raise ``DefinitionError`` if its values can be read only once."""
+    """Return the pydantic adapter of a type, cached; raise ``DefinitionError`` for an iterable that can be read only once."""
     from pydantic import TypeAdapter
 
     made: TypeAdapter[Any] = TypeAdapter(annotation)
@@ -384,7 +386,7 @@ def _make_cached_adapter(annotation: Any) -> TypeAdapter[Any]:
 
 
 def _find_type_adapter(annotation: Any) -> TypeAdapter[Any] | None:
-    """Return the pydantic adapter of a type; ``None`` if its values cannot be read from JSON."""
+    """Return the pydantic adapter of a type; ``None`` if values of the type cannot be decoded from JSON."""
     from pydantic.errors import PydanticUserError
 
     try:
@@ -396,7 +398,7 @@ def _find_type_adapter(annotation: Any) -> TypeAdapter[Any] | None:
 
 
 def _validate_result_value(name: str, annotation: object, value: object) -> Any:
-    """Return a JSON value as the type *annotation*; raise ``DataError`` if it does not match, ``DefinitionError`` for an unusable type."""
+    """Return JSON decoded to the type *annotation*; raise ``DataError`` if it does not match, ``DefinitionError`` for an unusable type."""
     from pydantic import ValidationError
     from pydantic.errors import PydanticUserError
 

@@ -1,4 +1,4 @@
-"""``@tool``: a typed function becomes a ``Tool``."""
+"""``@tool``, the decorator that makes a ``Tool`` from a typed function."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stepengine.errors import DefinitionError
 from stepengine.tools.arguments import FunctionInputs
 from stepengine.tools.context import ToolContext
 from stepengine.tools.definition import Tool, ToolOptions, check_tool_name
-from stepengine.tools.places import caller_locals, source_location
+from stepengine.tools.places import get_caller_locals, source_location
 from stepengine.tools.schemas import check_schema_for_providers
 from stepengine.tools.signatures import parse_docstring, read_signature
 
@@ -21,7 +21,7 @@ R = TypeVar("R")
 
 
 class ToolDecorator(Protocol):
-    """Converts a function to a ``Tool``; its ``ToolContext`` is not a parameter of the tool."""
+    """Converts a function to a ``Tool``, whose input does not include the ``ToolContext``."""
 
     @overload
     def __call__(self, fn: Callable[Concatenate[ToolContext, P], Coroutine[Any, Any, R]], /) -> Tool[P, R]: ...
@@ -56,22 +56,22 @@ def tool(
     """
     Make a tool of a typed function: ``@tool`` or ``@tool(category="read", ...)``.
 
-    The schema comes from the signature, the description and those of the parameters from the docstring (Google, NumPy or
-    reST). A first parameter of type ``ToolContext`` and dependencies (``Depends``) are filled in per call and are no part
-    of the schema. Input is validated by pydantic: ``"5"`` is accepted for an ``int``, a text for a date, unknown
-    parameters are refused. ``async def`` bodies run on the event loop, others in a thread unless ``in_thread=False``.
+    The schema is made from the signature. The descriptions of the tool and its parameters are read from the docstring (Google,
+    NumPy or reST). The engine passes a first parameter of type ``ToolContext`` and dependencies (``Depends``); the schema does
+    not contain them. Pydantic validates the input: it accepts ``"5"`` for an ``int`` and a text for a date, and rejects unknown
+    parameters. ``async def`` bodies run on the event loop, others in a thread unless ``in_thread=False``.
 
     Args:
         fn: The function.
-        name: The tool's name; the function's by default.
-        description: For the model; the docstring by default.
+        name: The tool's name; by default that of the function.
+        description: The description for the model; by default the docstring.
         **options: See ``ToolOptions``.
 
     Raises:
-        DefinitionError: naming file and line, for ``*args``, ``**kwargs``, a parameter without a type or with one that
-            has no JSON Schema, a name that providers refuse, and options that do not go together.
+        DefinitionError: With file and line, for ``*args``, ``**kwargs``, a parameter without a type or whose type has no
+            JSON Schema, a name that providers reject, and contradicting options.
     """
-    names = caller_locals("stepengine.tools")
+    names = get_caller_locals("stepengine.tools")
     if fn is None:
         return lambda function: _tool_from_function(function, name, description, options, names)
     return _tool_from_function(fn, name, description, options, names)

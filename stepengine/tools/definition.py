@@ -36,7 +36,7 @@ from stepengine.data.tools import (
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.tools.arguments import FunctionInputs
 from stepengine.tools.context import ToolContext
-from stepengine.tools.conversion import as_result, decode_result, encode, error_text
+from stepengine.tools.conversion import decode_result, encode, format_tool_error, make_tool_result
 from stepengine.tools.depends import Overrides
 from stepengine.tools.execution import bind_body, execute
 from stepengine.tools.repair import Aliases, make_repairer
@@ -57,9 +57,9 @@ class ToolPreview:
     A description of one call, shown to a person before it runs.
 
     Attributes:
-        action: What will happen, in a few words, such as ``"Write src/app.py"``.
-        details: More, such as a diff or a command line.
-        problem: Why the tool will refuse the call; then nobody is asked, and the model is told this at once.
+        action: The effect of the call in a few words, such as ``"Write src/app.py"``.
+        details: Details, such as a diff or a command line.
+        problem: The reason why the tool will fail; then no person is asked, and the model receives this text at once.
     """
 
     action: str
@@ -72,48 +72,49 @@ class ToolOptions(TypedDict, total=False):
     The options of ``@tool(...)`` and ``Tool(...)`` in addition to name and description.
 
     Attributes:
-        category: For permission rules: ``"read"``, ``"write"``, ``"execute"``, ``"network"`` or any other word; default ``""``.
-            A function in the category ``"read"`` changes nothing, as with ``ToolAnnotations(read_only=True)``: the mode ``plan``
-            allows it, and a call that a crash cut off is made again.
-        annotations: What it does to the world, as ``ToolAnnotations``; by default none of it.
-        idempotent: Short for the annotation of that name: a call that a crash cut off is made again; default ``False``.
+        category: The category for permission rules: ``"read"``, ``"write"``, ``"execute"``, ``"network"`` or any other word;
+            default ``""``. A function in the category ``"read"`` changes nothing, as with ``ToolAnnotations(read_only=True)``: the
+            mode ``plan`` allows it, and a call that a crash interrupted is repeated.
+        annotations: The kinds of effects as ``ToolAnnotations``; by default none.
+        idempotent: Short for the annotation of this name: a call that a crash interrupted is repeated; default ``False``.
         parallel_safe: Whether calls may run at the same time as other parallel-safe calls of one reply; default ``False``.
-        ends_turn: Whether the turn ends after it ran; default ``False``.
-        forces_next_step: Whether the model must see its result before the turn can end; default ``True``.
-        requires_permission: Whether an ask of a rule or a mode applies to it; with ``False`` it counts as allow, and a deny
-            still denies; default ``True``.
-        ephemeral: Keep only the newest so many results of this tool in the view; default ``None``, which keeps all.
-        max_chars: How many characters of a result the model is shown, its beginning and its end; the record, handlers and hooks
-            have all of it. Default ``None``: 100,000.
-        timeout: Seconds that one call may take; 120 by default, ``math.inf`` for no end. A synchronous function runs in a thread,
-            which cannot be stopped: after these seconds ``ctx.cancelled`` is set and the call waits up to 5 s more for the
+        ends_turn: Whether the turn ends after a call; default ``False``.
+        forces_next_step: Whether the turn continues until the model has received the result; default ``True``.
+        requires_permission: Whether a person can be asked about a call. With ``False``, an ask of a rule or a mode counts as
+            allow; a deny still denies. Default ``True``.
+        ephemeral: The number of newest results of this tool that the view keeps; default ``None``, which keeps all.
+        max_chars: The number of characters of a result for the model, its beginning and its end; the record, handlers and hooks
+            have the whole result. Default ``None``: 100,000.
+        timeout: The time limit of one call in seconds; 120 by default, ``math.inf`` for none. A synchronous function runs in a
+            thread, which cannot be stopped: after this time ``ctx.cancelled`` is set, and the call waits up to 5 s more for the
             thread to end.
-        retries: How often a failed call is tried again; default 0. Only for idempotent tools.
-        strict: Whether the provider shall promise inputs that keep to the schema, where it can and the schema allows it;
+        retries: The number of further attempts after a failure; default 0. Only for idempotent tools.
+        strict: Whether the provider is asked to guarantee inputs that match the schema, if it supports that for this schema;
             default ``False``.
-        defer_loading: Whether a model is shown it only after it searched for it: by its provider's own search where there is
-            one, else by the tool ``find_tools``; default ``False``.
-        in_thread: Whether a synchronous body runs in a thread (default), or on the event loop: for bodies that take
-            microseconds.
-        deferred: Whether its result comes from outside, by ``handle.send_tool_result``, after its body has begun the work; what
-            the body returns is dropped, unless it is an error, which is the result. The time-out is the body's; default
-            ``False``.
-        preview: A function of the input that returns a ``ToolPreview`` of one call, for whoever is asked; default ``None``.
-        aliases: Lists of other names that are accepted from a model, by dotted path of the parameter, such as
+        defer_loading: Whether a model receives the tool only after a search for it, by the search of its provider or else by the
+            tool ``find_tools``; default ``False``.
+        in_thread: Whether a synchronous body runs in a thread (default). With ``False`` it runs on the event loop, which is for
+            bodies that take microseconds.
+        deferred: Whether the result arrives later, by ``handle.send_tool_result``; the body only starts the work. The return value
+            of the body is dropped, but an error of the body is the result. The timeout is that of the body; default ``False``.
+        preview: A function of the input that returns a ``ToolPreview`` of one call, for the person who approves it; default
+            ``None``.
+        aliases: Other names that are accepted from a model, as lists by the dotted path of the parameter, such as
             ``"replacements.old_string"``.
-        about: The files that a call touches or shows and the web addresses that it reaches, so that rules bind it by them:
-            texts such as ``"{source}"`` or ``"reports/{name}.csv"``, in which ``{name}`` stands for each text of that
-            parameter; ``()`` for a tool that touches none. Relative paths are below the engine's workspace, else the
-            working directory. Default ``None``: rules judge members such as ``path`` and ``url``.
-        results: ``"trusted"`` where no result can hold text of third parties, ``"untrusted"`` (default) where one may, ``"names"``
-            for a directory such as contacts, of which each text is trusted as a whole, or a function of the input that returns one of them.
-        destinations: The parameters that say where an effect goes: recipients, addresses, URLs, ids to delete or change; dotted paths
-            reach into objects and lists, as ``"event.attendees"`` does. ``()`` for a tool that has none. Default ``None``: the tool
-            does not say, and rules about destinations judge every parameter.
+        about: The files that a call accesses and the web addresses that it reaches, for permission rules: texts such as
+            ``"{source}"`` or ``"reports/{name}.csv"``, in which ``{name}`` stands for each text of that parameter; ``()`` for a
+            tool without any. Relative paths are below the engine's workspace, else the working directory. Default ``None``: rules
+            check members such as ``path`` and ``url``.
+        results: ``"trusted"`` if no result can contain text of third parties, ``"untrusted"`` (default) if one may, ``"names"``
+            for a directory such as contacts, each text of which is trusted as a whole, or a function of the input that returns one
+            of these words.
+        destinations: The parameters with the targets of an effect: recipients, addresses, URLs, ids to delete or change. Dotted paths
+            reach into objects and lists, such as ``"event.attendees"``. ``()`` for a tool without targets. Default ``None``: the
+            targets are unknown, and rules about destinations check every parameter.
         texts: The parameters whose text leaves with the effect, such as the body of a mail: each address and URL in it is a
             destination, too. Default ``()``.
-        uses: Of a tool that yields, what it may call beside what the agent has that calls it: tools, and the names of such;
-            agents, and their ids. Default ``()``.
+        uses: For a tool that yields: the tools and agents, or their names and ids, that it may call in addition to those of the
+            calling agent. Default ``()``.
     """
 
     category: str
@@ -141,7 +142,7 @@ class ToolOptions(TypedDict, total=False):
 
 
 NO_TEXT: Mapping[Any, str] = {kind: kind.__name__ for kind in (int, float, bool, list, dict)}
-"""Annotations that no text fits."""
+"""Annotations of return types that no text matches."""
 
 
 OF_BODIES: Mapping[str, str] = {
@@ -150,10 +151,10 @@ OF_BODIES: Mapping[str, str] = {
     "in_thread": "its body does not block, and the engine decides where each effect runs",
     "deferred": "to wait for a person, use `yield from Ask(...)`",
 }
-"""What a tool that yields has no use for, and why."""
+"""The options that have no effect for a tool that yields, each with what to do instead."""
 
 
-def _is_tool_or_agent(value: object) -> bool:
+def _is_tool_agent_or_name(value: object) -> bool:
     return isinstance(value, str | AgentDefinition | ToolLike) and not isinstance(value, type)
 
 
@@ -182,7 +183,7 @@ OPTIONS = {
     "preview": allow_none(FieldCheck(callable, "a function of the input")),
     "aliases": FieldCheck(lambda value: isinstance(value, Mapping), "a mapping from a parameter to its other names"),
     "uses": FieldCheck(
-        lambda value: isinstance(value, list | tuple) and all(map(_is_tool_or_agent, value)),
+        lambda value: isinstance(value, list | tuple) and all(map(_is_tool_agent_or_name, value)),
         "a list of tools and agents, or of their names",
     ),
     "results": FieldCheck(
@@ -198,8 +199,8 @@ OPTIONS = {
 }
 
 
-def _validate_option_types(name: str, options: Mapping[str, object]) -> dict[str, Any]:
-    """Return the options of a tool; raise ``DefinitionError`` for an unknown option or a wrong type."""
+def _validate_options(name: str, options: Mapping[str, object]) -> dict[str, Any]:
+    """Return the options of a tool as a new dict; raise ``DefinitionError`` for an unknown option or a value of a wrong type."""
     problems = [OPTIONS[option].find_problem(option, value) for option, value in options.items() if option in OPTIONS]
     if unknown := options.keys() - OPTIONS.keys():
         known = list_names(sorted(OPTIONS.keys() - {"description"}), min(unknown))
@@ -211,8 +212,8 @@ def _validate_option_types(name: str, options: Mapping[str, object]) -> dict[str
     return dict(options)
 
 
-def _has_parameter_path(spec: ToolSpec, path: str) -> bool:
-    """Return True if a dotted path starts with a parameter and its other names occur somewhere in the schema."""
+def _may_have_parameter_path(spec: ToolSpec, path: str) -> bool:
+    """Return True if a dotted path starts with a parameter, and each of its other names occurs somewhere in the schema."""
     first, *rest = path.split(".")
     return first in _get_schema_properties(spec) and set(rest) <= set(list_member_names(spec.input_schema))
 
@@ -224,10 +225,10 @@ def _get_schema_properties(spec: ToolSpec) -> JsonDict:
 
 def check_tool_name(name: object, where: str = "") -> None:
     """
-    Raise ``DefinitionError`` for a tool name that a provider would reject.
+    Raise ``DefinitionError`` unless *name* is 1 to 64 letters, digits, ``_`` and ``-``; *where* starts the message.
 
     Raises:
-        DefinitionError: unless it is 1 to 64 letters, digits, ``_`` and ``-``.
+        DefinitionError: For any other name, since providers reject it.
     """
     if not isinstance(name, str) or not NAME.fullmatch(name):
         msg = f"{where}{name!r} is not a valid tool name; use 1 to 64 letters, digits, '_' and '-'"
@@ -235,7 +236,7 @@ def check_tool_name(name: object, where: str = "") -> None:
 
 
 def _make_raising_body(name: str) -> Callable[[Any], object]:
-    """Return a body that raises ``ToolError``, for a tool that only a run can execute."""
+    """Return a tool body that only raises ``ToolError``, for tools that only a run can execute."""
 
     def raise_tool_error(_: object) -> Any:
         msg = f"tool {name!r} runs only as part of an agent run; it cannot be executed on its own"
@@ -246,18 +247,18 @@ def _make_raising_body(name: str) -> Callable[[Any], object]:
 
 class Tool(Generic[P, R]):
     """
-    A tool. Made by ``@tool`` from a typed function, or here from a JSON Schema.
+    A tool, made by ``@tool`` from a typed function, or by this class from a JSON Schema.
 
     Args:
-        name: Unique name, ``[A-Za-z0-9_-]{1,64}``.
-        description: For the model.
-        input_schema: JSON Schema of the input, an object.
-        run: The body, sync or async. It takes the whole input as its one parameter, after a ``ToolContext`` if it has
-            one, and may have dependencies.
+        name: A unique name, ``[A-Za-z0-9_-]{1,64}``.
+        description: The description for the model.
+        input_schema: The JSON Schema of the input, an object.
+        run: The body, sync or async. Its only required parameter is the whole input; a ``ToolContext`` before it and
+            dependencies are optional.
         **options: See ``ToolOptions``.
 
     Raises:
-        DefinitionError: for a bad name, a schema that cannot be checked, or options that do not go together.
+        DefinitionError: For an invalid name, a schema that cannot be checked, or contradicting options.
     """
 
     def __init__(
@@ -281,7 +282,7 @@ class Tool(Generic[P, R]):
     def from_function(
         cls, name: str, description: str, inputs: FunctionInputs, signature: Signature, options: ToolOptions
     ) -> Tool[P, R]:
-        """Return the tool for a typed function; use ``@tool`` instead."""
+        """Return the tool for a typed function: the constructor that ``@tool`` uses."""
         made = cls.__new__(cls)
         made._set_up(name, description, inputs, signature.body, options)  # noqa: SLF001  (a second constructor)
         made._signature, made._inputs = signature, inputs  # noqa: SLF001
@@ -291,12 +292,12 @@ class Tool(Generic[P, R]):
 
     @classmethod
     def for_binding(cls, binding: ToolBinding) -> Tool[P, R]:
-        """Return a tool that the run itself executes, as children or questions; its body always raises an error."""
+        """Return a tool that the run itself executes, for example as child agents or questions; its own body always raises."""
         made = cls.__new__(cls)
         made.spec, made.in_thread, made.runs_inline = binding.spec, False, True
         made.folder = made.returns = None
         made.result_type = Any
-        # As `make_schema_body` would find it; to look takes 0.1 ms, and each process makes a dozen of these.
+        # The result of `make_schema_body`, which takes 0.1 ms; each process creates a dozen such tools.
         made.body = FunctionBody(
             _make_raising_body(binding.spec.name), is_async=False, wants_context=False, needs={}, whole_input=True
         )
@@ -313,19 +314,19 @@ class Tool(Generic[P, R]):
         options: ToolOptions,
     ) -> None:
         """Validate the options, and set the attributes, the specification and the binding of the tool."""
-        flags = _validate_option_types(name, {**options, "description": description})
+        flags = _validate_options(name, {**options, "description": description})
         del flags["description"]
         if "idempotent" in flags:
             annotations = flags.get("annotations", ToolAnnotations())
             flags["annotations"] = attrs.evolve(annotations, idempotent=flags.pop("idempotent"))
-        # A body that yields is no effect by itself: what it asks for may change something.
+        # A body that yields has no effect itself, but the effects that it yields may change something.
         if flags.get("category") == "read" and not body.is_generator:
             flags["annotations"] = attrs.evolve(flags.get("annotations", ToolAnnotations()), read_only=True)
         self.in_thread: bool = flags.pop("in_thread", True)
         self.deferred: bool = flags.pop("deferred", False)
         self.result_type: Any = Any
-        self.returns: str | None = None  # what the annotation names, where a text is certainly none of it
-        self.folder: tuple[str, ...] | None = None  # where it works, for the bundled sets: components of a real path
+        self.returns: str | None = None  # the annotated return type, if no text can have it
+        self.folder: tuple[str, ...] | None = None  # the folder of a bundled tool, as the components of its real path
         self._preview: Callable[[JsonDict], ToolPreview] | None = flags.pop("preview", None)
         results = flags.get("results")
         self.results: Callable[[JsonDict], Trust] | None = flags.pop("results") if callable(results) else None
@@ -342,15 +343,15 @@ class Tool(Generic[P, R]):
         self._check_option_conflicts(options)
 
     def _start_steps(self, ctx: StepContext, arguments: Mapping[str, Any]) -> Generator[Any, Any, Any]:
-        """Call the body of a generator tool with its arguments, and return the generator."""
+        """Call the body of a generator tool, and return the generator, which has not started."""
         steps: Generator[Any, Any, Any] = bind_body(self.body, ctx, arguments)()
         return steps
 
     def _make_body_result(self, returned: Any, error: BaseException | None, *, is_typed: bool) -> ToolResult:
-        """Return the result of a generator tool from its return value, or an error result from the *error* that it raised."""
+        """Return the result of a generator tool: its return value, or an error result if it raised *error*."""
         if error is not None:
-            return ToolResult.error(error_text(error))
-        return as_result(returned, result_type=self.result_type if is_typed else Any)
+            return ToolResult.error(format_tool_error(error))
+        return make_tool_result(returned, result_type=self.result_type if is_typed else Any)
 
     def _check_option_conflicts(self, options: Mapping[str, object]) -> None:  # noqa: C901 - one line for each problem
         """Raise ``DefinitionError`` for options that contradict each other, the body or the input schema."""
@@ -377,7 +378,7 @@ class Tool(Generic[P, R]):
             known = list_names(_get_schema_properties(spec), unknown[0])
             problem = f"uses {unknown[0]!r} in about=, but has no such parameter; its parameters: {known}"
         elif missing := [
-            path for path in (*(spec.destinations or ()), *spec.texts) if not _has_parameter_path(spec, path)
+            path for path in (*(spec.destinations or ()), *spec.texts) if not _may_have_parameter_path(spec, path)
         ]:
             known = list_names(_get_schema_properties(spec), missing[0])
             problem = (
@@ -399,7 +400,7 @@ class Tool(Generic[P, R]):
         return self.body.fn
 
     def mark_confined(self) -> None:
-        """Mark the tool as confined: the file rules are applied when it opens a file, not to its input."""
+        """Mark the tool as confined: file rules are then applied when it opens a file, and not to its input."""
         self.spec = attrs.evolve(self.spec, confined=True)
         self._binding = attrs.evolve(self._binding, spec=self.spec)
 
@@ -421,13 +422,13 @@ class Tool(Generic[P, R]):
         Args:
             arguments: ``Validated.arguments``.
             ctx: The context of this call.
-            overrides: Dependency factory to the factory that stands in for it.
-            seconds: The time limit of the call; by default the tool's own.
+            overrides: The factories that replace others, by the replaced factory.
+            seconds: The time limit of the call; by default that of the tool.
 
         Raises:
-            asyncio.CancelledError: when this task was cancelled.
-            KeyboardInterrupt: when the body raised it; so for ``SystemExit``.
-            ToolError: for a tool that yields, which is a run of its own.
+            asyncio.CancelledError: If this task was cancelled.
+            KeyboardInterrupt: If the body raised it; the same for ``SystemExit``.
+            ToolError: For a tool that yields, which only a run can execute.
         """
         if self.body.is_generator:
             msg = f"tool {self.spec.name!r} yields, so it runs only as part of an agent run"
@@ -435,7 +436,7 @@ class Tool(Generic[P, R]):
         return execute(self, arguments, ctx, overrides, seconds or self.spec.timeout or TOOL_SECONDS)
 
     def trust(self, input: JsonDict) -> Trust:
-        """Return the trust in the result of a call; ``"untrusted"`` if the ``results`` function raises or returns an unknown word."""
+        """Return how far the result of a call is trusted; ``"untrusted"`` if the ``results`` function fails or returns an unknown word."""
         if self.results is None:
             return self.spec.results
         try:
@@ -453,21 +454,21 @@ class Tool(Generic[P, R]):
         Return the JSON input for a call with Python arguments.
 
         Raises:
-            TypeError: when the arguments do not fit the function's parameters.
-            DataError: when a value has no JSON form, or none from which an equal value is made.
+            TypeError: If the arguments do not match the function's parameters.
+            DataError: If a value has no JSON form that validates to an equal value.
         """
         if self._signature is None or self._inputs is None:
             return freeze_object(encode(args[0] if args else kwargs))
         free = [p.replace(annotation=p.empty) for p in self._signature.parameters]
-        return self._inputs.to_input(bind_arguments(self.spec.name, inspect.Signature(free), *args, **kwargs))
+        return self._inputs.encode_arguments(bind_arguments(self.spec.name, inspect.Signature(free), *args, **kwargs))
 
     def decode(self, result: ToolResult) -> R:
         """
         Return a result as the type that the function is annotated to return.
 
         Raises:
-            ToolError: when the result is an error.
-            DataError: when it does not fit the annotation.
+            ToolError: If the result is an error.
+            DataError: If the result does not match the annotation.
         """
         value: R = decode_result(self.spec.name, Any if self._signature is None else self._signature.returns, result)
         return value
@@ -476,7 +477,7 @@ class Tool(Generic[P, R]):
         return f"Tool({self.spec.name!r})"
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        """Refuse to be called like the function: nothing would validate, record or limit that call."""
+        """Raise ``TypeError``, since a direct call would not be validated, recorded or limited."""
         name, hint = self.spec.name, f"`{self.spec.name}.fn(...)`"
         if self.body.is_generator:
             hint = f"`Walk({name}, params={{...}})` (from stepengine.testing)"
@@ -490,7 +491,7 @@ class Tool(Generic[P, R]):
 def with_sandbox(
     tool: Tool[P, R], sandbox: Callable[[], str], offers: Sequence[str], *, at_provider: bool = False
 ) -> Tool[P, R]:
-    """Return a copy of a generator tool that runs in *sandbox*, together with the tools *offers*; see ``Yielding``."""
+    """Return a copy of a generator tool with *sandbox*, *offers* and *at_provider* set, which ``Yielding`` documents."""
     made, binding = copy(tool), tool.binding()
     runs = attrs.evolve(cast("Yielding", binding.runs), sandbox=sandbox, offers=tuple(offers), at_provider=at_provider)
     made._binding = attrs.evolve(binding, runs=runs)  # noqa: SLF001 - a copy of ours

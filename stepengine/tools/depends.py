@@ -1,8 +1,8 @@
 """
-``Depends``: what a tool needs and no caller passes, declared on the parameter and resolved per call.
+``Depends``: values for parameters of a tool that no caller passes; factories create them for each call.
 
-A factory may be sync or async, a generator that yields once (what follows the ``yield`` is its teardown), and may itself
-take dependencies and the ``ToolContext``. Teardowns run in reverse order, even when one fails.
+A factory may be sync or async, or a generator that yields once; the code after the ``yield`` is its teardown. Its parameters may
+be dependencies and the ``ToolContext``. Teardowns run in reverse order, even if one fails.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from attrs import frozen
 
 from stepengine.errors import DefinitionError
 from stepengine.tools.context import ToolContext
-from stepengine.tools.places import evaluate_hints, source_location
+from stepengine.tools.places import evaluate_annotations, source_location
 
 Factory: TypeAlias = Callable[..., Any]
 Overrides: TypeAlias = Mapping[Callable[..., Any], Callable[..., Any]]
@@ -30,8 +30,8 @@ class Dependency:
     The marker that ``Depends`` puts on a parameter.
 
     Attributes:
-        factory: What makes the value.
-        use_cache: Whether one value serves every use within a call.
+        factory: The function that creates the value.
+        use_cache: Whether all uses within a call share one value.
     """
 
     factory: Factory
@@ -47,10 +47,10 @@ def Depends(factory: Factory, *, use_cache: bool = True) -> Any:  # noqa: N802  
     Args:
         factory: A sync or async function, a class, or a generator function that yields the value once. Its own
             parameters are dependencies, a ``ToolContext``, or have defaults.
-        use_cache: Make one value per call and share it; ``False`` makes one for every use.
+        use_cache: Share one value in a call; ``False`` creates a value for every use.
 
     Raises:
-        DefinitionError: when *factory* is not callable.
+        DefinitionError: If *factory* is not callable.
     """
     if not callable(factory):
         msg = f"Depends takes a function that makes the value, not {factory!r}"
@@ -65,9 +65,9 @@ class FactoryNode:
 
     Attributes:
         factory: The function.
-        kind: How it gives its value.
-        needs: Parameter name to dependency and node.
-        context: The names of the parameters that take the ``ToolContext``.
+        kind: How it produces its value.
+        needs: The dependency and node of each parameter that has one.
+        context: The names of the parameters that receive the ``ToolContext``.
     """
 
     factory: Factory
@@ -88,28 +88,28 @@ def find_dependency(annotation: object, default: object) -> Dependency | None:
 @functools.lru_cache(maxsize=1024)
 def make_factory_node(factory: Factory) -> FactoryNode:
     """
-    Return the dependency node of a factory, cached; raise ``DefinitionError`` for a cycle or a parameter without a value.
+    Return the node of a factory with the nodes of its dependencies, cached.
 
     Raises:
-        DefinitionError: for a cycle, and for a parameter that nobody can fill in.
+        DefinitionError: For a cycle, and for a parameter without a dependency, context or default.
     """
-    return _build_node(factory, ())
+    return _build_factory_node(factory, ())
 
 
-def _build_node(factory: Factory, chain: tuple[Factory, ...]) -> FactoryNode:
-    """Return the node of a factory and, recursively, of its dependencies; *chain* contains the factories above it."""
+def _build_factory_node(factory: Factory, chain: tuple[Factory, ...]) -> FactoryNode:
+    """Return the node of a factory with those of its dependencies; *chain* has the factories that depend on it, to find cycles."""
     if factory in chain:
-        names = " -> ".join(_factory_name(f) for f in (*chain[chain.index(factory) :], factory))
+        names = " -> ".join(_get_factory_name(f) for f in (*chain[chain.index(factory) :], factory))
         msg = f"{source_location(factory)}: dependencies form a cycle: {names}"
         raise DefinitionError(msg)
     needs: dict[str, tuple[Dependency, FactoryNode]] = {}
     context: list[str] = []
-    hints = evaluate_hints(factory)
+    hints = evaluate_annotations(factory)
     for name, parameter in _get_factory_parameters(factory).items():
         annotation = hints.get(name)
         dependency = find_dependency(annotation, parameter.default)
         if dependency is not None:
-            needs[name] = (dependency, _build_node(dependency.factory, (*chain, factory)))
+            needs[name] = (dependency, _build_factory_node(dependency.factory, (*chain, factory)))
         elif annotation is ToolContext:
             context.append(name)
         elif parameter.default is parameter.empty and parameter.kind not in {
@@ -117,21 +117,21 @@ def _build_node(factory: Factory, chain: tuple[Factory, ...]) -> FactoryNode:
             parameter.VAR_POSITIONAL,
         }:
             msg = (
-                f"{source_location(factory)}: parameter {name!r} of the dependency {_factory_name(factory)!r} has no value; "
+                f"{source_location(factory)}: parameter {name!r} of the dependency {_get_factory_name(factory)!r} has no value; "
                 "use Depends(...), ToolContext or a default"
             )
             raise DefinitionError(msg)
     return FactoryNode(factory, _get_factory_kind(factory), needs, tuple(context))
 
 
-def _factory_name(factory: Factory) -> str:
+def _get_factory_name(factory: Factory) -> str:
     return getattr(factory, "__name__", type(factory).__name__)
 
 
 def _get_factory_parameters(factory: Factory) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(factory).parameters
-    except (TypeError, ValueError):  # a built-in without a signature takes nothing from us
+    except (TypeError, ValueError):  # a built-in without a signature
         return {}
 
 
@@ -154,8 +154,8 @@ def needs_event_loop(node: FactoryNode, overrides: Overrides, replaced: tuple[Fa
 
     Args:
         node: The node.
-        overrides: Factory to the factory that stands in for it.
-        replaced: The factories above the node that are overridden. As in ``Resolver``, below its override a factory is itself.
+        overrides: The factories that replace others, by the replaced factory.
+        replaced: The replaced factories above the node; as in ``Resolver``, they are not replaced again below their override.
     """
     override = overrides.get(node.factory)
     if override is not None and node.factory not in replaced:
@@ -171,9 +171,9 @@ class Resolver:
     Creates the dependencies of one call and closes them afterwards.
 
     Args:
-        context: What factories that ask for it get.
-        overrides: Factory to the factory that stands in for it.
-        run: How synchronous factories are run.
+        context: The context for factories with a parameter for it.
+        overrides: The factories that replace others, by the replaced factory.
+        run: Runs synchronous factories.
     """
 
     def __init__(self, context: ToolContext, overrides: Overrides, run: Runner) -> None:
@@ -185,7 +185,7 @@ class Resolver:
         self._replaced: list[Factory] = []
 
     async def resolve_dependency(self, dependency: Dependency, node: FactoryNode) -> Any:
-        """Return the value of one dependency, after creating it and the dependencies of its factory."""
+        """Create and return the value of one dependency, after those that its factory needs; a shared value is reused."""
         override = self._overrides.get(node.factory)
         if override is None or node.factory in self._replaced:
             return await self._create_or_reuse_value(dependency, node)
@@ -196,7 +196,7 @@ class Resolver:
             self._replaced.pop()
 
     async def _create_or_reuse_value(self, dependency: Dependency, node: FactoryNode) -> object:
-        """Return the value of a factory: the shared one of this call, or a new one with its own dependencies."""
+        """Return the value of a factory: the shared value of this call, or a new value, created with its own dependencies."""
         if dependency.use_cache and node.factory in self._values:
             return self._values[node.factory]
         arguments: dict[str, object] = dict.fromkeys(node.context, self._context)
@@ -208,7 +208,7 @@ class Resolver:
         return value
 
     async def _create_value(self, node: FactoryNode, make: Callable[[], Any]) -> Any:
-        """Call a factory and return its value; of a generator, the first yielded value, and its teardown is registered."""
+        """Call a factory and return its value; for a generator, register its teardown and return the yielded value."""
         if node.kind == "async":
             return await make()
         if node.kind == "async_generator":
@@ -221,14 +221,14 @@ class Resolver:
             value = await self._run(make)
             return await value if inspect.isawaitable(value) else value
         if value is _NOTHING:
-            msg = f"the dependency {_factory_name(node.factory)!r} yielded nothing"
+            msg = f"the dependency {_get_factory_name(node.factory)!r} yielded nothing"
             raise RuntimeError(msg)
-        self._teardowns.append((_factory_name(node.factory), source))
+        self._teardowns.append((_get_factory_name(node.factory), source))
         return value
 
     async def close_dependencies(self, failure: BaseException | None) -> list[BaseException]:
         """
-        Finish generator factories in reverse order, with *failure* raised at their ``yield``; return the exceptions of the teardowns.
+        Finish the generator factories in reverse order; *failure* is raised at their ``yield``.
 
         Returns:
             The exceptions of the teardowns, except *failure* itself.
@@ -252,7 +252,7 @@ _NOTHING = object()
 
 
 def _finish_generator(source: Any, failure: BaseException | None) -> None:
-    """Run a generator factory to its end, with *failure* raised in it; raise ``RuntimeError`` if it yields again."""
+    """Run a generator factory to its end, after raising *failure* in it; raise ``RuntimeError`` if it yields again."""
     try:
         if failure is None:
             next(source)
@@ -266,7 +266,7 @@ def _finish_generator(source: Any, failure: BaseException | None) -> None:
 
 
 async def _finish_async_generator(source: Any, failure: BaseException | None) -> None:
-    """Run an async generator factory to its end, with *failure* raised in it; raise ``RuntimeError`` if it yields again."""
+    """Run an async generator factory to its end, after raising *failure* in it; raise ``RuntimeError`` if it yields again."""
     try:
         if failure is None:
             await anext(source)

@@ -1,9 +1,9 @@
 """
-Runs the body of a tool: dependencies, thread, timeout, retries, and what it leaves behind.
+Runs the body of a tool: dependencies, thread, timeout, retries, and leftover tasks.
 
-Whatever a body raises becomes an error result, with five exceptions that are not the tool's: a real cancellation of the
-task, ``KeyboardInterrupt``, ``SystemExit``, other exceptions that are no ``Exception``, and ``UnknownOutcome``: nobody may do again,
-or call failed, what may have happened.
+An exception of a body becomes an error result. Five kinds are raised instead: a real cancellation of the task,
+``KeyboardInterrupt``, ``SystemExit``, other classes that are not an ``Exception``, and ``UnknownOutcome``: an effect that may have
+happened must be neither repeated nor reported as failed.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from stepengine.data.messages import CUT_OFF, SideEffect, ToolResult
 from stepengine.data.tools import ToolSpec, format_timeout_text
 from stepengine.errors import ToolError, UnknownOutcome
 from stepengine.tools.context import ToolContext
-from stepengine.tools.conversion import as_result, error_text, is_more_than_json
+from stepengine.tools.conversion import format_tool_error, is_more_than_json, make_tool_result
 from stepengine.tools.depends import Overrides, Resolver, needs_event_loop
 from stepengine.tools.leftovers import OWNER, CallMark, Checks, cancel_leftover_tasks
 from stepengine.tools.signatures import FunctionBody
-from stepengine.tools.worker import OnLoop, make_thread_context
+from stepengine.tools.worker import LoopCaller, make_thread_context
 from stepengine.workspace.threads import ThreadPool
 
-# asyncio is imported where something runs: loading it takes as long as all that `from stepengine import tool` needs beside it.
+# asyncio is imported only to run a body: it takes as long as the rest of `from stepengine import tool`.
 
 RETRY_WAIT_SECONDS = 0.1
-"""A lost connection is often back at once; each further wait is twice as long."""
+"""A lost connection often returns at once; each further wait is twice as long."""
 RETRY_WAIT_SECONDS_MAX = 5.0
-"""A tool is part of a step that somebody waits for; what does not work within seconds is told to the model instead."""
+"""A person may wait for the step of a call; after some seconds the model receives the failure instead."""
 
 
 class ToolWithBody(Protocol):
-    """The members of ``stepengine.Tool`` that running its body needs."""
+    """The members of ``stepengine.Tool`` that are needed to run its body."""
 
     spec: ToolSpec
     body: FunctionBody
@@ -44,7 +44,7 @@ class ToolWithBody(Protocol):
 
 
 class BodyFailure:
-    """The exception that a body raised, as a value; *timeout* is set if the tool's timeout ended it."""
+    """The exception of a body as a value; *timeout*, in seconds, is set if the tool's time limit caused it."""
 
     __slots__ = ("error", "timeout")
 
@@ -56,15 +56,14 @@ class BodyFailure:
 async def execute(
     tool: ToolWithBody, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides, seconds: float
 ) -> ToolResult:
-    """Run the body at most *seconds*, retry failures as often as the tool allows, and return the tool's result."""
+    """Run the body for at most *seconds* in each attempt, retry failures up to the tool's ``retries``, and return the result."""
     body, spec = tool.body, tool.spec
     tries = spec.retries
     while True:
-        scoped = ctx.for_call(spec.name) if body.wants_context or body.needs else ctx
-        # A body that is known to be quick and synchronous is called where it stands: a thread costs some 50 us, more
-        # than a step.
+        scoped = ctx.reserve_for_call(spec.name) if body.wants_context or body.needs else ctx
+        # A fast synchronous body is called directly: a thread costs some 50 us, more than a step.
         if tool.runs_inline and not Checks.inline:
-            # As it is bound, where it is bound to nothing but arguments.
+            # Without binding, if only arguments are passed.
             is_plain = not (body.wants_context or body.positional or body.whole_input)
             outcome = (
                 _call_body_or_return_failure(body.fn, **arguments)
@@ -84,7 +83,7 @@ async def execute(
                     )
                 )
             result_type = tool.result_type if is_more_than_json(outcome) and ctx.is_typed else Any
-            return as_result(outcome, scoped.max_chars if body.wants_context else None, result_type)
+            return make_tool_result(outcome, scoped.requested_max_chars if body.wants_context else None, result_type)
         if isinstance(outcome.error, UnknownOutcome):
             raise outcome.error
         _log_failure(spec.name, outcome, ctx, tries)
@@ -97,7 +96,7 @@ async def execute(
 async def _run_body_once(
     tool: ToolWithBody, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides, seconds: float
 ) -> Any:
-    """Run the body without retries, return its value or a ``BodyFailure``, and cancel the tasks that it left running."""
+    """Run the body once, return its value or a ``BodyFailure``, and cancel the tasks that it left running."""
     mark = CallMark()
     try:
         with mark:
@@ -109,41 +108,41 @@ async def _run_body_once(
             await cancel_leftover_tasks(left, tool.spec.name, ctx)
 
 
-def _log_failure(tool_name: str, raised: BodyFailure, ctx: ToolContext, tries: int) -> None:
+def _log_failure(tool_name: str, failure: BodyFailure, ctx: ToolContext, retries_left: int) -> None:
     """
-    Log the traceback of a failed body: as debug line for a ``ToolError``, else as error.
+    Log the traceback of a failed body, for a ``ToolError`` at the level debug, else at the level error.
 
-    A ``ToolError`` is how a tool says no: its message is the whole story, so its traceback is for those who look closely.
+    A tool raises ``ToolError`` to reject a call. Its message is sufficient, so the traceback is only a debug line.
     """
     import traceback
 
-    trace = "".join(traceback.format_exception(raised.error))
-    again = f"; retrying up to {tries} more times" if tries else ""
-    message = f"tool {tool_name!r} raised {type(raised.error).__name__}{again}"
-    log = ctx.logger.debug if isinstance(raised.error, ToolError) else ctx.logger.error
+    trace = "".join(traceback.format_exception(failure.error))
+    again = f"; retrying up to {retries_left} more times" if retries_left else ""
+    message = f"tool {tool_name!r} raised {type(failure.error).__name__}{again}"
+    log = ctx.logger.debug if isinstance(failure.error, ToolError) else ctx.logger.error
     log(message, traceback=trace)
 
 
-def make_failure_result(tool_name: str, raised: BodyFailure) -> ToolResult:
-    """Return the error result of a call whose body failed; a cancelled or timed-out body has its own text."""
-    if raised.timeout is not None:
-        return ToolResult.error(format_timeout_text(tool_name, raised.timeout))
-    if _is_cancellation(raised.error):  # and nobody cancelled the call
+def make_failure_result(tool_name: str, failure: BodyFailure) -> ToolResult:
+    """Return the error result of a call whose body failed; for a timeout or an inner cancellation it has a special text."""
+    if failure.timeout is not None:
+        return ToolResult.error(format_timeout_text(tool_name, failure.timeout))
+    if _is_cancellation(failure.error):  # not that of the call
         text = f"tool {tool_name!r} failed: what it waited for was cancelled, so its outcome is unknown"
-        said = error_text(raised.error) if str(raised.error) else text
+        said = format_tool_error(failure.error) if str(failure.error) else text
         return ToolResult.error(said, side_effects=(SideEffect(CUT_OFF, tool_name),))
-    return ToolResult.error(error_text(raised.error))
+    return ToolResult.error(format_tool_error(failure.error))
 
 
 def bind_body(
-    body: FunctionBody, ctx: Any, arguments: Mapping[str, object], needed: Mapping[str, object] | None = None
+    body: FunctionBody, ctx: Any, arguments: Mapping[str, object], dependencies: Mapping[str, object] | None = None
 ) -> Any:
-    """Return a callable that calls the body with its context, arguments and dependencies."""
+    """Return a callable without parameters that calls the body with its context, arguments and dependencies."""
     first = (ctx,) if body.wants_context else ()
     if body.whole_input:
-        return functools.partial(body.fn, *first, arguments, **needed or {})
-    if needed:
-        arguments = {**arguments, **needed}
+        return functools.partial(body.fn, *first, arguments, **dependencies or {})
+    if dependencies:
+        arguments = {**arguments, **dependencies}
     if body.positional:
         first = (*first, *[arguments[name] for name in body.positional])
         arguments = {k: v for k, v in arguments.items() if k not in body.positional}
@@ -156,10 +155,10 @@ def _call_body_or_return_failure(body: Callable[..., object], /, **arguments: ob
         return body(**arguments)
     except (Exception, GeneratorExit) as error:  # noqa: BLE001  (a body may raise anything)
         return BodyFailure(error)
-    # A cancellation out of synchronous code can only be the body's own, and is its failure; anything else that is no
-    # `Exception` is meant for who called the run (requirements:X59).
+    # A cancellation in synchronous code can only come from the body and is its failure. Any other exception that is not an
+    # `Exception` is for the caller of the run (requirements:X59).
     except BaseException as error:
-        if _is_cancellation(error):  # nobody can cancel synchronous code, so it is the body's own
+        if _is_cancellation(error):  # no other code can cancel synchronous code
             return BodyFailure(error)
         raise
 
@@ -171,7 +170,7 @@ def _is_cancellation(error: BaseException) -> bool:
 
 
 def _is_inner_cancellation(error: BaseException) -> bool:
-    """Return True for the cancellation of something that the body awaited, while the call itself is not cancelled."""
+    """Return True if *error* is the cancellation of a task that the body awaited, and the call itself is not cancelled."""
     import asyncio
 
     try:
@@ -184,7 +183,7 @@ def _is_inner_cancellation(error: BaseException) -> bool:
 def _make_body_coroutine(
     tool: ToolWithBody, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides, seconds: float
 ) -> Coroutine[Any, Any, Any]:
-    """Return the coroutine that runs the body with its time limit: on the loop, in a thread or with dependencies."""
+    """Return the coroutine that runs the body once with its time limit, on the event loop or in a thread."""
     body = tool.body
     limit = None if math.isinf(seconds) else seconds
     if not body.needs and body.is_async:
@@ -215,8 +214,8 @@ async def _await_with_limit(work: Callable[[], Awaitable[object]], limit: float 
         return BodyFailure(error)
     except (Exception, GeneratorExit) as error:  # noqa: BLE001  (a body may raise anything)
         return BodyFailure(error, limit if clock.expired() and isinstance(error, TimeoutError) else None)
-    # A body that catches its cancellation and returns in peace has been too slow all the same; what it returned came
-    # after the limit, and the model has to be told so.
+    # A body that catches its cancellation and returns a value has exceeded its time limit nevertheless, and the model must
+    # know this.
     if clock.expired():
         msg = "the body swallowed its cancellation"
         return BodyFailure(TimeoutError(msg), limit)
@@ -230,7 +229,7 @@ async def _run_in_thread(
     import asyncio
 
     body, name = tool.body, tool.spec.name
-    loop = OnLoop(asyncio.get_running_loop())
+    loop = LoopCaller(asyncio.get_running_loop())
     pool = ctx.threads or ThreadPool(1)
     wanted = body.wants_context or body.needs
     inside, signal = make_thread_context(ctx, loop) if wanted else (ctx, None)
@@ -248,7 +247,7 @@ async def _run_in_thread(
             )
         guard = functools.partial(_await_with_limit, limit=limit)
         return await _run_with_dependencies(body, arguments, inside, overrides, in_thread, guard)
-    # A thread that is left behind, since it cannot be stopped, must not reach into the loop of a call that is over.
+    # An abandoned thread cannot be stopped; it must not use the event loop of a call that has ended.
     finally:
         loop.is_open = False
         if ctx.threads is None:
@@ -263,7 +262,7 @@ async def _run_with_dependencies(  # noqa: PLR0917  (bound step by step with par
     run: Callable[[Callable[[], Any]], Awaitable[object]],
     guard: Callable[[Callable[[], Awaitable[Any]]], Awaitable[object]],
 ) -> Any:
-    """Create the dependencies, run the body under *guard*, tear them down, and return the body's value or a ``BodyFailure``."""
+    """Create the dependencies and run the body, both within *guard*, tear down, and return the value or a ``BodyFailure``."""
     resolver = Resolver(ctx, overrides, run)
 
     async def resolve_and_call() -> Any:
@@ -275,9 +274,9 @@ async def _run_with_dependencies(  # noqa: PLR0917  (bound step by step with par
         outcome = await guard(resolve_and_call)
     except BaseException as error:
         for problem in await resolver.close_dependencies(error):
-            error.add_note(f"and a teardown raised {error_text(problem)}")
+            error.add_note(f"and a teardown raised {format_tool_error(problem)}")
         raise
-    # Torn down on every way out, in reverse order, and a teardown that fails does not keep the next from running
+    # Every outcome is followed by the teardowns, in reverse order; a failing teardown does not prevent the next one
     # (reliability:TL15).
     broken = await resolver.close_dependencies(outcome.error if isinstance(outcome, BodyFailure) else None)
     for problem in broken:
@@ -286,17 +285,17 @@ async def _run_with_dependencies(  # noqa: PLR0917  (bound step by step with par
         if not isinstance(outcome, BodyFailure):
             outcome = BodyFailure(problem)
         elif outcome.error is not problem:
-            outcome.error.add_note(f"and a teardown raised {error_text(problem)}")
+            outcome.error.add_note(f"and a teardown raised {format_tool_error(problem)}")
     return outcome
 
 
 async def _call_inline(function: Callable[[], object]) -> Any:
-    """Call a function in this task and return its value: the runner for dependencies without a thread."""
+    """Call a function and return its value: the *run* function for calls without a thread."""
     return function()
 
 
 async def _await_or_return_failure(work: Callable[[], Awaitable[object]]) -> Any:
-    """Await *work* in a thread, where nothing can be cancelled; return its value, or its error as a ``BodyFailure``."""
+    """Await *work* and return its value, or its error as a ``BodyFailure``: the *guard* for threads, without a time limit."""
     import asyncio
 
     try:
@@ -306,10 +305,10 @@ async def _await_or_return_failure(work: Callable[[], Awaitable[object]]) -> Any
 
 
 def _run_coroutine_without_loop(make: Callable[[], Coroutine[object, Any, object]]) -> Any:
-    """Run a coroutine that never waits, and return its value; a ``BodyFailure`` if it waits."""
+    """Run a coroutine that must not wait, and return its value; a ``BodyFailure`` if it waits."""
     coroutine = make()
     try:
-        # One step is enough for what never waits; so one way of resolving dependencies serves threads and loops.
+        # A coroutine that never waits ends in one step. So the same code resolves dependencies in threads and on event loops.
         coroutine.send(None)
     except StopIteration as stop:
         return stop.value

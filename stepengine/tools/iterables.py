@@ -1,4 +1,4 @@
-"""Types whose values can be read only once, such as ``Iterable[int]``: pydantic validates them while they are read."""
+"""Detection of types whose values can be read only once, such as ``Iterable[int]``, which pydantic validates lazily."""
 
 from __future__ import annotations
 
@@ -10,44 +10,46 @@ from stepengine.errors import DefinitionError
 REMEDY = "its values can be read only once, and are empty for the next reader; write list[...] or Sequence[...]"
 WRAPPERS = frozenset({"function-after", "function-wrap"})
 NOT_SCHEMAS = frozenset({"metadata", "default", "serialization", "cls", "config", "ref", "type", "expected"})
-"""Members of a core schema that hold no schema."""
+"""Members of a core schema that contain no schema."""
 
 
-def find_one_shot_iterable(schema: Any, place: str = "") -> str | None:
+def find_one_shot_iterable(schema: Any, path: str = "") -> str | None:
     """
-    Return the path of the first generator or iterable type in a pydantic core schema, ``None`` if there is none.
+    Return the path of the first generator or iterable type in a pydantic core schema; ``None`` if there is none.
 
-    A validator directly around such a type may turn it into a list, so that one is accepted.
+    A type directly within a validator is accepted, since the validator may convert it to a list.
     """
     if isinstance(schema, list | tuple):
-        return _find_first_one_shot([(place, one) for one in schema])
+        return _find_first_one_shot_iterable([(path, one) for one in schema])
     if not isinstance(schema, Mapping):
         return None
     kind = schema.get("type")
     if kind == "generator":
-        return place
+        return path
     inner = schema.get("schema")
     if kind in WRAPPERS and isinstance(inner, Mapping) and inner.get("type") == "generator":
         return None
     if kind == "arguments":
-        return _find_first_one_shot(
-            [(_join_path(place, one["name"]), one["schema"]) for one in schema["arguments_schema"]]
+        return _find_first_one_shot_iterable(
+            [(_join_path(path, one["name"]), one["schema"]) for one in schema["arguments_schema"]]
         )
     if kind == "dataclass-args":
-        return _find_first_one_shot([(_join_path(place, one["name"]), one["schema"]) for one in schema["fields"]])
-    parts = [(place, one) for name, one in schema.items() if name not in NOT_SCHEMAS]
+        return _find_first_one_shot_iterable(
+            [(_join_path(path, one["name"]), one["schema"]) for one in schema["fields"]]
+        )
+    parts = [(path, one) for name, one in schema.items() if name not in NOT_SCHEMAS]
     fields = schema.get("fields")
     if isinstance(fields, Mapping):
-        parts = [(_join_path(place, name), one) for name, one in fields.items()] + parts
-    return _find_first_one_shot(parts)
+        parts = [(_join_path(path, name), one) for name, one in fields.items()] + parts
+    return _find_first_one_shot_iterable(parts)
 
 
 def raise_for_one_shot_fields(model: Any, where: str) -> None:
     """
-    Raise ``DefinitionError`` if a field of a pydantic model can be read only once.
+    Raise ``DefinitionError`` if a field of a pydantic model is an iterable that can be read only once.
 
     Raises:
-        DefinitionError: naming *where* and the field.
+        DefinitionError: With *where* and the field.
     """
     from pydantic import TypeAdapter
 
@@ -57,9 +59,9 @@ def raise_for_one_shot_fields(model: Any, where: str) -> None:
         raise DefinitionError(msg)
 
 
-def _find_first_one_shot(parts: list[tuple[str, Any]]) -> str | None:
+def _find_first_one_shot_iterable(parts: list[tuple[str, Any]]) -> str | None:
     return next((found for place, one in parts if (found := find_one_shot_iterable(one, place)) is not None), None)
 
 
-def _join_path(place: str, name: str) -> str:
-    return f"{place}.{name}" if place else name
+def _join_path(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

@@ -1,9 +1,9 @@
 """
-Finds and ends the tasks that a body leaves behind.
+Finds and cancels the tasks that a tool body leaves running.
 
-``CallMark`` sets a context variable while a body runs. A task, timer or thread that the body starts copies the context and so
-keeps the mark's owner alive. When the owner is gone at the end of the call, which is nearly always, nothing is left
-behind and nothing needs to be searched.
+``CallMark`` sets a context variable while a body runs. A task, timer or thread that the body starts copies the context, and so
+keeps a reference to the mark's owner. If the owner no longer exists at the end of the call, nothing is left running, and no
+search is necessary. This is nearly always so.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ OWNER: ContextVar[CallOwner | None] = ContextVar("stepengine_tool_call", default
 
 
 class Checks:
-    """Checks for leftovers that only the test kit switches on."""
+    """Checks for leftover tasks that only the test kit enables."""
 
     inline = False
-    """Whether bodies that run on the loop's own thread, in one go, are watched for tasks that they start."""
+    """Whether synchronous bodies on the event loop are also checked for tasks that they start."""
 
 
 class CallMark:
@@ -76,7 +76,7 @@ def _get_task_context(task: asyncio.Task[Any]) -> Context:
 
 
 async def cancel_leftover_tasks(tasks: list[asyncio.Task[Any]], tool_name: str, ctx: ToolContext) -> None:
-    """Cancel tasks, wait a short time for their end, and emit a ``Warned`` event with their names."""
+    """Cancel *tasks*, wait a short time until they end, and emit a ``Warned`` event with their names."""
     import asyncio
 
     from stepengine.data.events import Warned
@@ -86,6 +86,6 @@ async def cancel_leftover_tasks(tasks: list[asyncio.Task[Any]], tool_name: str, 
     done, _ = await asyncio.wait(tasks, timeout=CANCEL_GRACE_SECONDS)
     for task in done:
         if not task.cancelled():
-            task.exception()  # so that nobody is told that it was never retrieved
+            task.exception()  # so that asyncio does not report it as never retrieved
     names = ", ".join(sorted(f"{t.get_name()} ({getattr(t.get_coro(), '__qualname__', '?')})" for t in tasks))
     ctx.emit(Warned(message=f"tool {tool_name!r} left tasks running; they are cancelled: {names}"))

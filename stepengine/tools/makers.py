@@ -1,7 +1,7 @@
 """
-What gives an engine each bundled tool: a permission of its workspace, or a function of ``stepengine.tools.bundled``.
+The source of each bundled tool: a permission of the workspace, or a function of ``stepengine.tools.bundled``.
 
-Messages of an engine name the line that mends the mistake. So the names are here, and the tools themselves are not.
+Messages of an engine suggest the line of code that adds a missing tool. So this module has the names, but not the tools.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ class ToolMaker(NamedTuple):
 
     Attributes:
         function: Its name in ``stepengine.tools.bundled``.
-        arguments: What it is given, as Python is written: first what has to be given, then options without which it does
-            not make the tool.
+        arguments: The arguments as Python code: the required ones, then the options that add the tool.
     """
 
     function: str
@@ -53,11 +52,11 @@ MAKERS: Mapping[str, ToolMaker | None] = MappingProxyType(
         **_map_names_to_maker(ToolMaker("memory_tools"), "remember", "recall", "forget"),
         **_map_names_to_maker(ToolMaker("followup_tools"), "suggest_followups"),
         **_map_names_to_maker(None, "ask_user", "spawn_agents", "spawn_agent_inline"),
-        # One that searches for tools is offered by itself: nobody names it.
+        # The tool that searches for tools is added automatically.
         **_map_names_to_maker(None, *[action for action in get_args(Action) if action != FIND_TOOLS]),
     }
 )
-"""What makes each bundled tool but those that only a workspace gives, such as ``watch``; ``None`` for those that every run knows."""
+"""The maker of each bundled tool except those that only a workspace has, such as ``watch``; ``None`` for the tools of every run."""
 WORKSPACE_TOOLS: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("read_files", "list_directory", "read_subtree", "code_search", "glob", "find_files"), ""),
@@ -70,7 +69,7 @@ WORKSPACE_TOOLS: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("web_search", "read_docs", "read_url"), "web"),
     }
 )
-"""The tools that agents get from the engine's workspace, and the option of ``Workspace`` that allows each; ``""`` for always."""
+"""The tools of the engine's workspace, each with the option of ``Workspace`` that allows it; ``""`` for none."""
 CATEGORIES: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("read_files", "list_directory", "read_subtree", "code_search", "glob", "find_files"), "read"),
@@ -85,11 +84,11 @@ CATEGORIES: Mapping[str, str] = MappingProxyType(
         "suggest_followups": "control",
     }
 )
-"""The category of each bundled tool that not every run knows, as the tool itself has it."""
+"""The category of each bundled tool, except for the tools of every run."""
 
 
-def make_python_for_tools(names: Iterable[str]) -> str:
-    """Return Python code, with imports, that gives these tools to an engine; ``""`` if none of them is bundled."""
+def format_tools_argument(names: Iterable[str]) -> str:
+    """Return the ``tools=`` argument, with its import, that adds these tools to an engine, for a message; ``""`` if none is bundled."""
     wanted: dict[str, dict[str, None]] = {}
     for name in names:
         maker = MAKERS.get(name)

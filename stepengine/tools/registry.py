@@ -1,4 +1,4 @@
-"""``ToolRegistry``: tools by name, for whoever wires them up and for unit tests."""
+"""``ToolRegistry``: tools by name, for programs that assemble them and for unit tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stepengine.errors import DataError, DefinitionError, ToolInputError, ToolNo
 from stepengine.tools.context import ToolContext
 from stepengine.tools.definition import NO_OVERRIDES, Tool
 from stepengine.tools.depends import Overrides
-from stepengine.tools.makers import make_python_for_tools
+from stepengine.tools.makers import format_tools_argument
 
 
 class ToolRegistry:
@@ -21,10 +21,10 @@ class ToolRegistry:
     Tools by name; a new registry is empty.
 
     Args:
-        tools: Tools to begin with.
+        tools: The first tools.
 
     Raises:
-        DefinitionError: for two tools with one name.
+        DefinitionError: If two tools have the same name.
     """
 
     def __init__(self, tools: Iterable[ToolLike] = ()) -> None:
@@ -37,7 +37,7 @@ class ToolRegistry:
         Add a tool.
 
         Raises:
-            DefinitionError: when the name is taken and *replace* is not set, or *tool* is no tool.
+            DefinitionError: If another tool has the name and *replace* is False, or *tool* is not a tool.
         """
         if not isinstance(tool, ToolLike):
             msg = f"register() takes a tool, not {tool!r}; put @tool above the function"
@@ -62,10 +62,10 @@ class ToolRegistry:
 
     def for_agent(self, agent: AgentDefinition) -> tuple[ToolLike, ...]:
         """
-        Return the tools of an agent in its order; names are looked up here. Tools of a ``ToolSource`` are unknown outside a run.
+        Return the tools of an agent in its order, with names looked up; those of a ``ToolSource`` are omitted.
 
         Raises:
-            ToolNotAvailable: when the agent names a tool that is not registered.
+            ToolNotAvailable: If the agent names a tool that is not registered.
         """
         return tuple(
             [self._get_tool(t) if isinstance(t, str) else t for t in agent.tools if isinstance(t, str | ToolLike)]
@@ -77,7 +77,7 @@ class ToolRegistry:
         return {t.spec.name: t.spec for t in tools}
 
     def category(self, name: str) -> str:
-        """Return the category of a tool; raises ``ToolNotAvailable`` for an unknown name."""
+        """Return the category of a tool; raise ``ToolNotAvailable`` for an unknown name."""
         return self._get_tool(name).spec.category
 
     async def execute(
@@ -116,6 +116,6 @@ class ToolRegistry:
         return found
 
     def _explain_unknown_tool(self, name: str) -> str:
-        line = make_python_for_tools([name])
+        line = format_tools_argument([name])
         hint = f". It comes with stepengine: {line}" if line else ""
         return f"Tool {name!r} is not available. Available tools: {list_names(self._tools, name)}{hint}"

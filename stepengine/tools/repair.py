@@ -1,9 +1,9 @@
 """
-Corrects common mistakes in the input of a tool, before it is validated; for models and handlers alike.
+Corrects common mistakes in the input of a tool before its validation, for models and handlers.
 
-Other spellings of a parameter's name, camelCase among them, are renamed unless the right name is there too. Where a list is
-expected, JSON text of a list is read, and any other single value becomes a list of one. Where an object, a number or a
-boolean is expected, JSON text of one is read. The published schema shows none of this.
+Other spellings of a parameter's name, such as camelCase, are renamed unless the right name is also present. For a list, the JSON
+text of a list is decoded, and any other single value becomes a list of one item. For an object, number or boolean, its JSON text
+is decoded. The published schema does not mention these corrections.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Aliases = Mapping[str, Sequence[str]]
 """Dotted path of a parameter, such as ``"replacements.old_string"``, to other names that are accepted for it."""
 
 Expected: TypeAlias = "tuple[Sequence[Mapping[str, Any]], frozenset[str]]"
-"""What a schema expects: the forms that a value may have, and their types of JSON."""
+"""The alternatives of a schema, and the JSON types that they allow."""
 DROPPED = "cb_easp"
 READ = frozenset({"array", "object", "integer", "number", "boolean"})
-"""The types of JSON Schema whose values are also read from JSON text."""
+"""The JSON types whose values are also decoded from JSON text."""
 NOTHING: frozenset[str] = frozenset()
 SCALARS: Mapping[type, str] = {str: "string", bool: "boolean", int: "integer", float: "number"}
-"""Values that are what they should be where their type of JSON Schema is expected."""
+"""Python types whose values need no repair if their JSON type is expected."""
 
 
 def _to_camel_case(name: str) -> str:
@@ -35,57 +35,57 @@ def _to_camel_case(name: str) -> str:
 
 
 def make_repairer(schema: Mapping[str, object], aliases: Aliases) -> Callable[[JsonDict], JsonDict]:
-    """Return a function that corrects names and values in a tool's inputs; an input that cannot be corrected stays as it is."""
-    mender: _Mender | None = None
+    """Return a function that corrects names and values in a tool's input; it returns an input that it cannot correct unchanged."""
+    repairer: _InputRepairer | None = None
     expected: Mapping[str, frozenset[str]] = {}
 
     def repair(value: JsonDict) -> JsonDict:
-        nonlocal mender, expected
-        if mender is None:  # most tools are never called
-            mender = _Mender(schema, aliases)
-            expected = mender.expected_types()
-        # Nearly every input is right as it is, and is returned without a look at its schema.
+        nonlocal repairer, expected
+        if repairer is None:  # most tools are never called
+            repairer = _InputRepairer(schema, aliases)
+            expected = repairer.list_expected_types()
+        # Nearly every input is correct and is returned without a traversal of the schema.
         if all(SCALARS.get(type(member)) in expected.get(name, NOTHING) for name, member in value.items()):
             return value
         try:
-            mended = mender.mend_members(value, schema, "")
-            return value if mended is value else freeze_object(mended)
+            repaired = repairer.repair_members(value, schema, "")
+            return value if repaired is value else freeze_object(repaired)
         except (DataError, RecursionError):
             return value
 
     return repair
 
 
-class _Mender:
+class _InputRepairer:
     def __init__(self, root: Mapping[str, Any], aliases: Aliases) -> None:
         self._root = root
         self._aliases = aliases
         self._names: dict[tuple[str, frozenset[str]], dict[str, str]] = {}
         self._known: dict[int, Expected] = {}
-        """By the identity of a schema, which is a part of *root*."""
+        """By the ``id()`` of a schema, which is a part of *root*."""
 
-    def expected_types(self) -> Mapping[str, frozenset[str]]:
-        """Return the JSON types that each top-level parameter may have."""
+    def list_expected_types(self) -> Mapping[str, frozenset[str]]:
+        """Return the JSON types of each top-level parameter, declared or guessed."""
         properties: Mapping[str, object] = self._root.get("properties", {})
         return {name: self._get_expected_forms(schema)[1] for name, schema in properties.items()}
 
-    def mend_members(self, value: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> Mapping[str, Any]:
-        """Return an object with names and members corrected; the same object if nothing was wrong."""
+    def repair_members(self, value: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+        """Return an object with corrected names and members; the same object if it needs no correction."""
         properties: Mapping[str, object] = schema.get("properties", {})
         if not value.keys() <= properties.keys():
             value = self._rename_members(value, properties, path)
         changed = {}
         for name, member in value.items():
             if name in properties:
-                mended = self._mend_value(member, properties[name], f"{path}.{name}" if path else name)
-                if mended is not member:
-                    changed[name] = mended
+                repaired = self._repair_value(member, properties[name], f"{path}.{name}" if path else name)
+                if repaired is not member:
+                    changed[name] = repaired
         return {**value, **changed} if changed else value
 
     def _rename_members(
         self, value: Mapping[str, object], properties: Mapping[str, object], path: str
     ) -> Mapping[str, object]:
-        """Return an object with other spellings renamed and the member ``cb_easp`` dropped; the same object if there are none."""
+        """Return an object with other spellings renamed and without the member ``cb_easp``; the same object if it has neither."""
         known = self._map_spellings_to_names(properties, path)
         if not any(name in known or name == DROPPED for name in value if name not in properties):
             return value
@@ -99,7 +99,7 @@ class _Mender:
         return made
 
     def _map_spellings_to_names(self, properties: Mapping[str, object], path: str) -> dict[str, str]:
-        """Return the accepted spelling to name of each property: camelCase and aliases; cached."""
+        """Return a cached dict from each accepted spelling, in camelCase or an alias, to the name of the property."""
         key = (path, frozenset(properties))
         if key not in self._names:
             spellings = {_to_camel_case(name): name for name in properties}
@@ -109,36 +109,36 @@ class _Mender:
             self._names[key] = spellings
         return self._names[key]
 
-    def _mend_value(self, value: object, schema: object, path: str) -> object:
-        """Return a value with types and nested names corrected; the same object if nothing was wrong."""
+    def _repair_value(self, value: object, schema: object, path: str) -> object:
+        """Return a value with corrected types and nested names; the same object if it needs no correction."""
         forms, kinds = self._get_expected_forms(schema)
         if SCALARS.get(type(value)) in kinds:
             return value
         value = _convert_value(value, kinds)
         if isinstance(value, list):
             items = next((f["items"] for f in forms if "items" in f), None)
-            mended = [self._mend_value(v, items, path) for v in value] if isinstance(items, Mapping) else value
-            return value if all(a is b for a, b in zip(mended, value, strict=True)) else mended
+            repaired = [self._repair_value(v, items, path) for v in value] if isinstance(items, Mapping) else value
+            return value if all(a is b for a, b in zip(repaired, value, strict=True)) else repaired
         if isinstance(value, dict):
             form = next((f for f in forms if "properties" in f), None)
-            if form is None:  # one object where a list of them is due, which some tools take
-                return next((self._mend_value(value, f["items"], path) for f in forms if "items" in f), value)
-            return self.mend_members(value, form, path)
+            if form is None:  # a single object instead of a list, which some tools accept
+                return next((self._repair_value(value, f["items"], path) for f in forms if "items" in f), value)
+            return self.repair_members(value, form, path)
         return value
 
     def _get_expected_forms(self, schema: object) -> Expected:
-        """Return the forms and JSON types that a schema expects, cached by the schema's identity."""
+        """Return the alternatives of a schema and their JSON types, cached by the schema's ``id()``."""
         known = self._known.get(id(schema))
         if known is None:
-            forms = self._expand_schema(schema, set())
+            forms = self._list_alternatives(schema, set())
             known = self._known[id(schema)] = (
                 forms,
-                frozenset([kind for form in forms for kind in _get_expected_types(form)]),
+                frozenset([kind for form in forms for kind in _get_or_guess_types(form)]),
             )
         return known
 
-    def _expand_schema(self, schema: object, followed: set[str]) -> list[Mapping[str, Any]]:
-        """Return the alternatives of a schema with references resolved; a reference that was already followed adds none."""
+    def _list_alternatives(self, schema: object, followed: set[str]) -> list[Mapping[str, Any]]:
+        """Return the alternatives of a schema with resolved references; a reference in *followed* is skipped, others are added there."""
         if not isinstance(schema, Mapping):
             return []
         reference = schema.get("$ref")
@@ -155,31 +155,31 @@ class _Mender:
         alternatives = schema.get("anyOf") or schema.get("oneOf")
         if not isinstance(alternatives, list) or not alternatives:
             return [schema]
-        return [form for alternative in alternatives for form in self._expand_schema(alternative, followed)]
+        return [form for alternative in alternatives for form in self._list_alternatives(alternative, followed)]
 
 
-def _get_expected_types(form: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the JSON types in a schema; without any, ``object`` if it has properties, else ``string``."""
+def _get_or_guess_types(form: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the declared JSON types of a schema; without any, guess ``object`` if it has properties, else ``string``."""
     kind = form.get("type", ())
     return (kind,) if isinstance(kind, str) else tuple(kind) or (("object",) if "properties" in form else ("string",))
 
 
-def _convert_value(value: object, kinds: frozenset[str]) -> object:
-    """Return *value* converted to one of *kinds* if that was probably meant; else *value*."""
-    if isinstance(value, str) and "string" not in kinds and READ & kinds:
-        value = _decode_expected_json(value, kinds)
-    return [value] if _wants_list(value, kinds) else value
+def _convert_value(value: object, json_types: frozenset[str]) -> object:
+    """Return *value* converted to one of the JSON types *json_types* if a mistake is likely; else *value*."""
+    if isinstance(value, str) and "string" not in json_types and READ & json_types:
+        value = _decode_expected_json(value, json_types)
+    return [value] if _wants_list(value, json_types) else value
 
 
-def _wants_list(value: object, kinds: frozenset[str]) -> bool:
-    """Return True if a single value is given where a list is expected."""
-    if "array" not in kinds or value is None or isinstance(value, list):
+def _wants_list(value: object, json_types: frozenset[str]) -> bool:
+    """Return True if *value* is not a list, and the JSON types *json_types* expect a list."""
+    if "array" not in json_types or value is None or isinstance(value, list):
         return False
-    return ("object" not in kinds and isinstance(value, dict)) or kinds <= {"array", "null"}
+    return ("object" not in json_types and isinstance(value, dict)) or json_types <= {"array", "null"}
 
 
-def _decode_expected_json(text: str, kinds: frozenset[str]) -> object:
-    """Return the value of a JSON text, also doubly encoded, if it has an expected type; else the text."""
+def _decode_expected_json(text: str, json_types: frozenset[str]) -> object:
+    """Return the value of JSON text, also doubly encoded, if it has one of the JSON types *json_types*; else the text."""
     value: object = text
     for _ in range(MAX_DECODINGS):
         if not isinstance(value, str):
@@ -197,4 +197,4 @@ def _decode_expected_json(text: str, kinds: frozenset[str]) -> object:
     }
     if isinstance(value, float) and not math.isfinite(value):
         return text
-    return value if kinds & wanted.get(type(value), set()) else text
+    return value if json_types & wanted.get(type(value), set()) else text

@@ -1,11 +1,10 @@
 """
-JSON Schemas of somebody else, read with the keywords of ``jsonschema`` and checked within a bound.
+JSON Schemas from users and third parties: validation in bounded time, with the keywords of ``jsonschema``.
 
-That package is imported when the first such schema is compiled. What most keywords mean is its knowledge; this module walks
-by itself, since a walk of the package's has no end: patterns are searched by backtracking, a reference is followed anew on
-each way that leads to it, and messages repeat whatever does not fit. Here everything that is looked at is counted, a reference
-asks once about a value, and patterns are searched by Rust's engine, which cannot backtrack. No reference ever leaves the
-schema.
+That package is imported when the first schema is compiled. It implements most keywords, but this module traverses schemas and
+values itself, since a validation by the package has no limit: its patterns backtrack, it follows a reference again on each
+path to it, and its messages repeat invalid values. Here all work is counted, a reference is checked once for each value, and
+patterns run on Rust's engine, which cannot backtrack. No reference leaves the schema.
 """
 
 from __future__ import annotations
@@ -86,19 +85,19 @@ class JsonSchema:
     """
     A compiled JSON Schema.
 
-    A schema of draft 4, 6 or 7 is read as ``$schema`` says, every other one as draft 2020-12. ``$ref`` leads to a place or
-    an ``$anchor`` of the same schema. ``format`` describes and is not checked.
+    ``$schema`` selects draft 4, 6 or 7; every other schema is of draft 2020-12. ``$ref`` refers to a pointer or an ``$anchor``
+    in the same schema. ``format`` is not checked.
 
     Args:
-        where: Whose schema it is, for messages, such as ``"input_schema of tool 'x'"``.
-        schema: The schema; JSON.
+        where: The name of the schema for messages, such as ``"input_schema of tool 'x'"``.
+        schema: The schema as JSON.
 
     Raises:
-        DefinitionError: when it is not a schema, refers to what is outside of it, or would take too long to be checked.
+        DefinitionError: If it is not a valid schema, refers to another document, or is too large to be checked.
     """
 
     def __init__(self, where: str, schema: Mapping[str, object]) -> None:
-        outline = _Outline(where, schema)
+        outline = _SchemaIndex(where, schema)
         uri = outline.root.get("$schema")
         old = OLD_DRAFTS.fullmatch(uri) if isinstance(uri, str) else None
         if old is not None and old[1] == "3":
@@ -112,11 +111,11 @@ class JsonSchema:
 
     def issues(self, value: JsonValue, path: str = "") -> list[str]:
         """
-        Return one sentence for each invalid part of a value, at most a hundred; none if the value is valid.
+        Return one sentence for each invalid part of a value, at most 100; an empty list for a valid value.
 
         Args:
             value: The value.
-            path: What its place is called.
+            path: The path of the value, for the sentences.
         """
         return self._rules.find_issues(value, self._root, path)
 
@@ -124,7 +123,7 @@ class JsonSchema:
 # --- keywords: of jsonschema, and those that it would decide without a bound, or of which journals say something else ----
 
 Keyword: TypeAlias = "Callable[[Any, Any, Any, Any], Iterable[Any]]"
-"""Takes a walk, its own value, the instance and the schema around it; gives something when the instance does not fit."""
+"""Takes a walk, the keyword's value, the instance and the schema; returns a non-empty iterable if the instance is invalid."""
 Form: TypeAlias = "dict[str, Any] | bool"
 MISFIT = (None,)
 KINDS = {"object": dict, "array": list, "string": str, "boolean": bool, "null": type(None)}
@@ -134,7 +133,7 @@ def _is_type(value: object, name: str) -> bool:
     """
     Return True if a value has the given JSON type.
 
-    What jsonschema has for it panics where it meets the end of the stack, and the panic is no ``Exception``.
+    jsonschema's own check panics on stack overflow, and that panic is not an ``Exception``.
     """
     if name in KINDS:
         return isinstance(value, KINDS[name])
@@ -148,15 +147,15 @@ def _is_type_of_draft_4(value: object, name: str) -> bool:
     return _is_type(value, name) and not (name == "integer" and isinstance(value, float))
 
 
-def _check_type(walk: _Walk, types: str | list[str], instance: object, _: object) -> Sequence[None]:
-    """Return a misfit if the instance has none of the JSON *types*."""
+def _find_type_misfit(walk: _Walk, types: str | list[str], instance: object, _: object) -> Sequence[None]:
+    """Return a misfit if the instance has none of *types*, which are names of JSON types."""
     if isinstance(types, str):
         return () if walk.is_type(instance, types) else MISFIT
     return () if any(walk.is_type(instance, one) for one in types) else MISFIT
 
 
 def _with_work_count(decide: Keyword) -> Keyword:
-    """Return a keyword function that also counts the work of its issue message, which repeats the instance."""
+    """Return *decide* with one change: for an invalid instance, it also counts the work of the message, which repeats the instance."""
 
     def decide_and_count_work(walk: _Walk, value: object, instance: object, schema: object) -> Sequence[None]:
         for _ in decide(walk, value, instance, schema):
@@ -167,7 +166,7 @@ def _with_work_count(decide: Keyword) -> Keyword:
     return decide_and_count_work
 
 
-def _check_multiple_of(walk: _Walk, divisor: float, instance: float, _: object) -> Sequence[None]:
+def _find_multiple_of_misfit(walk: _Walk, divisor: float, instance: float, _: object) -> Sequence[None]:
     """Return a misfit unless a number is a multiple of *divisor*, computed exactly from its decimal digits."""
     if not walk.is_type(instance, "number"):
         return ()
@@ -179,7 +178,7 @@ def _check_multiple_of(walk: _Walk, divisor: float, instance: float, _: object) 
     return MISFIT if Fraction(str(instance)) % Fraction(str(divisor)) else ()  # by its digits, 0.3 is a multiple of 0.1
 
 
-def _check_unique_items(walk: _Walk, unique: object, instance: object, _: object) -> Sequence[None]:
+def _find_unique_items_misfit(walk: _Walk, unique: object, instance: object, _: object) -> Sequence[None]:
     """Return a misfit if two items are equal as JSON; 1 and 1.0 are equal."""
     if not unique or not isinstance(instance, list):
         return ()
@@ -188,16 +187,18 @@ def _check_unique_items(walk: _Walk, unique: object, instance: object, _: object
     return MISFIT if len(texts) < len(instance) else ()
 
 
-def _check_properties(walk: _Walk, properties: dict[str, Form], instance: object, _: object) -> Iterator[Any]:
-    """Check the members declared in ``properties``, and yield the misfits of their values."""
+def _find_property_misfits(walk: _Walk, properties: dict[str, Form], instance: object, _: object) -> Iterator[Any]:
+    """Yield the misfits in the values of the members that ``properties`` declares."""
     if isinstance(instance, dict):
         for name in walk.member_names(instance) if len(instance) <= len(properties) else properties:
             if name in properties and name in instance:
                 yield from walk.descend(instance[name], properties[name], name)
 
 
-def _check_pattern_properties(walk: _Walk, patterns: dict[str, Form], instance: object, _: object) -> Iterator[Any]:
-    """Check each member by every schema whose pattern matches its name, and yield the misfits."""
+def _find_pattern_property_misfits(
+    walk: _Walk, patterns: dict[str, Form], instance: object, _: object
+) -> Iterator[Any]:
+    """Yield the misfits of each member under every schema whose pattern matches the member's name."""
     if isinstance(instance, dict):
         for pattern, form in patterns.items():
             for name in walk.member_names(instance):
@@ -205,8 +206,10 @@ def _check_pattern_properties(walk: _Walk, patterns: dict[str, Form], instance: 
                     yield from walk.descend(instance[name], form, name)
 
 
-def _check_all_members(walk: _Walk, additional: Form, instance: object, schema: dict[str, Any]) -> Iterator[Any]:
-    """Check each member by its ``properties`` and ``patternProperties``, an undeclared one by *additional*; yield the misfits."""
+def _find_member_misfits(
+    walk: _Walk, additional_schema: Form, instance: object, schema: dict[str, Any]
+) -> Iterator[Any]:
+    """Yield the misfits of all members, under ``properties`` and ``patternProperties``, else under *additional_schema*."""
     if not isinstance(instance, dict):
         return
     walk.judge.spend_work(len(instance))
@@ -214,9 +217,9 @@ def _check_all_members(walk: _Walk, additional: Form, instance: object, schema: 
     for name in walk.member_names(instance):
         forms = list(_find_member_schemas(walk, name, schema))
         has_others = has_others or not forms
-        for form in forms or ([] if additional is False else [additional]):
+        for form in forms or ([] if additional_schema is False else [additional_schema]):
             yield from walk.descend(instance[name], form, name)
-    if has_others and additional is False:
+    if has_others and additional_schema is False:
         yield None
 
 
@@ -230,31 +233,35 @@ def _find_member_schemas(walk: _Walk, name: str, schema: dict[str, Any]) -> Iter
             yield form
 
 
-def _check_items_after_prefix(walk: _Walk, form: Form, instance: object, schema: dict[str, Any]) -> Iterator[Any]:
-    """Check the items after those of ``prefixItems`` by *form*, and yield the misfits."""
+def _find_misfits_after_prefix(
+    walk: _Walk, items_schema: Form, instance: object, schema: dict[str, Any]
+) -> Iterator[Any]:
+    """Yield the misfits under *items_schema* in the items after those of ``prefixItems``."""
     if isinstance(instance, list):
         for index in range(len(schema.get("prefixItems", ())), len(instance)):
-            yield from walk.descend(instance[index], form, index)
+            yield from walk.descend(instance[index], items_schema, index)
 
 
-def _check_additional_items(walk: _Walk, other: Form, instance: object, schema: dict[str, Any]) -> Iterator[Any]:
-    """Check the items after those in a list of ``items`` schemas by *other*, and yield the misfits."""
+def _find_additional_item_misfits(
+    walk: _Walk, items_schema: Form, instance: object, schema: dict[str, Any]
+) -> Iterator[Any]:
+    """Yield the misfits under *items_schema* in the items after those of a list of ``items`` schemas."""
     listed = schema.get("items")
     if not isinstance(instance, list) or not isinstance(listed, list):
         return
-    if other is False and len(instance) > len(listed):
+    if items_schema is False and len(instance) > len(listed):
         yield None
-    for index in range(len(listed), 0 if other is False else len(instance)):
-        yield from walk.descend(instance[index], other, index)
+    for index in range(len(listed), 0 if items_schema is False else len(instance)):
+        yield from walk.descend(instance[index], items_schema, index)
 
 
-def _check_property_names(walk: _Walk, names: Form, instance: object, _: object) -> Sequence[None]:
+def _find_property_name_misfit(walk: _Walk, names_schema: Form, instance: object, _: object) -> Sequence[None]:
     if not isinstance(instance, dict):
         return ()
-    return MISFIT if any(walk.judge.descend(name, names) for name in instance) else ()
+    return MISFIT if any(walk.judge.descend(name, names_schema) for name in instance) else ()
 
 
-def _check_any_of(walk: _Walk, forms: list[Form], instance: object, _: object) -> Sequence[None]:
+def _find_any_of_misfit(walk: _Walk, forms: list[Form], instance: object, _: object) -> Sequence[None]:
     """Return a misfit if the instance fits none of *forms*."""
     for form in forms:  # without a comprehension, whose frame would count where values are deep
         if not walk.judge.descend(instance, form):
@@ -262,7 +269,7 @@ def _check_any_of(walk: _Walk, forms: list[Form], instance: object, _: object) -
     return MISFIT
 
 
-def _check_one_of(walk: _Walk, forms: list[Form], instance: object, _: object) -> Sequence[None]:
+def _find_one_of_misfit(walk: _Walk, forms: list[Form], instance: object, _: object) -> Sequence[None]:
     """Return a misfit unless the instance fits exactly one of *forms*."""
     fitting = 0
     for form in forms:
@@ -270,30 +277,32 @@ def _check_one_of(walk: _Walk, forms: list[Form], instance: object, _: object) -
     return () if fitting == 1 else MISFIT
 
 
-def _check_pattern(walk: _Walk, pattern: str, instance: object, _: object) -> Sequence[None]:
+def _find_pattern_misfit(walk: _Walk, pattern: str, instance: object, _: object) -> Sequence[None]:
     """Return a misfit if the instance is a text without a match of *pattern*."""
     return MISFIT if isinstance(instance, str) and not walk.judge.matches(pattern, instance) else ()
 
 
-def _check_unevaluated_parts(
-    walk: _Walk, other: Form, instance: object, schema: dict[str, Any], container: type
+def _find_unevaluated_part_misfit(
+    walk: _Walk, rest_schema: Form, instance: object, schema: dict[str, Any], container: type
 ) -> Sequence[None]:
-    """Return a misfit if a member or item that no other keyword evaluates does not fit *other*."""
+    """Return a misfit if a member or item that no other keyword evaluates does not fit *rest_schema*."""
     return (
         MISFIT
-        if isinstance(instance, container) and walk.judge.find_unevaluated_misfits(instance, other, schema)
+        if isinstance(instance, container) and walk.judge.find_unevaluated_misfits(instance, rest_schema, schema)
         else ()
     )
 
 
-def _check_content_encoding(walk: _Walk, encoding: str, instance: object, _: object) -> Sequence[None]:
-    """Return a misfit if the instance is a text that cannot be decoded."""
+def _find_content_encoding_misfit(walk: _Walk, encoding: str, instance: object, _: object) -> Sequence[None]:
+    """Return a misfit if the instance is a text that is not valid in the content *encoding*."""
     return MISFIT if isinstance(instance, str) and _decode_content(walk, encoding, instance) is None else ()
 
 
-def _check_content_media_type(walk: _Walk, kind: str, instance: object, schema: dict[str, Any]) -> Sequence[None]:
+def _find_content_media_type_misfit(
+    walk: _Walk, media_type: str, instance: object, schema: dict[str, Any]
+) -> Sequence[None]:
     """Return a misfit if the instance is a text that should contain JSON and does not."""
-    if kind != "application/json" or not isinstance(instance, str):
+    if media_type != "application/json" or not isinstance(instance, str):
         return ()
     from pydantic_core import from_json
 
@@ -322,25 +331,25 @@ def _decode_content(walk: _Walk, encoding: str, text: str) -> bytes | None:
 
 
 OWN_KEYWORDS: dict[str, Keyword] = {
-    "type": _check_type,
-    "multipleOf": _check_multiple_of,
-    "uniqueItems": _check_unique_items,
-    "additionalItems": _check_additional_items,
-    "properties": _check_properties,
-    "patternProperties": _check_pattern_properties,
-    "additionalProperties": _check_all_members,
-    "propertyNames": _check_property_names,
-    "anyOf": _check_any_of,
-    "oneOf": _check_one_of,
-    "pattern": _check_pattern,
-    "unevaluatedProperties": functools.partial(_check_unevaluated_parts, container=dict),
-    "unevaluatedItems": functools.partial(_check_unevaluated_parts, container=list),
+    "type": _find_type_misfit,
+    "multipleOf": _find_multiple_of_misfit,
+    "uniqueItems": _find_unique_items_misfit,
+    "additionalItems": _find_additional_item_misfits,
+    "properties": _find_property_misfits,
+    "patternProperties": _find_pattern_property_misfits,
+    "additionalProperties": _find_member_misfits,
+    "propertyNames": _find_property_name_misfit,
+    "anyOf": _find_any_of_misfit,
+    "oneOf": _find_one_of_misfit,
+    "pattern": _find_pattern_misfit,
+    "unevaluatedProperties": functools.partial(_find_unevaluated_part_misfit, container=dict),
+    "unevaluatedItems": functools.partial(_find_unevaluated_part_misfit, container=list),
 }
 BELOW = frozenset({"items", "prefixItems", "dependencies", "dependentSchemas", "allOf", "if"})
-"""Keywords of jsonschema's that only lead on, to what is below or to further schemas."""
+"""Keywords of jsonschema that only apply other schemas, to the value or to its parts."""
 CONTENT: dict[str, Keyword] = {
-    "contentEncoding": _check_content_encoding,
-    "contentMediaType": _check_content_media_type,
+    "contentEncoding": _find_content_encoding_misfit,
+    "contentMediaType": _find_content_media_type_misfit,
 }
 
 
@@ -354,7 +363,7 @@ def _load_draft(name: str) -> _Draft:
     known |= {word: decide for word, decide in OWN_KEYWORDS.items() if word in known}
     if name == "202012":  # of which the draft says that it may be written as before
         known |= {
-            "items": _check_items_after_prefix,
+            "items": _find_misfits_after_prefix,
             "dependencies": jsonschema.Draft7Validator.VALIDATORS["dependencies"],
         }
     elif name != "4":
@@ -368,8 +377,8 @@ class _Draft:
     A draft of JSON Schema.
 
     Attributes:
-        keywords: What decides, by the keywords that it has.
-        is_type: Whether a value has a type.
+        keywords: The functions that check values, by keyword.
+        is_type: Returns whether a value has a JSON type.
     """
 
     def __init__(self, keywords: Mapping[str, Keyword], is_type: Callable[[Any, str], bool], meta: Any) -> None:
@@ -380,7 +389,7 @@ class _Draft:
         self._rules = _Rules(keywords, is_type, {})
 
     def _iter_keyword_schemas(self, meta: Any) -> Iterator[tuple[str, Form]]:
-        """Yield each keyword with the schema of its value from the meta-schema, and store the documents of the meta-schema."""
+        """Yield each keyword with the schema of its value from the meta-schema; first load the documents of the meta-schema."""
         from jsonschema_specifications import REGISTRY
 
         for part in meta.get("allOf", ()):
@@ -406,15 +415,15 @@ class _Draft:
         return found
 
     def check_schemas(self, where: str, schemas: Mapping[str, object]) -> None:
-        """Raise an error if one of *schemas*, the parts of one schema by path, is invalid."""
+        """Raise ``DefinitionError`` if one of *schemas*, the parts of one schema by pointer, is invalid."""
         for place, schema in schemas.items():
             for word, value in schema.items() if isinstance(schema, dict) else ():
                 if word in self._shapes:
                     self._check_keyword_value(where, place, word, value)
 
-    def _check_keyword_value(self, where: str, place: str, word: str, value: object) -> None:
+    def _check_keyword_value(self, where: str, pointer: str, word: str, value: object) -> None:
         """Raise ``DefinitionError`` if the value of a keyword is invalid or contains an invalid subschema."""
-        for one, at in find_subschemas(word, value, place):
+        for one, at in find_subschemas(word, value, pointer):
             if not isinstance(one, dict | bool):
                 _raise_schema_error(where, at, f"a schema must be an object, not {cut_after(repr(one), SHORT_CHARS)}")
         shape = self._shapes[word]
@@ -426,7 +435,7 @@ class _Draft:
                 problem = f"{given} is not a type; valid types: {list_names(sorted(TYPES), given)}"
             elif shape is self._a_schema:
                 problem = f"a schema must be an object, not {given}"
-            _raise_schema_error(where, f"{place}/{word}", problem)
+            _raise_schema_error(where, f"{pointer}/{word}", problem)
 
 
 # --- walks ----------------------------------------------------------------------------------------------------------
@@ -457,7 +466,7 @@ class _Rules:
     """
     The keywords of a draft and the compiled schemas and patterns.
 
-    Schemas are known by their identity, so whoever has these rules keeps the schemas.
+    Schemas are identified by their ``id()``, so they must exist as long as this object.
     """
 
     def __init__(
@@ -470,7 +479,7 @@ class _Rules:
         self._patterns: dict[str, tuple[int, SchemaValidator]] = {}
 
     def compile_steps(self, schema: Any) -> _Steps:
-        """Return the check steps of a schema, and cache them by its identity."""
+        """Compile a schema to its check steps, cache them by the schema's ``id()``, and return them."""
         words = {*schema}
         if schema.get("additionalProperties", True) is True:
             words.discard("additionalProperties")
@@ -486,8 +495,8 @@ class _Rules:
         )
         return made
 
-    def compile_pattern(self, pattern: str, where: str = "", at: str = "") -> tuple[int, SchemaValidator]:
-        """Return the size of a pattern and its compiled form, cached; raise ``DefinitionError`` for an invalid pattern."""
+    def compile_pattern(self, pattern: str, where: str = "", pointer: str = "") -> tuple[int, SchemaValidator]:
+        """Return (number of states, compiled form) of a pattern, cached; raise ``DefinitionError`` for an invalid pattern."""
         if pattern not in self._patterns:
             from pydantic_core import SchemaError, SchemaValidator, core_schema
 
@@ -497,13 +506,13 @@ class _Rules:
             except SchemaError:
                 _raise_schema_error(
                     where,
-                    at,
+                    pointer,
                     f"{pattern!r} is not a valid regular expression here; look-around and back-references are not supported",
                 )
         return self._patterns[pattern]
 
     def find_issues(self, value: object, schema: Form, path: str) -> list[str]:
-        """Return a sentence for each violation in a value, none if it is valid; exceeding the work limit is an issue, too."""
+        """Return a sentence for each invalid part of a value; one sentence if the check takes too long or is nested too deeply."""
         judge = _ValueCheck(self)
         judge.known[id(schema), id(value)] = False
         try:
@@ -525,7 +534,7 @@ class _ValueCheck:
     """
     Decides whether one value is valid, and stops at the first violation.
 
-    To keywords it is the validator of jsonschema's protocol, as far as they use it.
+    Keywords of jsonschema use it as their validator; it has the members of that protocol that they need.
     """
 
     def __init__(self, rules: _Rules) -> None:
@@ -537,7 +546,7 @@ class _ValueCheck:
         self._evaluated: dict[tuple[int, int, bool], set[Any]] = {}
 
     def spend_work(self, work: int) -> None:
-        """Subtract from the remaining work, and raise ``_CheckLimitExceeded`` if none is left."""
+        """Subtract *work* from the remaining work; raise ``_CheckLimitExceeded`` if that is not enough."""
         self.left -= work
         if self.left < 0:
             raise _CheckLimitExceeded
@@ -545,7 +554,7 @@ class _ValueCheck:
     def descend(
         self, instance: object, schema: Form, path: str | int | None = None, schema_path: object = None
     ) -> Sequence[None]:
-        """Return an empty sequence if *instance* is valid, else a misfit. It is invalid for a reference that is being followed."""
+        """Return an empty sequence if *instance* is valid, else a misfit; it is invalid under a reference that is being followed."""
         asked = []
         while True:  # along references, for which a call each would be too many where values are deep
             steps = self.rules.steps.get(id(schema)) or self.rules.compile_steps(schema)
@@ -572,7 +581,7 @@ class _ValueCheck:
         return instance
 
     def evolve(self, *, schema: Form) -> _SubschemaValidator:
-        """Return the validator for that schema."""
+        """Return a validator for *schema*, with the same rules and limit of work."""
         return _SubschemaValidator(self, schema)
 
     def matches(self, pattern: str, text: str) -> bool:
@@ -581,14 +590,14 @@ class _ValueCheck:
         self.spend_work(1 + size * len(text) // STEPS)
         return search.isinstance_python(text)
 
-    def find_unevaluated_misfits(self, instance: Any, other: Form, schema: dict[str, Any]) -> list[str | int]:
-        """Return the unevaluated members or items of an instance that do not match *other*."""
+    def find_unevaluated_misfits(self, instance: Any, rest_schema: Form, schema: dict[str, Any]) -> list[str | int]:
+        """Return the unevaluated members or items of an instance that do not match *rest_schema*."""
         evaluated = self._find_evaluated_keys(instance, schema, is_inner=False)
         names = instance if isinstance(instance, dict) else range(len(instance))
-        return [name for name in names if name not in evaluated and self.descend(instance[name], other)]
+        return [name for name in names if name not in evaluated and self.descend(instance[name], rest_schema)]
 
     def _find_evaluated_keys(self, instance: Any, schema: Form, *, is_inner: bool = True) -> set[Any]:
-        """Return the names or indexes that a schema and its matching in-place subschemas evaluate, cached."""
+        """Return the member names or item indexes that a schema and its matching in-place subschemas evaluate, cached."""
         if isinstance(schema, bool):
             return set()
         key = (id(schema), id(instance), is_inner)
@@ -644,16 +653,16 @@ class _SubschemaValidator:
 
 class _IssueReport:
     """
-    Describes the problems of a value at a path, in sentences.
+    Describes the problems of the value at a path, in sentences.
 
-    To keywords it is a validator like the other; what they give is either a sentence or a sign that one is needed.
+    Keywords use it as their validator. Each of their results is a sentence, or a misfit for which a sentence is made.
     """
 
     def __init__(
         self,
         judge: _ValueCheck,
         path: str,
-        told: dict[tuple[int, int, str], Sequence[str]],
+        cached_issues: dict[tuple[int, int, str], Sequence[str]],
         *,
         is_referred: bool = False,
     ) -> None:
@@ -662,12 +671,12 @@ class _IssueReport:
         self.is_referred = is_referred
         self.is_type = judge.is_type
         self.evolve = judge.evolve
-        self._told = told
+        self._told = cached_issues
 
     def descend(
         self, instance: object, schema: Form, path: str | int | None = None, schema_path: object = None
     ) -> Iterator[str]:
-        """Yield a sentence for each issue."""
+        """Yield a sentence for each invalid part of *instance*."""
         place = self.path if path is None else member_path(self.path, path)
         at = _IssueReport(self.judge, place, self._told, is_referred=self.is_referred)
         steps = self.judge.rules.steps.get(id(schema)) or self.judge.rules.compile_steps(schema)
@@ -686,11 +695,11 @@ class _IssueReport:
             )
 
     def member_names(self, instance: dict[str, Any]) -> Iterable[str]:
-        """Return the names of an object's members, in the order of the object; below a reference, sorted as in journals."""
+        """Return the names of an object's members in their order; below a reference, sorted, as journals have them."""
         return sorted(instance) if self.is_referred else instance
 
     def find_reference_issues(self, instance: object, target: _Target) -> Sequence[str]:
-        """Return the issues of an instance under a referenced schema, cached by value and path; an endless reference is an issue."""
+        """Return the issues of an instance under the schema of a reference, cached; a reference to itself is an issue."""
         key = (id(target.schema), id(instance), self.path)
         if key in self._told or self.judge.known.get(key[:2]):
             return self._told.get(key, ())
@@ -705,12 +714,12 @@ class _IssueReport:
         return self._told[key]
 
     def _describe_violation(self, word: str, value: Any, instance: Any, schema: Any) -> Iterable[str]:
-        """Return the sentences for a violated keyword, without checking it again."""
+        """Return the sentences for a keyword that *instance* violates; the violation is not checked again."""
         self.judge.spend_work(_count_work(value) + _count_work(instance))
         if word in SAYINGS:
             return SAYINGS[word](self, value, instance, schema)
         if word in LIMITS:
-            return (f"{self.path}: {_limit_text(word, value, instance, schema)}",)
+            return (f"{self.path}: {_format_limit_issue(word, value, instance, schema)}",)
         return (f"{self.path}: {OTHERS[word]}",)
 
 
@@ -720,15 +729,15 @@ _Walk: TypeAlias = "_ValueCheck | _IssueReport"
 # --- a schema before it is used -------------------------------------------------------------------------------------
 
 
-class _Outline:
+class _SchemaIndex:
     """
     The subschemas of a schema by pointer, with their references resolved and their size checked.
 
     Attributes:
-        root: The schema as plain JSON, names in their order.
-        schemas: Every schema of which it consists, by its pointer.
-        targets: Where each reference leads.
-        patterns: Every pattern with a place that has it.
+        root: The schema as plain JSON, with sorted member names.
+        schemas: The schema and all its subschemas, by pointer.
+        targets: The target of each reference.
+        patterns: Each pattern with the pointer of one of its uses.
     """
 
     def __init__(self, where: str, schema: Mapping[str, object]) -> None:
@@ -749,57 +758,59 @@ class _Outline:
                 place = self._resolve_reference(reference, self._references[reference])
                 self.targets[reference] = _Target(place, self.schemas[place])
 
-    def _record_subschemas(self, top: object, at: str) -> None:
+    def _record_subschemas(self, top: object, pointer: str) -> None:
         """Record the schema at a pointer and all its subschemas; raise ``DefinitionError`` if there are too many."""
-        left = [(top, at)]
+        left = [(top, pointer)]
         while left:
             schema, place = left.pop()
             if place in self.schemas:
                 continue
             self.schemas[place] = schema
             if len(self.schemas) > MAX_SCHEMAS:
-                _raise_schema_error(self._where, at, f"it contains more than {MAX_SCHEMAS:,} schemas; make it smaller")
+                _raise_schema_error(
+                    self._where, pointer, f"it contains more than {MAX_SCHEMAS:,} schemas; make it smaller"
+                )
             if isinstance(schema, dict):
                 self._record_references_and_patterns(schema, place)
                 for word, value in schema.items():
                     left.extend(find_subschemas(word, value, place))
 
-    def _record_references_and_patterns(self, schema: dict[str, Any], at: str) -> None:
+    def _record_references_and_patterns(self, schema: dict[str, Any], pointer: str) -> None:
         """Record the references, anchor and patterns of a schema; raise ``DefinitionError`` for unsupported or outside references."""
         if unfollowed := [word for word in UNFOLLOWED if word in schema]:
             _raise_schema_error(
                 self._where,
-                f"{at}/{unfollowed[0]}",
+                f"{pointer}/{unfollowed[0]}",
                 f"{unfollowed[0]!r} is not supported; use '$ref' with '#/$defs/...'",
             )
         reference = schema.get("$ref")
         if isinstance(reference, str):
             if not reference.startswith("#"):
                 _raise_schema_error(
-                    self._where, f"{at}/$ref", f"{reference!r} points outside of this schema; use '#/$defs/...'"
+                    self._where, f"{pointer}/$ref", f"{reference!r} points outside of this schema; use '#/$defs/...'"
                 )
-            self._references.setdefault(reference, f"{at}/$ref")
+            self._references.setdefault(reference, f"{pointer}/$ref")
         if isinstance(schema.get("$anchor"), str):
-            self._anchors[f"#{schema['$anchor']}"] = at
+            self._anchors[f"#{schema['$anchor']}"] = pointer
         if isinstance(schema.get("pattern"), str):
-            self._add_pattern(schema["pattern"], f"{at}/pattern")
+            self._add_pattern(schema["pattern"], f"{pointer}/pattern")
         if isinstance(schema.get("patternProperties"), dict):
             for pattern in schema["patternProperties"]:
-                self._add_pattern(pattern, f"{at}/patternProperties")
+                self._add_pattern(pattern, f"{pointer}/patternProperties")
 
-    def _add_pattern(self, pattern: str, at: str) -> None:
-        """Record a pattern with its place; raise ``DefinitionError`` if all patterns together are too large."""
+    def _add_pattern(self, pattern: str, pointer: str) -> None:
+        """Record a pattern with its pointer; raise ``DefinitionError`` if all patterns together are too large."""
         self._size += _estimate_pattern_states(pattern)
         if self._size > MAX_PATTERN_STATES:
             _raise_schema_error(
                 self._where,
-                at,
+                pointer,
                 f"{pattern[:80]!r} makes the patterns of this schema too large; lower the counts in braces",
             )
-        self.patterns.setdefault(pattern, at)
+        self.patterns.setdefault(pattern, pointer)
 
     def _resolve_reference(self, reference: str, at: str) -> str:
-        """Return the pointer to which a reference resolves, after recording its target; raise ``DefinitionError`` if there is none."""
+        """Record the target of a reference and return its pointer; raise ``DefinitionError`` if the target does not exist."""
         if reference in self._anchors:
             return self._anchors[reference]
         for pointer in (reference, unquote(reference)):
@@ -813,7 +824,7 @@ class _Outline:
 
 
 def _find_member(value: object, part: str | int) -> Any:
-    """Return a member or item of a JSON value; ``None`` when there is none."""
+    """Return the member or item *part* of a JSON value; ``None`` if it does not exist."""
     if isinstance(value, dict):
         return value.get(part)
     if isinstance(value, list) and str(part).isdecimal() and int(part) < len(value):
@@ -838,7 +849,7 @@ def _normalize_numbers(value: object) -> Any:
 
 
 def _count_work(value: object) -> int:
-    """Return the work of traversing or showing a JSON value."""
+    """Return the work of traversing or showing a JSON value: its values, and one more for each 100 characters."""
     values = chars = 0
     left = [value]
     while left:
@@ -861,14 +872,14 @@ def _reports_required_last(schema: dict[str, Any]) -> bool:
 
 
 def _count_keyword_work(word: str, value: object) -> int:
-    """Return the work of a keyword, without its subschemas."""
+    """Return the work of checking a keyword, without that of its subschemas."""
     if word in {"enum", "const", "dependentRequired", "dependencies"}:
         return _count_work(value)
     return 1 + len(value) if isinstance(value, list | dict) else 1
 
 
 def _to_rust_pattern(pattern: str) -> str:
-    """Return an ECMAScript pattern in Rust's syntax, in which classes are Unicode and brackets allow set operations."""
+    """Return an ECMAScript pattern in the syntax of Rust's engine, in which classes and brackets have another meaning."""
     parts: list[str] = []
     is_class = False
     for part in PART_OF_PATTERN.findall(pattern):
@@ -933,28 +944,28 @@ def member_path(path: str, name: str | int) -> str:
     return f"{path}.{name}" if path else str(name)
 
 
-def _raise_schema_error(where: str, at: str, problem: str) -> NoReturn:
-    msg = f"{where} at {at}: {problem}"
+def _raise_schema_error(where: str, pointer: str, problem: str) -> NoReturn:
+    msg = f"{where} at {pointer}: {problem}"
     raise DefinitionError(msg)
 
 
 Saying: TypeAlias = Callable[[_IssueReport, Any, Any, Any], Iterable[str]]
 
 
-def _type_issue(at: _IssueReport, types: str | list[str], instance: object, _: object) -> Iterator[str]:
+def _format_type_issue(report: _IssueReport, types: str | list[str], instance: object, _: object) -> Iterator[str]:
     wanted = [one for one in TYPES if one in ([types] if isinstance(types, str) else types)]
-    yield f"{at.path}: should be {' or '.join(wanted)}, not {_json_type_name(instance)}"
+    yield f"{report.path}: should be {' or '.join(wanted)}, not {_get_json_type_name(instance)}"
 
 
-def _enum_issue(at: _IssueReport, options: list[object], instance: object, _: object) -> Iterator[str]:
+def _format_enum_issue(report: _IssueReport, options: list[object], instance: object, _: object) -> Iterator[str]:
     allowed, given = ", ".join(map(canonical, options)), canonical(instance)
     if not isinstance(instance, str):
         given = repr(_sort_members(instance))
-    yield f"{at.path}: should be one of {cut_after(allowed, SHOWN_CHARS)}; not {cut_after(given, SHORT_CHARS)}"
+    yield f"{report.path}: should be one of {cut_after(allowed, SHOWN_CHARS)}; not {cut_after(given, SHORT_CHARS)}"
 
 
-def _limit_text(word: str, limit: float, instance: object, schema: Mapping[str, object]) -> str:
-    """Return the words for a violated limit; a boolean ``exclusiveMinimum`` of draft 4 changes them."""
+def _format_limit_issue(word: str, limit: float, instance: object, schema: Mapping[str, object]) -> str:
+    """Return the sentence for a violated limit, without the path; a boolean ``exclusiveMinimum`` of draft 4 changes it."""
     strict = f"exclusive{word[0].upper()}{word[1:]}"
     if word in {"minimum", "maximum"} and schema.get(strict) is True:  # in draft 4
         word = strict
@@ -963,102 +974,114 @@ def _limit_text(word: str, limit: float, instance: object, schema: Mapping[str, 
     return f"{LIMITS[word].format(limit)}, not {instance}"
 
 
-def _required_issues(at: _IssueReport, names: list[str], instance: dict[str, object], _: object) -> Iterator[str]:
-    """Yield an issue for each missing member."""
-    return (f"{member_path(at.path, name)}: is required" for name in names if name not in instance)
-
-
-def _dependent_issues(
-    at: _IssueReport, names: dict[str, list[str]], instance: dict[str, object], _: object
+def _format_required_issues(
+    report: _IssueReport, names: list[str], instance: dict[str, object], _: object
 ) -> Iterator[str]:
-    """Yield an issue for each missing member that another present member requires."""
+    """Yield a sentence for each of *names* that *instance* lacks."""
+    return (f"{member_path(report.path, name)}: is required" for name in names if name not in instance)
+
+
+def _format_dependent_issues(
+    report: _IssueReport, names: dict[str, list[str]], instance: dict[str, object], _: object
+) -> Iterator[str]:
+    """Yield a sentence for each missing member that a present member requires."""
     for name, others in names.items():
         if name in instance and isinstance(others, list):
-            yield from _required_issues(at, others, instance, _)
+            yield from _format_required_issues(report, others, instance, _)
 
 
-def _unexpected_issues(at: _IssueReport, names: Iterable[str | int], schema: dict[str, Any]) -> Iterator[str]:
-    """Yield an issue for each of *names*, with the nearest declared parameters."""
+def _format_unexpected_member_issues(
+    report: _IssueReport, names: Iterable[str | int], schema: dict[str, Any]
+) -> Iterator[str]:
+    """Yield a sentence for each of *names*, with the declared parameters, the most similar first."""
     known = list(schema.get("properties", ()))
     return (
-        f"{member_path(at.path, name)}: is not a parameter; the parameters are: {list_names(known, name)}"
+        f"{member_path(report.path, name)}: is not a parameter; the parameters are: {list_names(known, name)}"
         for name in names
     )
 
 
-def _additional_issues(
-    at: _IssueReport, _: object, instance: dict[str, object], schema: dict[str, Any]
+def _format_additional_member_issues(
+    report: _IssueReport, _: object, instance: dict[str, object], schema: dict[str, Any]
 ) -> Iterator[str]:
-    """Yield an issue for each member that neither ``properties`` nor ``patternProperties`` declares."""
-    return _unexpected_issues(
-        at, [name for name in at.member_names(instance) if not [*_find_member_schemas(at, name, schema)]], schema
+    """Yield a sentence for each member that neither ``properties`` nor ``patternProperties`` declares."""
+    return _format_unexpected_member_issues(
+        report,
+        [name for name in report.member_names(instance) if not [*_find_member_schemas(report, name, schema)]],
+        schema,
     )
 
 
-def _unevaluated_issues(at: _IssueReport, other: Form, instance: object, schema: dict[str, Any]) -> Iterator[str]:
-    """Yield an issue for each unevaluated member that does not fit *other*, or one for all such items."""
-    unexpected = at.judge.find_unevaluated_misfits(instance, other, schema)
+def _format_unevaluated_issues(
+    report: _IssueReport, rest_schema: Form, instance: object, schema: dict[str, Any]
+) -> Iterator[str]:
+    """Yield a sentence for each unevaluated member that does not match *rest_schema*, or one sentence for all such items."""
+    unexpected = report.judge.find_unevaluated_misfits(instance, rest_schema, schema)
     if isinstance(instance, dict):
-        return _unexpected_issues(at, [name for name in at.member_names(instance) if name in unexpected], schema)
-    return _disallowed_items_issue(at, "Unevaluated", len(unexpected))
+        return _format_unexpected_member_issues(
+            report, [name for name in report.member_names(instance) if name in unexpected], schema
+        )
+    return _format_disallowed_items_issue(report, "Unevaluated", len(unexpected))
 
 
-def _disallowed_items_issue(at: _IssueReport, kind: str, count: int) -> Iterator[str]:
-    yield f"{at.path}: {kind} items are not allowed ({count} item{'s' if count > 1 else ''})"
+def _format_disallowed_items_issue(report: _IssueReport, kind: str, count: int) -> Iterator[str]:
+    yield f"{report.path}: {kind} items are not allowed ({count} item{'s' if count > 1 else ''})"
 
 
-def _property_name_issues(at: _IssueReport, names: Form, instance: dict[str, object], _: object) -> Iterator[str]:
-    """Yield the issues of member names that do not fit the schema *names*."""
-    for name in at.member_names(instance):
-        for said in at.descend(name, names):
-            place = at.path if names is False else member_path(at.path, name)
-            yield f"{place}: {said.removeprefix(f'{at.path}: ')}"
+def _format_property_name_issues(
+    report: _IssueReport, names_schema: Form, instance: dict[str, object], _: object
+) -> Iterator[str]:
+    """Yield the sentences for member names that do not match the schema *names_schema*."""
+    for name in report.member_names(instance):
+        for said in report.descend(name, names_schema):
+            place = report.path if names_schema is False else member_path(report.path, name)
+            yield f"{place}: {said.removeprefix(f'{report.path}: ')}"
 
 
-def _any_of_issues(at: _IssueReport, forms: list[Form], instance: object, _: object) -> Iterator[str]:
-    """Yield the sentence for a value that fits none of *forms*, with the issues under the nearest form."""
+def _format_any_of_issue(report: _IssueReport, forms: list[Form], instance: object, _: object) -> Iterator[str]:
+    """Yield the sentence for a value that matches none of *forms*, with its issues under the nearest form."""
     tries: list[list[str]] = []
     for form in forms:
-        tries.append([*at.descend(instance, form)])  # noqa: PERF401 - a comprehension has a frame of its own
-    here = f"{at.path}: should be "  # a form that wants another value altogether is far away
+        tries.append([*report.descend(instance, form)])  # noqa: PERF401 - a comprehension has a frame of its own
+    here = f"{report.path}: should be "  # a form that wants another value altogether is far away
     nearest = min(tries, key=lambda said: (any(one.startswith(here) for one in said), len(said)))
     told = cut_after("; ".join(nearest), SHOWN_CHARS)
-    yield f"{at.path}: fits none of the {len(tries)} allowed forms; the nearest one says: {told}"
+    yield f"{report.path}: fits none of the {len(tries)} allowed forms; the nearest one says: {told}"
 
 
-def _one_of_issues(at: _IssueReport, forms: list[Form], instance: object, _: object) -> Iterator[str]:
-    """Yield the sentence for a value that fits none or several of *forms*."""
-    fitting = [at.judge.descend(instance, form) for form in forms].count(())
+def _format_one_of_issue(report: _IssueReport, forms: list[Form], instance: object, _: object) -> Iterator[str]:
+    """Return the sentence for a value that matches none or several of *forms*."""
+    fitting = [report.judge.descend(instance, form) for form in forms].count(())
     if not fitting:
-        return _any_of_issues(at, forms, instance, _)
-    return iter((f"{at.path}: fits {fitting} of the {len(forms)} forms, and exactly one is allowed",))
+        return _format_any_of_issue(report, forms, instance, _)
+    return iter((f"{report.path}: fits {fitting} of the {len(forms)} forms, and exactly one is allowed",))
 
 
 SAYINGS: dict[str, Saying] = {
-    "type": _type_issue,
-    "enum": _enum_issue,
-    "const": lambda at, value, instance, _: _enum_issue(at, [value], instance, _),
+    "type": _format_type_issue,
+    "enum": _format_enum_issue,
+    "const": lambda at, value, instance, _: _format_enum_issue(at, [value], instance, _),
     "multipleOf": lambda at, of, _, __: (f"{at.path}: should be a multiple of {of}",),
     "pattern": lambda at, pattern, _, __: (f"{at.path}: should match {pattern!r}",),
-    "required": _required_issues,
-    "dependentRequired": _dependent_issues,
-    "dependencies": _dependent_issues,
-    "additionalProperties": _additional_issues,
-    "unevaluatedProperties": _unevaluated_issues,
-    "additionalItems": lambda at, _, instance, schema: _disallowed_items_issue(
+    "required": _format_required_issues,
+    "dependentRequired": _format_dependent_issues,
+    "dependencies": _format_dependent_issues,
+    "additionalProperties": _format_additional_member_issues,
+    "unevaluatedProperties": _format_unevaluated_issues,
+    "additionalItems": lambda at, _, instance, schema: _format_disallowed_items_issue(
         at, "Additional", len(instance) - len(schema["items"])
     ),
-    "unevaluatedItems": _unevaluated_issues,
-    "propertyNames": _property_name_issues,
-    "anyOf": _any_of_issues,
-    "oneOf": _one_of_issues,
+    "unevaluatedItems": _format_unevaluated_issues,
+    "propertyNames": _format_property_name_issues,
+    "anyOf": _format_any_of_issue,
+    "oneOf": _format_one_of_issue,
     "contentEncoding": lambda at, name, _, __: (f'{at.path}: it is not compliant with "{name}" content encoding',),
     "contentMediaType": lambda at, name, _, __: (f'{at.path}: it is not compliant with "{name}" media type',),
 }
-"""What is said of keywords that have more than one sentence; limits and what always says the same have a table each."""
+"""The functions that format the issues of a keyword; ``LIMITS`` and ``OTHERS`` have the keywords with a fixed sentence."""
 
 
-def _json_type_name(value: object) -> str:
+def _get_json_type_name(value: object) -> str:
     """Return the name of a value's JSON type."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else "boolean"
@@ -1066,9 +1089,9 @@ def _json_type_name(value: object) -> str:
     return next((name for kind, name in kinds if isinstance(value, kind)), "number")
 
 
-def make_tool_input_error(tool_name: str, issues: Sequence[str], given: Mapping[str, object]) -> ToolInputError:
-    """Return the error that lists *issues*, one sentence per invalid field, and the given input."""
-    shown = compact(given)
+def make_tool_input_error(tool_name: str, issues: Sequence[str], call_input: Mapping[str, object]) -> ToolInputError:
+    """Return the error for an invalid input, with the sentences *issues* and the input, cut to 1,000 characters."""
+    shown = compact(call_input)
     if len(shown) > SHOWN_CHARS:
         shown = f"{shown[:SHOWN_CHARS]}... ({len(shown):,} characters in all)"
     msg = f"Invalid parameters for {tool_name}: {'; '.join(issues)}\nThe input was: {shown}"
@@ -1080,8 +1103,8 @@ def make_tool_input_error(tool_name: str, issues: Sequence[str], given: Mapping[
 STRING = {"type": "string"}
 
 
-def object_schema(required: tuple[str, ...] = (), **properties: object) -> JsonDict:
-    """Return the schema of an object with these properties and no others; *required* ones must be given."""
+def make_object_schema(required: tuple[str, ...] = (), **properties: object) -> JsonDict:
+    """Return the schema of an object with only the members *properties*, of which *required* must be present."""
     schema = {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
     return freeze_object(schema)
 
@@ -1095,9 +1118,9 @@ def make_validator(
     tool_name: str, schema: JsonDict, find_more_issues: Callable[[JsonDict], Iterator[str]] | None = None
 ) -> Callable[[JsonDict], Validated]:
     """
-    Return a function that checks a tool's inputs and raises ``ToolInputError``; the schema is compiled at the first call.
+    Return a function that validates a tool's inputs and raises ``ToolInputError``; the schema is compiled at the first call.
 
-    *find_more_issues* yields further issues of an input that fits the schema.
+    *find_more_issues* yields further issues of an input that matches the schema.
     """
     compiled = functools.cache(lambda: JsonSchema(f"input_schema of tool {tool_name!r}", schema))
 
@@ -1118,14 +1141,14 @@ UNFIT_AT_TOP = ("anyOf", "oneOf", "allOf", "not", "enum", "$ref")
 
 class SchemaInputs:
     """
-    Validates inputs against a JSON Schema. The validated value is the input itself; defaults are not filled in.
+    Validates inputs against a JSON Schema. The validated value is the input itself; defaults are not added.
 
     Args:
-        tool_name: For messages.
+        tool_name: The name of the tool, for messages.
         schema: A JSON Schema of an object.
 
     Raises:
-        DefinitionError: when the schema cannot be checked, or no provider would accept it.
+        DefinitionError: If the schema cannot be compiled, or no provider would accept it.
     """
 
     def __init__(self, tool_name: str, schema: Mapping[str, object]) -> None:
@@ -1146,13 +1169,13 @@ class SchemaInputs:
         Return the input unchanged if it is valid.
 
         Raises:
-            ToolInputError: listing every field with its problem.
+            ToolInputError: If it is invalid; the message lists every invalid field.
         """
         return _accept_or_raise(self._name, self._checked.issues(value), value)
 
 
 def _accept_or_raise(tool_name: str, issues: Sequence[str], value: JsonDict) -> Validated:
-    """Return the input as validated, or raise ``ToolInputError`` if there are issues."""
+    """Return the input as ``Validated``; raise ``ToolInputError`` if there are issues."""
     if issues:
         raise make_tool_input_error(tool_name, [issue.removeprefix(": ") for issue in issues], value)
     return Validated(value, value)
@@ -1160,10 +1183,10 @@ def _accept_or_raise(tool_name: str, issues: Sequence[str], value: JsonDict) -> 
 
 def check_schema_for_providers(tool_name: str, schema: Mapping[str, Any]) -> None:
     """
-    Raise an error for a schema that every provider rejects.
+    Raise ``DefinitionError`` for an input schema that every provider rejects.
 
     Raises:
-        DefinitionError: when the top is not a plain object, or a parameter's name has other characters than they take.
+        DefinitionError: If the top level is not a plain object, or a parameter's name has invalid characters.
     """
     problem = ""
     properties = schema.get("properties", {})

@@ -1,4 +1,4 @@
-"""How a body in a thread reaches the event loop: its context emits and logs there, in order."""
+"""Calls from a tool body in a thread to the event loop, where its events and log lines are emitted in order."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import asyncio
 
 
-class OnLoop:
-    """Calls functions on the event loop, in order, until the call ends; calls of an abandoned body are ignored."""
+class LoopCaller:
+    """Calls functions on the event loop from a body in a thread, in order; after the end of its call they are ignored."""
 
     __slots__ = ("_loop", "_thread", "is_open")
 
@@ -26,15 +26,15 @@ class OnLoop:
         self.is_open = True
 
     def wrap(self, fn: Callable[..., None]) -> Callable[..., None]:
-        """Return a function that calls *fn* on the event loop, from any thread, as long as the call is open."""
+        """Return a function that calls *fn* on the event loop from any thread, and does nothing after the end of the tool call."""
 
         def call_on_loop(*args: object, **kwargs: object) -> None:
             call = functools.partial(self._call_if_open, fn, *args, **kwargs)
-            # An async body runs there, and its call may end before the loop runs anything else.
+            # An async body runs on the event loop, and its call may end before the loop runs another callback.
             if threading.get_ident() == self._thread:
                 call()
                 return
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(call)
 
         return call_on_loop
@@ -44,8 +44,8 @@ class OnLoop:
             fn(*args, **kwargs)
 
 
-def make_thread_context(ctx: ToolContext, loop: OnLoop) -> tuple[ToolContext, CallSignal]:
-    """Return a copy of the context for a body in a thread, and the signal that cancels this call."""
+def make_thread_context(ctx: ToolContext, loop: LoopCaller) -> tuple[ToolContext, CallSignal]:
+    """Return (context, signal) for a body in a thread: a copy of the context, and the signal that cancels this call."""
     signal = CallSignal(ctx.cancelled)
     logger: Any = SimpleNamespace(
         **{name: loop.wrap(getattr(ctx.logger, name)) for name in ("debug", "info", "warning", "error")}

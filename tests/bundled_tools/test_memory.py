@@ -24,7 +24,7 @@ from stepengine.testing import ScriptedModel, tool_call
 from stepengine.tools import ToolRegistry
 from stepengine.tools.bundled import FileMemory, MemoryStore, Note, memory_tools
 from stepengine.tools.bundled.memory import FILE_BYTES, MAX_NOTES
-from stepengine.tools.bundled.note_tools import project_scope
+from stepengine.tools.bundled.note_tools import get_project_scope
 
 KEY = "sk-ant-api03-" + "A1b2C3d4" * 10
 PROJECT = "project:" + "0" * 16
@@ -232,9 +232,11 @@ def test_all_work_trees_of_a_repository_share_their_notes(tmp_path: Path) -> Non
     git("worktree", "add", "../two")
 
     assert (
-        project_scope(tmp_path / "one" / "deep") == project_scope(tmp_path / "one") == project_scope(tmp_path / "two")
+        get_project_scope(tmp_path / "one" / "deep")
+        == get_project_scope(tmp_path / "one")
+        == get_project_scope(tmp_path / "two")
     )
-    assert project_scope(tmp_path / "one") != project_scope(tmp_path)
+    assert get_project_scope(tmp_path / "one") != get_project_scope(tmp_path)
 
 
 @pytest.mark.spec("interfaces:IF107")

@@ -42,7 +42,7 @@ from stepengine.tools.bundled.history_tool import (
     ANSWER_CHARS,
     MAX_ANSWER_CHARS,
     QUERY_CHARS,
-    find_removed_messages,
+    list_removed_messages,
     message_to_text,
 )
 
@@ -133,7 +133,7 @@ class World:
                     break
                 if self.policy is None and steps % 2 == 0:
                     yield from compact(seen.state, summarize(summarizer=lambda old: f"Summary of {len(old)}."))
-            return (yield from reading(self.page)) if find_removed_messages(seen.state) else []
+            return (yield from reading(self.page)) if list_removed_messages(seen.state) else []
 
         hooks = Hooks() if self.policy is None else Hooks(pre_step=[self.policy])
         agent = AgentDefinition(
@@ -166,7 +166,7 @@ def test_every_removed_message_is_recalled_whole(world: World) -> None:
     assert result.status == "completed", result.error
 
     assert set(seen.gone) <= set(result.output)
-    assert [message_to_text(m) for m in find_removed_messages(seen.state)] == result.output
+    assert [message_to_text(m) for m in list_removed_messages(seen.state)] == result.output
 
 
 @pytest.mark.spec("requirements:DM21")
@@ -189,7 +189,7 @@ def test_recall_is_the_same_after_crash_replay_and_fork(world: World, share: flo
     assert result.output == world.engine(said=said)[0].resume_sync(cut).output
     forked = world.engine(said=kept)[0].fork_sync(journal, at=at)
     assert result.output == forked.output
-    assert find_removed_messages(result.state) == find_removed_messages(from_json(to_json(result.state)))
+    assert list_removed_messages(result.state) == list_removed_messages(from_json(to_json(result.state)))
 
 
 @pytest.mark.deep

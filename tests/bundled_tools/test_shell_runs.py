@@ -220,8 +220,8 @@ async def test_run_resources_close_in_reverse_order_despite_failures() -> None:
     @tool
     async def keep(ctx: ToolContext, name: str) -> str:
         """Keep something."""
-        kept: Any = ctx.of_run(name, Broken if name == "broken" else lambda: Kept(name))
-        assert kept is ctx.of_run(name, Broken)
+        kept: Any = ctx.get_or_create_run_object(name, Broken if name == "broken" else lambda: Kept(name))
+        assert kept is ctx.get_or_create_run_object(name, Broken)
         return name
 
     def handler(ctx: Any) -> Any:

@@ -402,12 +402,12 @@ def test_resume_continues_a_conversation_by_its_run_name(chats: Any) -> None:
 @pytest.mark.spec("interfaces:IF78")
 def test_memory_shows_notes_of_project_and_user(chats: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from stepengine.tools.bundled import FileMemory
-    from stepengine.tools.bundled.note_tools import project_scope
+    from stepengine.tools.bundled.note_tools import get_project_scope
 
     monkeypatch.setenv("XDG_DATA_HOME", str(folder.parent / "data"))
     none, _ = chats(typed="/memory\n")
     store = FileMemory()
-    for scope, note in ((project_scope(folder), "Tests need \x1b[2Jdocker."), ("user", "Small commits.")):
+    for scope, note in ((get_project_scope(folder), "Tests need \x1b[2Jdocker."), ("user", "Small commits.")):
         asyncio.run(store.write(scope, note, ["x"], "run 1"))
     result, _ = chats(typed="/memory\n")
 

@@ -17,7 +17,7 @@ from stepengine.data.media_types import SIGNATURES, find_media_type, normalize_m
 from stepengine.data.messages import DocumentPart, ImagePart, TextPart, UserMessage
 from stepengine.data.wire import read_messages
 from stepengine.errors import DataError, ModelError
-from stepengine.tools.conversion import as_result
+from stepengine.tools.conversion import make_tool_result
 from tests.models.wires import FOUR, body
 
 FILES = {
@@ -108,7 +108,7 @@ def test_data_urls_become_data_in_every_message_form(kind, stated, more):
         ]
         assert ImagePart(url=url) == made
         assert [m.content[0] for m in read_messages([convert_to_wire_message(each) for each in history])] == [made] * 4
-        assert as_result(ImagePart(url=url)).content == (made,)
+        assert make_tool_result(ImagePart(url=url)).content == (made,)
 
 
 @pytest.mark.parametrize("url", ["data:image/png;base64", "data:image/png;base64,a", "data:image/png;base64,%%%"])

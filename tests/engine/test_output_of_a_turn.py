@@ -58,7 +58,7 @@ async def test_output_of_an_earlier_turn_is_not_returned_later():
 
     first, second = Flight(number="A1"), Flight(number="B2")
     assert [(first, first), (None, first), (second, second)] * 2 == seen  # the second time in the replay
-    assert codebuff == [of_run for _, of_run in seen[:3]]
+    assert codebuff == [get_or_create_run_object for _, get_or_create_run_object in seen[:3]]
     assert result.output == second
 
 

@@ -288,7 +288,7 @@ async def test_warnings_of_a_childs_tools_and_messages_name_the_child() -> None:
     @tool
     async def hold(ctx: ToolContext) -> str:
         """Hold something."""
-        ctx.of_run("held", Held)
+        ctx.get_or_create_run_object("held", Held)
         return "held"
 
     def kid_steps(ctx: Any) -> Any:

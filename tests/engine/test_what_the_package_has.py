@@ -11,7 +11,7 @@ from stepengine import AgentDefinition, Engine, StepContext, Steps, ToolCall, lo
 from stepengine.errors import AgentError, DefinitionError, ToolNotAvailable
 from stepengine.tools import ToolRegistry
 from stepengine.tools.bundled import read_files
-from stepengine.tools.makers import MAKERS, make_python_for_tools
+from stepengine.tools.makers import MAKERS, format_tools_argument
 from tests.phrases import NO_AGENT
 
 GIVEN = re.compile(r"pass the engine (workspace|tools)=(.*?), with `(from [^`]+)`")
@@ -61,7 +61,7 @@ def test_text_in_place_of_a_tool_names_its_constructor():
         Engine(tools=["order"])
     with pytest.raises(ToolNotAvailable, match=re.escape('tools=[*file_tools(".")]')):
         ToolRegistry().specs(["read_files"])
-    assert "" == make_python_for_tools(["order", "set_output"])
+    assert "" == format_tools_argument(["order", "set_output"])
 
 
 @pytest.mark.parametrize("given", ["file-lister", "file_lister"])

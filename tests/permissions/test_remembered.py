@@ -233,14 +233,14 @@ def widened(*commands: Any) -> list[str | None]:
     """
     Return the command that is offered to be allowed with other options, for each command.
     """
-    found = [Call.list_broader(request("execute", {"command": command})) for command in commands]
+    found = [Call.list_broader_matchers(request("execute", {"command": command})) for command in commands]
     assert all(call.any_input and len(rest) <= 1 for *rest, call in found)
     return [" ".join(rest[0].prefix or ()) if rest else None for *rest, _ in found]
 
 
 @pytest.mark.spec("requirements:X71")
 def test_a_widened_command_covers_no_shell_launcher_or_other_member() -> None:
-    (rule, _) = Call.list_broader(request("execute", {"command": COMMAND}))
+    (rule, _) = Call.list_broader_matchers(request("execute", {"command": COMMAND}))
     others = [request("execute", {"command": command}) for command in OTHER_COMMANDS]
     beside = [request("execute", {"command": COMMAND, **more}) for more in BESIDE]
 
@@ -283,7 +283,7 @@ def test_no_option_behind_a_widened_command_writes_or_starts_others(name: str, s
     At no place in the command, behind no option that may take ``--`` as its value, and behind ``--``.
     """
     words, first = EXAMPLES[name].split(), len(name.split())
-    (rule, _) = Call.list_broader(request("execute", {"command": words}))
+    (rule, _) = Call.list_broader_matchers(request("execute", {"command": words}))
     values = [[flag, "--"] for form in WIDENABLE if " ".join(form.prefix) == name for flag in form.flags or ()]
     tried = [
         [*words[:at], *before, option, *more, *words[at:]]

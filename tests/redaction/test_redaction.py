@@ -410,7 +410,7 @@ def test_secret_index_finds_whole_masked_and_unfinished_values() -> None:
 
     assert [(4, 4 + len(KEY), "A_KEY")] == index.find(f"key {KEY}")
     assert [(0, 7, "abridged")] == index.find("sk\u20261234")
-    assert 4 == index.find_incomplete_value_start(f"key {KEY[:9]}")
+    assert 4 == index.get_incomplete_value_start(f"key {KEY[:9]}")
     assert [True, True, False] == [index.may_hold(text) for text in (KEY, "/home/eve/x", "nothing")]
 
 

@@ -21,7 +21,7 @@ from stepengine import ToolContext, tool
 from stepengine.data.hooks import Change
 from stepengine.data.messages import ImagePart, JsonPart, SideEffect, TextPart, ToolResult, UserMessage
 from stepengine.errors import DataError, DefinitionError, ToolError
-from stepengine.tools.conversion import as_result
+from stepengine.tools.conversion import make_tool_result
 
 IMAGE = ImagePart(data=b"\x89PNG\r\n\x1a\n")
 
@@ -89,7 +89,7 @@ CYCLE.append({"again": CYCLE})
     ids=lambda v: str(sorted(v) if isinstance(v, frozenset) else v),
 )  # fmt: skip
 def test_values_have_their_documented_json(value: Any, json: Any) -> None:
-    result = as_result(value)
+    result = make_tool_result(value)
 
     assert ("ok", json) == (result.status, result.data)
 
@@ -115,7 +115,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_non_json_value_is_an_error_with_its_path(name: str) -> None:
     make, said = REFUSED[name]
-    result = as_result(make())
+    result = make_tool_result(make())
 
     assert result.is_error
     assert said in result.text
@@ -123,18 +123,18 @@ def test_a_non_json_value_is_an_error_with_its_path(name: str) -> None:
 
 
 def test_a_lone_surrogate_in_text_is_replaced() -> None:
-    assert "a\ufffd" == as_result("a\ud800").text
+    assert "a\ufffd" == make_tool_result("a\ud800").text
 
 
 @pytest.mark.spec("reliability:TL09", "requirements:E12")
 def test_texts_parts_and_results_are_returned_unchanged() -> None:
     mine = ToolResult(["x"], credits_used=2, side_effects=(SideEffect("file_written", "a"),))
 
-    assert ToolResult((TextPart("hi"),)) == as_result("hi")
-    assert ToolResult((IMAGE,)) == as_result(IMAGE)
-    assert ToolResult((TextPart("see"), IMAGE)) == as_result(["see", IMAGE])
-    assert ToolResult((JsonPart(["see"]),)) == as_result(["see"])
-    assert as_result(mine) is mine
+    assert ToolResult((TextPart("hi"),)) == make_tool_result("hi")
+    assert ToolResult((IMAGE,)) == make_tool_result(IMAGE)
+    assert ToolResult((TextPart("see"), IMAGE)) == make_tool_result(["see", IMAGE])
+    assert ToolResult((JsonPart(["see"]),)) == make_tool_result(["see"])
+    assert make_tool_result(mine) is mine
 
 
 leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
@@ -155,7 +155,7 @@ def plain(value: Any) -> Any:
 @pytest.mark.smoke
 @given(values)
 def test_any_json_like_value_becomes_equal_json(value: Any) -> None:
-    result = as_result(value)
+    result = make_tool_result(value)
 
     assert plain(value) == (result.text if isinstance(value, str) else result.data)
     assert not result.is_error
@@ -169,7 +169,7 @@ def test_any_json_like_value_becomes_equal_json(value: Any) -> None:
     )
 )
 def test_no_value_ever_escapes_as_an_exception(value: Any) -> None:
-    assert as_result(value).status in {"ok", "error"}
+    assert make_tool_result(value).status in {"ok", "error"}
 
 
 def returns(value: Any, annotation: Any) -> Any:
@@ -204,7 +204,7 @@ async def test_a_typed_value_survives_the_way_through_json(value: Any, annotatio
     )
 )
 def test_a_mapping_loses_no_entry_or_is_an_error(value: dict[Any, bool]) -> None:
-    result = as_result(value)
+    result = make_tool_result(value)
     texts = [str(key.value if isinstance(key, Text) else key) for key in value]
 
     if len(set(texts)) == len(texts):
@@ -246,10 +246,10 @@ def test_python_arguments_are_encoded_as_call_input() -> None:
 
 
 def test_an_unsupported_change_is_an_error_naming_the_allowed_hooks() -> None:
-    result = as_result(ToolResult.text("x", change=Change(tail=[UserMessage("y")], context={"a": 1})))
+    result = make_tool_result(ToolResult.text("x", change=Change(tail=[UserMessage("y")], context={"a": 1})))
     who = "tail is for pre_run hooks, pre_step hooks"
 
     assert (True, None) == (result.is_error, result.change)
     assert f"the tool returned Change(tail=...), which cannot be used there; {who}" == result.text
     fine = ToolResult.text("x", change=Change(context={"a": 1}, messages=[], view=[], system_prompt="s"))
-    assert fine == as_result(fine)
+    assert fine == make_tool_result(fine)

@@ -22,7 +22,7 @@ from stepengine.data.tools import ToolAnnotations, ToolLike
 from stepengine.engine.schemas import compile_schemas
 from stepengine.errors import DefinitionError, ToolInputError
 from stepengine.tools import ToolPreview, ToolRegistry
-from stepengine.tools.agent_tools import params_schema
+from stepengine.tools.agent_tools import get_params_schema
 from stepengine.tools.bundled import file_tools
 
 
@@ -169,7 +169,7 @@ def test_only_schema_titles_are_removed_not_data_named_title(where: str) -> None
     agent = AgentDefinition("a", input_schema=Titled, output_schema=Titled)
     schemas: dict[str, Any] = {
         "input": show.spec.input_schema["$defs"]["Titled"],
-        "params": params_schema(agent),
+        "params": get_params_schema(agent),
         "output": compile_schemas(agent).output_schema,
     }
     string = {"type": "string"}

@@ -281,7 +281,7 @@ def _make_turn_tool(settings: _ProgramSettings, timeout: float | None) -> Tool[A
 def _get_or_make_conversation(settings: _ProgramSettings, ctx: ToolContext) -> _ProgramConversation:
     """Return the conversation of a call's run with the program; a new one for a call without a run."""
     make = partial(_ProgramConversation, settings)
-    return ctx.of_run(("external agent", settings.id), make) if ctx.is_of_run else make()
+    return ctx.get_or_create_run_object(("external agent", settings.id), make) if ctx.has_run else make()
 
 
 def _make_guard_recorder(settings: _ProgramSettings) -> Callable[[ToolContext, JsonDict], None]:

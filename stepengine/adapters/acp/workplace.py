@@ -249,7 +249,7 @@ class BorrowedTerminals:
                     argv=tuple(words),
                     env=env,
                     folder=opened,
-                    sink=lambda data: heard[0].append_output(data) if heard else early.append(data),
+                    on_output=lambda data: heard[0].append_output(data) if heard else early.append(data),
                 )
             )
         finally:

@@ -27,7 +27,7 @@ from stepengine.data.state import AgentState, find_suspended_reply_index
 from stepengine.data.tools import Asking, ToolSpec
 from stepengine.errors import DefinitionError, InputError
 from stepengine.sessions import Session
-from stepengine.tools.control import control_tools_by_name, make_checked_tool
+from stepengine.tools.control import get_control_tools_by_name, make_tool_with_validation
 from stepengine.tools.definition import Tool, check_tool_name
 from stepengine.tools.schemas import SchemaInputs
 
@@ -261,7 +261,7 @@ def make_page_tool(name: str, description: str, schema: Mapping[str, Any]) -> To
             Question("", f"The page carries out {name}.", details={PAGE_TOOL: name, "input": value}, allow_text=True)
         ]
 
-    return make_checked_tool(spec, Asking(make_questions, _result_from_page_answer))
+    return make_tool_with_validation(spec, Asking(make_questions, _result_from_page_answer))
 
 
 def _result_from_page_answer(answers: Sequence[Answer]) -> ToolResult:
@@ -335,7 +335,7 @@ def _list_tools_of_waiting_calls(state: AgentState | None) -> list[dict[str, Any
 def _check_page_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return *tools* unchanged; raise ``InputError`` for too many, a taken name, or one that no model can be offered."""
     names = [tool["name"] for tool in tools]
-    if len(tools) > MAX_TOOLS or len(set(names)) < len(names) or set(names) & control_tools_by_name().keys():
+    if len(tools) > MAX_TOOLS or len(set(names)) < len(names) or set(names) & get_control_tools_by_name().keys():
         msg = f"a page offers {len(tools)} tools; at most {MAX_TOOLS} are allowed, with unique names that no built-in tool has"
         raise InputError(msg, issues=("tools: too many, or a name that is taken",))
     for tool in tools:

@@ -39,7 +39,7 @@ from stepengine.engine import Engine
 from stepengine.engine.schemas import compile_schemas
 from stepengine.errors import DefinitionError, StepEngineError
 from stepengine.journal import FileJournal, MemoryJournal
-from stepengine.tools.agent_tools import spawnable_agent_tool
+from stepengine.tools.agent_tools import make_spawnable_agent_tool
 from stepengine.tools.conversion import encode
 from stepengine.workspace.http_connections import (
     logging_once_per_second,
@@ -202,7 +202,7 @@ class LocalRuns:
 def _make_mcp_tool(agent: AgentDefinition) -> Any:
     import mcp_types as types
 
-    spec, promise = spawnable_agent_tool(agent).spec, _find_object_output_schema(agent)
+    spec, promise = make_spawnable_agent_tool(agent).spec, _find_object_output_schema(agent)
     return types.Tool(
         name=spec.name,
         title=agent.display_name,
@@ -256,7 +256,7 @@ class AgentServer:
         """
         known: dict[str, Offered] = {}
         for one in offered:
-            name = spawnable_agent_tool(one.definition).spec.name
+            name = make_spawnable_agent_tool(one.definition).spec.name
             if name in known:
                 msg = f"two agents have the tool name {name!r}; offer only one of them"
                 raise DefinitionError(msg)

@@ -23,7 +23,7 @@ from stepengine.data.messages import ResultPart, TextPart, ToolResult
 from stepengine.data.tools import ToolLike
 from stepengine.data.visible import truncate_text, visible
 from stepengine.errors import ToolError
-from stepengine.tools.conversion import as_result
+from stepengine.tools.conversion import make_tool_result
 from stepengine.tools.definition import Tool
 
 WORST = annotations_from_hints({}, trusted=False)
@@ -45,7 +45,7 @@ def make_resource_tools(server: str, open_session: Session) -> list[ToolLike]:
         found = [*map(_make_resource_entry, resources), *map(_make_resource_entry, templates)]
         most = 10 * PARTS
         more = [{"left_out": f"{len(found) - most:,} more"}] if len(found) > most else []
-        return as_result([*found[:most], *more])
+        return make_tool_result([*found[:most], *more])
 
     async def read_resource(input: dict[str, Any]) -> ToolResult:
         try:
@@ -57,7 +57,9 @@ def make_resource_tools(server: str, open_session: Session) -> list[ToolLike]:
         contents = [{"type": "resource", "resource": one} for one in found[:PARTS]]
         blocks = replace_excess_media(readable_blocks(contents))
         parts = [resource_part(b["resource"]) if b["type"] == "resource" else TextPart(b["text"]) for b in blocks]
-        return as_result(ToolResult((*parts, *_make_omission_note(found)), side_effects=binary_side_effects(blocks)))
+        return make_tool_result(
+            ToolResult((*parts, *_make_omission_note(found)), side_effects=binary_side_effects(blocks))
+        )
 
     uri = {"type": "string", "description": "The address of the resource, as the list has it"}
     return [
@@ -98,7 +100,7 @@ def make_prompt_tool(server: str, prompts: Sequence[Mapping[str, object]], open_
         parts: list[ResultPart] = []
         for (role, _), block in zip(said, kept, strict=True):
             parts += [TextPart(f"{role}: "), *content_parts([block])]
-        return as_result(ToolResult((*parts, *_make_omission_note(found))))
+        return make_tool_result(ToolResult((*parts, *_make_omission_note(found))))
 
     return Tool(
         f"mcp_prompt_{server}",

@@ -28,7 +28,7 @@ from stepengine.data.messages import (
 from stepengine.data.result_cuts import RESULT_CHARS
 from stepengine.data.visible import cut_middle, visible
 from stepengine.errors import DataError, DefinitionError, ToolError, ToolServerError
-from stepengine.tools.conversion import DOCUMENT_BYTES, IMAGE_BYTES, as_result
+from stepengine.tools.conversion import DOCUMENT_BYTES, IMAGE_BYTES, make_tool_result
 from stepengine.tools.schemas import JsonSchema
 
 Channel: TypeAlias = Literal["once", "text", "structured"]
@@ -179,7 +179,7 @@ def make_result(raw: Mapping[str, Any], channel: Channel = "once", *, page: str 
     if is_unread or is_error_result(raw):
         return _make_error_result(raw, parts)
     effects = (*binary_side_effects(content), *page_side_effects(content, page))
-    return as_result(ToolResult(tuple(parts), side_effects=effects, structured=data))
+    return make_tool_result(ToolResult(tuple(parts), side_effects=effects, structured=data))
 
 
 def _make_error_result(raw: Mapping[str, Any], parts: Sequence[ResultPart]) -> ToolResult:
@@ -442,7 +442,7 @@ def _make_media_part(encoded: object, mime: str, label: str) -> ResultPart:
     except (binascii.Error, ValueError):
         return TextPart(f"[{label} was left out: it is no base64]")
     made = DocumentPart(data=data, mime_type=mime) if mime == PDF else ImagePart(data=data, mime_type=mime)
-    result = as_result(made)
+    result = make_tool_result(made)
     return TextPart(f"[{label} was left out: {result.text}]") if result.is_error else result.content[0]
 
 

@@ -356,7 +356,7 @@ class McpTools:
 
         async def call_server_tool(ctx: ToolContext, input: dict[str, Any]) -> ToolResult:
             result = await self._call_tool_with_retry(listed, known.run, ctx, input)
-            return await self._make_pending_if_new_tools(result, known) if ctx.is_of_run else result
+            return await self._make_pending_if_new_tools(result, known) if ctx.has_run else result
 
         return _ServerTool(
             listed.tool,
@@ -467,8 +467,8 @@ class McpTools:
         finally:
             if call.task.done():
                 connection.remove_call(ticket)
-        if not call.task.done() and ctx.is_of_run:
-            ctx.of_run(("mcp", ticket), partial(_HeldRequest, connection, ticket))
+        if not call.task.done() and ctx.has_run:
+            ctx.get_or_create_run_object(("mcp", ticket), partial(_HeldRequest, connection, ticket))
         return self._make_result_or_pending(connection, listed, outcome, ticket)
 
     async def _find_definition_change(self, connection: ServerConnection, listed: ListedTool, run: McpRun) -> str:

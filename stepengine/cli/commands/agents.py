@@ -12,7 +12,7 @@ from stepengine.cli.options import Config
 from stepengine.cli.screen.render import can_draw_lines, format_error, print_visible, to_ascii_json, visible
 from stepengine.cli.settings import UsageProblem, load_settings
 from stepengine.data.definition import AgentDefinition, find_published_name, normalised_id
-from stepengine.tools.agent_tools import find_agents_of_tools
+from stepengine.tools.agent_tools import list_agents_run_by_tools
 
 if TYPE_CHECKING:
     from stepengine.engine import ListedAgent
@@ -200,7 +200,7 @@ def _map_child_ids(agents: Iterable[AgentDefinition]) -> dict[str, list[str]]:
         key = normalised_id(agent.id)
         if key in found:
             continue
-        given = [*agent.spawnable_agents, *find_agents_of_tools(agent.tools)]
+        given = [*agent.spawnable_agents, *list_agents_run_by_tools(agent.tools)]
         ids = [c if isinstance(c, str) else c.id for c in given]
         # A published agent is looked up by its name.
         found[key] = list(dict.fromkeys([find_published_name(one) or normalised_id(one) for one in ids]))

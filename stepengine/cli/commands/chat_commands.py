@@ -184,10 +184,10 @@ async def _print_file_diffs(chat: Chat, _: str) -> None:
 
 async def _print_memory_notes(chat: Chat, _: str) -> None:
     from stepengine.tools.bundled import FileMemory
-    from stepengine.tools.bundled.note_tools import project_scope
+    from stepengine.tools.bundled.note_tools import get_project_scope
 
     talk = chat.conversation
-    store, scopes = FileMemory(), (project_scope(talk.options.cwd.resolve()), "user")
+    store, scopes = FileMemory(), (get_project_scope(talk.options.cwd.resolve()), "user")
     notes = [(scope.partition(":")[0], n) for scope in scopes for n in await store.search(scope, "", SHOWN_NOTES)]
     chat.print_text("\n".join([f"  {scope}  {visible(note.line)}" for scope, note in notes]) or "there are no notes")
 

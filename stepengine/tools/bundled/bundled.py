@@ -1,11 +1,11 @@
 """
 The bundled sets of tools: ``file_tools``, ``search_tools``, ``shell_tools`` and ``web_tools``.
 
-``workspace_tools`` and ``rootless_tools`` build those that a ``Workspace`` allows. An engine and the command line call them for the
-tools that agents name.
+``workspace_tools`` and ``rootless_tools`` create the tools that a ``Workspace`` allows. An engine and the command line call them for
+the tools that agents name.
 
-A set is built with a root, which is a folder or a ``Workspace``, and a policy, and holds the posture of the reliability page. What it needs is imported
-when it is built, not when stepengine is imported.
+A set is created with a root, which is a folder or a ``Workspace``, and a policy. Its modules are imported when it is created, not
+when stepengine is imported.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from stepengine.workspace.terminals import Terminals
 
 COMMAND_SECONDS = 30.0
-"""Most commands of an agent end in seconds; a model that needs more asks for it."""
+"""Most commands of an agent end in seconds; a model can request more."""
 
 CHOICES: dict[str, tuple[str | None, ...]] = {"home": ("private", "real"), "shell": (None, "bash")}
 """Options of shell tools with a few values."""
@@ -54,32 +54,32 @@ class FileTools(PathPolicy):
     """
     ``read_files``, ``list_directory`` and ``read_subtree``, and with *write* also ``write_file`` and ``str_replace``.
 
-    With *delete* comes ``delete_file``. With *propose* come ``propose_write_file`` and ``propose_str_replace``, which show a
-    change and make none.
+    *delete* adds ``delete_file``. *propose* adds ``propose_write_file`` and ``propose_str_replace``, which show a change without
+    making it.
 
-    The root is opened now and held. No path leads out of it: not ``..``, not an absolute path, not a symbolic link, and
-    not a folder that is swapped for a link while a tool runs. Files are written atomically, and not when somebody has
-    changed them since the run read them, or since a person allowed the call and was shown its difference. Where the run
-    has a journal, it keeps what ``stepengine.journal.undo`` needs.
+    The root is opened when the tools are created and stays open. No path leads out of it: neither ``..`` nor an absolute path, nor a
+    symbolic link, nor a folder that is replaced by a link while a tool runs. Files are written atomically. A write fails if the file
+    has changed since the run read it, or since a person approved the call by its diff. A journal of the run contains the data for
+    ``stepengine.journal.undo``.
 
     Attributes:
         write: Whether files may be written.
-        delete: Whether files may be deleted, too; only with *write*.
-        propose: Whether changes may be proposed; they are kept in the run's context and written nowhere.
-        buffers: The files that are open in an editor, as what serves an editor lends them: what is not saved yet is read, and
-            a file with such changes is written by the editor. By default files are what the disk has.
-        withhold: Patterns of files that are not shown either, such as the journal of the run.
-        allow_secrets: Patterns of files that are withheld by default, such as ``".env.example"``, and may be used.
-        allow_protected: Patterns of files that are protected from being written, such as ``".github/workflows/"``, and
-            may be written.
-        trusted: Patterns of files that hold no text of third parties: what is read of them is trusted. Tools do not write them.
-        refuse_hardlinks: Refuse to read a file that has more than one name.
-        cross_mounts: Enter folders that are on other file systems than the root.
+        delete: Whether files may also be deleted; only with *write*.
+        propose: Whether changes may be proposed; they are stored in the run's context and not written.
+        buffers: The files that are open in an editor, from the code that serves the editor: unsaved content is read, and the
+            editor writes files with unsaved changes. By default only files on disk are used.
+        withhold: Patterns of further files that are not shown, such as the journal of the run.
+        allow_secrets: Patterns of files that may be used although they are withheld by default, such as ``".env.example"``.
+        allow_protected: Patterns of files that may be written although they are protected by default, such as
+            ``".github/workflows/"``.
+        trusted: Patterns of files without text of third parties: their content is trusted. Tools do not write them.
+        refuse_hardlinks: Do not read files with more than one name.
+        cross_mounts: Enter folders on other file systems than that of the root.
         allow_wide_root: Accept ``/``, the home folder, and folders that contain it.
 
     Raises:
-        DefinitionError: when the root is no folder or too wide, or the system cannot confine the tools; for *delete*
-            without *write*.
+        DefinitionError: If the root is not a folder or too wide, if the system cannot confine the tools, or for *delete* without
+            *write*.
     """
 
     write: bool = False
@@ -114,16 +114,17 @@ class SearchTools(PathPolicy):
     ``glob``, ``code_search`` and ``find_files``, confined to the root like ``file_tools``.
 
     Attributes:
-        prefer_python: Search in Python even where ripgrep is installed.
-        withhold: Patterns of files that are not shown either, such as the journal of the run.
-        allow_secrets: Patterns of files that are withheld by default, such as ``".env.example"``, and may be used.
-        trusted: As for ``file_tools``, so that both take one policy. What a search finds stays untrusted, since it shows parts of many files.
-        refuse_hardlinks: Refuse to read a file that has more than one name.
-        cross_mounts: Enter folders that are on other file systems than the root.
+        prefer_python: Search in Python even if ripgrep is installed.
+        withhold: Patterns of further files that are not shown, such as the journal of the run.
+        allow_secrets: Patterns of files that may be used although they are withheld by default, such as ``".env.example"``.
+        trusted: As for ``file_tools``, so that both accept the same policy. Search results stay untrusted, since they contain parts
+            of many files.
+        refuse_hardlinks: Do not read files with more than one name.
+        cross_mounts: Enter folders on other file systems than that of the root.
         allow_wide_root: Accept ``/``, the home folder, and folders that contain it.
 
     Raises:
-        DefinitionError: when the root is no folder or too wide, or the system cannot confine the tools.
+        DefinitionError: If the root is not a folder or too wide, or the system cannot confine the tools.
     """
 
     prefer_python: bool = False
@@ -142,59 +143,56 @@ class ShellTools:
     """
     ``run_terminal_command``, ``check_job`` and ``kill_job``, and with *watch* also ``watch``.
 
-    A command is an argument list, or text that every shell would only split into words; it is executed without a shell.
-    With ``shell="bash"`` other text is a command line, with pipes, variables and the like: it is run by ``bash`` with its
-    ordinary settings, and by ``sh`` where there is no ``bash``. A command runs in a session of its own, without
-    terminal and input, in a folder below the root, and sees a clean environment with an empty home folder. When it
-    ends, is stopped after its timeout, or its run is cancelled, everything that it started is killed. Background jobs
-    end with their run.
+    A command is an argument list, or text that a shell would only split into words; it is executed without a shell. With
+    ``shell="bash"`` other text is a command line, for example with pipes and variables: ``bash`` runs it with its ordinary
+    settings, or ``sh`` if there is no ``bash``. A command runs in a separate session, without terminal and input, in a folder below
+    the root, and with a clean environment and an empty home folder. When it ends, reaches its timeout, or its run is cancelled, all
+    processes that it has started are killed. Background jobs end with their run.
 
-    When this process itself is killed (SIGKILL, or a SIGTERM that nobody handles), the program and what it had started
-    die with it on Linux.
+    If this process itself is killed (by SIGKILL, or a SIGTERM without a handler), the command and its processes are killed, too, on
+    Linux.
 
-    A git command that only looks (``status``, ``diff``, ``log``, ``show``, ``blame``, ``branch``, ``grep``, ``ls-files`` and
-    the plumbing of ``diff``) runs no program that the repository's configuration or attributes name: no filter, diff
-    driver, hook, monitor or pager. It fetches nothing, and does not look for changes inside of submodules. The
-    configuration is read before; when that fails, the command is refused. So is an option for such programs, such as
-    ``--ext-diff`` or ``--submodule=diff``. Without its filters git may call a file
-    modified that is not. Every other git command, such as ``git commit``, runs without the repository's hooks, but with
-    its filters, since what it stores could otherwise be unencrypted or too large: to allow it is to allow them. Of git
-    that is started by a script or another program the same holds.
+    A read-only git command (``status``, ``diff``, ``log``, ``show``, ``blame``, ``branch``, ``grep``, ``ls-files`` and the plumbing of
+    ``diff``) runs no program that the repository's configuration or attributes name: no filter, diff driver, hook, monitor or pager.
+    It fetches nothing, and does not search for changes in submodules. The configuration is read before; if that fails, the command
+    is rejected. Options for such programs, such as ``--ext-diff`` or ``--submodule=diff``, are also rejected. Without its filters,
+    git may report an unchanged file as modified. Every other git command, such as ``git commit``, runs without the repository's
+    hooks, but with its filters, since the stored data could otherwise be unencrypted or too large. To allow such a command is to
+    allow its filters. A git command that a script or another program starts runs like these commands.
 
-    **Without** *sandbox* **this is none.** A program that is allowed to run can do whatever your user can do, also outside of
-    the root; nothing limits its processes, memory, files and network unless you say so with *limits*, *sandbox* or *runner*.
+    **Without** *sandbox*, **this is not a sandbox.** An allowed program can do everything that your user can do, also outside of the
+    root. Its processes, memory, files and network are unlimited, unless you pass *limits*, *sandbox* or *runner*.
 
-    With *sandbox* commands are run by bubblewrap (Linux; the program ``bwrap``): without network, with no other process in
-    sight, and with nothing to read but the system's programs, those on the search path, and the root. They write below the
-    root and in folders of their own only; what other programs run from the root, such as ``.git/hooks``, is read-only. What
-    they do below the root, how much memory and processor they use, and what the kernel itself lets through is not
-    limited by it.
+    With *sandbox*, bubblewrap runs the commands (on Linux; the program ``bwrap``): without network, with no other process visible, and
+    with read access only to the system's programs, the programs on the search path, and the root. They can write only below the root
+    and in private folders; files below the root that other programs run, such as ``.git/hooks``, are read-only. The sandbox does not
+    limit changes below the root, memory, processor time, and what the kernel itself permits.
 
     Attributes:
-        shell: ``"bash"`` to run text that needs a shell; ``None``, the default, refuses it.
-        env: Names of variables of this process that commands may see, such as ``["JAVA_HOME"]``. Names such as ``HOME``
-            that commands get with a value of their own are refused.
-        timeout: Seconds that a command may take when the model does not say; 30 by default.
-        max_timeout: The most seconds that the model may ask for; 600 by default.
+        shell: ``"bash"`` to run text that needs a shell; ``None``, the default, rejects such text.
+        env: Names of variables of this process that commands receive, such as ``["JAVA_HOME"]``. Names such as ``HOME``, which have
+            another value for commands, are rejected.
+        timeout: The time limit of a command in seconds, if the model requests none; 30 by default.
+        max_timeout: The largest time limit that the model may request, in seconds; 600 by default.
         sandbox: Run commands in a sandbox of the operating system; ``False`` by default.
-        runner: Has commands executed elsewhere; see below.
+        runner: Lets another program execute the commands; see below.
         home: ``"private"`` for an empty home folder for each command, ``"real"`` for the user's.
         env_secrets: Accept names in *env* that look like those of secrets.
-        allow_unlimited: Whether ``timeout_seconds=-1`` means no timeout instead of *max_timeout*.
+        allow_unlimited: Whether ``timeout_seconds=-1`` means no time limit instead of *max_timeout*.
         limits: Limits of the system for each command: ``processes`` (of the user, not of the command),
-            ``memory_bytes``, ``file_bytes`` and ``cpu_seconds``. None by default, except that there are no core dumps.
+            ``memory_bytes``, ``file_bytes`` and ``cpu_seconds``. None by default, except that core dumps are disabled.
         allow_wide_root: Accept ``/``, the home folder, and folders that contain it.
-        terminals: Terminals of an editor, as what serves an editor lends them: commands that are waited for are run there, where a
-            person sees them. They see the variables of these terminals, too, no *limits* hold there, and what a command leaves
-            running the editor ends. Not with *sandbox* and *runner*. By default commands run in processes of this one, as those of
-            ``watch`` always do.
-        watch: Add ``watch``, by which a model has a command run again and again in the background, until it succeeds, fails,
-            prints something else or prints a text, and is told then. It is asked about once: rules that deny bind each run of
-            the command, those that ask do not. What watches is a child of the run, as those of ``child_tools``; it outlives a
-            turn, ends with the run, and goes on when the run is resumed.
+        terminals: Terminals of an editor, from the code that serves the editor. Foreground commands run there, where a person sees
+            them. They also receive the variables of these terminals, *limits* do not apply, and the editor ends processes that a
+            command leaves running. Not with *sandbox* and *runner*. By default commands are processes of this one; those of ``watch``
+            always are.
+        watch: Add ``watch``, by which a model lets a command run repeatedly in the background until it succeeds, fails, prints
+            something else or prints a text; the model is then notified. A person is asked once: rules that deny apply to each run of
+            the command, rules that ask do not. The watcher is a child of the run, like those of ``child_tools``; it continues after
+            the turn, ends with the run, and continues when the run is resumed.
 
-    A runner takes the ``Launch`` of a command (``argv``, ``root``, ``cwd``, ``env``) and returns the one that is executed
-    instead. This one uses bubblewrap, without a network and with nothing but the system and the root in sight::
+    A runner receives the ``Launch`` of a command (``argv``, ``root``, ``cwd``, ``env``) and returns the launch to execute instead.
+    This example uses bubblewrap, without a network and with access only to the system and the root::
 
         def sandboxed(launch):
             argv = [
@@ -207,12 +205,12 @@ class ShellTools:
 
         tools = shell_tools("project", runner=sandboxed)
 
-    The program in front is found on this computer, the command wherever that program looks. A script arrives on a
+    The first program is looked up on this computer, the command where that program looks it up. A script is passed on a
     descriptor, which a runner for another computer cannot pass on.
 
     Raises:
-        DefinitionError: when the root is no folder or too wide, an option makes no sense, the system has no process
-            groups (Windows), or no sandbox where one is asked for.
+        DefinitionError: If the root is not a folder or too wide, an option is invalid, the system has no process groups (Windows),
+            or the requested sandbox is not available.
     """
 
     shell: Literal["bash"] | None = None
@@ -251,7 +249,7 @@ class ShellTools:
                 real_home=self.home == "real",
                 root=held.real,
                 system=held.system,
-                # Asked before the first command: most engines, such as those of replays, run none.
+                # Read before the first command: most engines, such as those of replays, run none.
                 identity=cache(partial(read_git_identity, folder, held.real if held.system is None else ())),
             ),
             timeout=float(self.timeout),
@@ -297,9 +295,9 @@ def _check_local_options(root: Folder, **options: object) -> None:
 
 
 def _mark_confined_to_folder(root: Folder, tools: list[Tool]) -> list[Tool]:
-    """Mark the tools as confined, set their folder where it is on this machine, and return them."""
+    """Mark the tools as confined, set their folder if it is on this machine, and return them."""
     for tool in tools:
-        tool.mark_confined()  # their files are opened by a ``Root``, which asks the rules about each
+        tool.mark_confined()  # a ``Root`` opens their files and applies the rules to each
     if isinstance(root, Workspace) and root.system is not None:
         if root.local_folder is None:
             return tools
@@ -335,19 +333,19 @@ def web_tools(
     search: SearchBackend | None = None, docs: DocsBackend | None = None, fetch: Fetcher | None = None
 ) -> list[Tool]:
     """
-    Return ``web_search``, ``read_docs`` and ``read_url``, each only if its backend is given.
+    Return ``web_search``, ``read_docs`` and ``read_url``, each only if its back end is passed.
 
-    Their category is ``"network"``, and none of them is read-only: what a model puts into an address or a query leaves the
-    machine. What a page says is data of whoever wrote it.
+    Their category is ``"network"``, and none of them is read-only: the text of an address or a query leaves the machine. The content
+    of pages is untrusted data.
 
     Args:
         search: Searches the web, such as ``SearxngSearch("http://localhost:8080")`` or ``BraveSearch(key)``.
         docs: Looks up documentation, such as ``DocsSites(fetcher, {"pydantic": "https://docs.pydantic.dev/latest"})``.
-        fetch: Gets pages, such as ``SafeFetcher(allow=["docs.python.org"])`` or ``SafeFetcher(allow="public")``. The rules
-            against private addresses are those of ``SafeFetcher``; another fetcher answers for itself.
+        fetch: Fetches pages, such as ``SafeFetcher(allow=["docs.python.org"])`` or ``SafeFetcher(allow="public")``. Only
+            ``SafeFetcher`` rejects private addresses; another fetcher has its own rules.
 
     Raises:
-        DefinitionError: when none of them is given.
+        DefinitionError: If no back end is passed.
     """
     from stepengine.tools.bundled.web.tools import make_web_tools
 
@@ -371,18 +369,17 @@ def change_hook_tools(
     """
     Return ``run_file_change_hooks``, which runs the checks that are configured for changed files.
 
-    The checks are the caller's: a model says which files changed, never what is run. They run as commands of
-    ``shell_tools`` do.
+    The caller defines the checks: a model passes only the changed files. The checks run like commands of ``shell_tools``.
 
     Args:
-        root: The folder that files and commands are below.
+        root: The root folder of files and commands.
         hooks: The checks, such as ``FileChangeHook("types", ["mypy", "src"], pattern="**/*.py")``.
-        env: Names of variables of this process that the checks may see.
-        runner: Has the checks executed elsewhere; see ``shell_tools``.
+        env: Names of variables of this process that the checks receive.
+        runner: Lets another program execute the checks; see ``shell_tools``.
         allow_wide_root: Accept ``/``, the home folder, and folders that contain it.
 
     Raises:
-        DefinitionError: when there are no hooks, a pattern cannot be used, or the root is no folder or too wide.
+        DefinitionError: If there are no hooks, a pattern is invalid, or the root is not a folder or too wide.
     """
     from stepengine.tools.bundled.checks import make_change_hook_tool
     from stepengine.workspace.root import Root
@@ -395,17 +392,17 @@ def change_hook_tools(
 
 def followup_tools() -> list[Tool]:
     """Return ``suggest_followups``, which suggests the user's next messages in an event."""
-    from stepengine.tools.bundled.followups import followup_tool
+    from stepengine.tools.bundled.followups import make_followup_tool
 
-    return [followup_tool()]
+    return [make_followup_tool()]
 
 
 def recall_history_tool() -> Tool:
     """
     Return ``recall_history``, the tool that searches and reads messages that were removed from the conversation.
 
-    Its agent's runs keep what is left out: ``AgentState.left_out`` holds it, and so does a stored session. Whoever may not read
-    what was once said gives an agent no such tool.
+    The runs of an agent with this tool store removed messages in ``AgentState.left_out``, and so does a stored session. Do not use
+    the tool if the model must not read removed messages.
     """
     from stepengine.tools.bundled.history_tool import make_recall_tool
 
@@ -418,11 +415,11 @@ def skill_tools(root: str | os.PathLike[str] | None = None, *, user: bool = True
 
     Args:
         root: A folder of the project; by default the engine's ``workspace``, else the working directory.
-        user: Whether the user's own skills are among them.
+        user: Whether the user's own skills are included.
     """
-    from stepengine.tools.bundled.skill_tool import skill_tool
+    from stepengine.tools.bundled.skill_tool import make_skill_tool
 
-    return [skill_tool(root, user=user)]
+    return [make_skill_tool(root, user=user)]
 
 
 def memory_tools(store: MemoryStore | None = None, *, scopes: Sequence[str] = ("project", "user")) -> list[Tool]:
@@ -430,12 +427,12 @@ def memory_tools(store: MemoryStore | None = None, *, scopes: Sequence[str] = ("
     Return ``remember``, ``recall`` and ``forget``: notes that outlive a run. No agent has them by default.
 
     Args:
-        store: Keeps the notes; by default one file of Markdown per project and one per user, outside of the repository. See
+        store: Stores the notes; by default one Markdown file per project and one per user, outside of the repository. See
             ``FileMemory``.
-        scopes: Which notes may be used: ``"project"``, ``"user"``, or both.
+        scopes: The notes that may be used: ``"project"``, ``"user"``, or both.
 
     Raises:
-        DefinitionError: for no scope, and for an unknown one.
+        DefinitionError: For no scope, and for an unknown scope.
     """
     from stepengine.tools.bundled.note_tools import make_memory_tools
 
@@ -454,15 +451,15 @@ def workspace_tools(
     Return the bundled tools for the folder of a workspace, with those for writing and commands only if it permits them.
 
     Args:
-        workspace: Where they work, and what they may do there.
+        workspace: The workspace with its permissions.
         withhold: Patterns of files that are not shown.
         allow_wide_root: Accept ``/``, the home folder, and folders that contain it.
         buffers: See ``FileTools``.
         terminals: See ``ShellTools``.
 
     Raises:
-        DefinitionError: when the root is no folder or too wide, or the system cannot confine the tools.
-        WorkspaceLost: when the place cannot be reached.
+        DefinitionError: If the root is not a folder or too wide, or the system cannot confine the tools.
+        WorkspaceLost: If a remote workspace cannot be reached.
     """
     wide, write = allow_wide_root, workspace.write
     tools = [
@@ -487,10 +484,10 @@ def rootless_tools(searxng: str | None = None) -> list[Tool]:
     """
     Return the bundled tools that every workspace has and that do not access its folder.
 
-    These are for children, times, follow-ups and what was left out of the conversation.
+    These are the tools for children, waiting, follow-ups and removed messages.
 
     Args:
-        searxng: The address of a SearXNG instance, for the tools that reach the public web; ``None`` for none of these.
+        searxng: The address of a SearXNG instance, for the tools that access the public web; ``None`` omits these tools.
     """
     from stepengine.tools.children import child_tools, sleep_tool
 
@@ -505,6 +502,6 @@ def rootless_tools(searxng: str | None = None) -> list[Tool]:
 
 
 def list_all_workspace_tools(root: Folder = "/") -> list[Tool]:
-    """Return all tools that a workspace may offer, as a source of names and schemas; they are never called."""
+    """Return all tools that a workspace may offer, for their names and schemas; they are not meant to be called."""
     place = Workspace(Path(root), write=True, shell=True)  # noqa: S604 - a permission, no subprocess
     return [*workspace_tools(place, allow_wide_root=True), *rootless_tools("http://localhost")]

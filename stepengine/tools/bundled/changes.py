@@ -1,4 +1,4 @@
-"""``FileChangeHook``: a check that a caller configures for files that change."""
+"""``FileChangeHook``: a check that a caller configures for changed files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from attrs import frozen
 from stepengine.errors import DefinitionError
 
 COMMAND_MAX_SECONDS = 600.0
-"""A build or a test suite of ten minutes is the longest that somebody waits for; a longer one is a background job."""
+"""Ten minutes, for a long build or test suite; a longer command should be a background job."""
 
 
 def _to_argv(value: Sequence[str]) -> tuple[str, ...]:
@@ -24,14 +24,14 @@ class FileChangeHook:
     A check for files that were changed.
 
     Attributes:
-        name: What it is called in results.
+        name: Its name in results.
         command: The program and its arguments, as a list.
-        pattern: Which files it is for, such as ``"**/*.py"``; every file by default.
-        cwd: The folder to work in, relative to the root.
-        timeout: Seconds that it may take; 600 by default and at most.
+        pattern: The pattern of its files, such as ``"**/*.py"``; every file by default.
+        cwd: The working folder, relative to the root.
+        timeout: The time limit in seconds; 600 by default, which is also the maximum.
 
     Raises:
-        DefinitionError: when the command names no program, or the timeout is not more than 0 and at most 600.
+        DefinitionError: If the command names no program, or the timeout is not above 0 and at most 600.
     """
 
     name: str

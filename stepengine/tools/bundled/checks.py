@@ -1,4 +1,4 @@
-"""``run_file_change_hooks``: checks that the caller configures, run for the files that changed."""
+"""``run_file_change_hooks``: runs the checks that the caller has configured for changed files."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from stepengine.workspace.root import Root
 RUNS = ToolAnnotations(destructive=True, open_world=True)
 
 
-def _compile_hooks(hooks: Sequence[FileChangeHook]) -> list[tuple[FileChangeHook, GlobPattern]]:
-    """Return the hooks with their compiled patterns; raise ``DefinitionError`` if there are none or a pattern is invalid."""
+def _compile_hook_patterns(hooks: Sequence[FileChangeHook]) -> list[tuple[FileChangeHook, GlobPattern]]:
+    """Return (hook, compiled pattern) pairs; raise ``DefinitionError`` if there are none or a pattern is invalid."""
     if not hooks:
         msg = 'change_hook_tools needs hooks, such as FileChangeHook("types", ["mypy", "src"], pattern="**/*.py")'
         raise DefinitionError(msg)
@@ -36,11 +36,11 @@ def make_change_hook_tool(root: Root, hooks: Sequence[FileChangeHook], run: Tool
     Return the tool that runs the hooks for changed files.
 
     Args:
-        root: What the files are below.
+        root: The root of the files.
         hooks: The checks, in the order in which they run.
         run: ``run_terminal_command`` below the same root: clean environment, limits of time and output.
     """
-    checks = _compile_hooks(hooks)
+    checks = _compile_hook_patterns(hooks)
 
     @tool(category="execute", annotations=RUNS, timeout=float("inf"), destinations=())
     async def run_file_change_hooks(  # noqa: D417  (the context is no parameter of the tool)
@@ -75,7 +75,7 @@ def make_change_hook_tool(root: Root, hooks: Sequence[FileChangeHook], run: Tool
 
 
 async def _run_hook(ctx: ToolContext, hook: FileChangeHook, run: Tool) -> dict[str, object]:
-    """Run the command of a hook by the tool *run*; return its result or its error as an entry."""
+    """Run the command of a hook by the tool *run*; return an entry with its result or error."""
     asked = {"command": list(hook.command), "process_type": "SYNC", "cwd": hook.cwd, "timeout_seconds": hook.timeout}
     result = await run.execute(asked, ctx)
     if isinstance(result.data, dict):

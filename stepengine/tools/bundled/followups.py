@@ -1,4 +1,4 @@
-"""``suggest_followups``: what the user could ask next, shown to the user only."""
+"""``suggest_followups``: suggests next messages to the user, in an event."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Followup(TypedDict):
     label: NotRequired[Annotated[str, Field(description="A few words to show in its place.")]]
 
 
-def followup_tool() -> Tool:
-    """Return the tool that suggests the user's next messages."""
+def make_followup_tool() -> Tool:
+    """Return the tool ``suggest_followups``, which suggests the user's next messages in an event."""
 
     @tool(
         category="control",

@@ -1,14 +1,13 @@
 """
 ``recall_history``: the tool that searches the messages that a model no longer sees.
 
-**Where it is found.** In the state of the run, never in its journal: a policy changes the view, and the record beside it
-keeps every message. What replaces the record itself (``replace_record=True``, ``compact``, ``set_messages``) leaves what
-stood there in ``AgentState.find_removed_messages``, since the agent has this tool. So runs without a journal have it, a stored session
-brings it along, and a run that is resumed, replayed or forked comes to the same state and so to the same answer. In a
-journal, what no request held before it was left out is not written down as a message.
+**Source.** The messages are read from the state of the run, never from its journal. A policy changes the view, and the record still
+contains every message. If the record itself is replaced (``replace_record=True``, ``compact``, ``set_messages``), the removed
+messages are stored in ``AgentState.left_out``, since the agent has this tool. So it also works without a journal and in stored
+sessions, and returns the same after a resume, a replay or a fork.
 
-**What it costs.** Nothing until it is called: what the view lacks is looked for then. A replaced record is compared once,
-when it is replaced.
+**Cost.** None until it is called: the view and the record are compared then. A replaced record is compared once, when it is
+replaced.
 """
 
 from __future__ import annotations
@@ -45,12 +44,12 @@ MAX_HITS = 10
 BEFORE_CHARS = 100
 """About a line before the hit: who said it, and about what."""
 EXCERPT_CHARS = 400
-"""A short paragraph: enough to decide whether to read on there."""
+"""A short paragraph: enough to decide whether to read the message."""
 TITLE_CHARS = 60
-"""What the title of a message counts for, so that many short ones make no answer much longer than asked for."""
+"""The counted characters of a message's title, so that many short messages do not exceed the requested length."""
 
 
-def find_removed_messages(state: AgentState) -> tuple[Message, ...]:
+def list_removed_messages(state: AgentState) -> tuple[Message, ...]:
     """
     Return the messages that the model no longer sees, oldest first.
 
@@ -125,14 +124,14 @@ def make_recall_tool() -> Tool:
             offset: The character of that message to begin at, from 1.
             limit: How many characters to answer with.
         """
-        messages = find_removed_messages(ctx.agent_state)
+        messages = list_removed_messages(ctx.agent_state)
         if not messages:
             return "Nothing was left out of this conversation."
         if place > len(messages):
             return f"There is no message {place}; {len(messages)} were left out."
         words = [_fold_case(word) for word in query.split()]
         shown = (
-            _search_messages(messages, words, place)
+            _format_search_hits(messages, words, place)
             if words
             else _format_messages_from(messages, place, offset - 1, limit)
         )
@@ -141,10 +140,10 @@ def make_recall_tool() -> Tool:
     return recall_history
 
 
-def _search_messages(messages: Sequence[Message], words: Sequence[str], place: int) -> Iterator[str]:
-    """Yield an excerpt of each message from *place* on that contains all words, and a note if there are too many or none."""
+def _format_search_hits(messages: Sequence[Message], words: Sequence[str], first: int) -> Iterator[str]:
+    """Yield an excerpt of each message from the number *first* on that contains all words; a note if there are more than ten, or none."""
     hits = 0
-    for number in range(place, len(messages) + 1):
+    for number in range(first, len(messages) + 1):
         text = message_to_text(messages[number - 1])
         folded = _fold_case(text)
         places = [folded.find(word) for word in words]
@@ -159,13 +158,13 @@ def _search_messages(messages: Sequence[Message], words: Sequence[str], place: i
         cut = f" ... [{len(text):,} characters]" if start or end < len(text) else ""
         yield f"--- {_format_numbered_title(messages, number)}\n{'... ' if start else ''}{text[start:end]}{cut}"
     if not hits:
-        yield f"None of the {len(messages) - place + 1} messages from place {place} on that were left out holds all of these words."
+        yield f"None of the {len(messages) - first + 1} messages from place {first} on that were left out holds all of these words."
 
 
-def _format_messages_from(messages: Sequence[Message], place: int, skip: int, limit: int) -> Iterator[str]:
-    """Yield the messages from *place* on, the first without *skip* characters, up to *limit* characters, and where to continue."""
+def _format_messages_from(messages: Sequence[Message], first: int, skip: int, limit: int) -> Iterator[str]:
+    """Yield the messages from the number *first* on, without the first *skip* characters, up to *limit*, and where to continue."""
     left = limit
-    for number in range(place, len(messages) + 1):
+    for number in range(first, len(messages) + 1):
         text = message_to_text(messages[number - 1])
         if left <= 0:
             yield f"[{len(messages) - number + 1} more messages; go on with place={number}]"
@@ -190,5 +189,5 @@ def _fold_case(text: str) -> str:
     lowered = text.lower()
     if len(lowered) == len(text) and "Σ" not in text:
         return lowered
-    # What becomes longer stays, and a letter becomes the same wherever it stands in its word.
+    # A letter with a longer lower case is unchanged, and a letter has the same lower case at each position in a word.
     return "".join([small if len(small := letter.lower()) == 1 else letter for letter in text])

@@ -1,7 +1,7 @@
 """
-What keeps notes that outlive a run: the protocol of a store, and one in files.
+Stores for notes that outlive a run: the protocol of a store, and a store in files.
 
-A file holds the notes of one scope, a line each, and can be read and edited by its owner.
+A file contains the notes of one scope, one per line. Its owner can read and edit it.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ MAX_TAGS = 5
 OLDEST_NOTES = 3
 """Candidates for being forgotten that a model is shown."""
 WHOLE_WEIGHT, PREFIX = 2, 1
-"""A word that is found whole counts twice as much as one that only starts alike."""
+"""A whole word counts twice as much as the start of a word."""
 LINE = re.compile(r"- \[m(\d{1,9})\] (\d{4}-\d\d-\d\d)((?: #[^\s#:]{1,32}){0,5})(?: (run [\w.-]{1,80}))?: (.*)")
 """A note. Its tags may hold all that ``remember`` accepts, such as combining marks, which are not in Python's ``\\w``."""
 HIGHEST = re.compile(r"<!-- highest: m(\d{1,9}) -->")
 KEPT = "surrogateescape"
-"""Bytes of a person's that are no UTF-8 are written back as they were."""
+"""Bytes of a person that are not UTF-8 are written back unchanged."""
 WORD = re.compile(r"[\w-]+")
 COMBINING = ("Mc", "Me", "Mn")
 JOINERS = "-_\u200c\u200d"
-"""What joins letters to a word: the last two are invisible, and between letters of some scripts."""
+"""Characters that join letters to a word; the last two are invisible and are used in some scripts."""
 SCOPE = re.compile(r"user|project:[0-9a-f]{16}")
 
 
@@ -54,11 +54,11 @@ class Note:
     A stored note.
 
     Attributes:
-        id: What it is forgotten by, such as ``"m12"``; never used again within its scope.
-        text: One line.
-        tags: Words that it is found by as well.
+        id: The id by which it is deleted, such as ``"m12"``; never used again within its scope.
+        text: The text, on one line.
+        tags: Further words for searches.
         date: The day (UTC) on which it was written, such as ``"2026-11-20"``.
-        origin: Who wrote it, such as ``"run 3e1a58"``.
+        origin: Its writer, such as ``"run 3e1a58"``.
     """
 
     id: str
@@ -78,8 +78,8 @@ class MemoryStore(Protocol):
     """
     Stores notes; implement it to store them elsewhere.
 
-    A scope is ``"user"``, or ``"project:"`` with 16 hexadecimal digits that stand for the repository. What is written has
-    been checked: one line of at most 2,000 characters without secrets. A ``ToolError`` tells the model what is wrong.
+    A scope is ``"user"``, or ``"project:"`` with 16 hexadecimal digits that identify the repository. The written text has been
+    checked: it is one line of at most 2,000 characters without secrets. The model receives the message of a ``ToolError``.
     """
 
     async def write(self, scope: str, text: str, tags: Sequence[str], origin: str) -> Note:
@@ -97,12 +97,12 @@ class FileMemory:
     """
     Stores notes as lines of Markdown that only their owner can read: ``user.md``, and ``projects/DIGITS.md`` per repository.
 
-    Lines that are no notes are a person's and stay. A file holds at most 500 notes and 256 KiB. Processes wait for each
-    other; a file is replaced as a whole.
+    Other lines belong to the owner and are not changed. A file contains at most 500 notes and 256 KiB. Processes wait for each
+    other, and a file is replaced as a whole.
 
     Attributes:
-        folder: Where the files are; by default ``stepengine/memory`` in ``$XDG_DATA_HOME``, else in ``~/.local/share``.
-        clock: Gives the time that notes are dated by.
+        folder: The folder of the files; by default ``stepengine/memory`` in ``$XDG_DATA_HOME``, else in ``~/.local/share``.
+        clock: Returns the current time, for the date of a note.
     """
 
     folder: Path | None = attrs.field(default=None, converter=attrs.converters.optional(Path))
@@ -113,7 +113,7 @@ class FileMemory:
         return await asyncio.to_thread(self._append_note, scope, text, tuple(tags), origin)
 
     async def search(self, scope: str, query: str, limit: int) -> list[Note]:
-        """Return the notes that match words of the query: a whole word or tag counts 2, the start of a word 1; ties newest first."""
+        """Return the notes with the best scores: 2 for each whole word or tag of the query, 1 for the start of a word."""
         return await asyncio.to_thread(self._search_notes_file, scope, query, limit)
 
     def _search_notes_file(self, scope: str, query: str, limit: int) -> list[Note]:
@@ -161,7 +161,7 @@ class FileMemory:
         return data.decode("utf-8", KEPT).split("\n")
 
     def _append_note(self, scope: str, text: str, tags: tuple[str, ...], origin: str) -> Note:
-        """Append a note with the next unused id to the file under its lock, and return it; raise ``ToolError`` if the file is full."""
+        """Append a note with the next unused id to the file, under its lock, and return it; raise ``ToolError`` if the file is full."""
         with self._lock_file(scope) as path:
             lines = self._read_lines(scope)
             while lines and not lines[-1].strip():
@@ -208,7 +208,7 @@ class FileMemory:
             fcntl.flock(fd, fcntl.LOCK_EX)
             yield path
         finally:
-            # Said, and not left to closing: a process that was forked meanwhile has the open file, too.
+            # Unlocked explicitly: a process that was forked meanwhile has the open file, too.
             fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 

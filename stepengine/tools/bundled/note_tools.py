@@ -1,8 +1,8 @@
 """
 ``remember``, ``recall`` and ``forget``: notes that outlive a run, as tools.
 
-A note that a model wrote once comes back in later runs, so writing one is asked about, secrets are taken out of it, and
-it is shown with where it came from. What is written and found is in the journal as any tool's result is.
+A note of a model is used in later runs. Therefore a person is asked before it is written, secrets in it are redacted, and it is shown
+with its origin. Written and found notes are in the journal, as the results of all tools.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ANSWER_BYTES = 8 * 1024
 """About 2,000 tokens."""
 
 
-def project_scope(folder: Path) -> str:
+def get_project_scope(folder: Path) -> str:
     """Return the memory scope of the repository that contains *folder*; all its worktrees share one scope."""
     top = find_project_root(folder)
     common = top / ".git"
@@ -53,11 +53,11 @@ def project_scope(folder: Path) -> str:
 
 
 def _resolve_allowed_scope(ctx: ToolContext, scope: str, allowed: Sequence[str]) -> str:
-    """Return a scope as the store knows it, for a project with its digits; raise ``ToolError`` if it is not allowed."""
+    """Return the scope of the store for ``"user"`` or ``"project"``; raise ``ToolError`` if it is not allowed."""
     if scope not in allowed:
         msg = f"there are no notes of the scope {scope!r} here; {', '.join(allowed)} would be fine"
         raise ToolError(msg)
-    return "user" if scope == "user" else project_scope(get_working_folder(None, ctx))
+    return "user" if scope == "user" else get_project_scope(get_working_folder(None, ctx))
 
 
 def make_memory_tools(store: MemoryStore | None, scopes: Sequence[str]) -> list[Tool]:

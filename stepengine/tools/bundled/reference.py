@@ -1,7 +1,7 @@
 """
-What is told of the bundled tools: parameters from their schemas, keys of results from their shapes, an example from their text.
+The documentation of the bundled tools: parameters from schemas, keys of results from shapes, an example from the description.
 
-The page of the documentation and ``stepengine agents tools`` say what stands here.
+The documentation page and ``stepengine agents tools`` show it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "add_message": {"role": "user", "content": "There are TODOs left."},
     "set_messages": {"messages": [{"role": "user", "content": "Begin anew."}]},
 }
-"""Of tools that no model is shown, so that their text has none."""
+"""Example inputs of tools that no model receives, so that their descriptions have none."""
 WORDS = {"array": "list", "null": "null"}
 BOUNDS = (
     ("minimum", "maximum", "", ""),
@@ -42,9 +42,9 @@ class Parameter:
     Attributes:
         name: Its name.
         type: Its type, in words.
-        is_required: Whether it has to be given.
-        default: The value that it has when it is not given, if the schema says so.
-        text: What it is.
+        is_required: Whether it must be passed.
+        default: Its default in the schema; ``None`` without one.
+        text: Its description.
     """
 
     name: str
@@ -62,9 +62,9 @@ class ResultKey:
     Attributes:
         name: Its name.
         type: Its type, in words.
-        is_always: Whether it is always there.
-        text: What it holds.
-        form: What its objects are, if it holds some.
+        is_always: Whether it is always present.
+        text: Its description.
+        form: The form of the objects in it, if it contains any.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Form:
 
     Attributes:
         type: Its type, in words.
-        shape: The class of ``stepengine.tools.bundled.shapes`` that says it; ``""`` for a text.
+        shape: The name of its class in ``stepengine.tools.bundled.shapes``; ``""`` for a text.
         keys: The keys of the object, or of each object of the list.
     """
 
@@ -97,14 +97,14 @@ class ToolPage:
 
     Attributes:
         name: Its name.
-        text: What it is for.
-        maker: The call that makes it; ``""`` for those that every run knows.
-        spec: What the engine knows of it.
-        parameters: What it takes.
-        forms: What it gives: one form, or with another for another way of calling it.
+        text: Its purpose.
+        maker: The call that creates it; ``""`` for the tools of every run.
+        spec: Its specification.
+        parameters: Its parameters.
+        forms: The forms of its results: one, or one for each way to call it.
         errors: When a call fails.
-        limits: What holds for a call.
-        example: An input.
+        limits: The limits of a call.
+        example: An example input.
     """
 
     name: str
@@ -177,7 +177,7 @@ def _find_example(spec: ToolSpec) -> JsonDict:
     return freeze_object(found)
 
 
-# --- what goes in ----------------------------------------------------------------------------------------------------
+# --- parameters ----------------------------------------------------------------------------------------------------
 
 
 def _list_parameters(spec: ToolSpec) -> Iterator[Parameter]:
@@ -211,7 +211,7 @@ def _describe_schema(schema: Mapping[str, Any], top: Mapping[str, Any]) -> str:
 
 
 def _describe_bounds(schema: Mapping[str, object]) -> str:
-    """Return the limits in a schema in words, such as ``, 1 to 10 items``; ``""`` if there are none."""
+    """Return the limits in a schema in words, such as ``, 1 to 10 entries``; ``""`` if there are none."""
     for low, high, one, several in BOUNDS:
         least, most = schema.get(low) if low != high else None, schema.get(high)
         if least is not None and most is not None:
@@ -223,7 +223,7 @@ def _describe_bounds(schema: Mapping[str, object]) -> str:
     return ""
 
 
-# --- what comes out --------------------------------------------------------------------------------------------------
+# --- results --------------------------------------------------------------------------------------------------
 
 
 def _make_form(annotation: object) -> Form:
@@ -268,7 +268,7 @@ def _find_typed_dict(annotation: object) -> Any:
 
 
 def _describe_type(annotation: object) -> str:
-    """Return a type in words, as JSON calls it."""
+    """Return a Python type in words, by the names of JSON types."""
     plain = _strip_annotation(annotation)
     origin, inner = get_origin(plain), get_args(plain)
     if is_typeddict(plain):

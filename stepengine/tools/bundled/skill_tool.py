@@ -19,10 +19,10 @@ from stepengine.workspace.skills import FILE_BYTES, NAME_CHARS, get_skill, read_
 
 def get_working_folder(root: str | os.PathLike[str] | None, ctx: ToolContext | None) -> Path:
     """
-    Return *root*, else the workspace of the call, else the working directory; raise ``ToolError`` for a remote workspace.
+    Return the resolved folder *root*, else the workspace of the call, else the working directory.
 
     Raises:
-        ToolError: when the workspace is no folder of this machine.
+        ToolError: If the workspace is not a folder of this machine.
     """
     if root is not None:
         return Path(root).resolve()
@@ -34,13 +34,13 @@ def get_working_folder(root: str | os.PathLike[str] | None, ctx: ToolContext | N
     return ctx.workspace.local_folder.resolve()
 
 
-def skill_tool(root: str | os.PathLike[str] | None = None, *, user: bool = True) -> Tool:
+def make_skill_tool(root: str | os.PathLike[str] | None = None, *, user: bool = True) -> Tool:
     """
     Return ``skill``, the tool by which a model reads one of the skills that ``project_context`` lists.
 
     Args:
         root: A folder of the project; by default the engine's workspace, else the working directory.
-        user: Whether the user's own skills are among them.
+        user: Whether the user's own skills are included.
     """
 
     @tool(

@@ -1,4 +1,4 @@
-"""Exact replacements in a text, all or nothing, and the diff that shows them."""
+"""Exact replacements in a text, all or none of them, and unified diffs."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class TextReplacement:
 
     Attributes:
         old: The text to find; not empty.
-        new: What stands in its place, taken literally.
-        allow_multiple: Whether every occurrence is replaced; else there has to be exactly one.
+        new: The text in its place, taken literally.
+        allow_multiple: Whether every occurrence is replaced; else there must be exactly one.
     """
 
     old: str
@@ -42,13 +42,13 @@ class TextReplacement:
 
 def apply_replacements(text: str, replacements: Sequence[TextReplacement], path: str) -> str:
     """
-    Return the text after all replacements in order; raise ``ToolError`` with all problems if any of them fails.
+    Return the text after all replacements in order; raise ``ToolError`` with all problems if one of them fails.
 
-    LF and CRLF match each other. What stands in the place of a match gets the line ends of what it replaces, line by line;
-    everything outside of the matches stays as it is.
+    LF and CRLF match each other. A new text gets the line ends of the replaced text, line by line. Text outside of the matches is
+    unchanged.
 
     Raises:
-        ToolError: naming every replacement that failed, with counts and line numbers. Then nothing is to be written.
+        ToolError: With every failed replacement, its count and line numbers.
     """
     problems = []
     for number, replacement in enumerate(replacements, 1):
@@ -91,7 +91,7 @@ def _apply_replacement(text: str, replacement: TextReplacement) -> str:
 
 
 def _find_spans(text: str, old: str, replacement: TextReplacement) -> list[tuple[int, int]]:
-    """Return the spans of *old* in the text: all of them if several may be replaced, else at most 100 overlapping ones."""
+    """Return the spans of *old* in the text: all with ``allow_multiple``, else at most 100, which may overlap."""
     step = len(old) if replacement.allow_multiple else 1
     spans, start = list[tuple[int, int]](), text.find(old)
     while start >= 0 and (replacement.allow_multiple or len(spans) < COUNTED_PLACES):
@@ -101,7 +101,7 @@ def _find_spans(text: str, old: str, replacement: TextReplacement) -> list[tuple
 
 
 def _find_spans_any_line_end(text: str, old: str, replacement: TextReplacement) -> list[tuple[int, int]]:
-    """Return the start and end of each match of *old*; LF and CRLF compare equal, and neither is cut."""
+    """Return the spans of *old* in the text, with LF and CRLF equal; no span starts or ends within a CRLF."""
     ends = [m.start() for m in re.finditer("\r\n", text)]
     shifted = [e - i for i, e in enumerate(ends)]
     found = _find_spans(to_lf(text), to_lf(old), replacement)
@@ -123,13 +123,13 @@ def _format_line_numbers(text: str, spans: list[tuple[int, int]]) -> str:
 
 def unified_diff(old: str | None, new: str | None, path: str, *, most: int = DIFF_CHARS) -> str:
     """
-    Return the unified diff of two texts in git's format, cut to *most* characters; a sentence if too many lines changed.
+    Return the unified diff of two texts in git's format, cut to *most* characters; a sentence if it would be too long.
 
     Args:
-        old: The text before; ``None`` for a file that was not there.
-        new: The text after; ``None`` for a file that is no more.
-        path: The file's name.
-        most: How many characters of the diff are returned.
+        old: The text before; ``None`` for a new file.
+        new: The text after; ``None`` for a deleted file.
+        path: The path of the file.
+        most: The most characters of the diff.
     """
     before, after = _split_keeping_line_ends(old or ""), _split_keeping_line_ends(new or "")
     same = 0

@@ -1,8 +1,8 @@
 """
 ``propose_write_file`` and ``propose_str_replace``: changes that are shown as a diff and not made.
 
-Proposals stack per run and file. What a file would hold is kept in the run's context, so a replay and a resumed run see
-it; another run does not, also when it continues this one's state.
+A proposal for a file is based on the earlier proposals of the run. The proposed content is stored in the run's context, so a replay
+and a resumed run have it. Another run does not use it, even if it continues from this run's state.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``read_files`` and ``list_directory``: reading below a root."""
+"""``read_files`` and ``list_directory``: tools that read below a root."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from stepengine.workspace.text import (
 from stepengine.workspace.walk import TEMPORARY, WalkBudget
 
 READ_CHARS = 100_000
-"""What the result of a tool may have (``RESULT_CHARS``)."""
+"""The size limit of results (``RESULT_CHARS``)."""
 READ_LINES = 2_000
 """Most source files in full, at about 20,000 tokens."""
 READ_PATHS = 50
@@ -45,7 +45,7 @@ FIRST_LINE = ("start_line", "first_line")
 
 READS = ToolAnnotations(read_only=True, idempotent=True)
 ENTRY_CHARS = 190
-"""What the frame of one entry takes at most, beside path and content."""
+"""The most characters of an entry in addition to path and content."""
 
 
 @with_config(ConfigDict(extra="forbid"))
@@ -194,7 +194,7 @@ class _WantedPart:
         self.is_window = is_window or "offset" in window or "limit" in window
 
     def make_dedup_key(self, root: Root) -> Any:
-        """Return a key that is the same for the same part of the same file."""
+        """Return a key that is equal for equal parts of one file, also if its path is written differently."""
         try:
             parts: object = root.split_path(self.path)
         except ToolError:
@@ -210,7 +210,7 @@ class _FileReader:
         ctx: ToolContext,
         root: Root,
         wanted: _WantedPart,
-        left: int,
+        chars_left: int,
         *,
         line_numbers: bool,
         buffers: Buffers | None = None,
@@ -219,12 +219,12 @@ class _FileReader:
         self._ctx = ctx
         self._root = root
         self._wanted = wanted
-        self._left = left - ENTRY_CHARS - len(compact(wanted.path))
+        self._left = chars_left - ENTRY_CHARS - len(compact(wanted.path))
         self._line_numbers = line_numbers
         self._hash = ""
 
     def read_entry(self) -> dict[str, Any]:
-        """Return the entry with the file's content or its error, and record the hash of the read content for later writes."""
+        """Read the file, record its hash for later writes, and return the entry with its content or error."""
         wanted = self._wanted
         try:
             self._raise_if_no_room(has_room=self._left > 0)
@@ -241,12 +241,13 @@ class _FileReader:
             return {"path": wanted.path, "error": f"{wanted.path!r} cannot be read: {error.strerror}"}
 
     def _raise_if_no_room(self, *, has_room: bool) -> None:
+        """Raise ``ToolError`` unless *has_room*: the characters of the call are used up."""
         if not has_room:
             msg = f"the {READ_CHARS:,} characters of this call are used up; read this file in another call"
             raise ToolError(msg)
 
     def _read_lines(self, opened: OpenedEntry) -> tuple[list[str], int | None]:
-        """Return the wanted lines and the number of lines in the file, ``None`` if it is too large to count."""
+        """Return (wanted lines, number of lines in the file); the number is ``None`` for a file over 10 MB."""
         wanted, fd, size = self._wanted, opened.fd, opened.info.st_size
         data = read_if_small(fd) if size <= READ_WHOLE_BYTES else None
         if data is None:

@@ -1,8 +1,8 @@
 """
-What a run has seen of the files below a root, so that nobody's change is overwritten unseen.
+The hashes of the files that a run has read, so that it does not overwrite later changes of others.
 
-What it saw before this process, or in the runs that it goes on from, stands in its history: the results of ``read_files``
-hold the hashes.
+For reads before the start of this process, and in earlier runs of the conversation, the hashes are taken from the results of
+``read_files`` in the message history.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ class _SeenFiles(dict[Parts, str]):
 
 def record_hash(ctx: ToolContext, root: Parts, parts: Parts, digest: str) -> None:
     """Record the hash of a file that the run has read or written below *root*; do nothing outside of a run."""
-    if ctx.is_of_run:
+    if ctx.has_run:
         _get_or_create_seen_files(ctx, root)[parts] = digest
 
 
 def find_hash(ctx: ToolContext, root: Parts, parts: Parts) -> str:
-    """Return the hash of a file when the run last read or wrote it; ``""`` if it did not, and outside of a run."""
-    return _get_or_create_seen_files(ctx, root).get(parts, "") if ctx.is_of_run else ""
+    """Return the hash of a file as the run last read or wrote it; ``""`` if that is unknown, and outside of a run."""
+    return _get_or_create_seen_files(ctx, root).get(parts, "") if ctx.has_run else ""
 
 
 def _get_or_create_seen_files(ctx: ToolContext, root: Parts) -> _SeenFiles:
-    """Return the hashes of the run's files below *root*; at the first call they are read from its message history."""
-    return ctx.of_run(
+    """Return the run's hashes of files below *root*; the first call takes them from its message history."""
+    return ctx.get_or_create_run_object(
         ("files seen", root), lambda: _SeenFiles(_find_hashes_in_history(ctx.agent_state.message_history, root))
     )
 

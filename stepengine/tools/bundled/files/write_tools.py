@@ -1,4 +1,4 @@
-"""``write_file``, ``str_replace`` and ``delete_file``: changing files below a root."""
+"""``write_file``, ``str_replace`` and ``delete_file``: tools that change files below a root."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from stepengine.workspace.text import READ_WHOLE_BYTES, decode_text, read_if_sma
 from stepengine.workspace.writes import FileWrite, OldFile, content_hash
 
 WRITE_BYTES = 4 * 1024 * 1024
-"""More than a model writes; what is written can be undone, so a journal must have room for it."""
+"""More than a model writes; the journal stores the old content, so that a write can be undone."""
 SHOWN_DIFFS = 1_000
-"""Diffs of calls that wait for approval; more do not wait at a time, and old ones are computed again."""
+"""The most calls that wait for approval whose previewed files are remembered."""
 
 OVERWRITES = ToolAnnotations(destructive=True, idempotent=True)
 EDITS = ToolAnnotations(destructive=True)
@@ -190,7 +190,7 @@ def _make_content_change(content: str) -> Change:
     """
     Return the change that sets the whole content of a file.
 
-    Content without CRLF gets the line ends of a text that it overwrites: models write LF, whatever the file has.
+    Content without CRLF gets the line ends of the overwritten text, since models always write LF.
     """
 
     def set_content(old: FoundFile) -> bytes:
@@ -205,7 +205,7 @@ def _make_replacement_change(path: str, replacements: Sequence[ReplacementInput]
     """
     Return the change that makes these replacements.
 
-    It raises ``ToolError`` when one cannot be made, and for a file that is missing, binary or too large.
+    The change raises ``ToolError`` if a replacement fails, and for a file that is missing, binary or too large.
     """
     made = [TextReplacement(r["old_string"], r["new_string"], r.get("allow_multiple", False)) for r in replacements]
 
@@ -226,7 +226,7 @@ def _make_replacement_change(path: str, replacements: Sequence[ReplacementInput]
 
 
 def _make_delete_change(path: str) -> Change:
-    """Return the change that deletes a file; it raises ``ToolError`` if the file does not exist."""
+    """Return the change that deletes a file; the change raises ``ToolError`` if the file does not exist."""
 
     def check_exists(old: FoundFile) -> None:
         if not old.exists:
@@ -237,7 +237,7 @@ def _make_delete_change(path: str) -> Change:
 
 
 def _make_written_result(value: dict[str, Any], file: str) -> ToolResult:
-    """Return a JSON result with the side effect ``file_written``."""
+    """Return a result with *value* as JSON and the side effect ``file_written``."""
     return ToolResult.json(value, side_effects=(SideEffect("file_written", file),))
 
 
@@ -247,9 +247,9 @@ class FoundFile:
     The file at a path before a change, if there is one.
 
     Attributes:
-        info: What the system says of it; ``None`` when there is nothing.
-        data: Its content; ``None`` when there is nothing, or more than can be looked at.
-        is_unsaved: Whether that is how it stands in an editor, and not on the disk.
+        info: The data of ``stat``; ``None`` if the file does not exist.
+        data: The content; ``None`` if the file does not exist or is too large.
+        is_unsaved: Whether *data* is the unsaved content in an editor.
     """
 
     info: os.stat_result | None
@@ -268,7 +268,7 @@ class FoundFile:
 
 
 Change: TypeAlias = Callable[[FoundFile], bytes | None]
-"""Returns the new content of a file, ``None`` for one that is to be deleted; raises ``ToolError`` for a change that cannot be."""
+"""Returns the new content of a file, ``None`` to delete it; raises ``ToolError`` if the change is impossible."""
 
 
 @frozen
@@ -277,9 +277,9 @@ class ContentChange:
     A change to the content of a file, made or only previewed.
 
     Attributes:
-        file: The file, relative to the root.
-        old: What stood there.
-        new: What stands there now; ``None`` for nothing.
+        file: The path of the file, relative to the root.
+        old: The file before the change.
+        new: The new content; ``None`` for a deleted file.
     """
 
     file: str
@@ -310,7 +310,7 @@ class _Writer:
         self._root = root
         self._buffers = buffers
         self._swept: set[tuple[int, int]] = set()
-        # What people were shown who were asked about a call: the hash of the file that its diff was made from.
+        # By call, the hash of the file from which the previewed diff was made.
         self._shown: OrderedDict[str, str] = OrderedDict()
 
     def apply_change(self, ctx: ToolContext, call_input: Mapping[str, Any], change: Change) -> ContentChange:
@@ -322,10 +322,10 @@ class _Writer:
         Args:
             ctx: The call's context.
             call_input: The call's input.
-            change: Gives the new content.
+            change: Returns the new content.
 
         Raises:
-            ToolError: when the file has changed since the run read it or a person approved its diff, or cannot be written.
+            ToolError: If the file has changed since the run read it or a person approved the diff, or cannot be written.
         """
         began, path, made = time.monotonic(), call_input["path"], list[str]()
         try:
@@ -353,7 +353,7 @@ class _Writer:
             after=after or None,
             milliseconds=round((time.monotonic() - began) * 1000),
         )
-        if ctx.keeps_writes:
+        if ctx.records_writes:
             ctx.record_write(self._make_undo_record(done, made))
         return done
 
@@ -384,7 +384,7 @@ class _Writer:
         )
 
     def _check_unchanged(self, ctx: ToolContext, call_input: Mapping[str, Any], old: FoundFile) -> None:
-        """Raise ``ToolError`` if the file differs from ``expected_hash``, the version that the run read, or the approved one."""
+        """Raise ``ToolError`` if the file differs from ``expected_hash``, the read or the previewed version; forget the previewed one."""
         path, shown = call_input["path"], self._shown.pop(_hash_input(call_input), None)
         if shown is not None and shown != old.digest:
             msg = f"{path!r} has changed since its difference was shown to the person who allowed this; read it again"
@@ -397,7 +397,7 @@ class _Writer:
             raise ToolError(msg)
 
     def _read_found_file(self, folder: Fd, name: str, path: str) -> FoundFile:
-        """Return the file at a path with its content on disk or in the editor; an empty record if it does not exist."""
+        """Return the file at a path with its content on disk or in the editor; an empty ``FoundFile`` if it does not exist."""
         info = stat_regular_file(folder, name, path)
         if info is None:
             return FoundFile(None, None)
@@ -419,13 +419,13 @@ class _Writer:
             self._swept.add((info.st_dev, info.st_ino))
             calls.remove_stale_temporary_files(folder)
 
-    # --- what people are shown ----------------------------------------------------------------------------------------
+    # --- previews ----------------------------------------------------------------------------------------
 
     def preview_change(self, verb: str, call_input: JsonDict, change: Change) -> ToolPreview:
         """
-        Return the diff that a call would cause, and record the file's hash: the call fails if the file changes before it runs.
+        Return the diff of a call, and record the file's hash, so that the call fails if the file changes before it runs.
 
-        The size limit and ``expected_hash`` are checked by the call alone.
+        Only the call itself checks the size limit and ``expected_hash``.
         """
         path = call_input["path"]
         try:
@@ -443,5 +443,5 @@ class _Writer:
 
 
 def _hash_input(call_input: Mapping[str, object]) -> str:
-    """Return a key that distinguishes the inputs of calls."""
+    """Return a hash of a call's input, as the key of its preview."""
     return content_hash(canonical(call_input).encode())

@@ -1,7 +1,7 @@
 """
-What ``code_search`` is asked and what it found; the same for ripgrep and for Python.
+The flags and the results of ``code_search``, the same for ripgrep and for Python.
 
-Flags are a closed list, read into a value; no text of the model's becomes a flag of a program.
+Flags are a closed list and are parsed into a value; no text of the model becomes a flag of a program.
 """
 
 from __future__ import annotations
@@ -93,10 +93,10 @@ class SearchFlags:
 
 def parse_flags(text: str) -> SearchFlags:
     """
-    Return the parsed flags of a search, also joined switches and ``--name=value``; raise ``ToolError`` for an unknown flag.
+    Parse the flags of a search; joined switches and ``--name=value`` are supported.
 
     Raises:
-        ToolError: for anything that is not in the list, and for more than 2,000 characters.
+        ToolError: For an unknown flag, an invalid value, and for more than 2,000 characters.
     """
     if len(text) > FLAGS_CHARS:
         msg = f"the flags have {len(text):,} characters; at most {FLAGS_CHARS:,} are read"
@@ -173,7 +173,7 @@ class FileHits:
         parts: The file.
         lines: All its lines, without their ends.
         spans: First line and number of lines of each match, lines counting from 0, in order.
-        total: How many lines match in all, when that was counted; else how many were found.
+        total: The number of matching lines, if all were counted; else the number of found ones.
     """
 
     parts: tuple[str, ...]
@@ -183,7 +183,7 @@ class FileHits:
 
 
 def read_searchable_lines(root: Root, ignore: Ignore, parts: tuple[str, ...]) -> list[str] | None:
-    """Return the lines of a text file; ``None`` if a search omits it: a withheld, ignored, binary or large file."""
+    """Return the lines of a text file; ``None`` for a file that searches omit: withheld, ignored, binary or over 4 MiB."""
     if root.is_withheld(parts) or ignore.is_path_ignored(parts):
         return None
     text = read_text_file(root, parts, SEARCH_FILE_BYTES)
@@ -198,9 +198,9 @@ class MatchReport:
     Collects matches up to the limits and formats the result.
 
     Args:
-        flags: What to show.
-        max_results: Matches to show per file.
-        notes: What else the message says.
+        flags: The flags of the search.
+        max_results: The most matches to show of a file.
+        notes: Further notes for the message.
     """
 
     def __init__(self, flags: SearchFlags, max_results: int, notes: Sequence[str] = ()) -> None:
@@ -215,12 +215,12 @@ class MatchReport:
         self.stopped = ""
 
     def count_skipped_line(self, columns: int) -> None:
-        """Count a line that could not be decided, because only its first *columns* characters were searched."""
+        """Count a line that was skipped, because only its first *columns* characters could be searched."""
         self._skipped_lines += 1
         self._columns = columns
 
     def add_file(self, found: FileHits) -> bool:
-        """Add the matches of one file as far as they fit; return False when a limit is reached."""
+        """Add the matches of one file, as many as fit; return False if a limit is reached, so that the search can stop."""
         flags = self._flags
         if not found.spans:
             return True
@@ -257,7 +257,7 @@ class MatchReport:
         self, path: str, lines: list[str], spans: list[tuple[int, int]]
     ) -> tuple[list[str], int]:
         """
-        Return the lines to show of a file and the number of its matches in them: as many as fit.
+        Return (lines to show of a file, number of matches in them), for as many matches as fit.
 
         If no match fits into an empty report, the first one is shown without context, as far as it fits.
         """

@@ -1,4 +1,4 @@
-"""What a walk leaves out, by the ``.gitignore`` files on its way and for secrecy, and what it shows to a model."""
+"""The files that tools show to a model: a walk that omits entries that ``.gitignore`` files match, and withheld files."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ Parts = tuple[str, ...]
 
 class Ignore:
     """
-    Finds out which paths git ignores; the ``.gitignore`` files it reads are cached.
+    Tests whether git ignores a path; the ``.gitignore`` files are read when needed and cached.
 
     Args:
-        root: What the files are below.
-        budget: For how long to read and compare patterns; when it is spent, everything counts as ignored.
+        root: The root of the files.
+        budget: The time limit for reading and comparing patterns; after it, every path counts as ignored.
     """
 
     def __init__(self, root: Root, budget: WalkBudget) -> None:
@@ -42,7 +42,7 @@ class Ignore:
         self._patterns: dict[Parts, list[IgnorePattern]] = {}
 
     def is_ignored(self, parts: Parts, *, is_folder: bool) -> bool:
-        """Return True if git ignores an entry whose parent folders are not ignored, or if the budget is used up."""
+        """Return True if git ignores an entry whose parent folders are not ignored, or if the time limit is reached."""
         if parts[-1] == ".git":
             return True
         names = tuple(map(_decode_bytewise, parts))
@@ -66,7 +66,7 @@ class Ignore:
         return self._patterns[folder]
 
     def _read_patterns(self, folder: Parts) -> list[IgnorePattern]:
-        """Read the ``.gitignore`` of one folder; no patterns if it cannot be read, fewer if the time is up."""
+        """Read the patterns in the ``.gitignore`` of one folder, the last line first; none if it cannot be read."""
         try:
             opened = self._root.open_file("/".join((*folder, ".gitignore")))
         except (ToolError, UnicodeError):

@@ -1,10 +1,10 @@
 """
-What gives an overview of a tree: ``find_files`` and ``read_subtree``.
+Tools that give an overview of a folder: ``find_files`` and ``read_subtree``.
 
-``find_files`` ranks the files that a description probably means, by words in paths and names. It needs no model and no
-index. The words of the description are looked for in the names of files, folders and top-level definitions; a word that
-fits few files counts more than one that fits many. A word that fits nowhere is taken for a misspelling of the nearest
-one that does. ``read_subtree`` shows a folder as a tree that fits a budget of tokens.
+``find_files`` ranks the files that a description may refer to, without a model or a stored index. It searches the words of the
+description in the names of files, folders and top-level definitions; a word that matches few files counts more than one that
+matches many. A word without a match is treated as a misspelling of the most similar word. ``read_subtree`` shows a folder as a tree
+within a number of tokens.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def make_find_files_tool(root: Root) -> Tool:
             max_results: How many files to return at most.
         """
         budget = WalkBudget(cancelled=ctx.cancelled)
-        files = _find_candidates(root, budget)
+        files = _list_files_with_symbols(root, budget)
         best = rank_files(prompt, files, budget.has_time_left)[: min(max_results, FIND_RESULTS_MAX)]
         notes = [f"{len(best)} of {len(files):,} files fit best" if best else "no file fits the description"]
         notes += make_excess_notes("max_results", max_results, FIND_RESULTS_MAX)
@@ -124,8 +124,8 @@ def make_find_files_tool(root: Root) -> Tool:
     return find_files
 
 
-def _find_candidates(root: Root, budget: WalkBudget) -> dict[Parts, list[str]]:
-    """Return the files below the root, each with its top-level names if the time sufficed to read them."""
+def _list_files_with_symbols(root: Root, budget: WalkBudget) -> dict[Parts, list[str]]:
+    """Return the files below the root with the top-level names in each; the names are missing if the time was not sufficient."""
     opened = root.open_folder(".")
     try:
         with closing(walk_visible(root, opened, budget)) as entries:
@@ -154,9 +154,9 @@ def rank_files(prompt: str, files: Mapping[Parts, list[str]], has_time: Callable
     Return the files that match the description *prompt*, best first; ties by depth and name.
 
     Args:
-        prompt: What is looked for.
-        files: The places of files, with the top-level names in them.
-        has_time: Called again and again; when it returns False, the matches found so far are ranked.
+        prompt: The description.
+        files: The top-level names in each file, by its path.
+        has_time: Called repeatedly; after it returns False, only the matches found so far are ranked.
     """
     index = _Index(files, has_time)
     wanted = list(dict.fromkeys(w for w in split_words(prompt) if w not in COMMON))[:PROMPT_WORDS]
@@ -172,10 +172,10 @@ def rank_files(prompt: str, files: Mapping[Parts, list[str]], has_time: Callable
         Hit(
             place,
             index.adjust_score(place, scores[place], named, about_tests=about_tests),
-            index.find_symbols(place, wanted, named),
+            index.list_matching_symbols(place, wanted, named),
         )
         for place in takewhile(lambda _: has_time(), files)
-        if scores[place] or index.is_named(place, named)
+        if scores[place] or index.is_named_in_description(place, named)
     ]
     return sorted(hits, key=lambda h: (-h.score, len(h.place), h.place))
 
@@ -191,14 +191,14 @@ class _Index:
             self._index_words((w for folder in place[:-1] for w in split_words(folder)), place, IN_FOLDER)
             self._index_words((w for symbol in symbols for w in split_words(symbol)), place, IN_SYMBOL)
 
-    def _index_words(self, words: Iterable[str], place: Parts, score: float) -> None:
-        """Record that a file has some words, with the higher score if a word is known for it."""
+    def _index_words(self, words: Iterable[str], path: Parts, score: float) -> None:
+        """Record that a file has *words*; of two scores for the same word, the higher one is kept."""
         for word in words:
             known = self._by_word[word]
-            known[place] = max(known.get(place, 0.0), score)
+            known[path] = max(known.get(path, 0.0), score)
 
     def score_files_with_word(self, word: str) -> dict[Parts, float]:
-        """Return the score of each file that has a word or a word with the same beginning; else the nearest spelling is used."""
+        """Return the score of each file with *word*, or a word with the same beginning; if there is none, with the most similar word."""
         found = dict(self._by_word.get(word, {}))
         if len(word) >= SHORTEST_STEM_CHARS:
             for known, places in self._by_word.items():
@@ -215,22 +215,22 @@ class _Index:
                 found = {place: score * BEGINNING for place, score in self._by_word[known].items()}
         return found
 
-    def is_named(self, place: Parts, named: set[str]) -> bool:
+    def is_named_in_description(self, path: Parts, named: set[str]) -> bool:
         """Return True if the description contains the file's name, its path, or a name that it defines."""
-        return not named.isdisjoint([place[-1], "/".join(place), *self._files[place]])
+        return not named.isdisjoint([path[-1], "/".join(path), *self._files[path]])
 
-    def adjust_score(self, place: Parts, score: float, named: set[str], *, about_tests: bool) -> float:
-        """Return a file's score: raised if the description names the file, halved for a test file if no tests are requested."""
-        if not named.isdisjoint([place[-1], "/".join(place)]):
+    def adjust_score(self, path: Parts, score: float, named: set[str], *, about_tests: bool) -> float:
+        """Return *score*, raised if the description names the file or its symbols, halved for a test file unless *about_tests*."""
+        if not named.isdisjoint([path[-1], "/".join(path)]):
             score += NAMED
-        elif not named.isdisjoint([s for s in self._files[place] if len(s) > SHORTEST_STEM_CHARS and s not in COMMON]):
+        elif not named.isdisjoint([s for s in self._files[path] if len(s) > SHORTEST_STEM_CHARS and s not in COMMON]):
             score += WHOLE_SYMBOL
-        is_test = any(TESTS & set(re.split(r"[._-]", part.lower())) for part in place)
+        is_test = any(TESTS & set(re.split(r"[._-]", part.lower())) for part in path)
         return score / 2 if is_test and not about_tests else score
 
-    def find_symbols(self, place: Parts, wanted: list[str], named: set[str]) -> tuple[str, ...]:
-        """Return the names in a file that match the wanted words."""
-        fitting = [s for s in self._files[place] if s in named or not set(wanted).isdisjoint(split_words(s))]
+    def list_matching_symbols(self, path: Parts, wanted: list[str], named: set[str]) -> tuple[str, ...]:
+        """Return up to eight top-level names in a file that the description names or that have a wanted word."""
+        fitting = [s for s in self._files[path] if s in named or not set(wanted).isdisjoint(split_words(s))]
         return tuple(fitting[:SHOWN_SYMBOLS])
 
 
@@ -261,7 +261,7 @@ class TreeNode:
     is_folder: bool
 
     def format_line(self, depth: int, more: str = "") -> str:
-        """Return the tree line of the entry, indented by its level below *depth*, with *more* after its name."""
+        """Return the line of the entry in a tree, indented by its level below *depth*, with *more* after its name."""
         return f"{' ' * (len(self.place) - depth - 1)}{printable_name(self.place[-1])}{'/' if self.is_folder else ''}{more}\n"
 
 
@@ -323,7 +323,7 @@ def make_subtree_tool(root: Root) -> Tool:
 
 
 def _make_path_entry(root: Root, path: str, max_tokens: int, budget: WalkBudget) -> dict[str, Any]:
-    """Return the entry of a folder or file with its tree or names, or its error; ``spent`` is the number of tokens."""
+    """Return the entry of a folder with its tree, of a file with its names, or with an error; ``spent`` is its size in tokens."""
     try:
         opened = root.open_folder(path)
     except ToolError as error:
@@ -377,7 +377,7 @@ class _Tree:
         self._cut = budget.cut
 
     def make_tree_entry(self, max_tokens: int) -> dict[str, Any]:
-        """Return the entry of the folder: its tree, reduced until it fits, its size, and notes on the dropped parts."""
+        """Return the entry of the folder: its tree, reduced to *max_tokens*, the number of tokens, and a message about dropped parts."""
         room = max_tokens * CHARS_PER_TOKEN
         lean = [n for n in self._all if n.is_folder or not n.place[-1].lower().endswith(UNIMPORTANT)]
         dropped: list[str] = []
@@ -410,7 +410,7 @@ class _Tree:
         return sum(len(n.format_line(self._depth)) for n in nodes)
 
     def _read_fitting_symbols(self, nodes: list[TreeNode], room: int) -> tuple[dict[Parts, str], int]:
-        """Return the symbols of as many source files as fit in *room*, shallow ones first, and the number of files left out."""
+        """Return (symbols by file, number of omitted files): the symbols that fit in *room* characters, top-level files first."""
         sources = sorted((len(n.place), n.place) for n in nodes if not n.is_folder and has_symbols(n.place[-1]))
         found: dict[Parts, str] = {}
         for number, (_, place) in enumerate(sources):
@@ -423,7 +423,7 @@ class _Tree:
         return found, len(sources) - len(found)
 
     def _drop_deep_nodes(self, nodes: list[TreeNode], room: int) -> tuple[list[TreeNode], str, str]:
-        """Return the nodes of as many levels as fit, else the first top-level ones, with the truncation level and a note."""
+        """Return (nodes of the levels that fit, else the first top-level nodes; truncation level; note about dropped nodes)."""
         sizes: Counter[int] = Counter()
         for node in nodes:
             sizes[len(node.place)] += len(node.format_line(self._depth)) + (len(MORE) if node.is_folder else 0)

@@ -1,11 +1,11 @@
 """
-``code_search`` by ripgrep, and in Python where ripgrep is missing.
+``code_search`` by ripgrep, or in Python if ripgrep is not installed.
 
-ripgrep gets a fixed command line, and every line that it reports is read again by our own walk: it walks by path, so a
-folder that is swapped for a link while it runs could lead it out of the root. What is shown is therefore not its output
-but the lines of files that the walk has opened, where they are the same.
+ripgrep receives a fixed command line. It opens files by path, so a folder that is replaced by a link during the search could lead it
+out of the root. Therefore each reported line is read again from a file that is opened below the root, and only equal lines are
+shown.
 
-In Python, a regular expression can take exponential time, and nothing can stop it; ``max_search_columns`` refuses those.
+In Python, a regular expression can take exponential time and cannot be stopped; ``max_search_columns`` rejects such expressions.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ SEARCH_PATTERN_CHARS = 512
 """Far longer than patterns are; Python's search takes time that grows with them."""
 
 SHORT_LINE = 32
-"""No pattern that is let through takes noticeable time for such a line; for a longer one the time is checked each time."""
+"""No accepted pattern takes noticeable time for such a line; for a longer line, the time limit is checked each time."""
 LOOKS_AHEAD = re.compile(r"\$|\\[bBZ]|\(\?")
-"""What makes a match depend on the characters behind it."""
+"""Parts of a pattern that make a match depend on the following characters."""
 HIDDEN_SEARCHED = (".agents", ".claude", ".github", ".gitlab", ".circleci", ".husky")
 """Hidden folders that are searched when they are directly in the folder of the search."""
 
@@ -73,18 +73,18 @@ def search_in_python(
     pattern: str,
     flags: SearchFlags,
     *,
-    per_file: int,
+    max_per_file: int,
     budget: WalkBudget,
     on_skipped_line: Callable[[int], None],
 ) -> Generator[FileHits, None, None]:
     """
-    Yield the files below a folder with lines that match, found without ripgrep.
+    Search the files below a folder without ripgrep, and yield those with matches.
 
-    Of each line, the first 2,000 characters are searched, or 300 for a pattern with two unbounded repetitions. A longer line
-    for which they do not decide is left out, and *on_skipped_line* is called with their number.
+    Of each line, the first 2,000 characters are searched, or 300 for a pattern with two unbounded repetitions. If they do not decide
+    whether a longer line matches, the line is skipped, and *on_skipped_line* is called with their number.
 
     Raises:
-        ToolError: for a pattern or flag that Python cannot be trusted with.
+        ToolError: For a pattern or flag that is not supported without ripgrep.
     """
     test = _LineTest(pattern, flags)
     wanted = _make_file_test(flags)
@@ -103,7 +103,7 @@ def search_in_python(
                 continue
             lines = read_searchable_lines(root, ignore, place)
             if lines is not None:
-                found = _find_matching_lines(lines, test, flags, per_file, budget, on_skipped_line)
+                found = _find_matching_lines(lines, test, flags, max_per_file, budget, on_skipped_line)
                 if found[0]:
                     yield FileHits(place, lines, *found)
             if budget.cut:
@@ -118,7 +118,7 @@ def _find_matching_lines(  # noqa: PLR0917  (one call, spelled out)
     budget: WalkBudget,
     on_skipped_line: Callable[[int], None],
 ) -> tuple[list[tuple[int, int]], int]:
-    """Return the spans of matching lines, at most one more than *per_file*, and the number of all matches counted."""
+    """Return (spans of matching lines, at most one more than *per_file*; number of counted matches)."""
     spans: list[tuple[int, int]] = []
     total = 0
     for number in range(len(lines)):
@@ -171,14 +171,14 @@ class _LineTest:
         if self._is_whole:
             return None
         found = self._search(line[: self.columns])
-        # What follows a match at the end of the searched part is not known.
+        # The characters after a match at the end of the searched part are not known.
         if found is None or (self._looks_ahead and found.end() == self.columns):
             return None
         return True
 
 
 def _make_file_test(flags: SearchFlags) -> Callable[[tuple[str, ...]], bool]:
-    """Return a predicate for the files that the flags select."""
+    """Return a function that tests whether the flags select a file, given the components of its path."""
     types, not_types = _get_file_suffixes(flags.types), _get_file_suffixes(flags.not_types)
     globs = [(not g.startswith("!"), IgnorePattern(g.removeprefix("!"))) for g in flags.globs]
     only = any(positive for positive, _ in globs)
@@ -207,7 +207,7 @@ OUTPUT_LINE_BYTES = 16 * 1024 * 1024
 """A line of a file of 4 MiB as JSON with escapes."""
 EXIT = re.compile(rb"(?:pid [0-9]{1,10}\n)?(?:exit|signal) ([0-9]{1,5})\n")
 LINE_END = re.compile(r"\\r\??\\n|\\n|\r?\n|(\[\^?\]?(?:\\.|[^\]\\])*\]?|\\.)", re.DOTALL)
-"""A line end in a regular expression, or in the group what holds none that may be two characters: a class, another escape."""
+"""A line end in a regular expression; or, in the group, a class or another escape, which must not be changed."""
 CHUNK_BYTES = 65_536
 """The size of a pipe on Linux, which no read exceeds."""
 FAILED_CODE = 2
@@ -231,7 +231,7 @@ FIXED = (
 
 
 def find_ripgrep(root: Sequence[str], system: RemoteSystem | None = None) -> str | None:
-    """Return the path of ``rg``, next to the interpreter or on the search path, never below the root; ``None`` if there is none."""
+    """Return the path of ``rg``, from next to the interpreter or the search path, never below the root; ``None`` if there is none."""
     if system is not None:
         given, _, _ = system.fetch_variables(("PATH",))
         return system.find_program_outside("rg", given.get("PATH", "").split(os.pathsep), root)
@@ -267,14 +267,14 @@ class Ripgrep:
         self, pattern: str, flags: SearchFlags, per_file: int, budget: WalkBudget
     ) -> Generator[FileHits, None, None]:
         """
-        Yield the files with matches that ripgrep reports and a search of our own confirms.
+        Run ripgrep, and yield the files with matches that it reports and whose text was verified.
 
         Raises:
-            ToolError: when ripgrep refuses the pattern or a file type.
+            ToolError: If ripgrep rejects the pattern or a file type.
         """
         spans: list[tuple[int, str]] = []
         ignore = Ignore(self._root, budget)
-        for event in self._iter_events(self._build_ripgrep_command(pattern, flags, per_file), budget):
+        for event in self._run_and_iter_events(self._build_ripgrep_command(pattern, flags, per_file), budget):
             kind, data = event.get("type"), event.get("data", {})
             if kind == "begin":
                 spans = []
@@ -328,7 +328,7 @@ class Ripgrep:
         return True
 
     def _verify_hits(self, ignore: Ignore, path: str, spans: list[tuple[int, str]], total: int) -> FileHits | None:
-        """Return the matches of a file whose reported text equals the text that we read; ``None`` if there are none."""
+        """Read a file, and return the matches whose reported text equals its text; ``None`` if there are none."""
         names = tuple(path.removeprefix("./").split("/"))
         parts = (*self._base.parts, *names)
         lines = read_searchable_lines(self._root, ignore, parts)
@@ -337,12 +337,12 @@ class Ripgrep:
         same = [(first, n) for first, text in spans if (n := _count_lines_if_equal(lines, first, text))]
         return FileHits(parts, lines, same, total) if same else None
 
-    def _iter_events(self, command: list[str], budget: WalkBudget) -> Iterator[Any]:
-        """Run ripgrep and yield its JSON events; the process is killed at the end. Its exit code is stored."""
+    def _run_and_iter_events(self, command: list[str], budget: WalkBudget) -> Iterator[Any]:
+        """Run ripgrep and yield its JSON events, then kill the process and store its exit code."""
         self._code = None
         folder = self._base.fd
         if isinstance(folder, RemoteFile):
-            with closing(self._iter_remote_lines(command, folder, budget)) as lines:
+            with closing(self._run_remotely_and_iter_lines(command, folder, budget)) as lines:
                 for line in lines:
                     yield json.loads(line)
             return
@@ -360,15 +360,15 @@ class Ripgrep:
                 if stream is not None:
                     stream.close()
 
-    def _iter_remote_lines(
-        self, command: list[str], at: RemoteFile, budget: WalkBudget
+    def _run_remotely_and_iter_lines(
+        self, command: list[str], folder: RemoteFile, budget: WalkBudget
     ) -> Generator[bytes, None, None]:
-        """Run ripgrep on a remote system and yield its output lines; errors and exit code are stored."""
-        heard, rest = _RemoteOutput(at.system.name), b""
+        """Run ripgrep on a remote system and yield its output lines; store its errors and exit code."""
+        heard, rest = _RemoteOutput(folder.system.name), b""
         env = {"LC_ALL": "C.UTF-8", MARKER: secrets.token_hex(16)}
         source = Path(SUPERVISOR).read_text(encoding="utf-8")
         given = {"limits": "RLIMIT_CORE=0", "program": command[0], "argv": command, "env": env, "log": None}
-        running = at.system.spawn(at, heard, script=None, supervisor=source, **given)
+        running = folder.system.spawn(folder, heard, script=None, supervisor=source, **given)
         try:
             while self._code is None and budget.has_time_left():
                 stream, data = heard.poll()
@@ -384,9 +384,9 @@ class Ripgrep:
         finally:
             running.request_end()
 
-    def _start_process(self, command: list[str], at: int) -> subprocess.Popen[bytes]:
-        """Start ripgrep in the open folder *at*, in a session of its own."""
-        folder = f"/proc/self/fd/{at}"
+    def _start_process(self, command: list[str], folder_fd: int) -> subprocess.Popen[bytes]:
+        """Start ripgrep in the open folder *folder_fd*, in a session of its own."""
+        folder = f"/proc/self/fd/{folder_fd}"
         by_path = Path(folder).exists()
         return subprocess.Popen(  # noqa: S603  (a fixed program; no text of the model's can become a flag)
             command,
@@ -394,13 +394,13 @@ class Ripgrep:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=folder if by_path else None,
-            preexec_fn=None if by_path else functools.partial(os.fchdir, at),  # noqa: PLW1509  (macOS only)
+            preexec_fn=None if by_path else functools.partial(os.fchdir, folder_fd),  # noqa: PLW1509  (macOS only)
             env={"LC_ALL": "C.UTF-8"},
             start_new_session=True,
         )
 
     def _iter_lines(self, process: subprocess.Popen[bytes], budget: WalkBudget) -> Iterator[bytes]:
-        """Yield the output lines of a local process until the time is up; the error output is stored."""
+        """Yield the output lines of a local process until the time is up; store its error output."""
         if process.stdout is None or process.stderr is None:
             return
         out, err = process.stdout.fileno(), process.stderr.fileno()
@@ -440,11 +440,11 @@ class _RemoteOutput:
 
     def poll(self) -> tuple[str, bytes]:
         """
-        Remove and return the next chunk as stream name and data; two empty values if none comes within a short time.
+        Wait up to 0.1 s for the next chunk, remove it, and return (stream name, data); two empty values without one.
 
         Raises:
-            ToolError: when the search could not be started.
-            WorkspaceLost: when it was lost.
+            ToolError: If the search could not be started.
+            WorkspaceLost: If the connection was lost.
         """
         try:
             stream, data = self._queue.get(timeout=POLL_SECONDS)
@@ -460,14 +460,14 @@ class _RemoteOutput:
 
 
 def _check_line_length(rest: bytes) -> None:
-    """Raise ``ToolError`` if an unfinished output line is too long."""
+    """Raise ``ToolError`` if an unfinished output line has more than 16 MiB."""
     if len(rest) > OUTPUT_LINE_BYTES:
         msg = f"the search there printed a line of more than {OUTPUT_LINE_BYTES:,} bytes"
         raise ToolError(msg)
 
 
 def _adapt_pattern_to_line_ends(pattern: str, flags: SearchFlags) -> tuple[str, bool]:
-    """Return a multi-line pattern whose line ends also match CRLF, and whether it is plain text; other patterns unchanged."""
+    """Return (pattern, whether it is plain text); in a pattern for several lines, line ends also match CRLF."""
     if not flags.multiline:
         return pattern, flags.fixed
     if not flags.fixed:
@@ -478,7 +478,7 @@ def _adapt_pattern_to_line_ends(pattern: str, flags: SearchFlags) -> tuple[str, 
 
 
 def _escape_regex(text: str) -> str:
-    """Return a regular expression of ripgrep that matches *text*."""
+    """Return a regular expression of ripgrep that matches exactly *text*."""
     return re.sub(r"[\\.+*?()|\[\]{}^$#&~-]", lambda match: "\\" + match[0], text)
 
 

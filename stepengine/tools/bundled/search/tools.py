@@ -178,7 +178,13 @@ def _search_files(  # noqa: PLR0917  (one call, spelled out)
     try:
         hits = (
             search_in_python(
-                root, opened, pattern, flags, per_file=most, budget=budget, on_skipped_line=report.count_skipped_line
+                root,
+                opened,
+                pattern,
+                flags,
+                max_per_file=most,
+                budget=budget,
+                on_skipped_line=report.count_skipped_line,
             )
             if engine is None
             else engine.search(pattern, flags, most, budget)

@@ -1,6 +1,6 @@
 """
-The shell tools: running programs below a root in a clean environment, with everything that they start ended with them.
+The shell tools: they run programs below a root in a clean environment, and end all processes that a program has started.
 
-``process`` starts, reads and ends one command, beside which a supervisor stays, a program of its own; ``tools`` is what agents see,
-with the commands of a run that go on in the background.
+``process`` starts, reads and ends one command; a separate program supervises it. ``tools`` contains the tools, and the background
+commands of a run.
 """

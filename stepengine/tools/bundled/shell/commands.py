@@ -1,4 +1,4 @@
-"""``Shell``: from a command as the model gave it to a process, under the policy of one set of shell tools."""
+"""``Shell``: starts the commands of a model as processes, under the policy of one set of shell tools."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from attrs import frozen
 
 from stepengine.data.events import ToolProgress
 from stepengine.errors import ToolError
-from stepengine.tools.bundled.shell.process import CommandProcess, CommandStart, Ending, finish_shielded, start_command
+from stepengine.tools.bundled.shell.process import (
+    CommandProcess,
+    CommandStart,
+    Ending,
+    start_command,
+    wait_despite_cancellation,
+)
 from stepengine.tools.context import ToolContext
 from stepengine.workspace import calls
 from stepengine.workspace.argv import Argv, Script, parse_command
@@ -66,10 +72,10 @@ class Launch:
 
 
 class Runner(Protocol):
-    """Executes commands elsewhere: in a container, a virtual machine, or on another computer."""
+    """Changes the launch of a command so that it is executed in a container, a virtual machine, or on another computer."""
 
     def __call__(self, launch: Launch) -> Launch:
-        """Return the local launch that executes *launch* in the workspace."""
+        """Return the launch of a local program that executes *launch* in the other environment."""
 
 
 class Slots:
@@ -92,17 +98,17 @@ class Slots:
 
 def encode_limits(limits: Mapping[str, int]) -> str:
     """
-    Return resource limits as text for the supervisor, with core dumps disabled; raise ``DefinitionError`` for an invalid one.
+    Return resource limits as text for the supervisor, with core dumps disabled.
 
     Raises:
-        DefinitionError: for a limit that is not known, or is no positive number.
+        DefinitionError: For an unknown limit, or one that is not a positive number.
     """
     made = {"RLIMIT_CORE": 0, **limits_by_rlimit_name(limits)}
     return ",".join([f"{number}={value}" for number, value in made.items()])
 
 
 class CommandProgress:
-    """Emits the output of a command as ``ToolProgress``, at most ten times a second, the last 2,000 characters each."""
+    """Emits the output of a command as ``ToolProgress`` events, at most ten per second, each with the last 2,000 characters."""
 
     def __init__(self, ctx: ToolContext) -> None:
         self._ctx = ctx
@@ -116,7 +122,7 @@ class CommandProgress:
             self._timer = asyncio.get_running_loop().call_later(PROGRESS_SECONDS, self.flush)
 
     def flush(self) -> None:
-        """Emit the text that was not emitted yet, at once."""
+        """Emit the text that was not emitted yet, without delay."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -132,14 +138,14 @@ class Shell:
 
     Attributes:
         root: The root folder.
-        runs_lines: Whether command lines that need a shell may be run.
-        environment: What commands see.
-        timeout: Seconds that a command may take, if nothing else is asked for.
-        max_timeout: Seconds that may be asked for.
-        allow_unlimited: Whether no timeout may be asked for.
-        limits: Limits of the system, as the supervisor takes them.
-        runner: What has commands executed elsewhere.
-        terminals: Terminals of an editor, in which commands are run that are waited for.
+        runs_lines: Whether command lines that need a shell may run.
+        environment: The environment variables of commands.
+        timeout: The default time limit of a command in seconds.
+        max_timeout: The largest time limit that a model may request, in seconds.
+        allow_unlimited: Whether a model may request to run a command without a time limit.
+        limits: The resource limits as text for the supervisor.
+        runner: Changes launches so that commands are executed elsewhere.
+        terminals: Terminals of an editor, in which foreground commands run.
     """
 
     root: Root
@@ -154,10 +160,10 @@ class Shell:
 
     def parse(self, command: str | list[str]) -> Argv | Script:
         """
-        Parse *command* into a program call or a shell script; raise ``ToolError`` for a script if no shell is allowed.
+        Parse *command* into an argument list or a shell script.
 
         Raises:
-            ToolError: when it is nothing, or a script and none may be run.
+            ToolError: If it is empty, or a script although no shell is allowed.
         """
         read = parse_command(command)
         if isinstance(read, Script) and not self.runs_lines:
@@ -174,7 +180,7 @@ class Shell:
         Return a read-only command confined by the file guard of the call; scripts and unguarded commands unchanged.
 
         Raises:
-            ToolError: when the command would show withheld files.
+            ToolError: If the command would show withheld files.
         """
         guard = GUARD.get()
         if not isinstance(guard, CommandGuard) or isinstance(command, Script):
@@ -184,7 +190,7 @@ class Shell:
         return guard.confine(self.root, opened.parts, command)
 
     def resolve_timeout(self, requested_seconds: float) -> float | None:
-        """Return the time limit: *requested_seconds* up to the maximum, the default for 0 or less, ``None`` for an allowed -1."""
+        """Return the time limit in seconds: the request up to ``max_timeout``, ``timeout`` for 0 or less, ``None`` for an allowed -1."""
         if requested_seconds == -1:
             return None if self.allow_unlimited else self.max_timeout
         return min(requested_seconds, self.max_timeout) if requested_seconds > 0 else self.timeout
@@ -195,26 +201,35 @@ class Shell:
         cwd: str | None,
         private: PrivateFolders,
         *,
-        sink: Callable[[bytes], None] | None = None,
-        shows: Callable[[str], None] | None = None,
-        reads: Callable[[bytes], None] | None = None,
-        log: str = "",
+        on_output: Callable[[bytes], None] | None = None,
+        on_text: Callable[[str], None] | None = None,
+        on_stdout: Callable[[bytes], None] | None = None,
+        remote_log: str = "",
     ) -> CommandProcess:
         """
         Start a command in the folder *cwd* with a clean environment, and return its process.
 
-        On a remote system, its output is also written to the file *log* there.
+        On a remote system, its output is also written to the file *remote_log* there.
 
         Raises:
-            PathOutsideRoot: when *cwd* leads out of the root.
-            ToolError: when it cannot be executed.
+            PathOutsideRoot: If *cwd* leads out of the root.
+            ToolError: If the command cannot be executed.
         """
         opened = await self._call_system(self.root.open_folder, cwd or ".")
         try:
             launch = await self._prepare_launch(command, opened, private)
             script = command.text.encode() if isinstance(command, Script) else None
             start = await self._call_system(self._apply_runner_and_find_program, launch, opened.fd)
-            return await start_command(attrs.evolve(start, script=script, sink=sink, shows=shows, reads=reads, log=log))
+            return await start_command(
+                attrs.evolve(
+                    start,
+                    script=script,
+                    on_output=on_output,
+                    on_text=on_text,
+                    on_stdout=on_stdout,
+                    remote_log=remote_log,
+                )
+            )
         finally:
             calls.close(opened.fd)
 
@@ -222,11 +237,11 @@ class Shell:
         self, ctx: ToolContext, command: Argv | Script, cwd: str | None, private: PrivateFolders, seconds: float | None
     ) -> TerminalResult | None:
         """
-        Run a command to its end in a terminal of the editor; ``None`` if there is no terminal for it, as for a script.
+        Run a command to its end in a terminal of the editor; return ``None`` without a terminal, and for a script.
 
         Raises:
-            PathOutsideRoot: when *cwd* leads out of the root.
-            ToolError: when it cannot be executed.
+            PathOutsideRoot: If *cwd* leads out of the root.
+            ToolError: If the command cannot be executed.
         """
         if self.terminals is None or isinstance(command, Script):
             return None
@@ -252,7 +267,7 @@ class Shell:
         For a read-only git command, git is executed here to read the names of its configuration.
 
         Raises:
-            ToolError: when that configuration cannot be read, or an option of the command would start programs of the repository.
+            ToolError: If that configuration cannot be read, or an option of the command would start programs of the repository.
         """
         await self._call_system(private.make)
         launch = Launch(
@@ -279,10 +294,10 @@ class Shell:
 
     def _apply_runner_and_find_program(self, launch: Launch, folder: Fd) -> CommandStart:
         """
-        Return how to start a launch: the runner is applied, and the program is looked up on its search path.
+        Apply the runner to a launch, look up its program on the search path, and return the command to start.
 
         Raises:
-            ToolError: when the program is not found.
+            ToolError: If the program is not found.
         """
         if self.runner is not None:
             launch = self.runner(launch)
@@ -297,12 +312,12 @@ class Shell:
             said.extend(data[: NAMES_BYTES + 1 - len(said)])
 
         start = await self._call_system(self._apply_runner_and_find_program, launch, folder)
-        process = await start_command(attrs.evolve(start, reads=receive_output))
+        process = await start_command(attrs.evolve(start, on_stdout=receive_output))
         in_time = False
         try:
             in_time = await process.wait(READ_SECONDS)
         finally:
-            await finish_shielded(asyncio.create_task(process.end()))
+            await wait_despite_cancellation(asyncio.create_task(process.end()))
         if not in_time:
             problem = f"that took longer than {READ_SECONDS:g} s"
         elif len(said) > NAMES_BYTES:
@@ -319,10 +334,10 @@ class Shell:
 
     def _find_program(self, launch: Launch) -> str:
         """
-        Return the path of a launch's program from its search path; raise ``ToolError`` if it is not found.
+        Look up the program of a launch on its search path, and return its path.
 
         Raises:
-            ToolError: when it is not found.
+            ToolError: If it is not found.
         """
         name = launch.argv[0]
         found = self.environment.find_program(name, launch.env["PATH"])

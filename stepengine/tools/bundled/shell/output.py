@@ -1,4 +1,4 @@
-"""What a command prints: decoded, without terminal escapes, head and tail kept."""
+"""The output of a command: decoded, without terminal escapes, reduced to its head and tail."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Capture:
     Stores the start and the end of a stream, half of *limit* characters each.
 
     Attributes:
-        total: How many bytes came.
+        total: The number of bytes received.
     """
 
     def __init__(self, limit: int) -> None:
@@ -41,7 +41,7 @@ class Capture:
         self._left_out = 0
 
     def feed(self, data: bytes) -> str:
-        """Append bytes of the stream, and return their text."""
+        """Append bytes of the stream, and return their text without escapes; an unfinished escape is held back."""
         self.total += len(data)
         return self._store_start_and_end(self._strip_control_characters(self._decoder.decode(data)))
 
@@ -95,8 +95,8 @@ class Capture:
         return text
 
 
-def fit_texts(texts: tuple[str, str], room: int) -> tuple[str, str]:
-    """Return two texts cut so that both together have at most *room* characters as JSON; the longer one is cut first."""
+def cut_texts_to_fit(texts: tuple[str, str], room: int) -> tuple[str, str]:
+    """Return both texts, cut so that together they have at most *room* characters as JSON; the longer text is cut first."""
     sizes = [len(compact(text)) for text in texts]
     if sum(sizes) <= room:
         return texts

@@ -1,9 +1,9 @@
 """
-One command: started by its supervisor, read without blocking, and ended with everything that it started.
+One command: its supervisor starts it, its output is read without blocking, and all processes that it has started end with it.
 
-The supervisor waits for the command only when all of it is to end, so the number of its group cannot belong to anybody
-else. Should the command kill its supervisor, what is left is found by the marker in its environment,
-on Linux only and as far as it did not clear it.
+The supervisor calls ``wait`` for the command only at the end, so no other process can get the number of its process group. If the
+command kills its supervisor, the remaining processes are found by the marker in their environment. This works only on Linux, and
+only for processes that did not remove the marker.
 """
 
 from __future__ import annotations
@@ -71,16 +71,16 @@ class CommandStart:
     The program, arguments, environment and folder of a command to start.
 
     Attributes:
-        program: Path of the program.
-        argv: What it is given, its own name first.
+        program: The path of the program.
+        argv: Its arguments, with its own name first.
         env: Its environment.
-        folder: Descriptor of the folder that it works in.
-        limits: Limits as the supervisor takes them.
-        script: What it reads from the descriptor that ``{script}`` in *argv* stands for.
-        sink: Is given the bytes of both streams as they come.
-        shows: Is given the text as it comes.
-        reads: Is given the bytes of the standard output alone as they come.
-        log: The file that both streams are written to, where the command runs elsewhere; ``""`` for none.
+        folder: The descriptor of its working folder.
+        limits: The resource limits as text for the supervisor.
+        script: The content of the descriptor whose path replaces ``{script}`` in *argv*.
+        on_output: Called with the new bytes of both streams.
+        on_text: Called with the new text of both streams.
+        on_stdout: Called with the new bytes of the standard output.
+        remote_log: The file on a remote system to which both streams are written; ``""`` for none.
     """
 
     program: str
@@ -89,26 +89,26 @@ class CommandStart:
     folder: Fd
     limits: str = ""
     script: bytes | None = None
-    sink: Callable[[bytes], None] | None = None
-    shows: Callable[[str], None] | None = None
-    reads: Callable[[bytes], None] | None = None
-    log: str = ""
+    on_output: Callable[[bytes], None] | None = None
+    on_text: Callable[[str], None] | None = None
+    on_stdout: Callable[[bytes], None] | None = None
+    remote_log: str = ""
 
 
 class ProgramUnavailable(ToolError):
-    """A program named by its path does not exist or cannot be executed now; a model gets its message."""
+    """A program named by its path does not exist or cannot be executed; the model receives the message."""
 
 
 @frozen
 class Ending:
-    """How a command ended: its exit code or the signal that ended it."""
+    """The exit code of a command, or the signal that ended it."""
 
     code: int | None
     signal: str | None
 
 
-async def finish_shielded(work: asyncio.Task[Any]) -> None:
-    """Wait until a task is done even if the caller is cancelled; then raise the cancellation or the task's error."""
+async def wait_despite_cancellation(work: asyncio.Task[Any]) -> None:
+    """Wait until a task is done, even if the caller is cancelled; then raise that cancellation, or the task's error."""
     cancelled: asyncio.CancelledError | None = None
     while not work.done():
         try:
@@ -122,22 +122,23 @@ async def finish_shielded(work: asyncio.Task[Any]) -> None:
 
 async def start_command(start: CommandStart) -> CommandProcess:
     """
-    Start a command, retried for 10 seconds while this process has no free descriptors or processes; raise if it cannot be executed.
+    Start a command, and wait until its program runs; retry for 10 seconds while no descriptors or processes are free.
 
     Raises:
-        ToolError: when the program cannot be executed.
+        ToolError: If the program cannot be executed.
+        UnknownOutcome: If the connection to a remote system was lost.
     """
     process = await _start_with_retry(start)
     try:
         await process.wait_until_started(start)
     except BaseException:
-        await finish_shielded(asyncio.create_task(process.end()))
+        await wait_despite_cancellation(asyncio.create_task(process.end()))
         raise
     return process
 
 
 async def _start_with_retry(start: CommandStart) -> CommandProcess:
-    """Start the supervisor; retry for 10 seconds while the system has no free descriptors or processes."""
+    """Start the supervisor of a command; retry for 10 seconds while the system has no free descriptors or processes."""
     give_up = time.monotonic() + FULL_SECONDS
     while True:
         try:
@@ -155,14 +156,14 @@ async def _start_with_retry(start: CommandStart) -> CommandProcess:
 
 
 async def _start_remote_supervisor(start: CommandStart, folder: RemoteFile) -> CommandProcess:
-    """Start the supervisor of a command on the remote system of the folder; a cancelled start is ended first."""
-    child = _RemoteChild(folder.system, start.env)
+    """Start the supervisor of a command on the remote system of the folder; if this is cancelled, end what was started."""
+    child = _RemoteSupervisor(folder.system, start.env)
     given = {
         "limits": start.limits,
         "program": start.program,
         "argv": list(start.argv),
         "env": dict(start.env),
-        "log": start.log or None,
+        "log": start.remote_log or None,
     }
     process = CommandProcess(child, start, time.monotonic())
     try:
@@ -173,9 +174,9 @@ async def _start_remote_supervisor(start: CommandStart, folder: RemoteFile) -> C
         try:
             child.spawned = await asyncio.shield(starting)
         except asyncio.CancelledError:
-            await finish_shielded(starting)
+            await wait_despite_cancellation(starting)
             child.spawned = starting.result()
-            await finish_shielded(asyncio.create_task(process.end()))
+            await wait_despite_cancellation(asyncio.create_task(process.end()))
             raise
     except OSError:
         child.close()
@@ -204,7 +205,7 @@ def _start_local_supervisor(start: CommandStart, folder: int) -> CommandProcess:
             script.seek(0)
             passed.append(script.fileno())
             argv = tuple([a.replace("{script}", f"/dev/fd/{script.fileno()}") for a in argv])
-        # Before it is started: on a busy machine it may have ended by the time that this goes on, and would have taken no time.
+        # Before the start: on a busy machine, the command may have ended before this code continues.
         began = time.monotonic()
         popen = subprocess.Popen(  # noqa: S603  (the supervisor; it executes an argument list)
             [sys.executable, "-I", "-S", "-X", "utf8", SUPERVISOR, str(os.getpid()), str(line_end.fileno()),
@@ -213,11 +214,11 @@ def _start_local_supervisor(start: CommandStart, folder: int) -> CommandProcess:
             start_new_session=True, umask=0o022,
         )  # fmt: skip
         ours.pop_all()
-    return CommandProcess(_LocalChild(popen, out, err, line.detach(), start.env), start, began)
+    return CommandProcess(_LocalSupervisor(popen, out, err, line.detach(), start.env), start, began)
 
 
 class _Pipe:
-    """One output stream of a command, read by the event loop outside of any call's context."""
+    """One output stream of a command; the event loop reads it, outside of the context of any call."""
 
     def __init__(self, fd: int, feed: Callable[[bytes], None], ends: Callable[[], None] | None = None) -> None:
         self._fd = fd
@@ -229,7 +230,7 @@ class _Pipe:
         Context().run(self._loop.add_reader, fd, self.read)
 
     def read(self) -> bool:
-        """Pass the available data to the callback and return True if there was any; at the end of the stream, close the pipe."""
+        """Pass the available data to the callback and return True; without data return False, at the end of the stream close the pipe."""
         if self.closed.is_set():
             return False
         try:
@@ -245,7 +246,7 @@ class _Pipe:
         return bool(data)
 
     def close(self) -> None:
-        """Stop reading, close the descriptor, and call the callback for the end."""
+        """Stop reading, close the descriptor, and call the callback for the end; do nothing if the pipe is closed."""
         if not self.closed.is_set():
             self._loop.remove_reader(self._fd)
             os.close(self._fd)
@@ -254,7 +255,7 @@ class _Pipe:
                 self._ends()
 
 
-class _LocalChild:
+class _LocalSupervisor:
     """The supervisor of a command on this system."""
 
     def __init__(
@@ -274,16 +275,16 @@ class _LocalChild:
 
     @property
     def has_ended_messages(self) -> bool:
-        """Whether the supervisor has ended its messages."""
+        """Whether the supervisor has closed its channel for messages."""
         return self._line.closed.is_set()
 
     async def wait_for_streams(self) -> None:
-        """Wait until no process holds the streams of the command open."""
+        """Wait until no process has the streams of the command open."""
         await self._out.closed.wait()
         await self._err.closed.wait()
 
     async def wait_for_messages_end(self) -> None:
-        """Wait until the supervisor has ended its messages."""
+        """Wait until the supervisor has closed its channel for messages."""
         await self._line.closed.wait()
 
     def drain(self) -> None:
@@ -325,7 +326,7 @@ class _LocalChild:
         self._err.close()
 
 
-class _RemoteChild:
+class _RemoteSupervisor:
     """The supervisor of a command on a remote system; its messages arrive in a thread and are passed to the event loop."""
 
     def __init__(self, system: RemoteSystem, env: Mapping[str, str]) -> None:
@@ -360,11 +361,11 @@ class _RemoteChild:
     # --- on the event loop ----
 
     def forward_to(self, process: CommandProcess) -> None:
-        """Forward events to *process* from now on; earlier ones are dropped."""
+        """Forward output and messages to *process* from now on; earlier ones were dropped."""
         self._process = process
 
     def _feed_output(self, stream: str, data: bytes) -> None:
-        """Pass output or supervisor messages to the process, and allow the connection as many further bytes."""
+        """Pass output or supervisor messages to the process, and let the connection send as many further bytes."""
         process = self._process
         if process is None or self._is_closed:
             return
@@ -376,7 +377,7 @@ class _RemoteChild:
             self.spawned.allow_output(len(data))
 
     def _end_stream(self, stream: str) -> None:
-        """Record the end of one stream, and report it to the process."""
+        """Record the end of one stream, and pass it to the process."""
         process = self._process
         if process is None:
             return
@@ -401,16 +402,16 @@ class _RemoteChild:
 
     @property
     def has_ended_messages(self) -> bool:
-        """Whether the supervisor has ended its messages."""
+        """Whether the supervisor has closed its channel for messages."""
         return self._line_closed.is_set()
 
     async def wait_for_streams(self) -> None:
-        """Wait until no process holds the streams of the command open."""
+        """Wait until no process has the streams of the command open."""
         await self._out_closed.wait()
         await self._err_closed.wait()
 
     async def wait_for_messages_end(self) -> None:
-        """Wait until the supervisor has ended. All output has arrived by then."""
+        """Wait until the supervisor has ended; all output has arrived then."""
         await self._is_left.wait()
 
     def drain(self) -> None:
@@ -457,24 +458,24 @@ class CommandProcess:
     A command that was started.
 
     Attributes:
-        pid: The process id, also the number of its group; 0 before it runs.
-        out: What it printed.
-        err: What it printed as errors.
-        over: Set when it ended, or printed too much.
-        news: Set when something was printed or it ended; whoever waits for that clears it.
+        pid: The process id, also the number of its process group; 0 before it runs.
+        out: Its standard output.
+        err: Its standard error.
+        over: Set when it has ended, or has printed more than 64 MiB.
+        news: Set when it has printed something or has ended; waiters clear it.
         flooded: Whether it printed more than 64 MiB.
-        is_lost: Whether the connection to where it ran ended before it did.
-        seconds: How long it ran, until it ended or now.
+        is_lost: Whether the connection to its system ended before it did.
+        seconds: Its run time in seconds, until its end or now.
     """
 
-    def __init__(self, child: _LocalChild | _RemoteChild, start: CommandStart, began: float) -> None:
+    def __init__(self, child: _LocalSupervisor | _RemoteSupervisor, start: CommandStart, began: float) -> None:
         self._child = child
         self.pid = 0
         self.out, self.err = Capture(COMMAND_CHARS), Capture(COMMAND_CHARS)
         self.over, self._gone = asyncio.Event(), asyncio.Event()
         self.news = asyncio.Event()
         self.flooded = self.is_lost = False
-        self._sink, self._shows, self._reads = start.sink, start.shows, start.reads
+        self._on_output, self._on_text, self._on_stdout = start.on_output, start.on_text, start.on_stdout
         self._began, self._ended = began, 0.0
         self._said = b""
         self._errno = 0
@@ -487,22 +488,22 @@ class CommandProcess:
         if self.flooded:
             return
         text = capture.feed(data)
-        if self._reads is not None and capture is self.out:
-            self._reads(data)
-        if self._sink is not None:
-            self._sink(data)
-        if self._shows is not None:
-            self._shows(text)
+        if self._on_stdout is not None and capture is self.out:
+            self._on_stdout(data)
+        if self._on_output is not None:
+            self._on_output(data)
+        if self._on_text is not None:
+            self._on_text(text)
         if self.out.total + self.err.total > COMMAND_OUTPUT_BYTES:
             self.flooded = True
             self.over.set()
             self.send_signal(signal.SIGKILL)
         self.news.set()
 
-    # --- what the supervisor says ------------------------------------------------------------
+    # --- messages of the supervisor ------------------------------------------------------------
 
     def handle_supervisor_output(self, data: bytes) -> None:
-        """Parse messages of the supervisor, and record the process id, the start error or the end of the command."""
+        """Parse messages of the supervisor, and record the process id, the start error or the end of the command in them."""
         *lines, self._said = (self._said + data[:SAID_BYTES]).split(b"\n")
         for line in lines:
             what, _, number = line.decode("ascii", "replace").partition(" ")
@@ -525,7 +526,7 @@ class CommandProcess:
         self._record_end(self._ending or Ending(None, _get_signal_name(signal.SIGKILL)))
 
     def _record_end(self, ending: Ending) -> None:
-        """Record how the command ended and when, and wake all waiters."""
+        """Record how and when the command ended, and wake all waiters."""
         self._ending = ending
         self._ended = self._ended or time.monotonic()
         self._gone.set()
@@ -541,16 +542,16 @@ class CommandProcess:
         """Return the exit code or the signal with which the command ended; ``None`` while it runs."""
         return self._ending
 
-    # --- what somebody does with it ----------------------------------------------------------
+    # --- operations ----------------------------------------------------------
 
     async def wait_until_started(self, start: CommandStart) -> None:
         """
-        Wait until the program has started; raise an error if it has not.
+        Wait until the program has started.
 
         Raises:
-            ProgramUnavailable: when it is named by its path and could not be executed.
-            ToolError: when another one could not be executed.
-            UnknownOutcome: when it was lost.
+            ProgramUnavailable: If it is named by its path and cannot be executed.
+            ToolError: If another program cannot be executed, or has not started within 30 seconds.
+            UnknownOutcome: If the connection to a remote system was lost.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(START_SECONDS):
@@ -565,18 +566,18 @@ class CommandProcess:
             raise ToolError(msg)
 
     def raise_if_lost(self, command: str) -> None:
-        """Raise ``UnknownOutcome`` if the connection ended before the command did."""
+        """Raise ``UnknownOutcome`` if the connection to its system ended before the command did."""
         if self.is_lost:
             msg = f"nobody knows how {command!r} ended: the connection to where it ran was lost in the middle of it"
             raise UnknownOutcome(msg)
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to the process group."""
+        """Send a signal to the process group of the command; do nothing before it runs."""
         if self.pid:
             self._child.signal(self.pid, number)
 
     async def wait(self, seconds: float | None) -> bool:
-        """Wait until the command ended or printed too much; return False if it still runs after *seconds*."""
+        """Wait until the command has ended or printed too much, and return True; return False if it still runs after *seconds*."""
         try:
             async with asyncio.timeout(seconds):
                 await self.over.wait()
@@ -587,7 +588,7 @@ class CommandProcess:
         return True
 
     async def _wait_for_streams(self, seconds: float) -> None:
-        """Wait at most *seconds* until the command ended and no process holds its streams open."""
+        """Wait for at most *seconds* until the command has ended and no process has its streams open."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._gone.wait()
@@ -598,7 +599,7 @@ class CommandProcess:
         self._child.drain()
 
     async def end(self, number: int = signal.SIGTERM) -> Ending:
-        """Send a signal to the command, kill its remaining processes after a short time, and return how it ended."""
+        """Send the signal *number* to the command, kill its remaining processes after 1.5 s, and return its exit code or signal."""
         if not self._gone.is_set():
             self.send_signal(number)
             await self._wait_for_streams(COMMAND_TERM_SECONDS)
@@ -610,7 +611,7 @@ class CommandProcess:
         return ending
 
     async def _end_supervisor(self) -> None:
-        """Ask the supervisor to end the remaining processes; kill all of them if it does not respond in time."""
+        """Let the supervisor end the remaining processes; kill all of them if it does not respond within 5 s."""
         child = self._child
         if not child.has_ended_messages:
             child.request_end()

@@ -1,9 +1,9 @@
 """
 Commands in a sandbox of the operating system, made by bubblewrap.
 
-A command sees the system's programs, the root, and folders of its own; see ``stepengine.workspace.bubblewrap``. Landlock was looked
-at and left: it binds files, but until Linux 6.7 no network, and no release keeps signals and sockets of the user's other
-processes apart.
+A command can access the system's programs, the root, and private folders; see ``stepengine.workspace.bubblewrap``. Landlock is not
+used: it restricts files, but before Linux 6.7 no network, and no version isolates the command from signals and sockets of the
+user's other processes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
-``run_terminal_command``, ``check_job`` and ``kill_job``: running programs below a root.
+``run_terminal_command``, ``check_job`` and ``kill_job``: tools that run programs below a root.
 
-The commands of one run that go on in the background are its jobs; they end with the run.
+The background commands of a run are its jobs; they end with the run.
 """
 
 from __future__ import annotations
@@ -27,8 +27,13 @@ from stepengine.data.tools import ToolAnnotations
 from stepengine.data.visible import cut_middle
 from stepengine.errors import ToolError
 from stepengine.tools.bundled.shell.commands import CommandProgress, Shell, Slots
-from stepengine.tools.bundled.shell.output import fit_texts
-from stepengine.tools.bundled.shell.process import COMMAND_OUTPUT_BYTES, CommandProcess, Ending, finish_shielded
+from stepengine.tools.bundled.shell.output import cut_texts_to_fit
+from stepengine.tools.bundled.shell.process import (
+    COMMAND_OUTPUT_BYTES,
+    CommandProcess,
+    Ending,
+    wait_despite_cancellation,
+)
 from stepengine.tools.context import ToolContext
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool, ToolPreview
@@ -43,9 +48,9 @@ JOB_OUTPUT_BYTES = 16 * 1024 * 1024
 
 class OutputLog:
     """
-    The output file of one job: both streams as they came, up to 16 MiB.
+    The output file of one job: both streams in the order of arrival, up to 16 MiB.
 
-    Where the job runs elsewhere the file is written there, and what is kept here is a copy without a name.
+    A job on a remote system writes its file there; this object then contains a copy in an unnamed file.
     """
 
     def __init__(self, path: Path, *, is_here: bool = True) -> None:
@@ -59,7 +64,7 @@ class OutputLog:
                 self._fd = os.dup(copy.fileno())
 
     def write(self, data: bytes) -> None:
-        """Append output of the job; output above the size limit is dropped."""
+        """Append output of the job; output above 16 MiB is dropped."""
         kept = data[: JOB_OUTPUT_BYTES - self.size]
         self.is_full = self.is_full or len(kept) < len(data)
         self.size += os.pwrite(self._fd, kept, self.size)
@@ -81,10 +86,10 @@ class BackgroundCommand:
 
     Attributes:
         id: Its id.
-        command: How it is shown.
-        process: What runs.
+        command: Its text for people and models.
+        process: Its process.
         log: Its output file.
-        ended_by_us: How it ended, when we ended it.
+        ended_by_us: Its exit code or signal, if ``end`` ended it.
     """
 
     def __init__(self, id: str, command: str, process: CommandProcess, log: OutputLog, private: PrivateFolders) -> None:
@@ -101,7 +106,7 @@ class BackgroundCommand:
         return self.ended_by_us or self.process.ending()
 
     async def wait(self, text: str | None, seconds: float) -> bool | None:
-        """Wait for *text* in the output and return whether it came; without text, wait for the command's end and return ``None``."""
+        """Wait for *text* in the output file, and return whether it is there; without *text*, wait for the end and return ``None``."""
         wanted, seen = (text or "").encode(), 0
         end = asyncio.get_running_loop().time() + seconds
         while True:
@@ -122,7 +127,7 @@ class BackgroundCommand:
                 continue
 
     async def end(self, first_signal: int = signal.SIGTERM) -> None:
-        """End all processes of the command: with *first_signal*, and after a short time with SIGKILL."""
+        """End all processes of the command: with *first_signal*, and after 1.5 s with SIGKILL."""
         was_running = self.ending is None
         ending = await self.process.end(first_signal)
         if was_running:
@@ -144,10 +149,10 @@ class Jobs:
 
     async def start(self, make: Callable[[], Any]) -> BackgroundCommand:
         """
-        Start a job with *make* and store it; raise ``ToolError`` if four jobs of the run are running.
+        Start a job by *make*, store it and return it.
 
         Raises:
-            ToolError: when four jobs of the run are running.
+            ToolError: If four jobs of the run are running.
         """
         running = [job.id for job in self._jobs.values() if job.ending is None]
         if len(running) + self._starting >= JOBS_PER_RUN:
@@ -166,7 +171,7 @@ class Jobs:
         Return a job by its id.
 
         Raises:
-            ToolError: when this run has no such job.
+            ToolError: If this run has no such job.
         """
         if id not in self._jobs:
             known = list_names(self._jobs, id)
@@ -186,7 +191,7 @@ class Jobs:
 
 
 MIB = 1024 * 1024
-"""So many bytes are a mebibyte."""
+"""The number of bytes in a mebibyte."""
 
 RUNS = ToolAnnotations(read_only=False, destructive=True, idempotent=False, open_world=True)
 LOOKS = ToolAnnotations(read_only=True, idempotent=True)
@@ -316,7 +321,7 @@ def make_command_tools(shell: Shell) -> list[Tool]:
         """
         job = _get_or_create_jobs(ctx, shell).get(job_id)
         was_running = job.ending is None
-        await finish_shielded(asyncio.create_task(job.end(_get_signal_number(signal))))
+        await wait_despite_cancellation(asyncio.create_task(job.end(_get_signal_number(signal))))
         return _make_job_result(job, {} if was_running else {"message": "it had ended already"})
 
     return [run_terminal_command, check_job, kill_job]
@@ -327,7 +332,7 @@ def _get_signal_number(name: str) -> int:
 
 
 def _get_or_create_jobs(ctx: ToolContext, shell: Shell) -> Jobs:
-    return ctx.of_run((Jobs, shell), Jobs)
+    return ctx.get_or_create_run_object((Jobs, shell), Jobs)
 
 
 async def _run_to_end(  # noqa: PLR0917  (one call, spelled out)
@@ -338,15 +343,15 @@ async def _run_to_end(  # noqa: PLR0917  (one call, spelled out)
     cwd: str | None,
     seconds: float | None,
 ) -> ToolResult:
-    """Run the *restricted* form of a command until it ends, and return its result. Its processes and files are always removed."""
+    """Run the *restricted* form of a command until its end or the timeout, end its processes, and return its result."""
     private, progress = await shell.create_private_folders(), CommandProgress(ctx)
     process: CommandProcess | None = None
     in_time = True
     try:
-        process = await shell.start(restricted, cwd, private, shows=progress.add)
+        process = await shell.start(restricted, cwd, private, on_text=progress.add)
         in_time = await process.wait(seconds)
     finally:
-        await finish_shielded(asyncio.create_task(end_and_clean_up(process, private)))
+        await wait_despite_cancellation(asyncio.create_task(end_and_clean_up(process, private)))
         progress.flush()
     ending = process.ending() or Ending(None, None)
     process.raise_if_lost(cut_middle(command_text(command), ACTION_CHARS))
@@ -360,7 +365,7 @@ async def _run_to_end(  # noqa: PLR0917  (one call, spelled out)
 async def _run_in_editor(
     ctx: ToolContext, shell: Shell, command: Argv | Script, cwd: str | None, seconds: float | None
 ) -> ToolResult | None:
-    """Run a command to its end in a terminal of the editor, and return its result; ``None`` if there is no terminal."""
+    """Run a command to its end in a terminal of the editor, and return its result; ``None`` if the editor has none for it."""
     private, began = await shell.create_private_folders(), time.monotonic()
     try:
         ran = await shell.run_in_terminal(ctx, command, cwd, private, seconds)
@@ -373,7 +378,7 @@ async def _run_in_editor(
     frame["duration_seconds"] = round(time.monotonic() - began, 3)
     if not ran.in_time:
         frame["message"] = f"it was stopped because it took longer than {seconds:g} s; this is what it had printed"
-    out, _ = fit_texts((ran.output, ""), RESULT_CHARS - len(compact(frame)) - 100)
+    out, _ = cut_texts_to_fit((ran.output, ""), RESULT_CHARS - len(compact(frame)) - 100)
     value: dict[str, Any] = {**frame, "stdout": out, "truncated": ran.is_cut or out != ran.output}
     return ToolResult.json(value, status="ok" if ran.in_time else "error")
 
@@ -401,7 +406,7 @@ async def _run_in_background(
             log = OutputLog(private.folder / "output", is_here=private.system is None)
             undo.callback(log.close)
             there = "" if private.system is None else str(log.path)
-            process = await shell.start(restricted, cwd, private, sink=log.write, log=there)
+            process = await shell.start(restricted, cwd, private, on_output=log.write, remote_log=there)
             undo.pop_all()
         return BackgroundCommand(job_id, shown, process, log, private)
 
@@ -424,17 +429,17 @@ def _make_result_fields(
 def _make_result_and_clear_output(
     frame: Mapping[str, Any], process: CommandProcess, status: Literal["ok", "error"] = "ok"
 ) -> ToolResult:
-    """Return a result with both output streams, cut to the limit of results, and clear the stored output."""
+    """Return a result with *frame* and both output streams, cut to the size limit of results, and clear the stored output."""
     is_cut = process.out.is_cut or process.err.is_cut
     texts = process.out.pop_text(), process.err.pop_text()
     room = RESULT_CHARS - len(compact(frame)) - 100
-    out, err = fit_texts(texts, room)
+    out, err = cut_texts_to_fit(texts, room)
     value = {**frame, "stdout": out, **({"stderr": err} if err else {}), "truncated": is_cut or (out, err) != texts}
     return ToolResult.json(value, status=status)
 
 
 def _make_job_result(job: BackgroundCommand, more: Mapping[str, object]) -> ToolResult:
-    """Return a job's status with its new output, which is cleared."""
+    """Return a job's status with the output since the last call, and clear that output."""
     ending, process = job.ending, job.process
     frame: dict[str, Any] = {"job_id": job.id, "command": job.command, "status": "exited" if ending else "running"}
     if ending is not None:
@@ -463,7 +468,7 @@ def _log_command(ctx: ToolContext, command: Argv | Script, process: CommandProce
 
 
 def preview_command(shell: Shell, input: JsonDict) -> ToolPreview:
-    """Return the complete command as a preview for the person who approves the call, or the reason why it will be refused."""
+    """Return a preview of the call with its complete command, or with the reason why the call will fail."""
     given: Any = input.get("command", "")
     try:
         command = shell.parse(given)

@@ -1,8 +1,9 @@
 """
-``watch``: a command that is run again and again until something is so, by a child in the background that needs no model.
+``watch``: runs a command repeatedly in the background until a condition is met; the child agent that does this needs no model.
 
-A call starts the watcher, which belongs to the run of the call and not to its turn. The watcher calls a tool that is also named ``watch``,
-so that rules about the tool and its command bind each poll as they bound the call. Polls of one window leave one record.
+A call starts the watcher as a child of the run, which continues after the turn. The watcher calls a hidden tool that is also named
+``watch``, so that rules about the tool and its command apply to each poll as they applied to the call. All polls of one window
+make one record.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from stepengine.data.visible import cut_middle
 from stepengine.data.yields import AgentCall, Sleep, Start, ToolCall
 from stepengine.errors import ToolError
 from stepengine.tools.bundled.shell.commands import Shell, Slots
-from stepengine.tools.bundled.shell.process import CommandProcess, Ending, ProgramUnavailable, finish_shielded
+from stepengine.tools.bundled.shell.process import CommandProcess, Ending, ProgramUnavailable, wait_despite_cancellation
 from stepengine.tools.bundled.shell.tools import FLOODED, FOREVER, RUNS, end_and_clean_up, preview_command
 from stepengine.tools.context import ToolContext
-from stepengine.tools.control import make_checked_tool
+from stepengine.tools.control import make_tool_with_validation
 from stepengine.tools.definition import Tool
-from stepengine.tools.schemas import STRING, object_schema, with_description
+from stepengine.tools.schemas import STRING, make_object_schema, with_description
 from stepengine.workspace.argv import command_text
 from stepengine.workspace.root import Missing
 
@@ -54,13 +55,13 @@ EVERY, MOST_EVERY = 30, 24 * 3600
 TIMEOUT, MOST_TIMEOUT = 3600, 7 * 24 * 3600
 """An hour by default, and a week at most: what has not come by then needs a person."""
 WINDOW = 600
-"""Seconds of polls that leave one record."""
+"""The seconds of polls that make one record."""
 IN_PROCESS = 60
-"""Up to so many seconds between two polls are waited for in the body; a run that is recorded need not stay in memory for longer ones."""
+"""The longest pause between two polls, in seconds, within one call; for longer ones the run is suspended."""
 MOST_ACTIONS = 25_000
 """More than the calls and sleeps of the longest watch, with the shortest time between polls that is slept."""
 KEPT_CHARS = 6_000
-"""Of what a poll printed, so that all that a model is told of its watcher fits into one reminder."""
+"""The kept characters of a poll's output, so that the report of a watcher fits into one reminder."""
 
 COMMAND = {
     "anyOf": [
@@ -80,10 +81,10 @@ ASKED: Mapping[str, object] = {
 
 
 def make_watch_tool(shell: Shell) -> Tool:
-    """Return ``watch``, which runs commands below the root of *shell*."""
+    """Return the tool ``watch``, which repeatedly runs a command below the root of *shell* in the background."""
     every = {"type": "number", "minimum": 1, "maximum": MOST_EVERY, "default": EVERY}
     timeout = {"type": "number", "minimum": 1, "maximum": MOST_TIMEOUT, "default": TIMEOUT}
-    schema = object_schema(
+    schema = make_object_schema(
         ("command", "until"),
         **ASKED,
         every_seconds={**every, "description": "How long to wait between two runs."},
@@ -103,11 +104,11 @@ def make_watch_tool(shell: Shell) -> Tool:
         agents=(watcher,),
         preview=lambda given: preview_command(shell, given),
     )
-    return make_checked_tool(spec, runs, partial(_find_watch_issues, shell))
+    return make_tool_with_validation(spec, runs, partial(_find_watch_issues, shell))
 
 
 def _find_watch_issues(shell: Shell, call_input: JsonDict) -> Iterator[str]:
-    """Yield an issue if ``text`` does not go with ``until``, or the command cannot be run."""
+    """Yield an issue if ``text`` contradicts ``until``, and if the command cannot be parsed or needs a missing shell."""
     if (call_input["until"] == "contains") != ("text" in call_input):
         yield 'text: goes with until="contains", and only with it'
     try:
@@ -139,7 +140,7 @@ def _poll_until_met(ctx: StepContext) -> Generator[Any, Any, str]:
     Poll until the condition is met or the time is up, and return a report: the ``handle_steps`` of the watcher.
 
     Raises:
-        ToolError: when a poll fails, for example because no program of that name exists. That ends the watcher.
+        ToolError: If a poll fails, for example because no program of that name exists. This ends the watcher.
     """
     params: Mapping[str, Any] = ctx.params
     every, began = params["every_seconds"], ctx.now()
@@ -160,7 +161,7 @@ def _poll_until_met(ctx: StepContext) -> Generator[Any, Any, str]:
 
 
 def _describe_watch_result(asked: Mapping[str, Any], found: Mapping[str, Any], *, polls: int, took: float) -> str:
-    """Return a report: whether the condition was met, after how long, and the last output."""
+    """Return a report for the model: whether the condition was met, after how long, and the last output."""
     until = asked["until"] if asked["until"] != "contains" else f"contains {asked['text']!r}"
     given = asked["command"]
     shown = cut_middle(given if isinstance(given, str) else command_text(tuple(given)), 300)
@@ -181,27 +182,27 @@ class PollResult:
     The output and exit code of one poll of the command.
 
     Attributes:
-        code: Its exit code; ``None`` where a signal ended it.
-        was_ended: Why it was ended by us or not started; ``""`` when it ended by itself.
-        output: What it printed, its beginning and its end.
-        holds: Whether the text that is looked for is in all that it printed.
-        digest: Equal for runs that printed the same and ended in the same way.
+        code: The exit code; ``None`` if a signal ended the command.
+        early_end_reason: Why the command was stopped or not started; ``""`` if it ended by itself.
+        output: The beginning and the end of its output.
+        contains_text: Whether its whole output contains the wanted text.
+        digest: A hash of its output and exit code or signal.
     """
 
     code: int | None
-    was_ended: str
+    early_end_reason: str
     output: str
-    holds: bool
+    contains_text: bool
     digest: str
 
-    def meets(self, until: str, first: str) -> bool:
-        """Return True if the output meets the condition. A poll that was ended early can only meet ``contains``."""
+    def meets(self, until: str, first_digest: str) -> bool:
+        """Return True if this poll meets the condition *until*; a poll that ended early can only meet ``contains``."""
         if until == "contains":
-            return self.holds
-        if self.was_ended:
+            return self.contains_text
+        if self.early_end_reason:
             return False
         if until == "changes":
-            return self.digest != first
+            return self.digest != first_digest
         return (self.code == 0) is (until == "succeeds")
 
 
@@ -210,16 +211,16 @@ class OutputScan:
 
     def __init__(self, wanted: str) -> None:
         self.digest = hashlib.sha256()
-        self.holds = False
+        self.contains_text = False
         self._wanted = wanted.encode("utf-8", "surrogatepass")
         self._end = b""
 
     def feed(self, data: bytes) -> None:
         """Add the next bytes of the output to the digest, and search them for the wanted text."""
         self.digest.update(data)
-        if self._wanted and not self.holds:
+        if self._wanted and not self.contains_text:
             looked = self._end + data
-            self.holds = self._wanted in looked
+            self.contains_text = self._wanted in looked
             self._end = looked[len(looked) - len(self._wanted) + 1 :] if len(self._wanted) > 1 else b""
 
 
@@ -233,7 +234,7 @@ def _make_poll_tool(shell: Shell) -> Tool:
         while True:
             began = asyncio.get_running_loop().time()
             polled = await _run_poll_or_report_missing(ctx, shell, call_input)
-            polls, first = polls + 1, first or ("" if polled.was_ended else polled.digest)
+            polls, first = polls + 1, first or ("" if polled.early_end_reason else polled.digest)
             met = polled.meets(call_input["until"], first)
             passed += asyncio.get_running_loop().time() - began
             if met or passed >= seconds:
@@ -246,10 +247,10 @@ def _make_poll_tool(shell: Shell) -> Tool:
                 break
         value: dict[str, Any] = {"met": met, "exit_code": polled.code, "output": polled.output, "polls": polls}
         value |= {"digest": polled.digest, "first": first}
-        return ToolResult.json({**value, **({"message": polled.was_ended} if polled.was_ended else {})})
+        return ToolResult.json({**value, **({"message": polled.early_end_reason} if polled.early_end_reason else {})})
 
     number = {"type": "number", "minimum": 0}
-    schema = object_schema(
+    schema = make_object_schema(
         ("command", "until", "every_seconds", "seconds"),
         **ASKED,
         every_seconds=number,
@@ -273,7 +274,7 @@ def _make_poll_tool(shell: Shell) -> Tool:
 
 async def _run_poll_or_report_missing(ctx: ToolContext, shell: Shell, call_input: JsonDict) -> PollResult:
     """
-    Run the command once; a missing folder or program is no error but a poll that ended early.
+    Run the command once; for a missing folder or program, return a poll that ended early.
 
     The watched work may create the folder or the program later. The processes and files of the command are always removed.
     """
@@ -281,7 +282,7 @@ async def _run_poll_or_report_missing(ctx: ToolContext, shell: Shell, call_input
         return await _run_and_digest(ctx, shell, call_input)
     except (Missing, ProgramUnavailable) as error:
         reason = f"it could not be started: {error.message}"
-        return PollResult(code=None, was_ended=reason, output="", holds=False, digest="")
+        return PollResult(code=None, early_end_reason=reason, output="", contains_text=False, digest="")
 
 
 async def _run_and_digest(ctx: ToolContext, shell: Shell, call_input: JsonDict) -> PollResult:
@@ -294,10 +295,10 @@ async def _run_and_digest(ctx: ToolContext, shell: Shell, call_input: JsonDict) 
         process: CommandProcess | None = None
         in_time = True
         try:
-            process = await shell.start(runs, cwd, private, reads=heard.feed)
+            process = await shell.start(runs, cwd, private, on_stdout=heard.feed)
             in_time = await process.wait(shell.timeout)
         finally:
-            await finish_shielded(asyncio.create_task(end_and_clean_up(process, private)))
+            await wait_despite_cancellation(asyncio.create_task(end_and_clean_up(process, private)))
     ending = process.ending() or Ending(None, None)
     process.raise_if_lost(cut_middle(command_text(command), 80))
     out, err = process.out.pop_text(), process.err.pop_text()
@@ -306,8 +307,8 @@ async def _run_and_digest(ctx: ToolContext, shell: Shell, call_input: JsonDict) 
     output = out if not err else f"{out}\n{err}" if out and not out.endswith("\n") else out + err
     return PollResult(
         code=ending.code,
-        was_ended=FLOODED if process.flooded else late,
+        early_end_reason=FLOODED if process.flooded else late,
         output=cut_middle(output, KEPT_CHARS),
-        holds=bool(wanted) and (heard.holds or wanted in out or wanted in err),
+        contains_text=bool(wanted) and (heard.contains_text or wanted in out or wanted in err),
         digest=hashlib.sha256(repr(how).encode("utf-8", "surrogatepass")).hexdigest(),
     )

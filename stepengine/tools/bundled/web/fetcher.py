@@ -1,7 +1,7 @@
 """
-``SafeFetcher``: gets pages from the web without reaching into private networks.
+``SafeFetcher``: fetches pages from the web, but not from private networks.
 
-A body is read within caps: decoded bytes, ratio of compression, size of the headers.
+The size of the decoded body and of the headers and the compression ratio are limited.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import httpx2
 
 MIB = 1024 * 1024
-"""So many bytes are a mebibyte."""
+"""The number of bytes in a mebibyte."""
 WEB_BYTES = 2_000_000
 """Pages with all their scripts have less; what is read of a page is some kilobytes of text."""
 WEB_HEADER_BYTES = 64 * 1024
@@ -51,10 +51,10 @@ CODINGS = frozenset({"gzip", "x-gzip", "deflate"})
 
 def check_headers(response: httpx2.Response, where: str) -> None:
     """
-    Raise ``ToolError`` for a response whose headers are larger than 64 KiB.
+    Raise ``ToolError`` if the headers of a response are larger than 64 KiB.
 
     Raises:
-        ToolError: with their size.
+        ToolError: With their size.
     """
     size = sum(len(name) + len(value) + 4 for name, value in response.headers.raw)
     if size > WEB_HEADER_BYTES:
@@ -64,18 +64,17 @@ def check_headers(response: httpx2.Response, where: str) -> None:
 
 async def read_body(response: httpx2.Response, where: str) -> tuple[bytes, bool]:
     """
-    Return at most 2,000,000 decoded bytes of a response, and whether it was cut; raise ``ToolError`` for unsafe compression.
+    Read the body of a response, and return (at most 2,000,000 decoded bytes, whether it was cut).
 
     Raises:
-        ToolError: for a coding that was not asked for, several codings, broken data, and data that grows more than a
-            hundredfold.
+        ToolError: For an unexpected content encoding, several encodings, invalid data, and a compression ratio above 100.
     """
     codings = [c.strip().lower() for c in response.headers.get("content-encoding", "").split(",") if c.strip()]
     codings = [c for c in codings if c != "identity"]
     if len(codings) > 1 or not CODINGS.issuperset(codings):
         msg = f"{where} answered in the content encoding {', '.join(codings)!r}; only one layer of gzip is read"
         raise ToolError(msg)
-    inflate = _Inflate(where) if codings else None
+    inflate = _Decompressor(where) if codings else None
     made, came = bytearray(), 0
     async for chunk in response.aiter_raw():
         made += chunk if inflate is None else inflate.feed(chunk)
@@ -85,7 +84,7 @@ async def read_body(response: httpx2.Response, where: str) -> tuple[bytes, bool]
     return bytes(made), False
 
 
-class _Inflate:
+class _Decompressor:
     """One layer of decompression with bounded memory."""
 
     def __init__(self, where: str) -> None:
@@ -95,12 +94,12 @@ class _Inflate:
         self._made = 0
 
     def feed(self, chunk: bytes) -> bytes:
-        """Return the decompressed data of a chunk; raise ``ToolError`` for broken data or a decompression bomb."""
+        """Return the decompressed data of the next chunk; raise ``ToolError`` for invalid data or a decompression bomb."""
         pieces = (chunk[start : start + PIECE_BYTES] for start in range(0, len(chunk), PIECE_BYTES))
         return b"".join([self._decompress(piece) for piece in pieces])
 
     def _decompress(self, chunk: bytes) -> bytes:
-        """Decompress one piece; nothing after the end or the size limit. Raise ``ToolError`` for broken data or a bomb."""
+        """Return the decompressed data of one piece; nothing after the end of the data or the size limit."""
         if self._inflater.eof or self._made > WEB_BYTES:
             return b""
         self._read += len(chunk)
@@ -125,7 +124,7 @@ def get_ssl_context() -> ssl.SSLContext:
 
 
 count_page: ContextVar[Callable[[], None]] = ContextVar("stepengine_count_page", default=lambda: None)
-"""Is called for every page that a tool has fetched, and raises ``ToolError`` when its run has had its share."""
+"""Called before each fetch of a page by a tool; it raises ``ToolError`` if the run has reached its limit of pages."""
 
 
 class Gates:
@@ -133,7 +132,7 @@ class Gates:
     Semaphores by name; each event loop has its own, because one cannot be used in two.
 
     Args:
-        size: How many may be inside one gate at once.
+        size: The number of callers that may hold one semaphore at once.
     """
 
     def __init__(self, size: int) -> None:
@@ -143,7 +142,7 @@ class Gates:
         ] = weakref.WeakKeyDictionary()
 
     def get_semaphore(self, name: str) -> asyncio.Semaphore:
-        """Return the semaphore of *name*. It exists as long as a caller waits for it or holds it."""
+        """Return the semaphore of *name*, created if necessary; it exists as long as a caller waits for it or holds it."""
         gates = self._by_loop.setdefault(asyncio.get_running_loop(), weakref.WeakValueDictionary())
         gate = gates.get(name)
         if gate is None:
@@ -181,8 +180,8 @@ class Fetched:
         url: The address that answered, after redirects.
         status: The HTTP status.
         content_type: The ``Content-Type`` header.
-        body: What it holds; empty when it is no text.
-        truncated: Whether there was more than was read.
+        body: The content; empty if it is not text.
+        truncated: Whether the content was longer.
     """
 
     url: str
@@ -275,8 +274,8 @@ class SafeFetcher:
             method: ``"GET"`` or ``"HEAD"``.
 
         Raises:
-            BlockedAddress: when the address, or one that it redirects to, is not allowed.
-            ToolError: when nothing could be got: no connection, no answer in time, too many redirects, a broken answer.
+            BlockedAddress: If the address, or one that it redirects to, is not allowed.
+            ToolError: If there is no connection, no response in time, too many redirects, or an invalid response.
         """
         if method not in METHODS:
             msg = f"{method!r} is not sent; only {' and '.join(METHODS)} are"
@@ -289,7 +288,7 @@ class SafeFetcher:
             raise ToolError(msg) from None
 
     async def _follow_redirects(self, target: UrlTarget, method: str) -> Fetched:
-        """Return the response after all redirects; each target must be allowed, and all share one time limit."""
+        """Send requests until a response is no redirect, and return it; each target must be allowed, and all share one time limit."""
         now, left = asyncio.get_running_loop().time, self._seconds
         for _ in range(WEB_REDIRECTS + 1):
             self._allow.check(target)
@@ -334,7 +333,7 @@ class SafeFetcher:
             await transport.aclose()
 
     async def _resolve_allowed(self, target: UrlTarget) -> Sequence[str]:
-        """Return the addresses of a host; raise ``BlockedAddress`` if one is not allowed, ``ToolError`` if there is none."""
+        """Resolve a host, and return its IP addresses; raise ``BlockedAddress`` if one is not allowed, ``ToolError`` if there is none."""
         literal = parse_address(target.host)
         if literal is not None:
             found: Sequence[str] = [str(literal)]

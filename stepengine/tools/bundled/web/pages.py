@@ -1,4 +1,4 @@
-"""What a fetched page says: HTML as Markdown, other text as it is, within a number of characters."""
+"""The text of a fetched page: HTML as Markdown, other text unchanged."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ class Page:
     A page as text.
 
     Attributes:
-        text: What it says; empty when it is no text.
-        title: Its title, if it has one.
-        description: What it says of itself, if it does.
-        is_text: Whether it is text at all.
+        text: The text; empty for other content.
+        title: The title; ``""`` without one.
+        description: The description in its metadata; ``""`` without one.
+        is_text: Whether the content is text.
     """
 
     text: str
@@ -68,10 +68,10 @@ class Page:
 
 async def read_page(fetched: Fetched) -> Page:
     """
-    Return a fetched page as text, HTML as Markdown; content that is no text gives an empty page.
+    Return a fetched page as text, HTML as Markdown; for content that is not text, an empty page.
 
     Raises:
-        ToolError: when it is HTML and the extra ``web`` is not installed, or it cannot be read in time.
+        ToolError: If it is HTML and the extra ``web`` is not installed, or it cannot be converted in time.
     """
     kind, charset = _parse_content_type(fetched)
     if kind in HTML or (kind in ("", "text/plain") and not charset and _starts_with_html(fetched.body[:SNIFFED_BYTES])):
@@ -102,7 +102,7 @@ def _starts_with_html(data: bytes) -> bool:
 
 
 def _parse_content_type(fetched: Fetched) -> tuple[str, str]:
-    """Return the media type and the charset of a response; an unknown charset is ``""``."""
+    """Return (media type, charset) of a response; the charset is ``""`` if it is missing or unknown."""
     kind, _, rest = fetched.content_type.partition(";")
     found = CHARSET.search(rest)
     charset = found[1].lower() if found else ""
@@ -110,7 +110,7 @@ def _parse_content_type(fetched: Fetched) -> tuple[str, str]:
 
 
 def _get_codec_or_empty(charset: str) -> str:
-    """Return the Python codec of a charset that is used on the web, else ``""``; nothing is imported."""
+    """Return the Python codec of a charset of the web; ``""`` for other names. No codec is imported."""
     name = normalize_encoding(charset)
     name = aliases.get(name, name)
     return name if name in CODECS else ""

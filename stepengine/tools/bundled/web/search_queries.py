@@ -1,8 +1,8 @@
 """
 The requests of ``web_search`` and ``read_docs``.
 
-Back ends for searches are a SearXNG instance of one's own, and Brave Search with one's own key. Documentation is read
-through a fetcher from the sites that the caller names, or from what a search finds.
+The back ends for searches are your own SearXNG instance, and Brave Search with your own key. Documentation is fetched from sites
+that the caller names, or from the results of a search.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _get_result_count(depth: Depth) -> int:
 
 
 def _parse_hit(entry: Any, snippet_name: str) -> SearchHit | None:
-    """Return a search result from JSON, its snippet from the member *snippet_name*; ``None`` without an http address."""
+    """Return the search result in *entry*, with the snippet in its member *snippet_name*; ``None`` without an http address."""
     url = entry.get("url") if isinstance(entry, Mapping) else None
     if not isinstance(url, str) or not url.startswith(("http://", "https://")):
         return None
@@ -166,7 +166,7 @@ class BraveSearch:
 
 
 def _normalize_url_and_register_password(url: str) -> str:
-    """Return the normalized URL of a service; a password in it is redacted from now on."""
+    """Return the normalized URL of a service, and register a password in it as a secret."""
     made = normalize_service_url(url)
     user_info = made.partition("//")[2].partition("/")[0].rpartition("@")[0]
     GIVEN.add(unquote(user_info.partition(":")[2]), "search_password", os.environ)
@@ -182,10 +182,10 @@ async def _fetch_json(
     url: str, params: Mapping[str, str], headers: Mapping[str, str], *, seconds: float
 ) -> dict[str, object]:
     """
-    Return the JSON object that a service responds with; raise ``ToolError`` if there is none in time.
+    Request *url*, and return the JSON object in the response.
 
     Raises:
-        ToolError: when it does not answer in time, or not with that.
+        ToolError: If there is no response within *seconds*, or it is not a JSON object.
     """
     import httpx2
 
@@ -280,7 +280,7 @@ class DocsSites:
         return text
 
     async def _fetch_links(self, site: str) -> list[SearchHit]:
-        """Return the links in the site's ``llms.txt``, else those on its first page; raise ``ToolError`` if there are none."""
+        """Fetch and return the links in the site's ``llms.txt``, else those on its first page; raise ``ToolError`` if there are none."""
         problem: ToolError | None = None
         for address in (f"{site}/llms.txt", site):
             count_page.get()()
@@ -323,7 +323,7 @@ class SearchedDocs:
 
 
 async def _fetch_excerpts(fetcher: Fetcher, links: Sequence[SearchHit], topic: str, max_tokens: int) -> str:
-    """Return excerpts about a topic from the first few pages that can be fetched, at most *max_tokens* tokens."""
+    """Fetch the first five pages, and return excerpts of them about *topic*, at most *max_tokens* tokens; ``""`` without any."""
     texts: list[str] = []
     left = max_tokens * CHARS_PER_TOKEN
     for link in links[:DOCS_PAGES]:
@@ -339,7 +339,7 @@ async def _fetch_excerpts(fetcher: Fetcher, links: Sequence[SearchHit], topic: s
 
 
 async def _count_and_fetch_text(fetcher: Fetcher, url: str) -> str:
-    """Count a fetch and return the page's text, ``""`` if it cannot be fetched; raise ``ToolError`` above the fetch limit."""
+    """Count a fetch, and return the page's text; ``""`` if it cannot be fetched. Raise ``ToolError`` above the limit of the run."""
     count_page.get()()
     try:
         fetched = await fetcher.fetch(url)
@@ -380,15 +380,15 @@ def _rank_links(links: Sequence[SearchHit], topic: str) -> list[SearchHit]:
 
 
 def _cut_excerpt(text: str, topic: str, room: int) -> str:
-    """Return the part of a page that fits a topic best: all of it if it is short, else the text from the best heading."""
+    """Return the part of a page that matches a topic best: all of it if it is short, else *room* characters from the best heading."""
     if len(text) <= room:
         return text
-    best = _find_best_start(text, set(split_words(topic)), room)
+    best = _get_best_start(text, set(split_words(topic)), room)
     return f"{text[best : best + room]}{MORE}"
 
 
-def _find_best_start(text: str, wanted: set[str], room: int) -> int:
-    """Return the offset of the heading after which *room* characters contain most of the words."""
+def _get_best_start(text: str, wanted: set[str], room: int) -> int:
+    """Return the offset of the heading, or 0, from which *room* characters contain most of the wanted words."""
     meant = {word: word for word in wanted} | {f"{word}s": word for word in wanted}
     places = [(m.start(), m.end(), word) for m in WORD.finditer(text) if (word := meant.get(m[0].lower()))]
     counted: Counter[str] = Counter()

@@ -42,7 +42,7 @@ Words = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, ma
 
 
 def make_web_tools(search: SearchBackend | None, docs: DocsBackend | None, fetch: Fetcher | None) -> list[Tool]:
-    """Return one tool for each argument that is not ``None``."""
+    """Return the tools ``web_search``, ``read_docs`` and ``read_url``, each if its back end is not ``None``."""
     made = []
     counts: OrderedDict[str, int] = OrderedDict()
     if search is not None:
@@ -187,7 +187,7 @@ def _make_read_url_tool(fetcher: Fetcher, counts: OrderedDict[str, int]) -> Tool
 
 
 def _count_fetch(counts: OrderedDict[str, int], ctx: ToolContext) -> None:
-    """Count one fetch of a run tree in the *counts* of the last few runs; raise ``ToolError`` above the limit."""
+    """Count one fetch of a run tree in *counts*, which has the last 1,000 run trees; raise ``ToolError`` above 200 fetches."""
     run_id = ctx.ancestor_run_ids[0] if ctx.ancestor_run_ids else ctx.run_id
     made = counts[run_id] = counts.pop(run_id, 0) + 1
     if len(counts) > KEPT_RUNS:
