@@ -18,10 +18,10 @@ from stepengine.data.events import RunFinished
 from stepengine.data.messages import UserMessage
 from stepengine.errors import AnswerRejected
 from stepengine.redaction import KNOWN
-from stepengine.server.access import caller_of
+from stepengine.server.access import require_caller
 from stepengine.server.bodies import read_json_body
 from stepengine.server.openapi import Operation
-from stepengine.server.pages import CallerConversation, StartedTurn, add_ping_comments, get_path_agent
+from stepengine.server.pages import CallerConversation, StartedTurn, add_ping_comments, require_agent_id
 from stepengine.server.problems import Problem
 from stepengine.sessions import Session, SessionInfo
 
@@ -61,8 +61,8 @@ class AgentRun(BaseModel):
 
 async def start_agent_turn(request: Request) -> Response:
     given = await _parse_agent_run(request)
-    agent, thread = get_path_agent(request), await CallerConversation.load(request, given.thread_id)
-    thread.check_not_running()
+    agent, thread = require_agent_id(request), await CallerConversation.load(request, given.thread_id)
+    thread.require_not_running()
     asked = asked_of(given, _session_from_state(thread.name, thread.state), shares=request.app.state.shares)
     _require_may_answer_last_run(request, thread, given)
     results = find_next_page_answer(thread.state, asked.results)
@@ -87,7 +87,7 @@ def _require_may_answer_last_run(request: Request, thread: CallerConversation, g
     """Raise if the caller answers without the scope for it, or answers questions of another run than the last one."""
     asks = thread.state is not None and any(not find_page_tool_name(question) for question in thread.state.pending)
     if given.resume or asks:
-        caller_of(request).must("answer")
+        require_caller(request).must("answer")
     runs = {entry.interrupt_id.partition(":")[0] for entry in given.resume or ()}
     if runs - {"" if thread.last is None else thread.last.run}:
         msg = "the answers are not for the last run of this conversation, so none was accepted; reload the conversation"
@@ -113,11 +113,11 @@ async def _stream_turn_and_follow_ups(request: Request, turn: StartedTurn, asked
         if not results:
             return
         thread = await CallerConversation.load(request, asked.thread_id)
-        turn = await thread.start_next_turn(get_path_agent(request), "", results, page_questions=results)
+        turn = await thread.start_next_turn(require_agent_id(request), "", results, page_questions=results)
 
 
 async def reconnect_to_turn(request: Request) -> Response:
-    given, agent = await _parse_agent_run(request), get_path_agent(request)
+    given, agent = await _parse_agent_run(request), require_agent_id(request)
     thread = await CallerConversation.load(request, given.thread_id)
     shares = request.app.state.shares
     if thread.last is None or not thread.has_running_run:

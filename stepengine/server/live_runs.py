@@ -17,7 +17,7 @@ from stepengine.server.ended_runs import EndedRuns
 from stepengine.server.ledger import RunRow, make_store_conversation_state_act, make_store_status_act, make_suspend_act
 from stepengine.server.owner_shares import OwnerShares
 from stepengine.server.problems import Problem
-from stepengine.server.run_requests import check_not_closing
+from stepengine.server.run_requests import require_not_closing
 from stepengine.server.stored_states import encode_state_with_references
 
 if TYPE_CHECKING:
@@ -92,9 +92,9 @@ class LiveRuns:
         """Return whether one more run of an owner may start, and still leave room for other owners."""
         return self.has_room() and self._shares.has_room(owner)
 
-    def check_room(self, owner: str) -> None:
+    def require_room(self, owner: str) -> None:
         """Raise ``Problem`` if no run of *owner* may start here now."""
-        check_not_closing(is_closing=self.is_closing)
+        require_not_closing(is_closing=self.is_closing)
         # Refused and not queued: the client knows best whether waiting makes sense, and a queue in memory is lost with
         # the process.
         if not self.has_room():
@@ -116,7 +116,7 @@ class LiveRuns:
         Raises:
             Problem: if no run of *owner* may start here now.
         """
-        self.check_room(owner)
+        self.require_room(owner)
         # A start waits for the disk before its run is added: all requests that arrive meanwhile would find the same room.
         self._reserved += 1
         try:
@@ -127,7 +127,7 @@ class LiveRuns:
 
     # --- from the start of a run to its end ----------------------------------------------------------------------------
 
-    def add_and_record_end(self, run: str, handle: RunHandle, owner: str, *, is_resumed: bool = False) -> None:
+    def add_and_watch_run(self, run: str, handle: RunHandle, owner: str, *, is_resumed: bool = False) -> None:
         """Add a started or resumed run of *owner*, and record its end in the ledger when it ends."""
         self._forget_ended_run(run)
         self._free_slot(run)
@@ -136,7 +136,7 @@ class LiveRuns:
         slot.enter_context(self._shares.use_slot(owner))
         if is_resumed:
             self._resumed.add(run)
-        self._watching[run] = task = self.tasks.spawn(self._wait_and_record_end(run, handle))
+        self._watching[run] = task = self.tasks.spawn(self._finish_run_when_ended(run, handle))
         task.add_done_callback(lambda _: self._watching.get(run) is task and self._watching.pop(run))
 
     def _forget_ended_run(self, run: str) -> None:
@@ -151,7 +151,7 @@ class LiveRuns:
         if slot is not None:
             slot.close()
 
-    async def _wait_and_record_end(self, run: str, handle: RunHandle) -> None:
+    async def _finish_run_when_ended(self, run: str, handle: RunHandle) -> None:
         """Wait for the end of a run, and record it in the ledger."""
         error: BaseException | None = None
         try:
@@ -222,7 +222,7 @@ class LiveRuns:
         found = read_wake_row(self._store.journal(run), run)
         return found is not None and found.wakes_at is not None and found.wakes_at.timestamp() <= time.time()
 
-    def has_unrecorded_end(self, run: str) -> bool:
+    def has_run_without_recorded_end(self, run: str) -> bool:
         """Return whether this process has a run whose end is not in the ledger yet, whether it still runs or not."""
         return run in self._watching
 

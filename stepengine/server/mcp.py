@@ -18,7 +18,7 @@ from stepengine.adapters.mcp.agent_server import AgentServer, Offered, OfferedCa
 from stepengine.data.events import RunFinished
 from stepengine.errors import DefinitionError, StepEngineError
 from stepengine.runtime.logs import LOGGER
-from stepengine.server.access import caller_of
+from stepengine.server.access import require_caller
 from stepengine.server.openapi import Operation
 from stepengine.server.pages import require_turns
 from stepengine.server.problems import Problem
@@ -142,7 +142,7 @@ class ServerCallRunner:
     ) -> tuple[OfferedCall, RunResult]:  # fmt: skip
         """Start a run and wait until it ends or is suspended; *on_event* receives its events."""
         caller, asked = (
-            caller_of(ctx.request),
+            require_caller(ctx.request),
             StartRequest(agent=offered.definition.id, prompt=prompt, params=params, is_patient=False),
         )
         with _raise_problems_as_tool_errors():
@@ -153,7 +153,7 @@ class ServerCallRunner:
 
     async def answer_and_wait(self, ctx: Any, call: OfferedCall, answers: Mapping[str, AnswerLike]) -> RunResult:
         """Answer a suspended run, and wait until it ends or is suspended again."""
-        caller = caller_of(ctx.request)
+        caller = require_caller(ctx.request)
         with _raise_problems_as_tool_errors():
             caller.must("answer")
             row = await self._runs.reader.get_run(caller, call.run)
@@ -197,7 +197,7 @@ class ServerCallRunner:
 
     def may_answer(self, ctx: Any) -> bool:
         """Return whether the caller has the scope ``answer``."""
-        return caller_of(ctx.request).may("answer")
+        return require_caller(ctx.request).may("answer")
 
     def store_waiting_call(self, waiting: WaitingCall) -> str:
         """Return the run's id, by which ``find_waiting_call`` gets the call again; the ledger already stores the run."""
@@ -206,7 +206,7 @@ class ServerCallRunner:
     async def find_waiting_call(self, ctx: Any, key: str) -> WaitingCall | None:
         """Return a run of the caller that waits for answers."""
         try:
-            row = await self._runs.reader.get_run(caller_of(ctx.request), key)
+            row = await self._runs.reader.get_run(require_caller(ctx.request), key)
         except Problem:
             return None
         questions = (await self._runs.reader.load_details(row)).questions
@@ -242,7 +242,7 @@ class _DelegatedResponse(Response):
         self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._answer(scope, receive, send, owner=caller_of(scope).name)
+        await self._answer(scope, receive, send, owner=require_caller(scope).name)
 
 
 async def forward_to_mcp(request: Request) -> Response:

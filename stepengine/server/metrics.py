@@ -102,7 +102,7 @@ class Metrics:
                 pass
 
     def _count_model_call(self, event: ModelFinished) -> None:
-        model = self._get_model_label(event.model)
+        model = self._register_model_label(event.model)
         self._calls.labels(model, "failed" if event.reply is None else "completed").inc()
         if event.reply is None:
             return
@@ -112,7 +112,7 @@ class Metrics:
         if event.reply.cost is not None:
             self._cost.labels(model).inc(float(event.reply.cost))
 
-    def _get_model_label(self, model: str) -> str:
+    def _register_model_label(self, model: str) -> str:
         """Return the name of a model as its label; ``other`` if 100 other models have labels already."""
         # A handler may choose its model, by what it was asked for if its author lets it.
         if len(self._models) < MOST_MODELS:
@@ -151,7 +151,7 @@ class Metrics:
     async def encode_metrics(self, accept: str) -> tuple[bytes, str]:
         """Return all metrics and their media type: OpenMetrics, or the older Prometheus format on request."""
         places = _CollectedMetrics(
-            [self._make_run_metric(await self._runs.reader.count_by_agent_and_status()), *self.registry.collect()]
+            [self._make_run_metric(await self._runs.reader.count_runs_by_agent_and_status()), *self.registry.collect()]
         )
         if "openmetrics-text" not in accept and "text/plain" in accept:
             encode, kind = choose_encoder("text/plain")

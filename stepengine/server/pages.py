@@ -19,7 +19,7 @@ from attrs import frozen
 
 from stepengine.data.waits import describe_waits
 from stepengine.errors import AnswerRejected
-from stepengine.server.access import caller_of
+from stepengine.server.access import require_caller
 from stepengine.server.bodies import make_input_error
 from stepengine.server.event_json import PING_SECONDS
 from stepengine.server.ledger import OPEN
@@ -56,7 +56,7 @@ def require_turns(runs: RunService) -> RunTurns:
     return runs.turns
 
 
-def get_path_agent(request: Request) -> str:
+def require_agent_id(request: Request) -> str:
     """
     Return the agent id in the path of a request; raise ``Problem`` if it is unknown or the runs are in a database.
 
@@ -122,7 +122,7 @@ class CallerConversation:
             msg = f"the name of a conversation must have 1 to {MAX_NAME} printable characters"
             raise make_input_error(msg)
         runs: RunService = request.app.state.runs
-        turns, caller = require_turns(runs), caller_of(request)
+        turns, caller = require_turns(runs), require_caller(request)
         last = await turns.find_newest_run(caller, name)
         state = None if last is None or last.status in RUNNING else await turns.load_state(last)
         return cls(runs, turns, caller, name, last, state)
@@ -132,7 +132,7 @@ class CallerConversation:
         """Whether the last run is running: it has neither ended nor been suspended."""
         return self.last is not None and self.state is None
 
-    def check_not_running(self) -> None:
+    def require_not_running(self) -> None:
         """
         Raise ``Problem`` if the last run is still running.
 
@@ -171,7 +171,7 @@ class CallerConversation:
             AnswerRejected: when an answer does not fit what is asked.
             Problem: when a run is under way, waits for something else than a person, or too many are.
         """
-        self.check_not_running()
+        self.require_not_running()
         if self.last is None or self.state is None or self.last.status not in OPEN:
             if answers:
                 msg = "this conversation has no open question, so no answer was accepted; reload the conversation"
@@ -181,13 +181,13 @@ class CallerConversation:
             )  # fmt: skip
             run, _ = await self.runs.launcher.start(self.caller, asked)
             return StartedTurn(run, self.stream_events(await self.runs.reader.get_run(self.caller, run)))
-        await self._check_can_answer(agent, self.last, self.state)
+        await self._require_can_answer(agent, self.last, self.state)
         given = answers or {self.state.pending[0].id: prompt}
         return await self._resume_with_answers(
             self.last, given, page_questions=page_questions, user_input=prompt if answers else ""
         )
 
-    async def _check_can_answer(self, agent: str, last: RunRow, state: AgentState) -> None:
+    async def _require_can_answer(self, agent: str, last: RunRow, state: AgentState) -> None:
         """Raise ``Problem`` unless the last run has an open question and is of *agent*."""
         if not state.pending:
             waits = (await self.turns.load_result(last)).waits_for

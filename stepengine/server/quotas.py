@@ -175,7 +175,7 @@ class QuotaTable:
             Problem: when the request exceeds a quota of *owner*.
         """
         known, use, wanted = self._get_owner_usage(owner), AdmittedUse(), QuotaUsage(runs, size)
-        added = await self._check_quota_and_count(owner, known, wanted)
+        added = await self._count_request_or_raise(owner, known, wanted)
         try:
             yield use
         except BaseException:
@@ -194,7 +194,7 @@ class QuotaTable:
             self._owners = {name: one for name, one in self._owners.items() if not one.is_idle(now)}
         return self._owners.setdefault(owner, _OwnerUsage())
 
-    async def _check_quota_and_count(self, owner: str, known: _OwnerUsage, wanted: QuotaUsage) -> float:
+    async def _count_request_or_raise(self, owner: str, known: _OwnerUsage, wanted: QuotaUsage) -> float:
         """Count a request and return the time, after a new measurement if needed; raise ``Problem`` if it exceeds a quota."""
         age = self._clock() - known.measured_at
         if age > MAX_AGE_SECONDS or (age > MIN_AGE_SECONDS and self._find_exceeded_quota(known, wanted) is not None):
@@ -202,7 +202,7 @@ class QuotaTable:
             known.measuring = known.measuring or asyncio.ensure_future(self._measure_usage(owner, known))
             await asyncio.shield(known.measuring)
         now, exceeded = self._clock(), self._find_exceeded_quota(known, wanted)
-        self._check_bytes_per_minute(known, wanted.stored_bytes, now)
+        self._require_bytes_per_minute(known, wanted.stored_bytes, now)
         if exceeded is not None:
             self._report_and_raise_exceeded(*exceeded)
         known.added += wanted
@@ -219,7 +219,7 @@ class QuotaTable:
         finally:
             known.measuring = None
 
-    def check_event_streams(self, count: int) -> None:
+    def require_event_stream_quota(self, count: int) -> None:
         """Raise ``Problem`` if *count* event streams are more than one owner may have."""
         limit = self.quotas.event_streams
         if limit is not None and count > limit:
@@ -234,7 +234,7 @@ class QuotaTable:
             return "stored_bytes", self.quotas.stored_bytes
         return None
 
-    def _check_bytes_per_minute(self, known: _OwnerUsage, size: int, now: float) -> None:
+    def _require_bytes_per_minute(self, known: _OwnerUsage, size: int, now: float) -> None:
         """Raise ``Problem`` if *size* more bytes exceed the quota of a minute; the only request of a minute may be larger."""
         known.window.expire(now)
         limit = self.quotas.bytes_per_minute

@@ -107,7 +107,7 @@ class ReportSummary(View):
 
 
 @frozen
-class ReportPlace:
+class ReportFile:
     """
     The id, modification time and file of a report.
 
@@ -144,9 +144,9 @@ class Reports:
                 raise DefinitionError(msg)
             resolve_trusted_path(self._folder)
 
-    def list_summaries(self, before: tuple[float, str] | None, limit: int) -> list[tuple[ReportPlace, ReportSummary]]:
+    def list_summaries(self, before: tuple[float, str] | None, limit: int) -> list[tuple[ReportFile, ReportSummary]]:
         """Return summaries of the reports after the position *before*, newest first; each file is read once."""
-        found: list[tuple[ReportPlace, ReportSummary]] = []
+        found: list[tuple[ReportFile, ReportSummary]] = []
         for place in sorted(self._find_report_files(), key=lambda one: (one.changed, one.id), reverse=True):
             if before is not None and (place.changed, place.id) >= before:
                 continue
@@ -178,7 +178,7 @@ class Reports:
         named = any(sample.journal == journal for case in report.cases for sample in case.samples)
         return _find_journal_in_folder(place.file.parent, journal) if named else None
 
-    def _find_report_files(self) -> Iterator[ReportPlace]:
+    def _find_report_files(self) -> Iterator[ReportFile]:
         """Yield each folder with a report; links are not followed."""
         folders: list[tuple[Path, int]] = [(self._folder, 0)]
         for seen, (folder, depth) in enumerate(folders):
@@ -200,10 +200,10 @@ class Reports:
                 status = own.stat(follow_symlinks=False)
             except OSError:
                 continue  # it was deleted in the meantime
-            yield ReportPlace(name, status.st_mtime, Path(own.path), status.st_size)
+            yield ReportFile(name, status.st_mtime, Path(own.path), status.st_size)
 
 
-def _load_report(place: ReportPlace) -> Report | None:
+def _load_report(place: ReportFile) -> Report | None:
     """Return the report at a place; ``None`` for other files, such as results of another command."""
     try:
         return _parse_report_file(place)
@@ -212,7 +212,7 @@ def _load_report(place: ReportPlace) -> Report | None:
 
 
 @lru_cache(maxsize=SUMMARIES_KEPT)
-def _summarize_file(place: ReportPlace) -> ReportSummary | None:
+def _summarize_file(place: ReportFile) -> ReportSummary | None:
     """Return the summary of the report at a place, which is read once; arguments and errors are those of ``_parse_report_file``."""
     report = _parse_report_file(place)
     if report is None:
@@ -229,7 +229,7 @@ def _summarize_file(place: ReportPlace) -> ReportSummary | None:
     )
 
 
-def _parse_report_file(place: ReportPlace) -> Report | None:
+def _parse_report_file(place: ReportFile) -> Report | None:
     """Return the report at a place; ``None`` for other files, and ``OSError`` for one that cannot be read."""
     try:
         descriptor = os.open(place.file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

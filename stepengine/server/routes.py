@@ -35,7 +35,7 @@ from stepengine.errors import (
 )
 from stepengine.evaluation.origins import find_agent_origin
 from stepengine.journal.recorded_part import LIVE_KINDS, parse_live_kinds
-from stepengine.server.access import caller_of
+from stepengine.server.access import require_caller
 from stepengine.server.ag_ui import OPERATIONS as AG_UI
 from stepengine.server.bodies import (
     MAX_TEXT,
@@ -586,7 +586,7 @@ class Health(View):
 
 
 async def get_caller(request: Request) -> Response:
-    caller = caller_of(request)
+    caller = require_caller(request)
     return CallerView(name=caller.name, scopes=sorted(caller.scopes)).response()
 
 
@@ -624,7 +624,7 @@ def _summarize_agent(agent: AgentDefinition) -> dict[str, Any]:
 async def list_agents(request: Request) -> Response:
     runs = await _reload_agents_and_get_runs(request)
     broken = None if runs.load_problem is None else runs.load_problem.message
-    is_told, engine = caller_of(request).may("admin"), runs.engine
+    is_told, engine = require_caller(request).may("admin"), runs.engine
     # To look for a key may import what a provider needs.
     lacks = await asyncio.to_thread(lambda: [runs.explain_missing_model(id_) if is_told else "" for id_ in runs.agents])
     summaries: AgentSummaries = request.app.state.agent_summaries
@@ -650,7 +650,7 @@ async def get_agent(request: Request) -> Response:
     agent = runs.engine.agent(name)
     more = (
         await asyncio.to_thread(_get_agent_debug_fields, runs, agent)
-        if caller_of(request).may("debug")
+        if require_caller(request).may("debug")
         else {"source": None}
     )
     summaries: AgentSummaries = request.app.state.agent_summaries
@@ -710,12 +710,12 @@ async def start_run(request: Request) -> Response:
         session=body.session_id,
         limits=None if body.limits is None else body.limits.model_dump(exclude_none=True),
         model=body.model,
-        images=tuple([{"mime_type": _check_and_get_picture_type(one), "data": one.data} for one in body.images]),
+        images=tuple([{"mime_type": _resolve_picture_type(one), "data": one.data} for one in body.images]),
     )
     if body.turn and key is not None:
         msg = "turn: leave out the Idempotency-Key; of two requests for the same turn, the second is refused"
         raise make_input_error(msg)
-    caller = caller_of(request)
+    caller = require_caller(request)
     if body.model is not None:
         # Another model is another price and another provider, which the limits of the agent were not written for.
         caller.must("admin")
@@ -731,7 +731,7 @@ async def start_run(request: Request) -> Response:
     return _make_started_response(request, run, is_new=is_new)
 
 
-def _check_and_get_picture_type(picture: Picture) -> str:
+def _resolve_picture_type(picture: Picture) -> str:
     """Return the media type of a picture by its bytes; raise ``InputError`` for invalid base64 and for types that models do not accept."""
     try:
         data = base64.b64decode(picture.data, validate=True)
@@ -760,7 +760,7 @@ async def _add_previous_run_of_turn(request: Request, body: StartRun, asked: Sta
     if keeps:
         return asked
     conversation = await CallerConversation.load(request, body.session_id)
-    conversation.check_not_running()
+    conversation.require_not_running()
     if conversation.last is not None and conversation.last.status in OPEN:
         msg = (
             f"the run {conversation.last.run} of this conversation is suspended; answer its questions or cancel it, "
@@ -786,7 +786,7 @@ async def list_runs(request: Request) -> Response:
     if "running" in statuses:
         statuses += ("started",)  # it is shown as "running"
     found = await get_run_service(request).reader.list_runs(
-        caller_of(request),
+        require_caller(request),
         agent=given.get("agent"),
         statuses=statuses,
         before=parse_cursor(request),
@@ -854,10 +854,10 @@ async def get_run_page_data(request: Request) -> Response:
     return Response(await views.get_run_page_data(row, _parse_after_offset(request)), media_type="application/json")
 
 
-async def get_run_source_lines(request: Request) -> Response:
+async def replay_run_for_source_lines(request: Request) -> Response:
     row, views = await get_requested_run(request), request.app.state.views
     return Response(
-        await views.collect_source_lines(row, last=_parse_flag(request, "last")), media_type="application/json"
+        await views.replay_for_source_lines(row, last=_parse_flag(request, "last")), media_type="application/json"
     )
 
 
@@ -872,7 +872,7 @@ def _parse_after_offset(request: Request) -> int | None:
 
 
 async def list_questions(request: Request) -> Response:
-    runs, caller, limit = get_run_service(request), caller_of(request), parse_limit(request)
+    runs, caller, limit = get_run_service(request), require_caller(request), parse_limit(request)
     views: RunPageData = request.app.state.views
     before, found, is_last = parse_cursor(request), list[tuple[RunRow, OpenQuestion]](), False
     # The cursor is the run and its last listed question. It sorts after the run, so the next page starts with the same run.
@@ -959,7 +959,7 @@ async def get_run(request: Request) -> Response:
 async def watch_run(request: Request) -> Response:
     row, runs, full = await get_requested_run(request), get_run_service(request), _parse_flag(request, "full")
     if full:
-        caller_of(request).must("debug")
+        require_caller(request).must("debug")
     after = request.headers.get("last-event-id") or request.query_params.get("after") or None
     headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
     if request.method == "HEAD":
@@ -967,7 +967,7 @@ async def watch_run(request: Request) -> Response:
     first = None
     try:
         had, events = runs.watcher.parse_position(after), runs.watcher.events(row, after)
-        if await runs.watcher.may_be_over(row, after):
+        if await runs.watcher.may_have_no_more_events(row, after):
             # A browser that has everything asks again after every end, and only this makes it stop.
             first = await anext(events, None)
             if first is None:
@@ -989,10 +989,10 @@ async def answer_run(request: Request) -> Response:
     row, runs, body = await get_requested_run(request), get_run_service(request), await _body(request, AnswerQuestions)
     given = {name: _parse_answer(value) for name, value in body.answers.items()}
     try:
-        await runs.messenger.answer(caller_of(request), row, given)
+        await runs.messenger.answer(require_caller(request), row, given)
     except AnswerRejected as error:
         open_ = [question_to_json(one) for one in (await runs.reader.load_details(row)).questions]
-        first = await runs.messenger.find_answers(row, given.keys() - {one["id"] for one in open_})
+        first = await runs.messenger.list_stored_answers(row, given.keys() - {one["id"] for one in open_})
         told = [{"id": id_, "by": by, "answer": answer} for id_, by, answer in first]
         raise problem_of(error, members={"open": open_, "answered": told}) from None
     return Accepted(run_id=row.run).response(202)
@@ -1008,7 +1008,7 @@ async def post_message(request: Request) -> Response:
     row, body = await get_requested_run(request), await _body(request, PostMessage)
     if body.topic in request.app.state.webhooks.topics:
         # The run trusts the signature of a service. Its owner may be who gains by the event, such as who has to pay.
-        caller_of(request).must("admin")
+        require_caller(request).must("admin")
     is_new = await get_run_service(request).messenger.send_message(
         row, body.topic, body.value, id=body.id, path=body.path
     )
@@ -1042,13 +1042,13 @@ async def resume_run(request: Request) -> Response:
         raise make_input_error(msg)
     if body.on_divergence != "raise":
         # What was approved, and what a tool returned, may count for another call then.
-        caller_of(request).must("admin")
+        require_caller(request).must("admin")
     await get_run_service(request).launcher.resume(row, None if body.on_divergence == "raise" else body)
     return Accepted(run_id=row.run).response(202)
 
 
 async def replay_run(request: Request) -> Response:
-    row, caller = await get_requested_run(request), caller_of(request)
+    row, caller = await get_requested_run(request), require_caller(request)
     body, difference, result = await _body(request, ReplayRun, may_be_empty=True), None, None
     try:
         live = parse_live_kinds(body.live, has_pace=False)
@@ -1084,8 +1084,8 @@ def _describe_divergence(error: ReplayDivergence) -> DivergenceView:
 
 
 async def fork_run(request: Request) -> Response:
-    row, caller, body = await get_requested_run(request), caller_of(request), await _body(request, ForkRun)
-    body.check_members_and_scopes(caller)
+    row, caller, body = await get_requested_run(request), require_caller(request), await _body(request, ForkRun)
+    body.require_valid_members_and_scopes(caller)
     made = await get_run_service(request).launcher.fork(caller, row, body)
     if isinstance(made, str):
         return _make_started_response(request, made, is_new=True)
@@ -1164,7 +1164,7 @@ async def list_sessions(request: Request) -> Response:
     given, limit = request.query_params, parse_limit(request)
     before = parse_cursor(request)
     found = await get_run_service(request).conversations.list_sessions(
-        caller_of(request), owner=given.get("owner"), before=before, limit=limit + 1
+        require_caller(request), owner=given.get("owner"), before=before, limit=limit + 1
     )
     shown, following = cut_page(found, limit, lambda row: (row.changed, row.session))
     return SessionList(
@@ -1174,7 +1174,7 @@ async def list_sessions(request: Request) -> Response:
 
 async def get_session(request: Request) -> Response:
     name, owner = request.path_params["session"], request.query_params.get("owner")
-    row, kept = await get_run_service(request).conversations.get_session(caller_of(request), name, owner=owner)
+    row, kept = await get_run_service(request).conversations.get_session(require_caller(request), name, owner=owner)
     said = None if kept is None else list(kept.messages)
     last = None if said is None else [_make_message_view(one) for one in said[-MOST_SAID:]]
     return SessionView(
@@ -1195,7 +1195,7 @@ def _make_message_view(message: Message) -> MessageView:
 
 async def delete_session(request: Request) -> Response:
     name, owner = request.path_params["session"], request.query_params.get("owner")
-    await get_run_service(request).conversations.delete_messages(caller_of(request), name, owner=owner)
+    await get_run_service(request).conversations.delete_messages(require_caller(request), name, owner=owner)
     return Response(status_code=204)
 
 
@@ -1312,7 +1312,7 @@ OPERATIONS: tuple[Operation, ...] = (
         about="Return the page data of a run: its steps, texts and figures.\nThe format belongs to the page and may change in any version.",
     ),
     Operation(
-        method="GET", path="/runs/{run}/lines", name="lines_of_run", scope="debug", handler=get_run_source_lines, gives={200: "application/json"},
+        method="GET", path="/runs/{run}/lines", name="lines_of_run", scope="debug", handler=replay_run_for_source_lines, gives={200: "application/json"},
         refuses=(404, 422), parameters=(HttpParameter("last", "With 1, only the current position of the handlers.", int),),
         about="Return the lines and variables of the handlers at each step.\nThe format belongs to the page and may change in any version.",
     ),

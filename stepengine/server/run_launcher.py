@@ -42,8 +42,8 @@ from stepengine.server.run_requests import (
     ForkRun,
     ResumeRun,
     StartRequest,
-    check_not_ended,
     make_client_error,
+    require_not_ended,
     start_options_from_request,
 )
 from stepengine.server.run_starts import RunStarts, plan_start
@@ -159,7 +159,7 @@ class RunLauncher(RunStarts[RunRow]):
             wait_for_answers=self._get_answer_wait_seconds(row),
             **options,
         )
-        self._live.add_and_record_end(row.run, handle, row.owner)
+        self._live.add_and_watch_run(row.run, handle, row.owner)
 
     def _get_answer_wait_seconds(self, row: RunRow) -> float:
         """Return how many seconds a question of the run waits in memory."""
@@ -170,7 +170,7 @@ class RunLauncher(RunStarts[RunRow]):
         now = time.time()
         request: dict[str, Any] = {"prompt": "", "params": None, "metadata": None}
         await self._store.write(make_register_run_act(RunRow(run, "", agent, "running", now, now, request), None))
-        self._live.add_and_record_end(run, handle, "")
+        self._live.add_and_watch_run(run, handle, "")
 
     # --- resuming -----------------------------------------------------------------------------------------------------
 
@@ -187,10 +187,10 @@ class RunLauncher(RunStarts[RunRow]):
             Problem: when it has ended, is running although *asked* is given, or too many runs are executed.
         """
         if row.run in self._live:
-            _refuse_options_for_running_run(row, asked)
+            _require_no_options_for_running_run(row, asked)
             return
-        _check_is_resumable(row)
-        self._live.check_room(row.owner)
+        _require_resumable(row)
+        self._live.require_room(row.owner)
         # The time of the last change stays that of the suspension, so that of two concurrent answers to a question one is refused.
         await self._resume_or_start(attrs.evolve(row, status="running"), asked)
 
@@ -209,7 +209,7 @@ class RunLauncher(RunStarts[RunRow]):
         lock = self._resuming.setdefault(row.run, asyncio.Lock())
         async with lock:
             if row.run in self._live or self._live.is_closing:
-                _refuse_options_for_running_run(row, asked)
+                _require_no_options_for_running_run(row, asked)
                 return
             with self._live.reserve_room(row.owner):
                 await self._resume_or_start_in_reserved_room(row, asked)
@@ -220,13 +220,13 @@ class RunLauncher(RunStarts[RunRow]):
         await self._live.wait_until_end_recorded(row.run)
         known = await self._store.find(row.run)
         if known is not None:
-            _check_is_resumable(known)
+            _require_resumable(known)
         if known is None or (known.status not in RUNNING and known.changed != row.changed):
-            _refuse_options_for_running_run(row, asked)
+            _require_no_options_for_running_run(row, asked)
             return
         journal = self._store.journal(row.run)
         try:
-            ended = await asyncio.to_thread(find_recorded_final_status, journal)
+            ended = await asyncio.to_thread(find_recorded_end_status, journal)
         except JournalMissing:
             if known.status != "started" and (known.status, known.tries) != ("stranded", NEVER_STARTED):
                 raise
@@ -234,7 +234,7 @@ class RunLauncher(RunStarts[RunRow]):
             return
         if ended is not None:
             await self._store.write(make_store_status_act(row.run, ended, time.time()))
-            _check_is_resumable(attrs.evolve(known, status=ended))
+            _require_resumable(attrs.evolve(known, status=ended))
             return
         options = None if asked is None else await self._store_divergent_resume_status(row, journal, asked)
         try:
@@ -275,7 +275,7 @@ class RunLauncher(RunStarts[RunRow]):
             if decided:
                 await self._store.write(make_store_decisions_act(row.run, decided))
             raise
-        self._live.add_and_record_end(row.run, handle, row.owner, is_resumed=True)
+        self._live.add_and_watch_run(row.run, handle, row.owner, is_resumed=True)
 
     async def _store_divergent_resume_status(self, row: RunRow, journal: Journal, asked: ResumeRun) -> dict[str, Any]:
         """
@@ -317,7 +317,7 @@ class RunLauncher(RunStarts[RunRow]):
                     handle = await engine.start_resume(self._store.journal(run), **options)
                 # Registered last: a server that is killed before has a third-party journal still, and leaves it alone.
                 await self._register_or_find_earlier_run(row, None)
-                self._live.add_and_record_end(run, handle, caller.name, is_resumed=True)
+                self._live.add_and_watch_run(run, handle, caller.name, is_resumed=True)
 
     # --- forking ------------------------------------------------------------------------------------------------------
 
@@ -356,7 +356,7 @@ class RunLauncher(RunStarts[RunRow]):
                         error, JournalError, row, source, status=422, kind="no_such_place"
                     ) from None
                 await self._register_or_find_earlier_run(new, None)
-                self._live.add_and_record_end(run, handle, caller.name, is_resumed=True)
+                self._live.add_and_watch_run(run, handle, caller.name, is_resumed=True)
         return run
 
     async def _start_fork(self, engine: Engine, source: Journal, new: RunRow, asked: ForkRun) -> RunHandle:
@@ -423,13 +423,13 @@ class RunLauncher(RunStarts[RunRow]):
             raise make_client_error(error, JournalError, row, journal, status=409, kind="not_possible") from None
 
 
-def _check_is_resumable(row: RunRow) -> None:
+def _require_resumable(row: RunRow) -> None:
     """Raise ``Problem`` for a run that has ended; a stranded run can be resumed."""
     if row.status != "stranded":
-        check_not_ended(row)
+        require_not_ended(row)
 
 
-def _refuse_options_for_running_run(row: RunRow, asked: ResumeRun | None) -> None:
+def _require_no_options_for_running_run(row: RunRow, asked: ResumeRun | None) -> None:
     """Raise ``Problem`` if *asked* changes how a run is resumed that is running already."""
     if asked is not None:
         msg = f"the run {row.run} is running, or has changed in the meantime; `on_divergence` needs a run that no process executes"
@@ -449,7 +449,7 @@ def _make_changed_agent_options(row: RunRow, engine: Engine) -> dict[str, Any]:
     return {"agent": agent, **model}
 
 
-def find_recorded_final_status(journal: Journal) -> str | None:
+def find_recorded_end_status(journal: Journal) -> str | None:
     """
     Return the final status of a run in its journal; ``None`` if it has not ended.
 

@@ -24,7 +24,7 @@ from stepengine.server.ledger import (
 )
 from stepengine.server.problems import Problem
 from stepengine.server.quotas import QuotaTable, json_size
-from stepengine.server.run_requests import check_and_sign_answers, check_not_ended, make_client_error
+from stepengine.server.run_requests import make_client_error, require_not_ended, validate_and_sign_answers
 
 if TYPE_CHECKING:
     from stepengine.journal.sources import JournalLike
@@ -95,8 +95,10 @@ class RunMessenger:
             AnswerRejected: when a question is not open, or the answer does not fit it.
             Problem: when *caller* may not give such an answer.
         """
-        check_not_ended(row)
-        given = check_and_sign_answers(caller, answers, await self._find_open_questions(row, answers), page_questions)
+        require_not_ended(row)
+        given = validate_and_sign_answers(
+            caller, answers, await self._find_open_questions(row, answers), page_questions
+        )
         letters = [
             # The same id for two people who answer one question at the same time, so that the second is refused.
             MailboxMessage(kind="answer", topic=question, value=encode_stored(answer), id=f"{question}@{row.changed}")
@@ -121,9 +123,9 @@ class RunMessenger:
             raise AnswerRejected(msg) from None
         await self._notify_or_resume_run(row)
 
-    async def find_answers(self, row: RunRow, questions: Collection[str]) -> list[tuple[str, str, str]]:
+    async def list_stored_answers(self, row: RunRow, questions: Collection[str]) -> list[tuple[str, str, str]]:
         """Return the id, the answerer and the answer of each of the *questions* answered in the mailbox."""
-        return await asyncio.to_thread(_find_mailbox_answers, self._store.journal(row.run), questions)
+        return await asyncio.to_thread(_list_mailbox_answers, self._store.journal(row.run), questions)
 
     async def answer_and_find_handle(
         self, caller: Caller, row: RunRow, answers: Mapping[str, AnswerLike], *, page_questions: Collection[str] = (),
@@ -163,13 +165,13 @@ class RunMessenger:
 
         Errors are those of ``Engine.send_message``, and ``Problem`` over a quota.
         """
-        check_not_ended(row)
+        require_not_ended(row)
         journal = self._store.journal(row.run)
         handle = self._live.handles.get(row.run)
         async with self._quotas.admit_request(row.owner, json_size(value)) as use:
             try:
                 try:
-                    engine = self._engines.engine_for_run(row.run)
+                    engine = self._engines.get_engine_for_run(row.run)
                     is_new = await engine.send_message(handle or journal, topic, value, id=id, path=path)
                 except StepEngineError:
                     if handle is None or not handle.done:
@@ -185,7 +187,7 @@ class RunMessenger:
 
     async def send_user_input(self, row: RunRow, text: str) -> None:
         """Send user input to a run: its next model call gets it."""
-        check_not_ended(row)
+        require_not_ended(row)
         async with self._quotas.admit_request(row.owner, json_size(text)):
             if await self._send_mailbox_message(row, MailboxMessage(kind="input", value=text)) is None:
                 self._live.handles[row.run].send_input(text)
@@ -213,7 +215,7 @@ class RunMessenger:
             InputError: when the call has another result already, or this one is too long.
             Problem: when no such call waits.
         """
-        check_not_ended(row)
+        require_not_ended(row)
         handle, journal = self._live.handles.get(row.run), self._store.journal(row.run)
         try:
             await asyncio.to_thread(_store_or_send_tool_result, handle, journal, call_id, result, path)
@@ -270,7 +272,7 @@ def _store_or_send_tool_result(
     return send_tool_result(journal, call_id, result, path=path)
 
 
-def _find_mailbox_answers(journal: Journal, wanted: Collection[str]) -> list[tuple[str, str, str]]:
+def _list_mailbox_answers(journal: Journal, wanted: Collection[str]) -> list[tuple[str, str, str]]:
     found: dict[str, tuple[str, str, str]] = {}
     try:
         letters, _ = journal.mailbox().read()

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from stepengine.server.access import caller_of
+from stepengine.server.access import require_caller
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -94,7 +94,7 @@ class ReaderPart(Protocol):
     ) -> list[RunRow]:
         """Return the runs of *caller*, for an admin those of everybody or of *owner*, newest first."""
 
-    async def count_by_agent_and_status(self) -> list[tuple[str, str, int]]:
+    async def count_runs_by_agent_and_status(self) -> list[tuple[str, str, int]]:
         """Return the number of runs of each agent in each status."""
 
     async def load_details(self, row: RunRow) -> ServedRun:
@@ -106,7 +106,7 @@ class ReaderPart(Protocol):
     async def get_journal(self, row: RunRow) -> Journal:
         """Return the journal of a run, or a copy of it."""
 
-    def engine_for(self, row: RunRow) -> Engine:
+    def get_engine_for_run(self, row: RunRow) -> Engine:
         """Return the engine that executes a run, or else would resume it."""
 
     async def read_journal_bytes(self, row: RunRow) -> bytes:
@@ -125,7 +125,7 @@ class WatcherPart(Protocol):
     def events(self, row: RunRow, after: str | None) -> AsyncGenerator[Event, None]:
         """Return the events of a run from the first one, or after the event *after*."""
 
-    async def may_be_over(self, row: RunRow, after: str | None) -> bool:
+    async def may_have_no_more_events(self, row: RunRow, after: str | None) -> bool:
         """Return whether a run may have no events after the event *after*."""
 
 
@@ -135,7 +135,7 @@ class MessengerPart(Protocol):
     async def answer(self, caller: Caller, row: RunRow, answers: Mapping[str, AnswerLike]) -> None:
         """Answer open questions, all or none of them."""
 
-    async def find_answers(self, row: RunRow, questions: Collection[str]) -> list[tuple[str, str, str]]:
+    async def list_stored_answers(self, row: RunRow, questions: Collection[str]) -> list[tuple[str, str, str]]:
         """Return the id, the answerer and the answer of each of the *questions* that others have answered."""
 
     async def send_message(self, row: RunRow, topic: str, value: object, *, id: str | None, path: str) -> bool:
@@ -270,4 +270,4 @@ def get_run_service(request: Request) -> RunService:
 
 async def get_requested_run(request: Request, name: str = "run") -> RunRow:
     """Return the run that the member *name* of a request's path names, if it is the caller's; otherwise raise ``Problem``."""
-    return await get_run_service(request).reader.get_run(caller_of(request), request.path_params[name])
+    return await get_run_service(request).reader.get_run(require_caller(request), request.path_params[name])

@@ -107,7 +107,7 @@ class RunReader:
         Raises:
             Problem: when there is no such run, or it belongs to somebody else; both look the same.
         """
-        was_here = self._live.has_unrecorded_end(run)
+        was_here = self._live.has_run_without_recorded_end(run)
         row = await self._store.find(run)
         if row is not None and row.status in (*RUNNING, "stranded") and was_here and run not in self._live:
             # The caller may have seen the end of the run, and must not be told that it runs. Whether this process records
@@ -153,7 +153,7 @@ class RunReader:
             ),
         )
 
-    async def count_by_agent_and_status(self) -> list[tuple[str, str, int]]:
+    async def count_runs_by_agent_and_status(self) -> list[tuple[str, str, int]]:
         """Return the number of runs of each agent in each status."""
         query = "SELECT agent, status, count(*) FROM served GROUP BY agent, status"
         return await asyncio.to_thread(self._store.ledger.read, query)
@@ -254,9 +254,9 @@ class RunReader:
         """Return the journal of a run, which grows while the run is executed."""
         return self._store.journal(row.run)
 
-    def engine_for(self, row: RunRow) -> Engine:
+    def get_engine_for_run(self, row: RunRow) -> Engine:
         """Return the engine that executes a run, or else would resume it."""
-        return self._engines.engine_for_run(row.run)
+        return self._engines.get_engine_for_run(row.run)
 
     async def read_journal_bytes(self, row: RunRow) -> bytes:
         """Return the bytes of the journal of a run."""

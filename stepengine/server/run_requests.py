@@ -99,7 +99,7 @@ class ForkRun(Body):
         """The option ``edit`` of a fork, if the effect gets another outcome."""
         return {"edit": self.edit} if "edit" in self.model_fields_set else {}
 
-    def check_members_and_scopes(self, caller: Caller) -> None:
+    def require_valid_members_and_scopes(self, caller: Caller) -> None:
         """
         Check which members go together, and what *caller* may ask for.
 
@@ -215,7 +215,7 @@ def start_options_from_request(request: Mapping[str, Any], previous: AgentState 
     return options
 
 
-def check_may_continue_session(caller: Caller, asked: StartRequest, *, stores_messages: bool) -> None:
+def require_may_continue_session(caller: Caller, asked: StartRequest, *, stores_messages: bool) -> None:
     """Raise ``Problem`` if *caller* continues a stored conversation without the scope ``answer``."""
     if asked.session is not None and stores_messages and not caller.may("answer"):
         msg = (
@@ -225,7 +225,7 @@ def check_may_continue_session(caller: Caller, asked: StartRequest, *, stores_me
         raise Problem(msg, status=403, kind="scope_missing", members={"scope": "answer"})
 
 
-def make_checked_session_key(caller: Caller, session: str | None) -> str | None:
+def require_session_key(caller: Caller, session: str | None) -> str | None:
     """Return the key of a conversation of *caller*; raise ``InputError`` for a name that cannot be in a URL."""
     if session is not None and not session.isprintable():
         msg = "the name of a conversation must have only printable characters, because it can be part of a URL"
@@ -254,21 +254,21 @@ def get_permitted_owner(caller: Caller, owner: str | None) -> str:
     return owner
 
 
-def check_not_closing(*, is_closing: bool) -> None:
+def require_not_closing(*, is_closing: bool) -> None:
     """Raise ``Problem`` while the server shuts down."""
     if is_closing:
         msg = "the server is shutting down; try again in a moment"
         raise Problem(msg, status=503, kind="stopping", headers={"retry-after": "5"})
 
 
-def check_not_ended(row: RunRow) -> None:
+def require_not_ended(row: RunRow) -> None:
     """Raise ``Problem`` for a run that has ended."""
     if row.status not in OPEN:
         msg = f"the run {row.run} has ended ({row.status}) and accepts no input"
         raise Problem(msg, status=409, kind="ended", members={"run_status": row.status})
 
 
-def check_and_sign_answers(
+def validate_and_sign_answers(
     caller: Caller,
     answers: Mapping[str, AnswerLike],
     open_: Mapping[str, Question],

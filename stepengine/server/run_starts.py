@@ -18,10 +18,10 @@ from stepengine.server.pending_starts import PendingStarts
 from stepengine.server.quotas import QuotaTable, json_size
 from stepengine.server.run_requests import (
     StartRequest,
-    check_may_continue_session,
-    make_checked_session_key,
     request_to_json,
     require_listed_agent,
+    require_may_continue_session,
+    require_session_key,
 )
 
 if TYPE_CHECKING:
@@ -70,12 +70,12 @@ def plan_start(
         Problem: when *caller* may not continue a conversation.
     """
     agent = require_listed_agent(agents, asked.agent)
-    check_may_continue_session(caller, asked, stores_messages=stores_messages)
+    require_may_continue_session(caller, asked, stores_messages=stores_messages)
     request, now = request_to_json(engine.agent(agent).limits, asked), time.time()
     if asked.after is not None:
         # The newest run of a conversation is the one that was created last, also if the clocks of two servers differ.
         now = max(now, asked.after.created + 0.001)
-    return StartPlan(agent, request, make_checked_session_key(caller, asked.session), now)
+    return StartPlan(agent, request, require_session_key(caller, asked.session), now)
 
 
 class RunStarts(ABC, Generic[Row]):
@@ -108,7 +108,7 @@ class RunStarts(ABC, Generic[Row]):
             async with self._quotas.admit_request(row.owner, size, runs=0 if is_repeat else 1) as use:
                 # Registered first and started then: if this process dies in between, another one starts the run. The
                 # other way round it would be running, and its owner unknown.
-                with self._pending.track(row.run):
+                with self._pending.track_start(row.run):
                     known = await self._register_or_find_earlier_run(row, key)
                     if known is None:
                         await self._start_or_unregister(row)

@@ -15,7 +15,7 @@ from stepengine.journal.pending_items import find_waits
 from stepengine.journal.show import find_root_end, spending_of
 from stepengine.server.ledger import OPEN, RunRow, make_store_shown_message_act
 from stepengine.server.live_runs import RUNNING
-from stepengine.server.run_requests import make_checked_session_key
+from stepengine.server.run_requests import require_session_key
 
 if TYPE_CHECKING:
     from stepengine.data.events import Event
@@ -47,7 +47,7 @@ class RunTurns:
 
     async def find_newest_run(self, caller: Caller, session: str) -> RunRow | None:
         """Return the last run of a conversation of *caller*; one that has just ended once its end is in the ledger."""
-        read = partial(self._store.ledger.find_newest_run, caller.name, make_checked_session_key(caller, session))
+        read = partial(self._store.ledger.find_newest_run, caller.name, require_session_key(caller, session))
         row = await asyncio.to_thread(read)
         handle = None if row is None else self._live.handles.get(row.run)
         if row is not None and (handle.done if handle is not None else row.status in RUNNING):

@@ -57,7 +57,7 @@ class RunWatcher:
             return stream_recorded_then_live_events(handle.events(after=after), following, had)
         return following.events(had, stay=False)
 
-    async def may_be_over(self, row: RunRow, after: str | None) -> bool:
+    async def may_have_no_more_events(self, row: RunRow, after: str | None) -> bool:
         """Return whether a run may have no events after the event *after*, because no process executes it."""
         return row.run not in self._live and (
             row.status not in RUNNING or self._live.find_newest_handle(row) is not None

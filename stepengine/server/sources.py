@@ -81,7 +81,7 @@ class EngineSources:
         """Whether the last attempt to load the files failed."""
         return self._refused is not None
 
-    async def check_in_child_process(self) -> None:
+    async def require_loadable_in_child_process(self) -> None:
         """
         Load the files in a child process, which they could end or block; raise if they create no engine.
 

@@ -135,7 +135,7 @@ class RunPageData:
             journal = await self._runs.reader.get_journal(row)
             if self._runs.reader.copies_journals:
                 # Not followed in pieces: it does not grow.
-                return await asyncio.to_thread(_read_page_data_once, journal, row.run, after)
+                return await asyncio.to_thread(_make_page_data_once, journal, row.run, after)
             return await self.get_journal_page_data(row.run, journal, after)
         except JournalMissing:
             return NOTHING
@@ -155,7 +155,7 @@ class RunPageData:
                 self._followed.pop(name, None)
                 raise
 
-    async def collect_source_lines(self, row: RunRow, *, last: bool) -> bytes:
+    async def replay_for_source_lines(self, row: RunRow, *, last: bool) -> bytes:
         """
         Return the source lines of a run's handlers at each step as JSON; with *last* only the current lines.
 
@@ -166,8 +166,8 @@ class RunPageData:
             JournalError: when the journal cannot be read.
         """
         reader = self._runs.reader
-        journal, engine = await reader.get_journal(row), reader.engine_for(row)
-        work = _collect_current_lines if last else _collect_source_lines_and_variables
+        journal, engine = await reader.get_journal(row), reader.get_engine_for_run(row)
+        work = _replay_for_current_lines if last else _replay_for_source_lines_and_variables
         try:
             async with self._walking:
                 return await asyncio.to_thread(work, engine, journal, row.run)
@@ -209,7 +209,7 @@ def _make_full_page_data(following: FollowedJournal) -> dict[str, Any]:
     return told
 
 
-def _read_page_data_once(journal: Journal, name: str, after: int | None) -> bytes:
+def _make_page_data_once(journal: Journal, name: str, after: int | None) -> bytes:
     """Return the page data of a copied journal; with *after* no changes if its length is *after*, otherwise all of them."""
     following = FollowedJournal(journal, name)
     told: dict[str, Any] = {"after": after}
@@ -220,7 +220,7 @@ def _read_page_data_once(journal: Journal, name: str, after: int | None) -> byte
     return json.dumps(told).encode()
 
 
-def _collect_source_lines_and_variables(engine: Engine, journal: Journal, name: str) -> bytes:
+def _replay_for_source_lines_and_variables(engine: Engine, journal: Journal, name: str) -> bytes:
     """Replay a run, and return the source lines and variables of its handlers at each step as JSON, also if the replay fails."""
     view = RunPayload(PageTexts(), name)
     view.add_new_records(load_stored_history(journal))
@@ -245,7 +245,7 @@ def _collect_source_lines_and_variables(engine: Engine, journal: Journal, name: 
     return json.dumps(told).encode()
 
 
-def _collect_current_lines(engine: Engine, journal: Journal, name: str) -> bytes:
+def _replay_for_current_lines(engine: Engine, journal: Journal, name: str) -> bytes:
     """Replay a run to its last record, and return the current source lines of its handlers, as JSON."""
     clean = PageTexts().clean
     try:

@@ -12,10 +12,10 @@ from stepengine.adapters.vercel import HEADERS, VERSIONS, prompt_of, read_approv
 from stepengine.data.codec import plain
 from stepengine.errors import AnswerRejected
 from stepengine.redaction import KNOWN
-from stepengine.server.access import caller_of
+from stepengine.server.access import require_caller
 from stepengine.server.bodies import make_input_error, read_json_body, validate_as
 from stepengine.server.openapi import HttpParameter, Operation
-from stepengine.server.pages import CallerConversation, add_ping_comments, get_path_agent
+from stepengine.server.pages import CallerConversation, add_ping_comments, require_agent_id
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -40,14 +40,14 @@ class ChatTurn(BaseModel):
 
 async def start_chat_turn(request: Request) -> Response:
     body = validate_as(ChatTurn, plain(await read_json_body(request)))
-    agent, version = get_path_agent(request), _parse_protocol_version(request)
+    agent, version = require_agent_id(request), _parse_protocol_version(request)
     answers = read_approvals(body.messages)
     prompt = "" if answers else prompt_of(body.messages, trigger=body.trigger, message_id=body.messageId)
     chat = await CallerConversation.load(request, body.id)
-    chat.check_not_running()
+    chat.require_not_running()
     asks = chat.state is not None and bool(chat.state.pending)
     if answers or asks:
-        caller_of(request).must("answer")
+        require_caller(request).must("answer")
     if answers:
         _require_answers_for_last_run(chat, body.messages[-1])
     taken = await chat.start_next_turn(agent, prompt, answers)
@@ -70,7 +70,7 @@ def _require_answers_for_last_run(chat: CallerConversation, message: dict[str, A
 
 
 async def reconnect_to_chat(request: Request) -> Response:
-    agent, version = get_path_agent(request), _parse_protocol_version(request)
+    agent, version = require_agent_id(request), _parse_protocol_version(request)
     chat = await CallerConversation.load(request, request.path_params["chat"])
     if chat.last is None or chat.last.agent != agent:
         return Response(status_code=204)

@@ -182,7 +182,7 @@ class UnreadEvents:
     def _has_received(self, number: int, event: Event) -> bool:
         mark = self._marks.get(event.path)
         if mark is not None and event.path not in self._at:
-            return has_mark_passed(mark, event)
+            return is_already_received(mark, event)
         return number <= self._last_received_number(event.path)
 
     def _last_received_number(self, path: str) -> float:
@@ -204,7 +204,7 @@ class UnreadEvents:
         return {path: mark for path, mark in self._marks.items() if path not in self._at}
 
 
-def has_mark_passed(mark: Mark, event: Event) -> bool:
+def is_already_received(mark: Mark, event: Event) -> bool:
     """Return whether the reader already has an event: its mark for the event's path is there or later."""
     if event.type in ("run_finished", "run_failed") or getattr(event, "resumed", False):
         return mark == (event.seq, event.type)
@@ -456,7 +456,7 @@ def _is_new_and_drop_mark(marks: dict[str, Mark], event: Event) -> bool:
     if mark is None:
         return True
     is_it = mark == (event.seq, event.type)
-    is_had = is_it or has_mark_passed(mark, event)
+    is_had = is_it or is_already_received(mark, event)
     if is_it or not is_had:
         del marks[event.path]
     return not is_had

@@ -27,7 +27,7 @@ from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, follow
 from stepengine.journal.event_stream import EventProjection, JournalWatch
 from stepengine.redaction import GIVEN
 from stepengine.server import watchers
-from stepengine.server.event_json import encode_event_stream, sse_line
+from stepengine.server.event_json import encode_event_stream, encode_sse_event
 from stepengine.server.watchers import (
     FollowedEvents,
     ReaderPosition,
@@ -337,7 +337,7 @@ def test_stream_without_debug_scope_omits_the_final_state() -> None:
     finished = RunFinished(result=RunResult(status=RunStatus.COMPLETED, state=AgentState()))
 
     def shown(event: Event, *, full: bool) -> dict[str, Any]:
-        told: dict[str, Any] = json.loads(sse_line(event, full=full).partition("data: ")[2])
+        told: dict[str, Any] = json.loads(encode_sse_event(event, full=full).partition("data: ")[2])
         return told
 
     assert "given" in json.dumps(shown(tool_result, full=False)["result"])
