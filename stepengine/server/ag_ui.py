@@ -1,4 +1,4 @@
-"""The routes for pages that speak AG-UI: a run of a thread, and coming back to one. They need the extra ``ag-ui``."""
+"""The routes for AG-UI pages: start a turn of a thread, and reconnect to it. They need the extra ``ag-ui``."""
 
 from __future__ import annotations
 

@@ -87,35 +87,36 @@ def app(
         authenticate: A function of a Starlette ``Request``, async or not, that returns the ``Caller`` or ``None``.
         logins: One-time links for browsers.
         agents: The ids of the agents that may be started; by default all of the engine.
-        schedules: When agents are started by themselves; callers with the scope ``admin`` see these runs.
-        roots: The folders that ``file_tools`` of its agents were given: what runs wrote there an admin may undo.
-        reports: The folder in which `stepengine eval` writes, such as ``"evals"``: who may read sees its reports.
-        hosts: Names under which the server is reached; loopback's by default.
-        cors: Origins of other pages that may call with a token.
-        caps: How much a client may send, and how often.
-        max_live: How many runs may be under way in this process, 64 by default; whoever starts one more gets 429. Of a
-            ``DurableEngine`` what is more than its ``concurrency`` waits in the database.
-        wait_for_answers: Seconds that a question is waited for in memory; the run is suspended then, and goes on when it is answered.
-            With a ``DurableEngine`` it waits in the database at once, and whoever watches it is run_service so long.
-        drain: Seconds that runs have to come to their end when the application is stopped; the rest goes on at the next start.
-        webhooks: Which services may send events to runs, and who is told of questions: ``Webhooks``, or the path of their file.
-        shares: The members of ``AgentState.context`` that pages which speak AG-UI are shown and may set; an engine gives its runs what
-            such pages send with ``hooks=stepengine.adapters.ag_ui.page_hooks()``.
-        ui: Whether the page of the studio is there, at the application's own path; browsers come to it by *logins*.
-        maker: How another process of this machine makes the engine from its files as they are by then: with it there are routes that
-            go back in runs, show what an edit does to one, and judge them, none of which imports the authors' code here.
-        sources: The files that *engine* was made of: when they were saved, runs that begin from then on have an engine that is made
-            of them anew. Of a ``DurableEngine``, whose workers are elsewhere, nothing is.
-        script: What the script is called that answers in store_path of the models of *engine*, such as ``"replies.json"``: the page and
-            the list of agents tell it, so that nobody takes its replies for a model's.
+        schedules: When agents are started automatically; callers with the scope ``admin`` see these runs.
+        roots: The folders that ``file_tools`` of its agents write in; an admin may undo the writes of runs there.
+        reports: The folder in which `stepengine eval` writes, such as ``"evals"``; callers with the scope ``read`` see its reports.
+        hosts: Host names of the server; by default those of loopback.
+        cors: Origins of other pages that may send requests with a token.
+        caps: The limits of the requests that a client may send.
+        max_live: How many runs may be executed in this process at a time, 64 by default; one more start gets 429. Runs of a
+            ``DurableEngine`` above its ``concurrency`` wait in the database.
+        wait_for_answers: Seconds that a question waits in memory; then the run is suspended, and an answer resumes it. With a
+            ``DurableEngine`` the run is suspended at once, and its event streams stay open for this time.
+        drain: Seconds that runs may continue when the application stops; the others are resumed at the next start.
+        webhooks: The services that may send events to runs and the one that receives questions and results: ``Webhooks``, or the path of
+            their file.
+        shares: The members of ``AgentState.context`` that AG-UI pages see and may set. Runs get the data of such pages by the engine's
+            ``hooks=stepengine.adapters.ag_ui.page_hooks()``.
+        ui: Whether to serve the page of the studio at the application's own path; browsers log in with *logins*.
+        maker: How another process makes the engine from the current files. It adds the routes that go back in runs, preview edits and
+            evaluate runs; none of them imports the authors' code in this process.
+        sources: The files that *engine* was made from; after they were saved, new runs start in an engine that is rebuilt from them.
+            Ignored for a ``DurableEngine``, whose workers are elsewhere.
+        script: The name of the script that answers in place of the models of *engine*, such as ``"replies.json"``. The page and the list
+            of agents show it, so that its replies are not mistaken for those of a model.
         quotas: How much one owner may use; a request over a quota gets 429. By default ``Quotas()``.
 
     Raises:
-        AgentError: when there is no agent of an id in *agents*.
-        DefinitionError: without any way to be known, without a store for runs or with two of them, or when others could write
-            *runs*, or read the tokens or the webhooks, or *reports* is a file.
-        DataError: when the file of webhooks or tokens is none.
-        JournalError: when others could write *reports*.
+        AgentError: If *agents* has the id of no agent.
+        DefinitionError: If no caller can be identified, runs have no store or two, other users could write *runs* or read the
+            tokens or the webhooks, or *reports* is a file.
+        DataError: If the file of webhooks or tokens is invalid.
+        JournalError: If other users could write *reports*.
     """
     require_extra_package()
     require_extra_package("prometheus_client")
@@ -163,7 +164,9 @@ def app(
             async with AsyncExitStack() as stack, served.state.freed_memory.trim_periodically():
                 if hooks.out is not None and run_service.ledger is not None:
                     await stack.enter_async_context(
-                        WebhookSender(run_service, run_service.ledger, hooks.out, delivered=metrics.count_sent_webhook)
+                        WebhookSender(
+                            run_service, run_service.ledger, hooks.out, delivered=metrics.count_webhook_attempt
+                        )
                     )
                 yield
         finally:

@@ -15,7 +15,7 @@ from stepengine.runtime.logs import LOGGER
 from stepengine.server.durable_store import make_unsupported_problem, raise_run_errors_as_problems
 from stepengine.server.ledger import OPEN, RunRow
 from stepengine.server.problems import Problem
-from stepengine.server.quotas import QuotaTable, json_size
+from stepengine.server.quotas import QuotaTable, get_json_size
 from stepengine.server.run_requests import (
     ForkRun,
     ResumeRun,
@@ -162,7 +162,7 @@ class DurableLauncher(RunStarts[RegisteredRun]):
             "fork": {"run": row.run, "at": asked.at, "allow_repeat": asked.allow_repeat, **plain(asked.edit_options)}
         }
         new = _make_new_run_row(caller, row.agent, request, None, time.time())
-        async with self._quotas.admit_request(new.owner, json_size(request), runs=1):
+        async with self._quotas.admit_request(new.owner, get_json_size(request), runs=1):
             await self._store.register.add_run(new, None)
             with raise_run_errors_as_problems(status=422, kind="no_such_place"):
                 await self._start_or_unregister(new)

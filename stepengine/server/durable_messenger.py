@@ -9,7 +9,7 @@ from stepengine.data.questions import AnswerLike
 from stepengine.server.durable_store import raise_run_errors_as_problems
 from stepengine.server.ledger import OPEN, RunRow
 from stepengine.server.problems import Problem
-from stepengine.server.quotas import QuotaTable, json_size
+from stepengine.server.quotas import QuotaTable, get_json_size
 from stepengine.server.run_requests import require_not_ended, validate_and_sign_answers
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class DurableMessenger:
         """
         require_not_ended(row)
         await self._launcher.submit_if_unsubmitted(row)
-        size = json_size(value)
+        size = get_json_size(value)
         async with self._quotas.admit_request(row.owner, size) as use:
             with raise_run_errors_as_problems(status=409, kind="not_possible"):
                 is_new = await self._store.operator.send_message(row.run, topic, value, id=id, path=path)
@@ -72,7 +72,7 @@ class DurableMessenger:
         """Send user input to a run: its next model call gets it."""
         require_not_ended(row)
         await self._launcher.submit_if_unsubmitted(row)
-        size = json_size(text)
+        size = get_json_size(text)
         async with self._quotas.admit_request(row.owner, size):
             with raise_run_errors_as_problems(status=409, kind="not_possible"):
                 await self._store.operator.send_input(row.run, text)

@@ -16,7 +16,7 @@ from stepengine.server.durable_store import make_unsupported_problem, raise_run_
 from stepengine.server.ledger import OPEN, RunRow
 from stepengine.server.live_runs import RUNNING
 from stepengine.server.run_reader import MAX_DETAILS, ServedRun
-from stepengine.server.run_requests import get_permitted_owner, require_own_run
+from stepengine.server.run_requests import require_own_run, require_permitted_owner
 from stepengine.server.run_summaries import (
     MAX_WAITS,
     RunListSummary,
@@ -84,7 +84,7 @@ class DurableReader:
         if session is not None:
             msg = "runs in a database cannot be listed by conversation; leave out `session`"
             raise make_unsupported_problem(msg)
-        whose = get_permitted_owner(caller, owner)
+        whose = require_permitted_owner(caller, owner)
         owner = None if owner is None and caller.may("admin") else whose
         if agent is not None and not agent.isprintable():
             return []

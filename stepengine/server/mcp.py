@@ -1,7 +1,7 @@
 """
-The route for clients that speak MCP: the agents are tools, and each call is a run of the ledger, which belongs to its caller.
+The route for MCP clients: the agents are tools, and each call is a run that belongs to its caller.
 
-It needs the extra ``mcp``, which is loaded when the first client comes.
+It needs the extra ``mcp``, which is imported at the first request.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class McpEndpoint:
 
     async def get_or_start_handler(self) -> Callable[..., Awaitable[None]]:
         """
-        Return the ASGI handler ``answer(scope, receive, send, owner=...)``; the first call starts the MCP server.
+        Return the ASGI handler ``answer(scope, receive, send, owner=...)``; start the MCP server, or offer it reloaded agents.
 
         Raises:
-            Problem: where agents cannot be offered so, or the server is about to end.
+            Problem: If the agents cannot be offered over MCP, or the server is shutting down.
         """
         await self._runs.rebuild_engine_if_changed()
         async with self._opening:
@@ -79,7 +79,7 @@ class McpEndpoint:
         return self._answer
 
     async def _start_mcp_server(self) -> None:
-        """Start a task with an MCP server that offers the present agents."""
+        """Start an MCP server for the current agents in a task; raise ``Problem`` 501 if that is impossible."""
         if find_spec("mcp") is None:
             msg = "this server does not support MCP without the package mcp: pip install 'stepengine[mcp]'"
             raise Problem(msg, status=501, kind="extra_missing", members={"extra": "mcp"})
@@ -101,7 +101,7 @@ class McpEndpoint:
         return [Offered(engine, engine.agent(name)) for name in self._runs.agents]
 
     def _offer_reloaded_agents(self) -> None:
-        """Offer the agents of the reloaded files; if they cannot be tools, the earlier ones stay."""
+        """Offer the agents of the rebuilt engine; if they cannot be tools, log that and still offer the earlier ones."""
         self._engine = self._runs.engine
         assert self._server is not None  # noqa: S101 - it was started
         try:
@@ -145,7 +145,7 @@ class ServerCallRunner:
             require_caller(ctx.request),
             StartRequest(agent=offered.definition.id, prompt=prompt, params=params, is_patient=False),
         )
-        with _raise_problems_as_tool_errors():
+        with _raise_problems_as_engine_errors():
             run, _ = await self._runs.launcher.start(caller, asked)
             row = await self._runs.reader.get_run(caller, run)
         events = self._turns.events(caller, row)
@@ -154,7 +154,7 @@ class ServerCallRunner:
     async def answer_and_wait(self, ctx: Any, call: OfferedCall, answers: Mapping[str, AnswerLike]) -> RunResult:
         """Answer a suspended run, and wait until it ends or is suspended again."""
         caller = require_caller(ctx.request)
-        with _raise_problems_as_tool_errors():
+        with _raise_problems_as_engine_errors():
             caller.must("answer")
             row = await self._runs.reader.get_run(caller, call.run)
             events = await self._turns.answer_and_stream(caller, row, answers)
@@ -164,10 +164,10 @@ class ServerCallRunner:
         self, caller: Caller, run: str, events: AsyncGenerator[Event, None], on_event: OnEvent
     ) -> RunResult:
         """
-        Return the result of a run; cancel the run if the client cancels its call.
+        Wait for the end of a run and return its result; cancel the run if the client cancels its call.
 
         Raises:
-            StepEngineError: when the events end before the result, as when the server stops.
+            StepEngineError: If the events end before the result, as when the server stops.
         """
         result: RunResult | None = None
         try:
@@ -176,7 +176,7 @@ class ServerCallRunner:
                 if isinstance(event, RunFinished) and not event.path:
                     result = event.result
         except asyncio.CancelledError:
-            # Not when the server ends: the run goes on at its next start.
+            # Not when the server stops: the next process resumes the run.
             if not self._runs.state.stopping.is_set():
                 task = asyncio.create_task(self._cancel_ignoring_errors(caller, run))
                 self._ending.add(task)
@@ -200,11 +200,11 @@ class ServerCallRunner:
         return require_caller(ctx.request).may("answer")
 
     def store_waiting_call(self, waiting: WaitingCall) -> str:
-        """Return the run's id, by which ``find_waiting_call`` gets the call again; the ledger already stores the run."""
+        """Return the id of the run as the key. Nothing is stored, since the ledger already has the run."""
         return str(waiting.call.run)
 
     async def find_waiting_call(self, ctx: Any, key: str) -> WaitingCall | None:
-        """Return a run of the caller that waits for answers."""
+        """Return the call whose run has the id *key*; ``None`` if it is not the caller's or waits for no answer."""
         try:
             row = await self._runs.reader.get_run(require_caller(ctx.request), key)
         except Problem:
@@ -226,8 +226,8 @@ async def _ignore_event(event: Event) -> None:
 
 
 @contextlib.contextmanager
-def _raise_problems_as_tool_errors() -> Any:
-    """Raise a ``Problem`` of the block as an error whose message the client reads in the tool result."""
+def _raise_problems_as_engine_errors() -> Any:
+    """Raise a ``Problem`` of the block as a ``StepEngineError``, whose message the client reads in the tool result."""
     try:
         yield
     except Problem as problem:

@@ -1,4 +1,4 @@
-"""What clients may ask for: one table of operations, from which the routes and the OpenAPI document are made."""
+"""The operations of the HTTP API: one table, from which the routes and the OpenAPI document are made."""
 
 from __future__ import annotations
 
@@ -86,15 +86,15 @@ MAX_SEARCH = 200
 MAX_DIGITS = 18
 MOST_PROMPT = 500
 MOST_SAID = 200
-"""Messages of a conversation that are shown."""
+"""The most messages of a conversation in a response."""
 MOST_CHARS = 20_000
-"""Characters of each of them."""
+"""The most characters of each message."""
 CALL = ("name", "input", "address")
 REPORTED = ("broke_at", "served", "simulated", "performed", "reused", "model_calls", "is_unpaid")
 STATUSES = (*OPEN, "completed", "failed", "cancelled", "max_steps", "truncated", "stranded")
 
 
-# --- what is sent -----------------------------------------------------------------------------------------------------
+# --- requests --------------------------------------------------------------------------------------------------------
 
 
 class RunLimits(Body):
@@ -205,7 +205,7 @@ class UndoRun(Body):
     partial: Annotated[bool, Field(description="Skip files that were changed since, and restore the rest.")] = False
 
 
-# --- what comes back --------------------------------------------------------------------------------------------------
+# --- responses -------------------------------------------------------------------------------------------------------
 
 
 class CallerView(View):
@@ -699,7 +699,7 @@ async def start_run(request: Request) -> Response:
         msg = f"an Idempotency-Key must have 1 to {MAX_KEY} printable characters"
         raise make_input_error(msg)
     if PAGE_KEY in (body.metadata or {}):
-        # It sets members of the agent's state, of which a page reaches those alone that are shared.
+        # It sets members of the agent's state, and a page may set only the shared ones.
         msg = f"metadata.{PAGE_KEY}: reserved for AG-UI; pages send it to /ag-ui/AGENT"
         raise make_input_error(msg)
     asked = StartRequest(
@@ -717,14 +717,13 @@ async def start_run(request: Request) -> Response:
         raise make_input_error(msg)
     caller = require_caller(request)
     if body.model is not None:
-        # Another model is another price and another provider, which the limits of the agent were not written for.
+        # Another model has another price and provider, for which the limits of the agent were not written.
         caller.must("admin")
     asked = await _add_previous_run_of_turn(request, body, asked)
     try:
         run, is_new = await get_run_service(request).launcher.start(caller, asked, key=key)
     except MissingKey as error:
-        # Whoever may do everything is whoever runs the server, as far as anybody can tell: of no use to them is that they
-        # are to look where it was started.
+        # A caller with the scope `admin` is probably the operator, so that caller gets the full message.
         if not caller.may("admin"):
             raise
         raise Problem(error.message, status=503, kind="missing_key") from error
@@ -732,7 +731,12 @@ async def start_run(request: Request) -> Response:
 
 
 def _resolve_picture_type(picture: Picture) -> str:
-    """Return the media type of a picture by its bytes; raise ``InputError`` for invalid base64 and for types that models do not accept."""
+    """
+    Return the media type of a picture: the detected type, or the stated one if the bytes are of no known type.
+
+    Raises:
+        InputError: For invalid base64, and for types that models do not accept.
+    """
     try:
         data = base64.b64decode(picture.data, validate=True)
     except (binascii.Error, ValueError):
@@ -747,7 +751,13 @@ def _resolve_picture_type(picture: Picture) -> str:
 
 
 async def _add_previous_run_of_turn(request: Request, body: StartRun, asked: StartRequest) -> StartRequest:
-    """Return the request of a turn with the last run of its conversation, which must have ended. Return other requests unchanged."""
+    """
+    Return the request of a turn with the last run of its conversation; return other requests unchanged.
+
+    Raises:
+        InputError: For a turn without a session, and for images in a stored conversation.
+        Problem: 409 if the last run has not ended.
+    """
     keeps = get_run_service(request).conversations.stores_messages
     if keeps and body.images and body.session_id is not None:
         msg = "images: a conversation that this server stores accepts only text"
@@ -772,7 +782,7 @@ async def _add_previous_run_of_turn(request: Request, body: StartRun, asked: Sta
 
 def _make_started_response(request: Request, run: str, *, is_new: bool) -> Response:
     """Return a response 202 with the id of a run and the path of its events."""
-    # By Starlette's own names a path is only found where nothing mounts this.
+    # Starlette finds a path by its name only if the application is not mounted.
     place = f"{request.scope.get('root_path', '')}/runs/{run}/events"
     return StartedRun(run_id=run, events=place, is_new=is_new).response(202)
 
@@ -797,7 +807,7 @@ async def list_runs(request: Request) -> Response:
     )
     shown, following = cut_page(found, parse_limit(request), lambda row: (row.created, row.run))
     details = [await _load_run_details(request, row) if _parse_flag(request, "details") else None for row in shown]
-    runs = [RunSummary(**_summarize_run(row), details=more) for row, more in zip(shown, details, strict=True)]
+    runs = [RunSummary(**_make_run_summary_fields(row), details=more) for row, more in zip(shown, details, strict=True)]
     return RunList(runs=runs, next=following).response()
 
 
@@ -882,7 +892,7 @@ async def list_questions(request: Request) -> Response:
         is_last = len(rows) < MOST_LISTED
         for row in rows:
             before = row.created, row.run
-            asked = [_make_open_question(row, one) for one in await views.get_question_details(row)]
+            asked = [_make_open_question(row, one) for one in await views.load_question_details(row)]
             ids = [one.id for one in asked]
             if row.run == last_run and last_question in ids:
                 asked = asked[ids.index(last_question) + 1 :]
@@ -894,7 +904,7 @@ async def list_questions(request: Request) -> Response:
 
 
 def _make_open_question(row: RunRow, details: QuestionDetails) -> OpenQuestion:
-    summary = _summarize_run(row)
+    summary = _make_run_summary_fields(row)
     return OpenQuestion(
         **question_to_json(details.question),
         run_id=row.run,
@@ -907,7 +917,7 @@ def _make_open_question(row: RunRow, details: QuestionDetails) -> OpenQuestion:
     )
 
 
-def _summarize_run(row: RunRow) -> dict[str, Any]:
+def _make_run_summary_fields(row: RunRow) -> dict[str, Any]:
     return {
         "run_id": row.run,
         "agent": row.agent,
@@ -919,7 +929,7 @@ def _summarize_run(row: RunRow) -> dict[str, Any]:
 
 
 def _make_run_view(run: ServedRun) -> RunView:
-    told = _summarize_run(run.row) | {"status": run.status}
+    told = _make_run_summary_fields(run.row) | {"status": run.status}
     return RunView(
         **told,
         phase=run.phase,
@@ -968,7 +978,7 @@ async def watch_run(request: Request) -> Response:
     try:
         had, events = runs.watcher.parse_position(after), runs.watcher.events(row, after)
         if await runs.watcher.may_have_no_more_events(row, after):
-            # A browser that has everything asks again after every end, and only this makes it stop.
+            # A browser reconnects after each end of the stream; only status 204 stops it.
             first = await anext(events, None)
             if first is None:
                 return Response(status_code=204)
@@ -1041,7 +1051,7 @@ async def resume_run(request: Request) -> Response:
         msg = "allow_repeat: needs on_divergence extend"
         raise make_input_error(msg)
     if body.on_divergence != "raise":
-        # What was approved, and what a tool returned, may count for another call then.
+        # A recorded approval or result may then apply to another call.
         require_caller(request).must("admin")
     await get_run_service(request).launcher.resume(row, None if body.on_divergence == "raise" else body)
     return Accepted(run_id=row.run).response(202)
@@ -1055,12 +1065,12 @@ async def replay_run(request: Request) -> Response:
     except JournalError as error:
         raise make_input_error(error.message) from None
     if live:
-        # A replay asks nobody: what the record says was approved happens a second time.
+        # A replay asks no person: recorded approvals allow the effects a second time.
         caller.must("run" if "model_call" in live else "admin")
     try:
         result = await get_run_service(request).launcher.replay(row, live)
     except ReplayDivergence as error:
-        difference = _describe_divergence(error)
+        difference = _make_divergence_view(error)
     return ReplayView(
         run_id=row.run,
         difference=difference,
@@ -1070,7 +1080,7 @@ async def replay_run(request: Request) -> Response:
     ).response()
 
 
-def _describe_divergence(error: ReplayDivergence) -> DivergenceView:
+def _make_divergence_view(error: ReplayDivergence) -> DivergenceView:
     # Only its first line: the others name commands for the server's files.
     clean, said = SafeTexts().clean, error.message.partition("\n")[0]
     return DivergenceView(
@@ -1149,7 +1159,7 @@ async def download_journal(request: Request) -> Response:
 # --- conversations ----------------------------------------------------------------------------------------------------
 
 
-def _make_session_fields(row: SessionRow) -> dict[str, Any]:
+def _make_session_summary_fields(row: SessionRow) -> dict[str, Any]:
     return {
         "session_id": row.session.partition(":")[2],
         "owner": row.owner,
@@ -1168,7 +1178,7 @@ async def list_sessions(request: Request) -> Response:
     )
     shown, following = cut_page(found, limit, lambda row: (row.changed, row.session))
     return SessionList(
-        sessions=[SessionSummary(**_make_session_fields(row)) for row in shown], next=following
+        sessions=[SessionSummary(**_make_session_summary_fields(row)) for row in shown], next=following
     ).response()
 
 
@@ -1178,7 +1188,7 @@ async def get_session(request: Request) -> Response:
     said = None if kept is None else list(kept.messages)
     last = None if said is None else [_make_message_view(one) for one in said[-MOST_SAID:]]
     return SessionView(
-        **_make_session_fields(row),
+        **_make_session_summary_fields(row),
         turns=None if kept is None else kept.turns,
         usage=None if kept is None else plain(kept.usage),
         messages=last,
@@ -1220,7 +1230,7 @@ async def get_report(request: Request) -> Response:
     return Response(found.model_dump_json(), media_type="application/json")
 
 
-# --- beside runs ------------------------------------------------------------------------------------------------------
+# --- schedules ------------------------------------------------------------------------------------------------------
 
 
 async def list_schedules(request: Request) -> Response:
@@ -1259,7 +1269,7 @@ async def get_openapi_document(request: Request) -> Response:
 
 
 AFTER = (
-    HttpParameter("Last-Event-ID", "The id of the last event that the client received.", place="header"),
+    HttpParameter("Last-Event-ID", "The id of the last event that the client received.", location="header"),
     HttpParameter("after", "The same, for clients that cannot send headers; the header takes precedence."),
     HttpParameter("full", "With 1, also the requests to the model and the final state; needs the scope debug.", int),
 )
@@ -1286,7 +1296,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         method="POST", path="/runs", name="start_run", scope="run", handler=start_run, body=StartRun, gives={202: StartedRun},
         refuses=(409, 413, 415, 429, 503),
-        parameters=(HttpParameter("Idempotency-Key", "For a day, a repeated key returns the run of the first request.", place="header"),),
+        parameters=(HttpParameter("Idempotency-Key", "For a day, a repeated key returns the run of the first request.", location="header"),),
         about="Start a run.\nThe server stores the run on disk before it responds, and resumes it after a crash.",
     ),
     Operation(
@@ -1430,4 +1440,4 @@ PAGES: tuple[Operation, ...] = (
     Operation(method="GET", path="/", name="studio", scope=None, handler=get_page, about="The page of the studio."),
     Operation(method="GET", path="/studio/{part}", name="studio_part", scope=None, handler=get_page_file, about="A file of it."),
 )  # fmt: skip
-"""What is there with ``ui=True`` alone, for people and not for programs, so that no document describes it."""
+"""The routes of the page, only with ``ui=True``. They are not part of the OpenAPI document."""

@@ -172,7 +172,7 @@ def require_listed_agent(agents: Sequence[str], name: str) -> str:
     return name
 
 
-def request_to_json(agent_limits: Limits, asked: StartRequest) -> dict[str, Any]:
+def validate_and_encode_request(agent_limits: Limits, asked: StartRequest) -> dict[str, Any]:
     """
     Return a request as the JSON that is stored with its run; absent limits, models and pictures are left out.
 
@@ -197,7 +197,7 @@ def request_to_json(agent_limits: Limits, asked: StartRequest) -> dict[str, Any]
 
 
 def start_options_from_request(request: Mapping[str, Any], previous: AgentState | None = None) -> dict[str, Any]:
-    """Return the options of ``Engine.start`` for the JSON of ``request_to_json``; the run continues from *previous*."""
+    """Return the options of ``Engine.start`` for the JSON of ``validate_and_encode_request``; the run continues from *previous*."""
     options: dict[str, Any] = {}
     if request.get("limits"):
         options["limits"] = Limits(**request["limits"])
@@ -246,7 +246,7 @@ def require_own_run(caller: Caller, run: str, row: RunRow | None) -> RunRow:
     return row
 
 
-def get_permitted_owner(caller: Caller, owner: str | None) -> str:
+def require_permitted_owner(caller: Caller, owner: str | None) -> str:
     """Return *caller*'s name, or for an admin the given *owner*; raise ``Problem`` if another caller gives an owner."""
     if owner is None or owner == caller.name:
         return caller.name

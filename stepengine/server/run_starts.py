@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from attrs import frozen
 
 from stepengine.server.pending_starts import PendingStarts
-from stepengine.server.quotas import QuotaTable, json_size
+from stepengine.server.quotas import QuotaTable, get_json_size
 from stepengine.server.run_requests import (
     StartRequest,
-    request_to_json,
     require_listed_agent,
     require_may_continue_session,
     require_session_key,
+    validate_and_encode_request,
 )
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def plan_start(
     """
     agent = require_listed_agent(agents, asked.agent)
     require_may_continue_session(caller, asked, stores_messages=stores_messages)
-    request, now = request_to_json(engine.agent(agent).limits, asked), time.time()
+    request, now = validate_and_encode_request(engine.agent(agent).limits, asked), time.time()
     if asked.after is not None:
         # The newest run of a conversation is the one that was created last, also if the clocks of two servers differ.
         now = max(now, asked.after.created + 0.001)
@@ -103,7 +103,7 @@ class RunStarts(ABC, Generic[Row]):
         row = await self._check_request_and_make_row(caller, asked)
         is_repeat = key is not None and await self._has_idempotency_key(row.owner, key, row.created)
         # A repeated request starts nothing: it is answered also where a new one would be refused.
-        size = 0 if is_repeat else json_size(row.request)
+        size = 0 if is_repeat else get_json_size(row.request)
         with nullcontext() if is_repeat else self._reserve_room(row.owner):
             async with self._quotas.admit_request(row.owner, size, runs=0 if is_repeat else 1) as use:
                 # Registered first and started then: if this process dies in between, another one starts the run. The

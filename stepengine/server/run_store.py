@@ -53,7 +53,7 @@ class RunStore:
         self._acts: list[tuple[Act, asyncio.Future[Any]]] = []
         self._writing: asyncio.Task[None] | None = None
 
-    def create_and_check_files(self) -> None:
+    def create_and_validate_files(self) -> None:
         """
         Create the folder and the missing files, and read the ledger and the wake index once to check them.
 
@@ -90,9 +90,9 @@ class RunStore:
 
     async def measure_usage(self, owner: str) -> QuotaUsage:
         """Return the open runs and stored bytes of an owner, counted in the ledger and its files."""
-        return await self.run_long_read(owner, partial(self.ledger.measure_usage, owner))
+        return await self.run_slow_read(owner, partial(self.ledger.measure_usage, owner))
 
-    async def run_long_read(self, owner: str, work: Callable[[], Made]) -> Made:
+    async def run_slow_read(self, owner: str, work: Callable[[], Made]) -> Made:
         """Execute a read of the ledger that may take seconds; each owner has one at a time, and all of them have one thread."""
         # Without this, the searches of one owner with many runs would occupy all threads.
         lock = self._scans.setdefault(owner, asyncio.Lock())

@@ -46,7 +46,7 @@ class RunTurns:
         self._messenger = messenger
 
     async def find_newest_run(self, caller: Caller, session: str) -> RunRow | None:
-        """Return the last run of a conversation of *caller*; one that has just ended once its end is in the ledger."""
+        """Return the last run of a conversation of *caller*, after waiting until its end is recorded if it has just ended."""
         read = partial(self._store.ledger.find_newest_run, caller.name, require_session_key(caller, session))
         row = await asyncio.to_thread(read)
         handle = None if row is None else self._live.handles.get(row.run)
@@ -82,14 +82,14 @@ class RunTurns:
         Answer a suspended run, and return the events of its resumption.
 
         Args:
-            caller: Who answers.
+            caller: The caller who answers.
             row: The run.
             answers: By the ids of their questions.
             after: The last event that the client has, for a run that another process resumes.
             page_questions: The questions that a tool of the page answers, and not *caller*.
             user_input: User input that the next model call gets with the answers.
 
-        Errors are those of ``RunMessenger.answer``.
+        The errors are those of ``RunMessenger.answer``.
         """
         handle = await self._messenger.answer_and_find_handle(
             caller, row, answers, page_questions=page_questions, user_input=user_input
@@ -116,7 +116,7 @@ class RunTurns:
             is_idle = await self._is_idle(run)  # first: what was written before that is read by now
             events = await asyncio.to_thread(watch.read_new_events)
             for event in events:
-                # Whoever resumes a run that was stopped shows no second one.
+                # A run that was stopped and resumed would show a second end.
                 if not isinstance(event, RunFinished) or event.path:
                     yield event
             if is_idle and not watch.is_behind:
@@ -141,17 +141,17 @@ class RunTurns:
         finally:
             await events.aclose()
 
-    async def store_shown_message(self, run: str, message: str, place: str) -> None:
-        """Store the id of the newest message that shows a run on a page, which starts after the event *place*."""
-        await self._store.write(make_store_shown_message_act(run, message, place))
+    async def store_shown_message(self, run: str, message: str, after_event: str) -> None:
+        """Store the id of the newest message that shows a run on a page, which starts after the event *after_event*."""
+        await self._store.write(make_store_shown_message_act(run, message, after_event))
 
     async def find_shown_message(self, run: str) -> tuple[str, str] | None:
-        """Return the message id and the event that ``store_shown_message`` stored for a run."""
+        """Return the (message id, event id) that ``store_shown_message`` stored for a run; ``None`` without one."""
         return await asyncio.to_thread(self._store.ledger.find_shown_message, run)
 
 
 def _read_last_event_id(watch: JournalWatch) -> str | None:
-    """Return the id of the last event in a journal."""
+    """Read all new events of *watch*, and return the id of the last one; ``None`` without events."""
     last: str | None = None
     while watch.is_behind:
         for event in watch.read_new_events():

@@ -97,7 +97,7 @@ class Runs:
         self.quotas = QuotaTable(quotas or Quotas(), store.measure_usage)
         self.engines = engines = CurrentEngine(engine, agents, sources)
         self.live = live = LiveRuns(
-            store, engines, max_live=max_live, drain=drain, resume=self._resume_and_record_failure
+            store, engines, max_live=max_live, drain=drain, resume=self._resume_or_record_failure
         )
         self.reader = reader = RunReader(store, live, engines)
         self.launcher = RunLauncher(store, live, engines, reader, self.quotas, wait_for_answers=wait_for_answers)
@@ -112,9 +112,9 @@ class Runs:
         self._recovery = RunRecovery(store, live, self.launcher, self.watcher.stop_following_idle_runs)
         self._roots = tuple(roots)
 
-    async def _resume_and_record_failure(self, row: RunRow) -> None:
+    async def _resume_or_record_failure(self, row: RunRow) -> None:
         # The launcher needs the live runs, so they get it through this method.
-        await self.launcher.resume_and_record_failure(row)
+        await self.launcher.resume_or_record_failure(row)
 
     @property
     def ledger(self) -> Ledger:
@@ -162,7 +162,7 @@ class Runs:
             DefinitionError: when others could write the place.
             JournalError: when it cannot be used.
         """
-        await asyncio.to_thread(self.store.create_and_check_files)
+        await asyncio.to_thread(self.store.create_and_validate_files)
         await self._recovery.start()
         await self._schedules.start()
         self.state.is_ready = True

@@ -61,14 +61,14 @@ class EngineSources:
 
     def record_file_hashes(self) -> None:
         """Record the contents of the files imported so far."""
-        self._marks = {file: self._hash_unless_saved_since(file) for file in self._list_watched_files()}
+        self._marks = {file: self._hash_or_mark_saved_file(file) for file in self._list_watched_files()}
 
     def has_changed_files(self, *, retry: bool = True) -> bool:
         """Return whether a file differs from its imported version; unless *retry*, a version that failed to load is ignored."""
         now = {file: _hash_file(file) for file in self._list_watched_files()}
         for file in now.keys() - self._marks.keys():
             # A handler may import something while it is at work.
-            self._marks[file] = self._hash_unless_saved_since(file)
+            self._marks[file] = self._hash_or_mark_saved_file(file)
         if not retry and now == self._refused:
             return False
         changed = any(self._marks[file] != mark for file, mark in now.items())
@@ -121,7 +121,7 @@ class EngineSources:
         # A file that is saved while it is imported is seen the next time.
         self._since, self._refused = since, None
         self._marks = {
-            file: before.get(file) or self._hash_unless_saved_since(file) for file in self._list_watched_files()
+            file: before.get(file) or self._hash_or_mark_saved_file(file) for file in self._list_watched_files()
         }
         return engine
 
@@ -131,7 +131,7 @@ class EngineSources:
             *[str(Path(file).resolve()) for file in self._maker.iter_watched_files()],
         }
 
-    def _hash_unless_saved_since(self, file: str) -> bytes:
+    def _hash_or_mark_saved_file(self, file: str) -> bytes:
         """Return the hash of a file; a mark that no hash equals if it was saved after the import began."""
         try:
             is_later = Path(file).stat().st_mtime_ns > self._since - COARSE

@@ -176,7 +176,7 @@ class RunPageData:
 
     # --- lists --------------------------------------------------------------------------------------------------------
 
-    async def get_question_details(self, row: RunRow) -> tuple[QuestionDetails, ...]:
+    async def load_question_details(self, row: RunRow) -> tuple[QuestionDetails, ...]:
         """Return the open questions of a run, with the programs that ask them."""
         key = (row.run, row.status, row.changed)
         found = self._asked.get(key)
@@ -191,7 +191,7 @@ class RunPageData:
                 remove_oldest_entries(self._asked, ASKED_KEPT)
         if self._runs.reader.copies_journals or not any(one.path for one in found):
             return tuple([QuestionDetails(one) for one in found])
-        return await asyncio.to_thread(_add_asking_programs, await self._runs.reader.get_journal(row), found)
+        return await asyncio.to_thread(_make_details_with_programs, await self._runs.reader.get_journal(row), found)
 
 
 def _read_followed_page_data(following: FollowedJournal, after: int | None) -> bytes:
@@ -292,7 +292,7 @@ class QuestionDetails:
     line: int = 0
 
 
-def _add_asking_programs(journal: Journal, questions: Iterable[Question]) -> tuple[QuestionDetails, ...]:
+def _make_details_with_programs(journal: Journal, questions: Iterable[Question]) -> tuple[QuestionDetails, ...]:
     """Return questions with the programs that ask them; without programs if the journal cannot be read."""
     try:
         history = journal.history()

@@ -1,4 +1,4 @@
-"""The routes for pages that are made with Vercel's AI SDK: a turn of a chat, and coming back to it."""
+"""The routes for pages that use Vercel's AI SDK: start a turn of a chat, and reconnect to it."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ async def start_chat_turn(request: Request) -> Response:
     message = taken.run
     if answers:  # what comes of them goes into the message that asks
         message = str(body.messages[-1].get("id") or taken.run)[:1_000]
-    elif taken.place is not None:
-        message = f"{taken.run}-{taken.place.rpartition('-')[2]}"
-        await chat.turns.store_shown_message(taken.run, message, taken.place)
+    elif taken.after is not None:
+        message = f"{taken.run}-{taken.after.rpartition('-')[2]}"
+        await chat.turns.store_shown_message(taken.run, message, taken.after)
     return _make_event_stream_response(chat, taken.events, message, version)
 
 
 def _require_answers_for_last_run(chat: CallerConversation, message: dict[str, Any]) -> None:
-    """Raise for answers to questions of another run."""
+    """Raise ``AnswerRejected`` if an approval in *message* is for another run than the last one."""
     given = [p["approval"]["id"] for p in message["parts"] if p.get("state") == "approval-responded"]
     runs = {run for run, colon, _ in [id_.partition(":") for id_ in given] if colon}
     if runs - {"" if chat.last is None else chat.last.run}:
@@ -106,7 +106,10 @@ async def _redact_chunks(chunks: AsyncGenerator[dict[str, Any], None]) -> AsyncG
 
 OF_PAGE = (
     HttpParameter(
-        VERSION, "The major version of the page's package `ai`: 5, 6 or 7, which is the default.", int, place="header"
+        VERSION,
+        "The major version of the page's package `ai`: 5, 6 or 7, which is the default.",
+        int,
+        location="header",
     ),
 )
 OPERATIONS: tuple[Operation, ...] = (

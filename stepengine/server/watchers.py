@@ -114,7 +114,7 @@ class ReaderPosition:
             below = child_path(event.path, event.seq)
             for path in [one for one in marks if one == below or one.startswith(f"{below}.")]:
                 del marks[path]
-        if _advances_mark(event, marks.get(event.path)):
+        if _replaces_mark(event, marks.get(event.path)):
             marks[event.path] = event.seq, event.type
         if len(marks) > MOST_PATHS:
             return event.id
@@ -140,7 +140,7 @@ def is_in_both_streams(event: Event) -> bool:
             return event.type in TOLD and not getattr(event, "resumed", False)
 
 
-def _advances_mark(event: Event, mark: Mark | None) -> bool:
+def _replaces_mark(event: Event, mark: Mark | None) -> bool:
     """Return whether an event replaces the mark of its path: both streams have it, and it is not an earlier start."""
     if not is_in_both_streams(event):
         return False
@@ -183,15 +183,15 @@ class UnreadEvents:
         mark = self._marks.get(event.path)
         if mark is not None and event.path not in self._at:
             return is_already_received(mark, event)
-        return number <= self._last_received_number(event.path)
+        return number <= self._get_last_received_number(event.path)
 
-    def _last_received_number(self, path: str) -> float:
+    def _get_last_received_number(self, path: str) -> float:
         """Return the number of the last event of a path that the reader has; -1 for none, infinity for all."""
         if path not in self._limits:
             at: float
             if path in self._marks:
                 at = self._at.get(path, float("inf"))
-            elif path in self._ends and self._ends[path] <= self._last_received_number(path.rpartition(".")[0]):
+            elif path in self._ends and self._ends[path] <= self._get_last_received_number(path.rpartition(".")[0]):
                 at = float("inf")
             else:
                 at = -1
@@ -316,7 +316,7 @@ class FollowedEvents:
                 turn, marks, place = self._turn, {}, min(place, self._kept - 1)
                 yield EventsDropped(count=self._lost, reason="journal")
             news, found = self._news, await self._get_events_after(place)
-            waiting = [event for event in found if _is_new_and_drop_mark(marks, event)]
+            waiting = [event for event in found if _is_new_or_drop_mark(marks, event)]
             place += len(found)
             if waiting or turn != self._turn or place + 1 < self._end_index:
                 continue
@@ -372,15 +372,15 @@ class FollowedEvents:
         """Read new records and return whether there were any; the caller holds the lock."""
         if self._reading is not None:
             # Who asked for it has gone, but its thread reads on: with two at once records would come twice, or be lost.
-            await self._await_shared_reading(self._reading)
+            await self._wait_for_shared_read(self._reading)
         watch = self._watch
         if not (watch.is_behind or watch.follower.may_have_new_records()):
             return False
         self._reading = asyncio.create_task(self._read_and_append_events())
         self._reading.add_done_callback(_retrieve_error)
-        return await self._await_shared_reading(self._reading)
+        return await self._wait_for_shared_read(self._reading)
 
-    async def _await_shared_reading(self, reading: asyncio.Task[bool]) -> bool:
+    async def _wait_for_shared_read(self, reading: asyncio.Task[bool]) -> bool:
         """Wait for a read that continues if this caller is cancelled, and return whether it found events."""
         try:
             return await asyncio.shield(reading)
@@ -450,7 +450,7 @@ def _read_events_in_range(journal: Journal, first: int, end: int) -> list[Event]
     return [event for event in found if event.index < end]
 
 
-def _is_new_and_drop_mark(marks: dict[str, Mark], event: Event) -> bool:
+def _is_new_or_drop_mark(marks: dict[str, Mark], event: Event) -> bool:
     """Return whether a reader lacks an event that it may have received from the process that executes the run."""
     mark = marks.get(event.path)
     if mark is None:

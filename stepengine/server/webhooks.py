@@ -148,14 +148,14 @@ def _parse_standard_key(secret: str) -> bytes | None:
 # --- the file -------------------------------------------------------------------------------------------------------
 
 
-def _check_json_pointer(text: str) -> str:
+def _validate_json_pointer(text: str) -> str:
     if not text.startswith("/") or text.count("/") > MAX_POINTER:
         msg = f"use a JSON pointer of at most {MAX_POINTER} steps, such as /data/object/metadata/run"
         raise ValueError(msg)
     return text
 
 
-def _check_url(text: str) -> str:
+def _validate_url(text: str) -> str:
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
         msg = "use an address that starts with https:// or http://, without a user"
@@ -166,8 +166,8 @@ def _check_url(text: str) -> str:
     return text
 
 
-Pointer = Annotated[str, Field(max_length=200), AfterValidator(_check_json_pointer)]
-Url = Annotated[str, Field(max_length=2_000), AfterValidator(_check_url)]
+Pointer = Annotated[str, Field(max_length=200), AfterValidator(_validate_json_pointer)]
+Url = Annotated[str, Field(max_length=2_000), AfterValidator(_validate_url)]
 Secret = Annotated[SecretStr, Field(min_length=16, max_length=500)]
 Secrets = Annotated[tuple[Secret, ...], Field(min_length=1, max_length=MAX_SECRETS)]
 TopicName = Annotated[str, Field(max_length=64, pattern="^[A-Za-z0-9_.:-]+$")]
@@ -307,7 +307,7 @@ async def receive_event(request: Request) -> Response:
         metrics.count_received_webhook("" if topic is None else name, "refused")
         raise _make_signature_problem()
     try:
-        answer = await _store_event(request, name, topic, body, signed)
+        answer = await _store_event_for_run(request, name, topic, body, signed)
     except Exception:
         metrics.count_received_webhook(name, "failed")
         raise
@@ -333,7 +333,7 @@ def _make_signature_problem() -> Problem:
     return Problem(msg, status=401, kind="not_signed", headers=headers)
 
 
-async def _store_event(
+async def _store_event_for_run(
     request: Request, topic_name: str, topic: Topic, body: bytes, signed_id: str
 ) -> MessageReceipt | None:
     """
@@ -416,14 +416,14 @@ def _get_pointer_value(value: Any, pointer: str) -> Any:
 
 
 SIGNATURE = (
-    HttpParameter("Stepengine-Signature", "t=<unix>,v1=<hex HMAC-SHA256 of t, a dot and the body>.", place="header"),
-    HttpParameter("Stripe-Signature", "The same, under the name that Stripe uses.", place="header"),
-    HttpParameter("webhook-id", "Standard Webhooks: the id of the event.", place="header"),
-    HttpParameter("webhook-timestamp", "Standard Webhooks: the time at which the event was sent.", place="header"),
+    HttpParameter("Stepengine-Signature", "t=<unix>,v1=<hex HMAC-SHA256 of t, a dot and the body>.", location="header"),
+    HttpParameter("Stripe-Signature", "The same, under the name that Stripe uses.", location="header"),
+    HttpParameter("webhook-id", "Standard Webhooks: the id of the event.", location="header"),
+    HttpParameter("webhook-timestamp", "Standard Webhooks: the time at which the event was sent.", location="header"),
     HttpParameter(
         "webhook-signature",
         "Standard Webhooks: v1,<base64>, made with a secret that starts with whsec_.",
-        place="header",
+        location="header",
     ),
 )
 SIGNED = "The request needs no token, but a signature with a secret of the topic. A second copy of an event is ignored."
@@ -536,7 +536,7 @@ class WebhookSender:
     async def _send_forever(self) -> None:
         while True:
             try:
-                found = await asyncio.to_thread(self._claim_runs)
+                found = await asyncio.to_thread(self._claim_due_runs)
                 await asyncio.gather(*[self._send_run_messages(one) for one in found])
             except StepEngineError as error:
                 found = []
@@ -547,7 +547,7 @@ class WebhookSender:
             if len(found) < AT_A_TIME:
                 await asyncio.sleep(LOOK_SECONDS)
 
-    def _claim_runs(self) -> list[_RunWithWebhooks]:
+    def _claim_due_runs(self) -> list[_RunWithWebhooks]:
         """Claim the runs whose webhooks this server sends now; other servers skip them meanwhile."""
         now, given = time.time(), (self._since, self._begun)
         # A look waits for nobody; only what there is to do is written.
