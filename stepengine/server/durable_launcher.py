@@ -51,7 +51,7 @@ class DurableLauncher(RunStarts[RegisteredRun]):
         self._store = store
         self._agents = agents
 
-    async def _check_request_and_make_row(self, caller: Caller, asked: StartRequest) -> RegisteredRun:
+    async def _validate_request_and_make_row(self, caller: Caller, asked: StartRequest) -> RegisteredRun:
         require_not_closing(is_closing=self.is_closing)
         plan = plan_start(caller, asked, self._store.engine.embedded_engine, self._agents, stores_messages=True)
         return _make_new_run_row(caller, plan.agent, plan.request, plan.session, plan.created)

@@ -94,7 +94,7 @@ class RunLauncher(RunStarts[RunRow]):
 
     # --- starting -----------------------------------------------------------------------------------------------------
 
-    async def _check_request_and_make_row(self, caller: Caller, asked: StartRequest) -> RunRow:
+    async def _validate_request_and_make_row(self, caller: Caller, asked: StartRequest) -> RunRow:
         await self._engines.rebuild_if_files_changed()
         engine = self._engines.engine
         plan = plan_start(caller, asked, engine, self._engines.agents, stores_messages=engine.sessions is not None)

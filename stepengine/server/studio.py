@@ -1,8 +1,8 @@
 """
-The studio: the page where people see runs at work, and what it asks of the server beside what every client asks.
+The studio: the files of the web page that shows runs, and the page data that only it requests.
 
-The page is package data beside this file. It is the same for everybody; what it shows is asked for with the session of whoever
-opened it, so nothing here decides who sees what.
+The files are package data next to this module, and the same for all people. The page requests its data with the session of its
+user, so access is not decided here.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
-"""Texts of models, tools and strangers are on this page: whatever one of them could smuggle in runs nothing and loads nothing."""
+"""The page shows untrusted texts of models and tools; with this policy they can run no script and load nothing."""
 KINDS = {
     "html": "text/html",
     "css": "text/css",
@@ -62,7 +62,7 @@ NOTHING = b"null"
 VIEWS_KEPT = 20
 ASKED_KEPT = 20_000
 NEAR = 4
-"""Lines that are shown before and behind the one where a handler stands."""
+"""Lines that are shown before and after the current line of a handler."""
 
 
 @cache
@@ -117,7 +117,7 @@ class RunPageData:
         self._runs = runs
         self._followed: OrderedDict[str, tuple[FollowedJournal, asyncio.Lock]] = OrderedDict()
         self._asked: OrderedDict[tuple[str, str, float], tuple[Question, ...]] = OrderedDict()
-        # One at a time: each runs code of authors from the start of a run, and takes as long as that is.
+        # One at a time: each replays a run from its start with the authors' code.
         self._walking = asyncio.Lock()
 
     # --- one run ------------------------------------------------------------------------------------------------------
@@ -126,10 +126,10 @@ class RunPageData:
         """
         Return the page data of a run as JSON; with *after* only the changes since that offset.
 
-        It is ``null`` for a run that has done nothing yet.
+        The result is ``null`` for a run without records.
 
         Raises:
-            JournalError: when the journal cannot be read.
+            JournalError: If the journal cannot be read.
         """
         try:
             journal = await self._runs.reader.get_journal(row)
@@ -157,13 +157,12 @@ class RunPageData:
 
     async def replay_for_source_lines(self, row: RunRow, *, last: bool) -> bytes:
         """
-        Return the source lines of a run's handlers at each step as JSON; with *last* only the current lines.
+        Replay a run, and return the source lines of its handlers at each step as JSON; with *last* only the current lines.
 
-        The run is walked with the agents of this server: nothing is performed, and where their code does something else than is
-        recorded it says from where on nothing is known.
+        The replay uses the agents of this server and performs nothing. After a divergence from the record, lines are missing.
 
         Raises:
-            JournalError: when the journal cannot be read.
+            JournalError: If the journal cannot be read.
         """
         reader = self._runs.reader
         journal, engine = await reader.get_journal(row), reader.get_engine_for_run(row)
@@ -177,7 +176,7 @@ class RunPageData:
     # --- lists --------------------------------------------------------------------------------------------------------
 
     async def load_question_details(self, row: RunRow) -> tuple[QuestionDetails, ...]:
-        """Return the open questions of a run, with the programs that ask them."""
+        """Return the open questions of a run with the programs that ask them; nothing if its journal cannot be read."""
         key = (row.run, row.status, row.changed)
         found = self._asked.get(key)
         if found is None:
@@ -197,14 +196,14 @@ class RunPageData:
 def _read_followed_page_data(following: FollowedJournal, after: int | None) -> bytes:
     """Read the new records of a journal; return its page data as JSON, or with *after* only the changes since."""
     following.read_new_records()
-    # In here, where nobody else reads: what is told are the lists themselves, which grow.
+    # Encoded under the lock of the caller, because the page data has lists that grow.
     return json.dumps(_make_full_page_data(following) if after is None else following.changes_after(after)).encode()
 
 
 def _make_full_page_data(following: FollowedJournal) -> dict[str, Any]:
     """Return all page data of a journal, without the notes about lines of handlers, which are requested separately."""
     told = following.make_page_data()
-    # Where handlers stood is asked for by itself.
+    # The lines of handlers are requested separately.
     told["missing"] = [one for one in told["missing"] if not one.get("handler")]
     return told
 
@@ -273,18 +272,18 @@ def _read_nearby_lines(frame: Frame) -> list[str]:
     return linecache.getlines(frame.file)[max(0, frame.line - NEAR - 1) : frame.line + NEAR]
 
 
-# --- what lists say ---------------------------------------------------------------------------------------------------
+# --- questions --------------------------------------------------------------------------------------------------------
 
 
 @frozen
 class QuestionDetails:
     """
-    An open question, and of one that a program asks the program and the line that waits.
+    An open question, and the program and line that asks the question, if any.
 
     Attributes:
         question: The question.
-        program: The text of the program; ``""`` where none asks.
-        line: The line, from 1; 0 where none is known.
+        program: The text of the program that asks; ``""`` for none.
+        line: The line of the program that waits, from 1; 0 if it is unknown.
     """
 
     question: Question

@@ -262,7 +262,8 @@ def test_cancelled_reader_does_not_disturb_the_next_one(tmp_path: Path, monkeypa
     async def main() -> list[Event]:
         following = FollowedEvents(journal)
         gone, comes = [
-            asyncio.create_task(all_of(following.events(ReaderPosition.parse(None), stay=False))) for _ in range(2)
+            asyncio.create_task(all_of(following.events(ReaderPosition.parse(None), wait_for_new=False)))
+            for _ in range(2)
         ]
         assert await asyncio.to_thread(begun.wait, 30)
         gone.cancel()
@@ -305,12 +306,12 @@ def test_late_reader_gets_evicted_events_from_the_journal(tmp_path: Path, monkey
     async def main() -> None:
         shared = SharedJournals(lambda _: FileJournal(path))
         following = shared.get_or_create_followed_events("r")
-        first = asyncio.create_task(all_of(following.events(ReaderPosition.parse(None), stay=True)))
+        first = asyncio.create_task(all_of(following.events(ReaderPosition.parse(None), wait_for_new=True)))
         await write_in_parts(path, journal, following)
         assert whole[-1].id == (await first)[-1].id
         for count in (*range(0, len(whole) - 12, 40), *range(len(whole) - 12, len(whole) + 1)):
             had = ReaderPosition.parse(id_after(whole[:count]))
-            rest = await all_of(following.events(had, stay=True))
+            rest = await all_of(following.events(had, wait_for_new=True))
             assert [event.id for event in whole[count:]] == [event.id for event in rest]
             past, _, place = await following.read_unread_events(had)
             assert [event.id for event in whole[count:]] == [event.id for event in past.new]
@@ -380,7 +381,7 @@ async def test_reader_of_a_closed_follower_still_gets_new_events(tmp_path: Path)
     lines = list(whole.lines())
     journal.path.write_bytes(b"".join(lines[:5]))
     following = FollowedEvents(journal)
-    events = [following.events(ReaderPosition.parse(None), stay=True) for _ in range(2)]
+    events = [following.events(ReaderPosition.parse(None), wait_for_new=True) for _ in range(2)]
     await anext(events[0])
     await events[0].aclose()
     following.close()
