@@ -100,7 +100,7 @@ class TextItems:
 
     def make_output_items(self, event: Event, text: str) -> Iterator[TextItem]:
         """Yield the items of *text*, the output of the root; nothing if it is blank or the model has already written it."""
-        yield from self._start_or_extend_text(event, "text", OUTPUT, drop_if_shown(text, self._said))
+        yield from self._start_or_extend_text(event, "text", OUTPUT, get_text_unless_shown(text, self._said))
 
     def end_texts(self, path: str, *, discarded: int | Literal["all"] | None = None) -> Iterator[TextItem]:
         """Yield the ends of the open texts of a run; texts of the model call *discarded*, or all, are marked as discarded."""
@@ -125,7 +125,7 @@ class TextItems:
         return TextItem("end", text, is_discarded=is_discarded)
 
 
-def drop_if_shown(text: str, shown_texts: Iterable[str]) -> str:
+def get_text_unless_shown(text: str, shown_texts: Iterable[str]) -> str:
     """Return *text*; ``""`` if it is blank or part of a text in *shown_texts*."""
     return text if text.strip() and not any(text in one for one in shown_texts) else ""
 

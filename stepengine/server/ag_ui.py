@@ -11,8 +11,8 @@ from attrs import frozen
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response, StreamingResponse
 
-from stepengine.adapters.ag_ui import Asked, ag_ui, asked_of, connected, input_of, sse
-from stepengine.adapters.ag_ui.asked import find_next_page_answer, find_page_tool_name
+from stepengine.adapters.ag_ui import PageRequest, ag_ui, parse_page_request, parse_run_input, sse, stream_reconnection
+from stepengine.adapters.ag_ui.asked import find_page_tool_name, select_next_page_answer
 from stepengine.data.codec import plain
 from stepengine.data.events import RunFinished
 from stepengine.data.messages import UserMessage
@@ -63,9 +63,9 @@ async def start_agent_turn(request: Request) -> Response:
     given = await _parse_agent_run(request)
     agent, thread = require_agent_id(request), await CallerConversation.load(request, given.thread_id)
     thread.require_not_running()
-    asked = asked_of(given, _session_from_state(thread.name, thread.state), shares=request.app.state.shares)
+    asked = parse_page_request(given, _session_from_state(thread.name, thread.state), shares=request.app.state.shares)
     _require_may_answer_last_run(request, thread, given)
-    results = find_next_page_answer(thread.state, asked.results)
+    results = select_next_page_answer(thread.state, asked.results)
     page_questions = [question for question, answer in results.items() if asked.answers.get(question) == answer]
     taken = await thread.start_next_turn(
         agent, asked.prompt, asked.answers, metadata=asked.metadata, page_questions=page_questions
@@ -80,7 +80,7 @@ async def _parse_agent_run(request: Request) -> Any:
     if find_spec("ag_ui") is None:
         msg = "this server does not support AG-UI without the package ag-ui-protocol: pip install 'stepengine[ag-ui]'"
         raise Problem(msg, status=501, kind="extra_missing", members={"extra": "ag-ui"})
-    return input_of(plain(await read_json_body(request)))
+    return parse_run_input(plain(await read_json_body(request)))
 
 
 def _require_may_answer_last_run(request: Request, thread: CallerConversation, given: Any) -> None:
@@ -94,7 +94,9 @@ def _require_may_answer_last_run(request: Request, thread: CallerConversation, g
         raise AnswerRejected(msg)
 
 
-async def _stream_turn_and_follow_ups(request: Request, turn: StartedTurn, asked: Asked) -> AsyncGenerator[Event, None]:
+async def _stream_turn_and_follow_ups(
+    request: Request, turn: StartedTurn, asked: PageRequest
+) -> AsyncGenerator[Event, None]:
     """Yield the events of a turn, and of further turns that start with results which the page has sent; only the last end."""
     while True:
         results: dict[str, Any] = {}
@@ -102,7 +104,7 @@ async def _stream_turn_and_follow_ups(request: Request, turn: StartedTurn, asked
             async for event in turn.events:
                 if isinstance(event, RunFinished) and not event.path:
                     results = (
-                        find_next_page_answer(event.result.state, asked.results)
+                        select_next_page_answer(event.result.state, asked.results)
                         if event.result.pending_questions
                         else {}
                     )
@@ -122,7 +124,7 @@ async def reconnect_to_turn(request: Request) -> Response:
     shares = request.app.state.shares
     if thread.last is None or not thread.has_running_run:
         return _make_event_stream_response(
-            thread, connected(given, _session_from_state(thread.name, thread.state), shares=shares)
+            thread, stream_reconnection(given, _session_from_state(thread.name, thread.state), shares=shares)
         )
     if thread.last.agent != agent:
         msg = f"the agent {thread.last.agent!r} is running in this conversation; connect to that agent, or wait until it ends"
@@ -133,7 +135,7 @@ async def reconnect_to_turn(request: Request) -> Response:
     )
     session = _session_from_state(thread.name, before or None)
     watched = _ReconnectedTurn([*session.messages, UserMessage(thread.last.request["prompt"])], thread, thread.last)
-    return _make_event_stream_response(thread, connected(given, session, watched, shares=shares))
+    return _make_event_stream_response(thread, stream_reconnection(given, session, watched, shares=shares))
 
 
 @frozen

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
-from stepengine.adapters.mcp.agent_server import AgentServer, Offered, OfferedCall, WaitingCall
+from stepengine.adapters.mcp.agent_server import AgentServer, OfferedAgent, OfferedCall, WaitingCall
 from stepengine.data.events import RunFinished
 from stepengine.errors import DefinitionError, StepEngineError
 from stepengine.runtime.logs import LOGGER
@@ -96,9 +96,9 @@ class McpEndpoint:
         if not opened.done():
             self._task.result()  # raises the error of the failed start; the next call tries again
 
-    def _list_offered_agents(self) -> list[Offered]:
+    def _list_offered_agents(self) -> list[OfferedAgent]:
         engine = self._runs.engine
-        return [Offered(engine, engine.agent(name)) for name in self._runs.agents]
+        return [OfferedAgent(engine, engine.agent(name)) for name in self._runs.agents]
 
     def _offer_reloaded_agents(self) -> None:
         """Offer the agents of the rebuilt engine; if they cannot be tools, log that and still offer the earlier ones."""
@@ -138,7 +138,7 @@ class ServerCallRunner:
         self._ending: set[asyncio.Task[None]] = set()
 
     async def start_and_wait(
-        self, ctx: Any, offered: Offered, prompt: str, params: Any, on_event: OnEvent
+        self, ctx: Any, offered: OfferedAgent, prompt: str, params: Any, on_event: OnEvent
     ) -> tuple[OfferedCall, RunResult]:  # fmt: skip
         """Start a run and wait until it ends or is suspended; *on_event* receives its events."""
         caller, asked = (
@@ -213,10 +213,10 @@ class ServerCallRunner:
         if not questions or row.agent not in self._runs.agents:
             return None
         engine = self._runs.engine
-        return WaitingCall(_make_offered_call(Offered(engine, engine.agent(row.agent)), row.run), questions)
+        return WaitingCall(_make_offered_call(OfferedAgent(engine, engine.agent(row.agent)), row.run), questions)
 
 
-def _make_offered_call(offered: Offered, run: str) -> OfferedCall:
+def _make_offered_call(offered: OfferedAgent, run: str) -> OfferedCall:
     goes_on = f"it is kept as the run {run!r} of this server, and goes on when what it waits for has come"
     return OfferedCall(offered, run, {RUN: run}, goes_on)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response, StreamingResponse
 
-from stepengine.adapters.vercel import HEADERS, VERSIONS, prompt_of, read_approvals, sse, vercel
+from stepengine.adapters.vercel import HEADERS, VERSIONS, parse_prompt, read_approvals, sse, vercel
 from stepengine.data.codec import plain
 from stepengine.errors import AnswerRejected
 from stepengine.redaction import KNOWN
@@ -42,7 +42,7 @@ async def start_chat_turn(request: Request) -> Response:
     body = validate_as(ChatTurn, plain(await read_json_body(request)))
     agent, version = require_agent_id(request), _parse_protocol_version(request)
     answers = read_approvals(body.messages)
-    prompt = "" if answers else prompt_of(body.messages, trigger=body.trigger, message_id=body.messageId)
+    prompt = "" if answers else parse_prompt(body.messages, trigger=body.trigger, message_id=body.messageId)
     chat = await CallerConversation.load(request, body.id)
     chat.require_not_running()
     asks = chat.state is not None and bool(chat.state.pending)

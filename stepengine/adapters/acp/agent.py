@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepengine.adapters.acp import prompts, servers
 from stepengine.adapters.acp.editor import ConnectedEditor
-from stepengine.adapters.acp.kept import KeptSession, KeptSessions
+from stepengine.adapters.acp.kept import SessionStorage, StoredSession
 from stepengine.adapters.acp.protocol_errors import (
     INTERNAL,
     INVALID_PARAMS,
@@ -72,7 +72,7 @@ class EditorAgent:
     ) -> None:
         self._offer = OfferedChoices(modes, models)
         self._engines = SessionEngines(make, agent, mcp, {MODE: modes, MODEL: models})
-        self._kept = KeptSessions(folder)
+        self._kept = SessionStorage(folder)
         self._editor = ConnectedEditor()
         self._open: dict[str, EditorSession] = {}
         self._without_key = ""
@@ -230,10 +230,10 @@ class EditorAgent:
         for session_id in list(self._open):
             await self.close_session(session_id)
 
-    async def _open_stored_session(self, kept: KeptSession, mcp_servers: Any) -> EditorSession:
+    async def _open_stored_session(self, kept: StoredSession, mcp_servers: Any) -> EditorSession:
         """Open a stored session in place of an open one with its id, and send its skill commands after the reply."""
         await self.close_session(kept.id)
-        kept.chosen = self._offer.replace_unoffered(kept.chosen)
+        kept.chosen = self._offer.replace_unoffered_choices(kept.chosen)
         with convert_to_protocol_errors():
             session = EditorSession(self._editor, self._engines, kept)
             session.add_servers(mcp_servers)
@@ -252,7 +252,7 @@ class EditorAgent:
         await session.replay_turns(shows_turns=shows_turns)
         return session
 
-    def _get_open_session(self, session_id: str) -> EditorSession:
+    def _require_open_session(self, session_id: str) -> EditorSession:
         session = self._open.get(session_id)
         if session is None:
             msg = f"session {session_id!r:.80} is not open; load it with session/load, or start one with session/new"
@@ -274,7 +274,7 @@ class EditorAgent:
         """Set and save the permission mode for the next turns, and send the new options after the reply."""
         from acp import schema
 
-        session = self._get_open_session(session_id)
+        session = self._require_open_session(session_id)
         self._validate_and_save_choice(session, MODE, mode_id)
         options = self._offer.make_config_options(session.kept.chosen)
         update = schema.ConfigOptionUpdate(session_update="config_option_update", config_options=options)
@@ -287,7 +287,7 @@ class EditorAgent:
         """Set and save the mode or model for the next turns, and return all options; a new mode is also sent."""
         from acp import schema
 
-        session = self._get_open_session(session_id)
+        session = self._require_open_session(session_id)
         self._validate_and_save_choice(session, config_id, value)
         if config_id == MODE:
             mode = session.kept.chosen.mode
@@ -338,10 +338,10 @@ class EditorAgent:
 
     async def _wait_for_idle_session(self, session_id: str) -> EditorSession:
         """Return an idle session, after waiting for the end of a cancelled turn; raise an error if it is running or broken."""
-        session = self._get_open_session(session_id)
+        session = self._require_open_session(session_id)
         while not session.free.is_set() and session.is_given_up:
             await session.free.wait()
-            session = self._get_open_session(session_id)
+            session = self._require_open_session(session_id)
         if not session.free.is_set():
             msg = f"session {session_id!r} is running a turn; cancel the turn, or wait for its end"
             raise make_protocol_error(INVALID_PARAMS, msg)

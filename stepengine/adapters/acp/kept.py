@@ -68,7 +68,7 @@ class PromptRun:
 
 
 @attrs.define(eq=False)
-class KeptSession:
+class StoredSession:
     """
     One session.
 
@@ -138,7 +138,7 @@ class KeptSession:
         _write_file_atomically(self.folder / ABOUT, json.dumps(about))
 
 
-class KeptSessions:
+class SessionStorage:
     """
     The stored sessions in a folder, which is created for its owner alone and to which no other user may write.
 
@@ -149,9 +149,9 @@ class KeptSessions:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def create_session(self, cwd: Path) -> KeptSession:
+    def create_session(self, cwd: Path) -> StoredSession:
         """Create and store an empty session for a workspace, in a private folder of its own."""
-        session = KeptSession(secrets.token_hex(8), Path(), cwd)
+        session = StoredSession(secrets.token_hex(8), Path(), cwd)
         session.folder = self._folder / session.id
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -162,7 +162,7 @@ class KeptSessions:
             raise _make_storage_error(self._folder, error) from None
         return session
 
-    def load_session(self, session_id: str) -> KeptSession:
+    def load_session(self, session_id: str) -> StoredSession:
         """Return a stored session by its id; raise an error if it is missing or cannot be read."""
         folder = self._folder / session_id
         if not ID.fullmatch(session_id) or not (folder / ABOUT).is_file():
@@ -172,7 +172,7 @@ class KeptSessions:
             self._require_private_folder()
             about = _read_json(folder / ABOUT)
             turns = [PromptRun.from_dict(turn, folder) for turn in about["turns"]]
-            return KeptSession(
+            return StoredSession(
                 session_id, folder, Path(about["cwd"]), turns, str(about["updated"]), _parse_choices(about)
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -186,7 +186,7 @@ class KeptSessions:
             msg = f"other users can write to the folder {str(self._folder)!r}; make it private with `chmod 700`"
             raise SessionError(msg)
 
-    def copy_session(self, source: KeptSession, cwd: Path) -> KeptSession:
+    def copy_session(self, source: StoredSession, cwd: Path) -> StoredSession:
         """Create a session with copies of another one's turns, journals and images."""
         made = self.create_session(cwd)
         made.chosen = source.chosen
@@ -212,7 +212,7 @@ class KeptSessions:
         except OSError as error:
             raise _make_storage_error(self._folder, error) from None
 
-    def list_sessions(self, cwd: Path | None) -> list[KeptSession]:
+    def list_sessions(self, cwd: Path | None) -> list[StoredSession]:
         """Return the sessions of a workspace, or with ``None`` all; the newest first, without unreadable ones."""
         found = []
         for folder in self._folder.iterdir() if self._folder.is_dir() else ():

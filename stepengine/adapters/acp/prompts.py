@@ -101,7 +101,7 @@ def _decode_base64(text: str) -> bytes:
         raise InputError(msg) from None
 
 
-def append_media_message(state: AgentState | None, media: Sequence[Media]) -> AgentState | None:
+def with_media_message(state: AgentState | None, media: Sequence[Media]) -> AgentState | None:
     """Return the state with images and documents added as a user message before the next prompt."""
     if not media:
         return state

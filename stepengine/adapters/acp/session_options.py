@@ -71,7 +71,7 @@ class OfferedChoices:
         """The initial choices."""
         return SessionChoices(self.modes[0] if self.modes else "", self.models[0] if self.models else "")
 
-    def replace_unoffered(self, kept: SessionChoices) -> SessionChoices:
+    def replace_unoffered_choices(self, kept: SessionChoices) -> SessionChoices:
         """Return earlier choices, with the default in place of each one that is no longer offered."""
         # A kept choice may be of a time when more was offered. What is no longer offered is not in force, whatever an
         # editor remembers.

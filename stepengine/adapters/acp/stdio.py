@@ -148,7 +148,7 @@ class _MessageReader(asyncio.StreamReader):
 
 
 def parse_message(line: bytes) -> dict[str, Any] | None:
-    """Parse a line as a JSON-RPC message; return ``None`` if it is none."""
+    """Parse a line as a JSON-RPC message; return ``None`` if the line is not a message."""
     try:
         message = json.loads(line)
     except (ValueError, RecursionError):

@@ -16,10 +16,19 @@ Begin with ``source`` and ``connection``; ``agent_server`` for the other directi
 
 from __future__ import annotations
 
-from stepengine.adapters.mcp.agent_server import AgentServer, Offered
+from stepengine.adapters.mcp.agent_server import AgentServer, OfferedAgent
 from stepengine.adapters.mcp.http import McpRun
 from stepengine.adapters.mcp.notices import Notice
-from stepengine.adapters.mcp.results import BinaryContent, blobs_of
+from stepengine.adapters.mcp.results import BinaryContent, get_binary_content
 from stepengine.adapters.mcp.source import McpTools, mcp_tools
 
-__all__ = ("AgentServer", "BinaryContent", "McpRun", "McpTools", "Notice", "Offered", "blobs_of", "mcp_tools")
+__all__ = (
+    "AgentServer",
+    "BinaryContent",
+    "McpRun",
+    "McpTools",
+    "Notice",
+    "OfferedAgent",
+    "get_binary_content",
+    "mcp_tools",
+)

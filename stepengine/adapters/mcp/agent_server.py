@@ -63,7 +63,7 @@ JOURNAL = "stepengine/journal"
 
 
 @frozen
-class Offered:
+class OfferedAgent:
     """
     One agent that is offered.
 
@@ -91,7 +91,7 @@ class OfferedCall:
         unasked: The questions that were declined because the client shows no questions.
     """
 
-    offered: Offered
+    offered: OfferedAgent
     run: Any
     meta: dict[str, Any] | None = None
     goes_on: str = ""
@@ -110,7 +110,7 @@ class CallRunner(Protocol):
     """Executes the calls of clients; ``ctx`` is the package's context of a request."""
 
     async def start_and_wait(
-        self, ctx: Any, offered: Offered, prompt: str, params: Any, on_event: Callable[[Event], Awaitable[object]]
+        self, ctx: Any, offered: OfferedAgent, prompt: str, params: Any, on_event: Callable[[Event], Awaitable[object]]
     ) -> tuple[OfferedCall, RunResult]:
         """Run an agent until it ends or waits, and call *on_event* with its events."""
 
@@ -140,13 +140,13 @@ class LocalRuns:
         self._waiting: dict[str, WaitingCall] = {}
 
     async def start_and_wait(
-        self, ctx: Any, offered: Offered, prompt: str, params: Any, on_event: Callable[[Event], Awaitable[object]]
+        self, ctx: Any, offered: OfferedAgent, prompt: str, params: Any, on_event: Callable[[Event], Awaitable[object]]
     ) -> tuple[OfferedCall, RunResult]:
-        """Run an agent until it ends or waits, and call *on_event* with its events. *ctx* is unused here."""
+        """Run an agent until it ends or waits, and call *on_event* with its events. *ctx* is ignored."""
         call = self._make_call_with_journal(offered)
         return call, await _run_in_own_task(self._run_and_forward_events(call, prompt, params, on_event))
 
-    def _make_call_with_journal(self, offered: Offered) -> OfferedCall:
+    def _make_call_with_journal(self, offered: OfferedAgent) -> OfferedCall:
         """Return a call whose run has a new journal."""
         if self._journals is None:
             return OfferedCall(offered, MemoryJournal())
@@ -179,7 +179,7 @@ class LocalRuns:
         return result
 
     async def answer_and_wait(self, ctx: Any, call: OfferedCall, answers: Mapping[str, AnswerLike]) -> RunResult:
-        """Resume a waiting run with *answers* until it ends or waits again. *ctx* is unused here."""
+        """Resume a waiting run with *answers* until it ends or waits again. *ctx* is ignored."""
         return await _run_in_own_task(call.offered.engine.resume(call.run, answers=answers))
 
     def may_answer(self, ctx: Any) -> bool:
@@ -195,7 +195,7 @@ class LocalRuns:
         return key
 
     async def find_waiting_call(self, ctx: Any, key: str) -> WaitingCall | None:
-        """Remove and return the call stored under *key*; ``None`` if there is none. *ctx* is unused here."""
+        """Remove and return the call stored under *key*; ``None`` for an unknown key. *ctx* is ignored."""
         return self._waiting.pop(key, None)
 
 
@@ -228,7 +228,7 @@ class AgentServer:
 
     def __init__(
         self,
-        offered: Sequence[Offered],
+        offered: Sequence[OfferedAgent],
         *,
         journals: str | os.PathLike[str] | None = None,
         runner: CallRunner | None = None,
@@ -237,7 +237,7 @@ class AgentServer:
         from mcp.server import Server
 
         self._runner: CallRunner = LocalRuns(journals) if runner is None else runner
-        self._offered: dict[str, Offered] = {}
+        self._offered: dict[str, OfferedAgent] = {}
         self._tools: list[Any] = []
         self.replace_agents(offered)
         self.server: Server[Any] = Server(
@@ -247,14 +247,14 @@ class AgentServer:
             on_call_tool=self._call_agent_tool,
         )
 
-    def replace_agents(self, offered: Sequence[Offered]) -> None:
+    def replace_agents(self, offered: Sequence[OfferedAgent]) -> None:
         """
         Offer these agents in place of the present ones, to all clients from their next request on.
 
         Raises:
             DefinitionError: when two agents would be the same tool, or there is none; nothing was changed.
         """
-        known: dict[str, Offered] = {}
+        known: dict[str, OfferedAgent] = {}
         for one in offered:
             name = spawnable_agent_tool(one.definition).spec.name
             if name in known:
@@ -371,7 +371,7 @@ class AgentServer:
             )
 
     async def _run_agent(
-        self, ctx: Any, offered: Offered, arguments: Mapping[str, Any]
+        self, ctx: Any, offered: OfferedAgent, arguments: Mapping[str, Any]
     ) -> tuple[OfferedCall, RunResult]:
         """Run an agent, and notify the client of its tool calls if requested."""
         count = 0

@@ -195,7 +195,7 @@ class EndpointAnswers:
         self._failed = ""
 
     @asynccontextmanager
-    async def open_streams(self) -> Any:
+    async def connect_and_open_streams(self) -> Any:
         """Connect to the endpoint, and yield its streams of messages."""
         import anyio
         import httpx2

@@ -53,7 +53,7 @@ from stepengine.data.state import RunStatus
 from stepengine.data.waits import describe_waits
 from stepengine.errors import InputError, StepEngineError
 
-__all__ = ("HEADERS", "prompt_of", "read_approvals", "sse", "vercel")
+__all__ = ("HEADERS", "parse_prompt", "read_approvals", "sse", "vercel")
 
 HEADERS: Mapping[str, str] = {
     "content-type": "text/event-stream",
@@ -128,7 +128,7 @@ async def _close_if_generator(source: object) -> None:
         await close()
 
 
-def prompt_of(messages: Sequence[object], *, trigger: str = "submit-message", message_id: str | None = None) -> str:
+def parse_prompt(messages: Sequence[object], *, trigger: str = "submit-message", message_id: str | None = None) -> str:
     """
     Return the prompt: the text of the last message of a page. The rest of its history is ignored.
 
