@@ -1,7 +1,7 @@
 """
 An agent for an editor: the requests of the protocol about sessions, prompts and choices.
 
-What lives here: the methods that the protocol calls. What must not: how a turn is run, which is ``session``'s.
+This module has the methods that the protocol calls. The execution of a turn belongs to ``session``.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ class EditorAgent:
     """
     An agent as the protocol's package calls it (``acp.run_agent``); ``serve`` runs one over stdin and stdout.
 
-    Each prompt is a root run with a journal of its own, and goes on from the state of the one before. Tool calls that need a person's
-    permission, and questions with options, are permission requests; a question that wants words is a form where the editor shows
-    forms, else it ends the turn, and the next prompt answers it. Loading a session replays its journals: no model is asked, no tool
-    runs.
+    Each prompt is a root run with its own journal, and continues from the state of the previous one. Tool calls that need a person's
+    permission, and questions with options, are permission requests. A question with a free answer is a form if the editor supports
+    forms; else it ends the turn, and the next prompt is the answer. Loading a session replays its journals: no model is called, and no
+    tool runs.
 
     Args:
         make: Makes the engine of a session, which is closed with it.
         agent: The id of the agent.
-        folder: Where sessions are kept.
-        mcp: Makes a source of tools of an MCP server that the editor names: ``stepengine.adapters.mcp.mcp_tools``. Without it they are not
-            started, and a warning says so.
-        modes: The modes of a policy that can be chosen, the first one by default; *make* takes ``mode`` then.
-        models: The models that can be chosen, likewise, ``""`` for those that the agents name; *make* takes ``model`` then.
+        folder: The folder in which sessions are stored.
+        mcp: Makes a source of tools from an MCP server of the editor: ``stepengine.adapters.mcp.mcp_tools``. Without it, these servers are
+            not started, and a warning is shown.
+        modes: The permission modes that can be chosen, the first one by default; *make* then accepts ``mode``.
+        models: The models that can be chosen, the first one by default, ``""`` for those of the agents; *make* then accepts ``model``.
 
     Attributes:
-        deletes: Whether ``session/delete`` comes to ``ext_method``, as it does with ``serve``: the package has no route for it.
+        deletes: Whether ``ext_method`` receives ``session/delete``, as with ``serve``: the package has no route for it.
 
     Raises:
-        DefinitionError: for an unknown mode, and for choices that *make* does not take.
+        DefinitionError: For an unknown mode, and for choices that *make* does not accept.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """
-What is kept of an editor's sessions: a folder each, with a journal for every turn and what was said.
+The stored sessions of an editor: each is a folder with the journals and the prompts of its turns.
 
-What must not be here: the protocol, and how a turn is run.
+The protocol and the execution of turns do not belong here.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PromptRun:
         journal: The journal file of the run.
         is_kept: Whether the conversation continues from its state; False until it ends or asks for text, and if it failed.
         chosen: The mode and model of the run, which a replay needs.
-        servers: The names of the MCP servers whose tools it had.
+        servers: The names of the MCP servers whose tools the run had.
     """
 
     prompt: str
@@ -70,15 +70,15 @@ class PromptRun:
 @attrs.define(eq=False)
 class StoredSession:
     """
-    One session.
+    A session in a folder.
 
     Attributes:
-        id: 16 hex digits.
-        folder: Where it is kept.
-        cwd: The workspace.
-        turns: What was said, in order.
-        updated: When it changed last, as ISO 8601 in UTC.
-        chosen: What a person chose for its next turn.
+        id: Its id, 16 hex digits.
+        folder: Its folder.
+        cwd: Its workspace.
+        turns: Its turns, the oldest first.
+        updated: When it was last changed, as ISO 8601 in UTC.
+        chosen: The mode and model of its next turn.
     """
 
     id: str
@@ -90,7 +90,7 @@ class StoredSession:
 
     @property
     def title(self) -> str:
-        """The start of the first prompt in one line; ``""`` before there is one."""
+        """The start of the first prompt in one line; ``""`` without a prompt."""
         first = self.turns[0].prompt if self.turns else ""
         return visible(" ".join(first.split()), strict=True)[:TITLE_CHARS]
 

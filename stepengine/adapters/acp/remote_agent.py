@@ -129,38 +129,38 @@ class _ProgramSettings:
 
 class ExternalAgent(AgentDefinition[ExternalReply]):
     """
-    An agent that another program is: one that speaks the Agent Client Protocol over its stdin and stdout.
+    An agent that is another program, which speaks the Agent Client Protocol over its stdin and stdout.
 
-    It stands where any agent stands: ``AgentCall``, ``Parallel``, ``spawn_agents``, ``Start``, ``engine.run``. A call starts the
-    program, gives it the prompt in a session, and ends it with everything that it started. The turn is one recorded effect, with what
-    the program said beside its result, so that a replay needs no such program; each time that it asks for permission is another one,
-    judged by the engine's policy and its people as a call of ``ID_edit``, ``ID_execute``, ``ID_read``, ``ID_fetch`` or ``ID_other``,
-    of the categories ``"write"``, ``"execute"``, ``"read"``, ``"network"`` and ``""``. So is each file that it reads or writes through us,
-    and each command that it has us run, unless the same was just allowed. Without a policy everything is allowed, as for
-    tools. Its params are ``{"session": ...}``, to go on with an earlier reply's session, which the program must be able to load.
+    It is used like any agent: ``AgentCall``, ``Parallel``, ``spawn_agents``, ``Start``, ``engine.run``. A call starts the program,
+    sends it the prompt in a session, and ends it with all processes that it started. The turn is one recorded effect with the
+    program's output, so a replay needs no program. Each permission request of the program is another effect: the engine's policy and
+    people decide it as a call of ``ID_edit``, ``ID_execute``, ``ID_read``, ``ID_fetch`` or ``ID_other``, of the categories ``"write"``,
+    ``"execute"``, ``"read"``, ``"network"`` and ``""``. The same applies to each file and each command that the program requests from
+    the engine, unless that was just allowed. Without a policy everything is allowed, as for tools. Its params are
+    ``{"session": ...}``, to continue the session of an earlier reply, which the program must be able to load.
 
     It needs the extra ``acp``.
 
     Args:
         id: The agent's id, at most 56 characters.
-        command: The program and its arguments; no shell reads them.
-        description: What other agents are shown.
-        env: Variables that the program sees beside ``PATH``, ``HOME``, ``USER``, ``SHELL``, ``TERM``, ``TMPDIR``, ``TZ`` and the
+        command: The program and its arguments; no shell is used.
+        description: The description for other agents.
+        env: Variables that the program gets in addition to ``PATH``, ``HOME``, ``USER``, ``SHELL``, ``TERM``, ``TMPDIR``, ``TZ`` and the
             locale: a list of names of this process's variables, such as ``["ANTHROPIC_API_KEY"]``, or a mapping to values.
-        workspace: The folder of its sessions; the engine's workspace by default. It must be a folder of this machine, which that of
-            a sandbox, or of a container whose root is mounted, is, too.
-        files: What the program may ask us to do with files of the workspace: ``"write"`` and read them, ``"read"`` them or
-            ``"none"``. What it does to files by itself is not bound by that, or by anything of ours.
-        terminals: Whether it may have us run commands in the workspace, without any of our keys. Each that it was not just allowed
-            is a call of ``ID_execute``; all of them end with the turn. They run in the sandbox or container that the workspace is;
-            the program itself does not.
-        mode: The mode that a new session is set to, by the program's own name for it; ``""`` leaves it as it is.
-        start_seconds: How long the program may take until a session is open.
-        timeout: How many seconds a turn may take; ``None`` for as long as it takes.
+        workspace: The folder of its sessions; the engine's workspace by default. It must be a folder on this machine, such as that of
+            a sandbox, or of a container whose root is mounted.
+        files: The requests for files of the workspace that the engine performs: ``"write"`` for reads and writes, ``"read"`` or
+            ``"none"``. It does not limit the program's own access to files.
+        terminals: Whether the engine runs commands in the workspace on request, without keys in their environment. Each command that
+            was not just allowed is a call of ``ID_execute``; all of them end with the turn. They run in the sandbox or container of the
+            workspace; the program itself does not.
+        mode: The mode of a new session, by the program's name for it; ``""`` for the program's default.
+        start_seconds: The most seconds until a session is open.
+        timeout: The most seconds of a turn; ``None`` for no limit.
         **fields: Other fields of ``AgentDefinition``, such as ``display_name``, ``hooks`` and ``limits``.
 
     Raises:
-        DefinitionError: for an unusable command, or another option that cannot be used.
+        DefinitionError: For an invalid command or another invalid option.
     """
 
     __slots__ = ()

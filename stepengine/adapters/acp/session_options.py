@@ -1,7 +1,7 @@
 """
 The options of an editor's session: the permission mode and the model.
 
-What lives here: which choices there are, and how the protocol shows them. What must not: engines and sessions.
+This module has the choices and their form in the protocol. Engines and sessions do not belong here.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SessionChoices:
     The permission mode and the model for the turns of a session.
 
     Attributes:
-        mode: The mode of the policy; ``""`` for that of the engine's maker.
+        mode: The mode of the policy; ``""`` for the mode of the engine's maker.
         model: The model of all agents; ``""`` for those that the agents and the engine's maker name.
     """
 

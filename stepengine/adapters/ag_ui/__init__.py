@@ -96,20 +96,20 @@ async def ag_ui(
     """
     Yield the events of a run as AG-UI 1.0 events.
 
-    A suspended run ends with the outcome ``interrupt``, which has its open questions; ``parse_page_request`` parses the answers. What
-    ends in an error, also one that *events* raises, ends with ``RUN_ERROR``. Leaving the iteration early closes *events*.
+    A suspended run ends with the outcome ``interrupt``, which has its open questions; ``parse_page_request`` parses the answers. A run
+    that fails, or an error that *events* raises, ends with ``RUN_ERROR``. Leaving the iteration early closes *events*.
 
     Args:
-        events: Those of a run, such as ``engine.stream(...)`` or ``handle.events()``.
-        thread_id: The conversation's id, as the page gave it.
-        run_id: The run's id, as the page gave it; ours is in the metadata of ``RUN_STARTED``.
-        verbose: Whether events that the protocol has no place for are given as ``CUSTOM``, too.
-        asked: What the page asks for: with it, calls of the page's own tools are left to the page, calls that it has been shown
-            before the run was suspended are not begun again, and the members of the state that it shares are ``STATE_SNAPSHOT`` at
-            the beginning, ``STATE_DELTA`` where a tool changes them, and ``STATE_SNAPSHOT`` at the end where more has changed.
+        events: The events of a run, such as ``engine.stream(...)`` or ``handle.events()``.
+        thread_id: The id that the page gave to the conversation.
+        run_id: The id that the page gave to the run; the engine's id is in the metadata of ``RUN_STARTED``.
+        verbose: Whether events without an equivalent in the protocol are sent as ``CUSTOM``.
+        asked: The request of the page. With it, the page executes calls of its own tools, calls that it saw before the run was suspended
+            are not started again, and the shared members of the state are sent: as ``STATE_SNAPSHOT`` at the start, as
+            ``STATE_DELTA`` when a tool changes them, and as ``STATE_SNAPSHOT`` at the end after other changes.
 
     Raises:
-        DefinitionError: when ``ag_ui`` is not installed.
+        DefinitionError: If ``ag_ui`` is not installed.
     """
     async for shown in _translate_events(
         events, _EventTranslator(_import_core(), thread_id, run_id, verbose=verbose, asked=asked)
@@ -175,17 +175,17 @@ async def stream_reconnection(
     """
     Yield the events for a page that reconnects: the conversation, and the current run or the end of the last.
 
-    The conversation is ``MESSAGES_SNAPSHOT``, what the page shares ``STATE_SNAPSHOT``. A run that is under way is shown from its beginning;
-    one that waits for answers is an interrupt again.
+    The conversation is a ``MESSAGES_SNAPSHOT``, the shared state a ``STATE_SNAPSHOT``. A running run is shown from its start; a run that
+    waits for answers is an interrupt again.
 
     Args:
-        given: What the page sends; its thread and run count.
+        given: The request of the page, of which only the ids of thread and run are used.
         session: The session of its thread.
-        handle: The run that is under way, such as ``engine.get(thread_id)``.
+        handle: The running run, such as ``engine.get(thread_id)``; ``None`` if no run is running.
         shares: As for ``parse_page_request``.
 
     Raises:
-        DefinitionError: when ``ag_ui`` is not installed.
+        DefinitionError: If ``ag_ui`` is not installed.
     """
     asked = PageRequest(given.thread_id, given.run_id, "", {}, {}, session, tuple(shares))
     page = _EventTranslator(_import_core(), asked.thread_id, asked.run_id, verbose=False, asked=asked)

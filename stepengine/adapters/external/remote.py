@@ -103,32 +103,32 @@ class RemoteAgent(AgentDefinition[Any]):
     """
     An agent on another server, run by ``stepengine serve`` or ``stepengine.server.app``.
 
-    It stands where any agent stands: ``AgentCall``, ``Parallel``, ``spawn_agents``, ``Start``, ``engine.run``. Prompt and params
-    are those of the agent there, and so is what it gives. A turn is one recorded effect, with what the agent said and called beside
-    its result, so that a replay needs no server; what it spent is counted as the run's. A question of it is a question of ours, and
-    the answer goes back. Cancelling the call cancels the run there.
+    It is used like any agent: ``AgentCall``, ``Parallel``, ``spawn_agents``, ``Start``, ``engine.run``. Prompt, params and output are
+    those of the remote agent. A turn is one recorded effect with the agent's texts and calls, so a replay needs no server. Its tokens
+    and cost count as the run's. Questions of the remote run become questions of this run, and the answers are sent back. Cancelling the
+    call cancels the remote run.
 
-    The run there is started under a key that is made of the call: a call that a crash cut off is made again and finds its run,
-    within the day for which a server knows keys.
+    The remote run is started with an idempotency key made from the call. A call that is repeated after a crash finds its run, within
+    the day for which a server stores keys.
 
     Args:
         id: The agent's id here, at most 56 characters.
-        url: Where the server is, such as ``"https://agents.example.com"``, or below which path of it.
-        token: The server's token, with the scopes ``run``, ``read`` and ``answer``; by default what the variable *token_env* holds
-            when it is called. Journals, events and messages never hold it.
+        url: The URL of the server, such as ``"https://agents.example.com"``, with the path below which it is mounted.
+        token: The server's token, with the scopes ``run``, ``read`` and ``answer``; by default the value of the environment variable
+            *token_env* at the time of the call. Journals, events and messages never contain it.
         token_env: The name of that variable.
-        agent: The agent's id there; by default as here.
-        description: What other agents are shown.
-        permissions: Who decides about what the run there wants to be allowed, where the server's own policy leaves that to a person:
-            ``"people"`` of ours, as about any question, or ``"policy"``: rules, hooks and people judge it as a call of ``ID_edit``,
-            ``ID_execute``, ``ID_read``, ``ID_fetch`` or ``ID_other``, which an engine without a policy allows.
-        allow_http: Whether the token may go over plain HTTP to another machine.
-        away_seconds: How long the server may be away before the call fails.
-        timeout: How many seconds a turn may take; ``None`` for as long as it takes.
+        agent: The agent's id on the server; *id* by default.
+        description: The description for other agents.
+        permissions: Who decides permission requests that the server's policy leaves to a person: ``"people"``, as questions of this
+            run, or ``"policy"``: rules, hooks and people decide them as calls of ``ID_edit``, ``ID_execute``, ``ID_read``, ``ID_fetch``
+            or ``ID_other``, which an engine without a policy allows.
+        allow_http: Whether the token may be sent over plain HTTP to another machine.
+        away_seconds: The most seconds that the server may be unreachable before the call fails.
+        timeout: The most seconds of a turn; ``None`` for no limit.
         **fields: Other fields of ``AgentDefinition``, such as ``input_schema``, ``hooks`` and ``limits``.
 
     Raises:
-        DefinitionError: for a URL or a token that cannot be used, or another option.
+        DefinitionError: For an invalid URL, token or other option.
     """
 
     __slots__ = ()

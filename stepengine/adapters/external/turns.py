@@ -71,7 +71,7 @@ def make_external_handler(
     Return the step handler of an external agent: it runs turns, asks their questions, and returns the output.
 
     Args:
-        name: The agent's id, which is that of the tool whose calls are its turns.
+        name: The agent's id, which is also the name of the tool whose calls are its turns.
         make_input: Returns the input of the first call.
         make_output: Returns the output of the agent from the data of the last call.
         carried: The members of a call's data that the input of the next call of the turn repeats.

@@ -57,7 +57,7 @@ WAITING = 100
 SHUTDOWN_SECONDS = 2
 """Open streams never end by themselves; a person who pressed Ctrl-C waits no longer."""
 UNASKED = 10
-"""How many questions that nobody was asked a result names."""
+"""The most unasked questions that a result names."""
 JOURNAL = "stepengine/journal"
 """The member of a result's ``_meta`` that names the journal of its run."""
 
@@ -118,7 +118,7 @@ class CallRunner(Protocol):
         """Resume a waiting run with *answers* until it ends or waits again."""
 
     def may_answer(self, ctx: Any) -> bool:
-        """Return True if the caller may answer the questions of a run."""
+        """Return whether the caller may answer the questions of a run."""
 
     def store_waiting_call(self, waiting: WaitingCall) -> str:
         """Store a call whose run waits for answers, and return a key that only its caller can use."""
@@ -218,12 +218,12 @@ class AgentServer:
 
     Args:
         offered: The agents; each is a tool with its id, ``-`` as ``_``.
-        journals: The folder in which each call's run is recorded, in a file of its own that the result's ``_meta`` names; by
-            default nothing is kept.
+        journals: The folder in which the run of each call is recorded in its own file, whose path is in the result's ``_meta``; by
+            default nothing is stored on disk.
         runner: Executes the calls; a ``LocalRuns`` with *journals* by default.
 
     Raises:
-        DefinitionError: when two agents would be the same tool, there is none, or the package is not installed.
+        DefinitionError: If two agents have the same tool name, *offered* is empty, or the package is not installed.
     """
 
     def __init__(
@@ -252,7 +252,7 @@ class AgentServer:
         Offer these agents in place of the present ones, to all clients from their next request on.
 
         Raises:
-            DefinitionError: when two agents would be the same tool, or there is none; nothing was changed.
+            DefinitionError: If two agents have the same tool name, or *offered* is empty; nothing was changed.
         """
         known: dict[str, OfferedAgent] = {}
         for one in offered:
