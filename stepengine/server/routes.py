@@ -976,7 +976,7 @@ async def watch_run(request: Request) -> Response:
         return Response(headers=headers, media_type=EVENTS)
     first = None
     try:
-        had, events = runs.watcher.parse_position(after), runs.watcher.events(row, after)
+        position, events = runs.watcher.parse_position(after), runs.watcher.events(row, after)
         if await runs.watcher.may_have_no_more_events(row, after):
             # A browser reconnects after each end of the stream; only status 204 stops it.
             first = await anext(events, None)
@@ -989,7 +989,7 @@ async def watch_run(request: Request) -> Response:
             raise
         raise InputError(error.message, issues=(f"after: {error.message}",)) from None
     return StreamingResponse(
-        encode_event_stream(events, first, had=had, full=full, stopping=runs.state.stopping),
+        encode_event_stream(events, first, position=position, full=full, stopping=runs.state.stopping),
         media_type=EVENTS,
         headers=headers,
     )

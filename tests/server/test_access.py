@@ -148,10 +148,10 @@ def test_number_of_tokens_in_a_file_is_bounded(tmp_path: Path, monkeypatch: pyte
 def test_token_changes_by_another_process_apply_at_once(tmp_path: Path) -> None:
     server, person = (Tokens.open(tmp_path / "tokens.json") for _ in range(2))
     token = person.add("anna", ["read"])
-    assert server.find(token) is not None
+    assert server.find_caller(token) is not None
     assert person.remove("anna")
     assert not person.remove("anna")
-    assert server.find(token) is None
+    assert server.find_caller(token) is None
 
 
 @pytest.mark.deep

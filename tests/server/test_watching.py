@@ -361,7 +361,7 @@ async def test_events_show_no_known_key(key: str) -> None:
         pieces = [
             piece
             async for piece in encode_event_stream(
-                events(), None, had=ReaderPosition.parse(None), full=False, stopping=asyncio.Event()
+                events(), None, position=ReaderPosition.parse(None), full=False, stopping=asyncio.Event()
             )
         ]
     finally:
