@@ -113,8 +113,8 @@ def app(
 
     Raises:
         AgentError: If *agents* has the id of no agent.
-        DefinitionError: If no caller can be identified, runs have no store or two, other users could write *runs* or read the
-            tokens or the webhooks, or *reports* is a file.
+        DefinitionError: If no caller can be identified, runs have no store or two, other users could read the tokens or the
+            webhooks, or *reports* is a file.
         DataError: If the file of webhooks or tokens is invalid.
         JournalError: If other users could write *reports*.
     """

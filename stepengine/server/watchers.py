@@ -266,7 +266,7 @@ class FollowedEvents:
 
         Args:
             position: The position of the reader.
-            wait_for_new: Whether to wait while the run is suspended or stopped, as ``stay`` of ``follow_events``.
+            wait_for_new: Whether the stream continues while the run only waits for people, messages or times.
         """
         self.readers += 1
         try:

@@ -417,7 +417,7 @@ class ServerConnection:
         offered: Those of the tools that runs are offered.
         promises: The output schemas of that list, by the server's names.
         is_stale: Whether that list may have changed since.
-        used_at: The time of the last ``get_connection``, by the clock of the loop.
+        used_at: The time of the last ``get_connection_and_add_user``, by the clock of the loop.
     """
 
     def __init__(self, options: ConnectionOptions) -> None:

@@ -33,7 +33,7 @@ class ServerConnections(dict[tuple[int, str], ServerConnection]):
         self._by_owner = needs_run_for_headers(options.auth)
         self._closing: set[asyncio.Task[None]] = set()
 
-    def get_connection(self, run: McpRun, engine: object) -> ServerConnection:
+    def get_connection_and_add_user(self, run: McpRun, engine: object) -> ServerConnection:
         """
         Return the connection for a run in the running event loop, and register *engine* as its user.
 

@@ -379,7 +379,7 @@ class McpTools:
         return connection, await connection.open_session()
 
     def _get_connection(self, run: McpRun) -> ServerConnection:
-        return self._connections.get_connection(run, self)
+        return self._connections.get_connection_and_add_user(run, self)
 
     async def listing(self, name: str, *, run: McpRun = NO_RUN) -> dict[str, Any]:
         """
@@ -674,12 +674,12 @@ class _ServerOfRun:
     bytes_left: int = RUN_LIST_BYTES
     reported: set[str] = attrs.field(factory=set)
 
-    def reserve_tool_room(self, tools: int, recorded: Mapping[str, Any]) -> int:
-        """Count a recorded list with *tools* new tools, and return how many of them the run may add."""
+    def reserve_tool_room(self, tool_count: int, recorded: Mapping[str, Any]) -> int:
+        """Count a recorded list with *tool_count* new tools, and return how many of them the run may add."""
         self.bytes_left -= len(compact(freeze_object(recorded)))
-        kept = min(tools, self.tools_left) if self.bytes_left >= 0 else 0
+        kept = min(tool_count, self.tools_left) if self.bytes_left >= 0 else 0
         # A server that fills the room has no more of it: each further list would be one more record.
-        self.tools_left = self.tools_left - kept if kept == tools else 0
+        self.tools_left = self.tools_left - kept if kept == tool_count else 0
         return kept
 
     def has_unknown_tool(self, offered: Mapping[str, str]) -> bool:

@@ -226,23 +226,23 @@ def annotations_from_hints(hints: Mapping[str, object], *, trusted: bool) -> Too
     )
 
 
-def select_usable_prompts(listed: Sequence[Mapping[str, Any]], left_out: list[str]) -> list[dict[str, Any]]:
-    """Return the usable prompts of a server. Problems are appended to *left_out*."""
+def select_usable_prompts(listed: Sequence[Mapping[str, Any]], problems: list[str]) -> list[dict[str, Any]]:
+    """Return the usable prompts of a server. A line for each other prompt is appended to *problems*."""
     if len(listed) > PROMPTS:
-        left_out.append(f"{len(listed) - PROMPTS:,} prompts after the first {PROMPTS:,}")
+        problems.append(f"{len(listed) - PROMPTS:,} prompts after the first {PROMPTS:,}")
     made: list[dict[str, object]] = []
     for prompt in listed[:PROMPTS]:
         name = prompt["name"]
         if odd := find_recorded_problem(prompt):
-            left_out.append(f"the prompt {_quote_tool_name(prompt)}: {odd}")
+            problems.append(f"the prompt {_quote_tool_name(prompt)}: {odd}")
             continue
         if not 0 < len(name) <= PROMPT_CHARS or visible(name, strict=True) != name:
-            left_out.append(
+            problems.append(
                 f"the prompt {_quote_tool_name(prompt)}: its name is empty, too long, or has hidden characters"
             )
             continue
         if any(one["name"] == name for one in made):
-            left_out.append(f"the prompt {_quote_tool_name(prompt)}: it is listed twice, and the first one is used")
+            problems.append(f"the prompt {_quote_tool_name(prompt)}: it is listed twice, and the first one is used")
             continue
         arguments = [
             {"name": clean_server_text(one["name"]), "required": bool(one.get("required"))}
