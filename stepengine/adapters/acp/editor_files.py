@@ -81,7 +81,7 @@ class EditorBuffers:
         Write and save a file in the editor; return False if the editor cannot, or on the event loop.
 
         Raises:
-            ToolError: when it tried and could not.
+            ToolError: If the editor fails to write the file.
         """
         if not self._writes or self._is_on_loop():
             return False
@@ -152,7 +152,7 @@ class EditorTerminals:
         Run a program in an editor's terminal, show the terminal at its call, kill the program after *seconds*, and release the terminal.
 
         Raises:
-            ToolError: when the editor could not start it, or went away.
+            ToolError: If the editor cannot start the program, or disconnects.
         """
         from acp import RequestError
         from acp.schema import EnvVariable

@@ -124,7 +124,7 @@ class StoredSession:
         Write the session atomically.
 
         Raises:
-            SessionError: when it cannot be written.
+            SessionError: If the session cannot be written.
         """
         self.updated = datetime.now(UTC).isoformat(timespec="milliseconds")
         about = {

@@ -75,7 +75,7 @@ class AgentProgram:
         Start a program below a supervisor, and wait until it runs.
 
         Raises:
-            ExternalAgentError: when it cannot be.
+            ExternalAgentError: If the program cannot be started.
         """
         path = find_program(command[0], env.get("PATH", os.defpath), ())
         if path is None:

@@ -605,7 +605,7 @@ class _ProgramConversation:
         Check a request for a file like a tool call, and return the file rules for it.
 
         Raises:
-            ToolError: when it is not allowed.
+            ToolError: If the request is not allowed.
         """
         if self._permissions.consume_file_grants(kind, file.paths):
             return GUARD.get()
@@ -689,7 +689,7 @@ def _permission_input_from_call(call: Mapping[str, Any]) -> dict[str, Any]:
     Return the input of a tool call for rules and people.
 
     Raises:
-        ToolError: if rules cannot judge it since it is too long.
+        ToolError: If the input is too long for rules to judge.
     """
     details = _format_call_content(call.get("content"))
     return make_permission_input(

@@ -45,7 +45,7 @@ def make_session_sources(
         warn: Called with a message when a run continues without a server.
 
     Raises:
-        DefinitionError: for a server with an unsupported transport.
+        DefinitionError: For a server with an unsupported transport.
     """
     made = list[ToolSource]()
     for server in servers:

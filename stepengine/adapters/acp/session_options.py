@@ -55,7 +55,7 @@ class OfferedChoices:
         models: Models, likewise; ``""`` stands for those that the agents name.
 
     Raises:
-        DefinitionError: for a mode that no policy has.
+        DefinitionError: For an unknown permission mode.
     """
 
     modes: tuple[str, ...] = attrs.field(default=(), converter=to_tuple)

@@ -67,7 +67,7 @@ async def serve(
         models: The models that can be chosen, likewise, ``""`` for those that the agents name; *make* takes ``model`` then.
 
     Raises:
-        DefinitionError: when ``agent-client-protocol`` is not installed, stdin is not a pipe, or a choice cannot be offered.
+        DefinitionError: If ``agent-client-protocol`` is not installed, stdin is not a pipe, or a choice cannot be offered.
     """
     try:
         import acp

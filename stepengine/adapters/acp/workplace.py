@@ -50,7 +50,7 @@ def parse_command(request: Mapping[str, Any]) -> list[str]:
     Return the command line that a program requests to run, as a list of words.
 
     Raises:
-        ToolError: where they are none.
+        ToolError: If they are not a list of words.
     """
     command, more = request.get("command"), request.get("args") or []
     words = [command, *more] if isinstance(more, list) else []
@@ -87,7 +87,7 @@ class ProgramFileAccess:
         Return the file that a read request names; raise an error if the program may not read it.
 
         Raises:
-            ToolError: where no files are read, and for a path outside of the workspace.
+            ToolError: If the program may not read files, and for a path outside of the workspace.
         """
         if self._may == "none":
             msg = "this client does not allow reading files"
@@ -99,7 +99,7 @@ class ProgramFileAccess:
         Return the file that a write request names; raise an error if the program may not write it.
 
         Raises:
-            ToolError: where no files are written, for a path outside of the workspace, and for content that is no text.
+            ToolError: If the program may not write files, for a path outside of the workspace, and for content that is not text.
         """
         if self._may != "write" or not isinstance(request.get("content"), str):
             msg = (
@@ -142,7 +142,7 @@ class ProgramFileAccess:
         Return the text of a file.
 
         Raises:
-            ToolError: for a file that is missing, withheld, too large or no text, and for one that a link leads elsewhere by now.
+            ToolError: If the file is missing, withheld, too large or not text, or its path now leads through a link.
         """
         from stepengine.workspace.root import Root
         from stepengine.workspace.text import read_if_small

@@ -249,7 +249,7 @@ def make_page_tool(name: str, description: str, schema: Mapping[str, Any]) -> To
     Return a tool that the page executes. A call suspends the run until the page sends the result.
 
     Raises:
-        DefinitionError: for a name that no provider takes, or a schema that cannot be checked.
+        DefinitionError: For a name that no provider accepts, or an invalid schema.
     """
     check_tool_name(name)
     if not isinstance(schema, Mapping):

@@ -665,7 +665,7 @@ class _ServerClient:
         Send a request, retry while the server is unreachable, and return its reply; *accepted_errors* are no failures.
 
         Raises:
-            ExternalAgentError: when it refuses, is away for too long, or gives no such answer.
+            ExternalAgentError: If the server refuses the request, is unreachable too long, or sends an invalid reply.
         """
         import httpx2
 

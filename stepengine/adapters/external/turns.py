@@ -208,7 +208,7 @@ def make_permission_input(
         details: More to look at; *tool_input* itself by default.
 
     Raises:
-        ToolError: if paths, command and URL are too long.
+        ToolError: If paths, command and URL are too long.
     """
     judged = _find_judged_members(tool_input, paths)
     if len(canonical(judged)) > JUDGED_CHARS:

@@ -1,5 +1,5 @@
 """
-Tools that come from MCP servers, and agents that are offered as such tools.
+Tools of MCP servers, and agents that are offered as MCP tools.
 
 A server's tools are found when a run begins, by an effect that is recorded, and become ``Tool`` objects of that run; each call is an
 effect like any other. So a replay starts no server, and an agent whose server has other tools today diverges where it asks for one.

@@ -294,7 +294,7 @@ class AgentServer:
             ready: Called with the URL when the port is open.
 
         Raises:
-            DefinitionError: for an address that other machines can reach without a token, or one that is not available.
+            DefinitionError: Without a token, for an address that other machines can reach; and for an address that is not available.
         """
         import uvicorn
         from uvicorn.protocols.http.h11_impl import H11Protocol

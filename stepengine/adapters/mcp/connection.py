@@ -460,7 +460,7 @@ class ServerConnection:
         Return the session of the server, which is started if needed; restarts are limited to two for the root run *run*.
 
         Raises:
-            ToolError: when the server cannot be started, or has died too often.
+            ToolError: If the server cannot be started, or has ended too often.
         """
         async with self._lock:
             while self._live is None or self._live.is_over:
@@ -529,7 +529,7 @@ class ServerConnection:
         A list of prompts that cannot be read costs the prompts, and ``prompts_problem`` says why.
 
         Raises:
-            ToolError: when the server cannot be started, or gives no list of tools.
+            ToolError: If the server cannot be started, or returns no list of tools.
         """
         self._restarts.pop("", None)
         session = await self.open_session()
@@ -584,7 +584,7 @@ class ServerConnection:
 
         Raises:
             ConnectionLost: when the connection ended meanwhile.
-            ToolError: for everything else that the server, or the way to it, answered with.
+            ToolError: For any other error of the server or the transport.
         """
         from anyio import BrokenResourceError, ClosedResourceError
         from mcp import MCPError

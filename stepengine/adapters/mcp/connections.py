@@ -76,8 +76,8 @@ class ServerConnections(dict[tuple[int, str], ServerConnection]):
 
         Args:
             engine: The source of the engine that is closed.
-            is_shared: Whether a connection that another engine has is kept.
-            blocked: The event loop that stands still, if one does.
+            is_shared: Whether a connection that another engine uses stays open.
+            blocked: The event loop that is blocked by the caller, or ``None``.
         """
         here = asyncio.get_running_loop()
         closing = [task for task in self._closing if task.get_loop() is here]

@@ -26,7 +26,7 @@ LEVELS: dict[str, int] = {
     "alert": logging.CRITICAL,
     "emergency": logging.CRITICAL,
 }
-"""Levels of the protocol, and what they are in a log of Python."""
+"""The level of Python's ``logging`` for each level of the protocol."""
 
 
 @frozen(kw_only=True)

@@ -386,7 +386,7 @@ class McpTools:
         Fetch the tools and prompts of the server; runs in the effect that records them.
 
         Raises:
-            ToolServerError: when it cannot be asked.
+            ToolServerError: If the server cannot be reached.
         """
         connection = self._get_connection(run)
         try:

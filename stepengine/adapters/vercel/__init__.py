@@ -170,7 +170,7 @@ def read_approvals(messages: Sequence[object]) -> dict[str, AnswerLike]:
         messages: The member ``messages`` of the request's body.
 
     Raises:
-        InputError: when there is no message, or an approval cannot be read.
+        InputError: If there is no message, or an approval is invalid.
     """
     last = _get_last_message(messages)
     found: dict[str, AnswerLike] = {}
