@@ -130,7 +130,7 @@ async def reconnect_to_turn(request: Request) -> Response:
         msg = f"the agent {thread.last.agent!r} is running in this conversation; connect to that agent, or wait until it ends"
         raise Problem(msg, status=409, kind="under_way", members={"run_id": thread.last.run})
     turn = thread.last.request.get("turn") or {}
-    before = turn.get("after") and await thread.turns.load_state(
+    before = turn.get("after") and await thread.turns.load_or_replay_state(
         await thread.runs.reader.get_run(thread.caller, turn["after"])
     )
     session = _session_from_state(thread.name, before or None)

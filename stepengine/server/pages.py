@@ -123,7 +123,7 @@ class CallerConversation:
         runs: RunService = request.app.state.runs
         turns, caller = require_turns(runs), require_caller(request)
         last = await turns.find_newest_run(caller, name)
-        state = None if last is None or last.status in RUNNING else await turns.load_state(last)
+        state = None if last is None or last.status in RUNNING else await turns.load_or_replay_state(last)
         return cls(runs, turns, caller, name, last, state)
 
     @property

@@ -174,7 +174,7 @@ class QuotaTable:
         Raises:
             Problem: If the request exceeds a quota of *owner*.
         """
-        known, use, wanted = self._get_owner_usage(owner), AdmittedUse(), QuotaUsage(runs, size)
+        known, use, wanted = self._get_or_create_owner_usage(owner), AdmittedUse(), QuotaUsage(runs, size)
         added = await self._count_request_or_raise(owner, known, wanted)
         try:
             yield use
@@ -187,7 +187,7 @@ class QuotaTable:
                 known.added -= wanted
                 known.window.remove(size, added)
 
-    def _get_owner_usage(self, owner: str) -> _OwnerUsage:
+    def _get_or_create_owner_usage(self, owner: str) -> _OwnerUsage:
         """Return the bookkeeping of an owner; create it if it is missing, and then remove idle owners if there are too many."""
         if owner not in self._owners and len(self._owners) >= OWNERS_KEPT:
             now = self._clock()

@@ -145,7 +145,7 @@ class RunLauncher(RunStarts[RunRow]):
         turn = request.get("turn")
         if turn is not None and turn["after"] is not None:
             before = await self._store.find(turn["after"])
-            options["previous"] = None if before is None else await self._reader.load_state(before)
+            options["previous"] = None if before is None else await self._reader.load_or_replay_state(before)
         options |= start_options_from_request(request, options.get("previous"))
         handle = self._engines.engine.start(
             row.agent,

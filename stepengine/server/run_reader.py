@@ -218,7 +218,7 @@ class RunReader:
             warnings=() if ended is None else ended.warnings,
         )
 
-    async def load_state(self, row: RunRow) -> AgentState:
+    async def load_or_replay_state(self, row: RunRow) -> AgentState:
         """
         Return the last state of a run that is not running, from the ledger or else by a replay with the current agents.
 
@@ -233,10 +233,10 @@ class RunReader:
             return await asyncio.to_thread(decode_state_with_references, stored, self._store.journal(row.run))
         journal = self._store.journal(row.run)
         if row.status == "stranded":
-            return await self._load_stranded_state(row, journal)
+            return await self._replay_stranded_state(row, journal)
         return (await self._engines.engine.replay(journal, on_divergence="keep")).state
 
-    async def _load_stranded_state(self, row: RunRow, journal: Journal) -> AgentState:
+    async def _replay_stranded_state(self, row: RunRow, journal: Journal) -> AgentState:
         """Replay a stranded run as far as possible and return its state; else return the last state of the run before it."""
         replay = self._engines.engine.replay
         with contextlib.suppress(StepEngineError):
@@ -244,7 +244,7 @@ class RunReader:
         with contextlib.suppress(StepEngineError):
             return (await replay(journal, on_divergence="stop")).state
         before = await self._store.find((row.request.get("turn") or {}).get("after") or "")
-        return AgentState() if before is None else await self.load_state(before)
+        return AgentState() if before is None else await self.load_or_replay_state(before)
 
     async def load_summary(self, row: RunRow) -> RunListSummary:
         """Return the summary of a run from its journal; an empty one if it cannot be read."""

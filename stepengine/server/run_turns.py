@@ -55,13 +55,13 @@ class RunTurns:
             row = await asyncio.to_thread(read)
         return row
 
-    async def load_state(self, row: RunRow) -> AgentState:
-        """Return the last state of a run that is not running; errors are those of ``RunReader.load_state``."""
-        return await self._reader.load_state(row)
+    async def load_or_replay_state(self, row: RunRow) -> AgentState:
+        """Return the last state of a run that is not running; errors are those of ``RunReader.load_or_replay_state``."""
+        return await self._reader.load_or_replay_state(row)
 
     async def load_result(self, row: RunRow) -> RunResult:
-        """Return the result of a run that is not running; errors are those of ``load_state``."""
-        state = await self.load_state(row)
+        """Return the result of a run that is not running; errors are those of ``load_or_replay_state``."""
+        state = await self.load_or_replay_state(row)
         return await asyncio.to_thread(_result_from_state, self._store.journal(row.run).history, row, state)
 
     async def find_last_event_id(self, row: RunRow) -> str | None:

@@ -67,7 +67,7 @@ class AgentProgram:
         self._ended = ""
         self._has_ended = asyncio.Event()
         self._pid = 0
-        self._tasks = [asyncio.create_task(self._collect_stderr_tail())]
+        self._tasks = [asyncio.create_task(self._store_stderr_tail())]
 
     @classmethod
     async def start(cls, command: Sequence[str], env: Mapping[str, str], folder: Path) -> AgentProgram:
@@ -134,7 +134,7 @@ class AgentProgram:
             await asyncio.sleep(LINGER_SECONDS)
             self._line.send(b"end")
 
-    async def _collect_stderr_tail(self) -> None:
+    async def _store_stderr_tail(self) -> None:
         """Read stderr until it ends, and store its last bytes for error messages."""
         stream = self._process.stderr
         assert stream is not None  # noqa: S101 - it was asked for

@@ -215,7 +215,7 @@ class _OpenClient:
         self.pipe: ServerProcess | None = None
         self.answers: EndpointAnswers | None = None
         self.why = ""
-        self.client: Client = self._make_client()
+        self.client: Client = self._make_client_and_store_transport()
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.task = _start_detached_task(self._run_client(), f"mcp server {options.name}")
 
@@ -228,7 +228,7 @@ class _OpenClient:
         """The reason why the endpoint refuses requests, with a remedy; ``""`` if it does not."""
         return "" if self.answers is None else self.answers.describe_refusal()
 
-    def _make_client(self) -> Client:
+    def _make_client_and_store_transport(self) -> Client:
         """Return a client for the server, and store its pipe or the answers of its endpoint."""
         from mcp import Client
         from mcp_types import Implementation

@@ -60,11 +60,11 @@ def error_result(text: str) -> ToolResult:
 def failed_result(server: str, error: ToolError) -> ToolResult:
     """Return the result of a call that failed with *error*. A lost server is distinguished from a refusal."""
     if isinstance(error, ToolServerError):
-        return cut_off_result(server, error.message)
+        return lost_server_result(server, error.message)
     return error_result(error.message)
 
 
-def cut_off_result(server: str, text: str) -> ToolResult:
+def lost_server_result(server: str, text: str) -> ToolResult:
     """Return the error result of a call that was open when *server* ended."""
     return attrs.evolve(error_result(text), side_effects=(SideEffect(CUT_OFF, server),))
 

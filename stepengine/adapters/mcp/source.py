@@ -34,10 +34,10 @@ from stepengine.adapters.mcp.notices import LEVELS, LogLevel, Notice
 from stepengine.adapters.mcp.resources import make_prompt_tool, make_resource_tools
 from stepengine.adapters.mcp.results import (
     Channel,
-    cut_off_result,
     error_result,
     failed_result,
     find_schema_mismatch,
+    lost_server_result,
     make_recordable,
     make_result,
 )
@@ -569,7 +569,9 @@ class McpTools:
         """Return the result that ``going_on`` recorded."""
         if "error" not in outcome:
             return make_result(outcome["result"], self._channel, page=listed.page)
-        return cut_off_result(self.name, outcome["error"]) if outcome.get("lost") else error_result(outcome["error"])
+        return (
+            lost_server_result(self.name, outcome["error"]) if outcome.get("lost") else error_result(outcome["error"])
+        )
 
     async def going_on(
         self,

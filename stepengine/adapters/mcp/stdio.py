@@ -130,7 +130,7 @@ class ServerProcess:
         write, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
         reading = asyncio.create_task(self._read_and_forward_messages(process, incoming))
         writing = asyncio.create_task(self._write_messages(process, outgoing, incoming))
-        listening = asyncio.create_task(self._collect_stderr_tail(process))
+        listening = asyncio.create_task(self._store_stderr_tail(process))
         try:
             yield read, write
         finally:
@@ -217,7 +217,7 @@ class ServerProcess:
         except (ConnectionError, RuntimeError):
             incoming.close()  # so that no request waits for an answer
 
-    async def _collect_stderr_tail(self, process: asyncio.subprocess.Process) -> None:
+    async def _store_stderr_tail(self, process: asyncio.subprocess.Process) -> None:
         """Read stderr until it ends, and store its last bytes."""
         assert process.stderr is not None  # noqa: S101
         while chunk := await process.stderr.read(CHUNK_BYTES):
