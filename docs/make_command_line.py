@@ -116,7 +116,7 @@ IN_PYTHON = {
     "deploy migrate": "stepengine.durable.migrate",
     "deploy gc": "stepengine.durable.DeploymentMaintenance.collect",
     "tokens add": "stepengine.server.Tokens.add",
-    "tokens list": "stepengine.server.Tokens.listed",
+    "tokens list": "stepengine.server.Tokens.list_tokens",
     "tokens revoke": "stepengine.server.Tokens.remove",
 }
 """The public function or method that a command calls; ``None`` for programs of a terminal, and where there is none yet."""

@@ -595,7 +595,7 @@ METHODS: dict[str, Callable[[Path], object]] = {
     "Policy.load": Policy.load,
     "PolicyFile": PolicyFile,
     "Tokens.open": lambda file: Tokens.open(file).add("ann", ["run"]),
-    "Webhooks.open": Webhooks.open,
+    "Webhooks.load": Webhooks.load,
     "app runs": awaited(lambda file: serve_from(file, runs=file)),
     "app tokens": awaited(lambda file: serve_from(file, tokens=file)),
     "app webhooks": awaited(lambda file: serve_from(file, webhooks=file)),

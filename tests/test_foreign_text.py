@@ -37,11 +37,11 @@ import stepengine
 from stepengine import Tool, tool
 from stepengine.adapters.acp.stdio import parse_message
 from stepengine.adapters.acp.updates import _make_code_block
-from stepengine.adapters.ag_ui import input_of
+from stepengine.adapters.ag_ui import parse_run_input
 from stepengine.adapters.external import remote
 from stepengine.adapters.mcp.lenient_messages import MessageRepair
 from stepengine.adapters.mcp.results import make_result
-from stepengine.adapters.mcp.stdio import ANSWER, ID, Pipe, ServerProgram
+from stepengine.adapters.mcp.stdio import ANSWER, ID, ServerProcess, ServerProgram
 from stepengine.cli.commands.fork import _make_edit_function
 from stepengine.cli.commands.send import parse_json_message
 from stepengine.cli.screen.prompt import PASTE
@@ -547,7 +547,7 @@ JSON_SHAPES = tuple(lambda n, shape=shape: shape(n).encode("utf-8", "surrogatepa
 
 def served(text: str) -> Any:
     """Read a line of an MCP server."""
-    return Pipe(ServerProgram(("server",)), bool)._parse_line(text.encode("utf-8", "surrogatepass"))
+    return ServerProcess(ServerProgram(("server",)), bool)._parse_line(text.encode("utf-8", "surrogatepass"))
 
 
 def reread(text: str) -> Any:
@@ -558,7 +558,7 @@ def reread(text: str) -> Any:
 
 
 def last_words(text: str) -> Any:
-    pipe = Pipe(ServerProgram(("server",)), bool)
+    pipe = ServerProcess(ServerProgram(("server",)), bool)
     pipe._errors += text.encode("utf-8", "surrogatepass")
     return pipe.get_stderr_tail()
 
@@ -1675,7 +1675,7 @@ JSON_READERS: tuple[tuple[str, Callable[[str], Any]], ...] = (
     ("workspace/connection.py", of_bytes(framed)),
     ("workspace/remote_files.py", of_bytes(far_listing)),
     ("adapters/acp/stdio.py", of_bytes(parse_message)),
-    ("adapters/ag_ui", of_bytes(lambda data: input_of(plain(parse_strict_json(data))))),
+    ("adapters/ag_ui", of_bytes(lambda data: parse_run_input(plain(parse_strict_json(data))))),
     ("adapters/external/remote.py", of_bytes(remote_said)),
     ("adapters/mcp/http.py", served),
     ("adapters/mcp/results.py", result_text),

@@ -100,7 +100,7 @@ class TextItems:
 
     def make_output_items(self, event: Event, text: str) -> Iterator[TextItem]:
         """Yield the items of *text*, the output of the root; nothing if it is blank or the model has already written it."""
-        yield from self._start_or_extend_text(event, "text", OUTPUT, drop_if_shown(text, self._said))
+        yield from self._start_or_extend_text(event, "text", OUTPUT, get_text_unless_shown(text, self._said))
 
     def end_texts(self, path: str, *, discarded: int | Literal["all"] | None = None) -> Iterator[TextItem]:
         """Yield the ends of the open texts of a run; texts of the model call *discarded*, or all, are marked as discarded."""
@@ -125,7 +125,7 @@ class TextItems:
         return TextItem("end", text, is_discarded=is_discarded)
 
 
-def drop_if_shown(text: str, shown_texts: Iterable[str]) -> str:
+def get_text_unless_shown(text: str, shown_texts: Iterable[str]) -> str:
     """Return *text*; ``""`` if it is blank or part of a text in *shown_texts*."""
     return text if text.strip() and not any(text in one for one in shown_texts) else ""
 
@@ -183,7 +183,7 @@ class CallItems:
             yield CallItem("input", *key, event.tool_name, given=given, is_streamed=not is_new)
 
     def end_incomplete_inputs(self, path: str, *, are_over: bool) -> list[str]:
-        """Return the calls of a run whose input is incomplete, and mark it as complete; unless *are_over*, they may start again."""
+        """Mark the incomplete inputs of a run's calls as complete, and return these calls; unless *are_over*, they may start again."""
         coming = [key for key, is_coming in self._is_coming.items() if is_coming and key[0] == path]
         for key in coming:
             self._is_coming[key] = False
@@ -192,7 +192,7 @@ class CallItems:
         return [call for _, call in coming]
 
     def reopen_unsettled_calls(self, is_settled: Callable[[str, str], bool]) -> list[tuple[str, str]]:
-        """Return path and id of all calls that are not settled, whose input is shown again later."""
+        """Forget the inputs of calls that are not settled, so that they are shown again later; return (path, id) of these calls."""
         found = [key for key in self._is_coming if not is_settled(*key)]
         self._is_coming.update(dict.fromkeys(found, True))
         return found

@@ -1,10 +1,10 @@
 """
-Who may use a server, and what is refused before any route sees it.
+Who may use a server, and which requests are refused before they reach a route.
 
-What lives here: callers and their scopes, tokens, one-time links for browsers, the guard in front of the application, and whether
-a folder of runs may be trusted.
+This module has callers and their scopes, tokens, one-time links for browsers, the guard of the application, and the check whether a
+folder of runs may be trusted.
 
-What must not: routes, runs, and whose run is whose, which is decided where runs are looked up.
+Routes and runs do not belong here. The owner of a run is checked where the run is looked up.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from attrs import frozen
 from stepengine.data.alike import list_names
 from stepengine.data.questions import NO_CALLER
 from stepengine.errors import DataError, DefinitionError, JournalError, JournalMissing
-from stepengine.server.extra import check_extra_installed
+from stepengine.server.extra import require_extra_package
 from stepengine.server.owner_shares import OwnerShares
 from stepengine.server.problems import Problem, problem_of
 from stepengine.workspace.after_fork import Lock
@@ -55,8 +55,8 @@ ScopeName: TypeAlias = Literal["read", "run", "answer", "debug", "metrics", "adm
 SCOPES: tuple[ScopeName, ...] = get_args(ScopeName)
 
 
-def _check_scopes(given: Iterable[str]) -> frozenset[ScopeName]:
-    """Return scopes as a frozen set; raise ``DefinitionError`` for an unknown one, for none, and for a string."""
+def _validate_scopes(given: Iterable[str]) -> frozenset[ScopeName]:
+    """Return scopes as a frozen set; raise ``DefinitionError`` for an unknown scope, for an empty list, and for a string."""
     found = frozenset(given)
     strange = sorted(found.difference(SCOPES))
     if strange or not found or isinstance(given, str):
@@ -82,12 +82,12 @@ class Caller:
     The authenticated caller of a request. Resources belong to its *name*: two tokens of one owner are one caller.
 
     Attributes:
-        name: Whose runs these are, and what an answer's ``by`` says.
-        scopes: What the caller may do: ``read``, ``run``, ``answer``, ``debug``, ``metrics``; ``admin`` holds all of them.
+        name: The owner of the runs that the caller starts, and the author (``by``) of its answers.
+        scopes: What the caller may do: ``read``, ``run``, ``answer``, ``debug``, ``metrics``; ``admin`` includes all of them.
     """
 
     name: str = attrs.field(validator=_check_caller_name)
-    scopes: frozenset[ScopeName] = attrs.field(converter=_check_scopes)
+    scopes: frozenset[ScopeName] = attrs.field(converter=_validate_scopes)
 
     def may(self, scope: ScopeName) -> bool:
         """Return whether the caller has the scope *scope* or ``admin``, which includes all."""
@@ -98,19 +98,19 @@ class Caller:
         Raise ``Problem`` unless the caller has the scope *scope* or ``admin``.
 
         Raises:
-            Problem: 403, for everybody else.
+            Problem: 403 without the scope.
         """
         if not self.may(scope):
             msg = f"this request needs the scope {scope!r}; this caller has {', '.join(sorted(self.scopes))}"
             raise Problem(msg, status=403, kind="scope_missing", members={"scope": scope})
 
 
-def caller_of(request: Request | Scope) -> Caller:
+def require_caller(request: Request | Scope) -> Caller:
     """
-    Return the caller of an authenticated request.
+    Return the caller of an authenticated request; raise ``Problem`` 401 for a request without a caller.
 
     Raises:
-        Problem: 401, where no guard stands in front, or the path is open to everybody.
+        Problem: 401 if the application has no guard, or the path needs no caller.
     """
     scope = request if isinstance(request, dict) else request.scope  # type: ignore[union-attr,unused-ignore]
     found = scope.get(CALLER)
@@ -124,7 +124,7 @@ def reserve_event_stream(request: Request) -> int:
     Count a request as an event stream of its caller until it is answered, and return the number of the caller's streams.
 
     Raises:
-        Problem: 429, if the caller has its share of the streams; 503, if others have all of them.
+        Problem: 429 if the caller has used its share of the streams; 503 if other callers use all streams.
     """
     count: Callable[[], int] = request.scope[COUNT_STREAM]
     return count()
@@ -139,10 +139,10 @@ RETRY_SECONDS = 5
 # --- tokens ---------------------------------------------------------------------------------------------------------
 
 PREFIX = "sk-stepengine-"
-"""Scanners of keys, ours and those of others, know what begins so for a secret."""
+"""Secret scanners recognize a text with this start as a secret."""
 TOKEN_BYTES = 32
 MAX_TOKEN = 1_024
-"""Characters of what is looked up at all."""
+"""The most characters of a token that are hashed and compared."""
 MAX_FILE = 4 * 1024 * 1024
 MAX_TOKENS = 10_000
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
@@ -155,16 +155,16 @@ class KnownToken:
     The stored facts of a token: its name, owner, scopes and times, without the token itself.
 
     Attributes:
-        name: What it is removed by.
+        name: The name of the token, by which it is removed.
         owner: The name of its caller.
         scopes: What its caller may do.
-        created: When it was made, in UTC.
-        expires: From when on it is worth nothing; ``None`` for never.
+        created: When it was created, in UTC.
+        expires: When it expires; ``None`` for never.
     """
 
     name: str
     owner: str
-    scopes: frozenset[ScopeName] = attrs.field(converter=_check_scopes)
+    scopes: frozenset[ScopeName] = attrs.field(converter=_validate_scopes)
     created: datetime
     expires: datetime | None = None
 
@@ -177,9 +177,9 @@ class _TokenEntry:
 
 class Tokens:
     """
-    The tokens of a server: a JSON file of their SHA-256 digests, which nobody but its owner may read or write.
+    The tokens of a server: a JSON file of their SHA-256 digests, which only its owner may read or write.
 
-    Several processes may use one file: a change is made under a lock, and seen by every process at its next look.
+    Several processes may use one file. Changes are made under a lock, and each process sees them at its next lookup.
     """
 
     def __init__(self, path: Path, *, clock: Callable[[], datetime]) -> None:
@@ -192,11 +192,11 @@ class Tokens:
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> Tokens:
         """
-        Return the tokens of a file; the first ``add`` creates it.
+        Load and validate a file of tokens, and return its tokens; without a file, the first ``add`` creates it.
 
         Raises:
-            DefinitionError: where others could read or change the file.
-            DataError: where it is not a file of tokens.
+            DefinitionError: If other users could read or change the file.
+            DataError: If it is not a file of tokens.
         """
         tokens = cls(Path(path), clock=clock)
         tokens._load_entries()
@@ -209,13 +209,13 @@ class Tokens:
         Create a token of 256 random bits and return it; it is not stored and cannot be shown again.
 
         Args:
-            name: What it is listed and removed by.
+            name: The name of the token, by which it is listed and removed.
             scopes: What its caller may do.
-            expires: From when on it is worth nothing, with its time zone; ``None`` for never.
+            expires: When it expires, with a time zone; ``None`` for never.
             owner: The name of its caller; *name* by default.
 
         Raises:
-            DefinitionError: for a name that is taken, an unknown scope, a time in the past.
+            DefinitionError: For a name that is taken, an unknown scope, or a time in the past.
         """
         owner = name if owner is None else owner
         for what, said in (("name", name), ("owner", owner)):
@@ -243,15 +243,15 @@ class Tokens:
             entries.append(_TokenEntry(_hash_token(token), made))
         return token
 
-    def find(self, token: str) -> Caller | None:
+    def find_caller(self, token: str) -> Caller | None:
         """
-        Return the caller of a token; ``None`` if it is unknown or has expired.
+        Return the caller of a token; ``None`` if the token is unknown or has expired.
 
-        It takes as long for a wrong token as for a right one, and looks at the file again where that was changed.
+        A wrong token takes as long as a right one. The file is read again if it has changed.
         """
         digest, found = _hash_token(token[:MAX_TOKEN]), None
-        # All of them, and no early way out: how long a refusal takes would tell how near a guess was. Digests are
-        # compared, so that the file is of no use to who reads it.
+        # All of them are compared: the time of a refusal would show how near a guess was. The file has only digests,
+        # so that a person who reads it gets no token.
         for entry in self._load_entries():
             if hmac.compare_digest(entry.digest, digest):
                 found = entry.known
@@ -259,7 +259,7 @@ class Tokens:
             return None
         return Caller(found.owner, found.scopes)
 
-    def listed(self) -> tuple[KnownToken, ...]:
+    def list_tokens(self) -> tuple[KnownToken, ...]:
         """Return name, owner, scopes and times of all tokens, the oldest first, including expired ones."""
         return tuple([entry.known for entry in self._load_entries()])
 
@@ -278,8 +278,8 @@ class Tokens:
 
         self._load_entries()  # before the lock: a file without tokens gets no file next to it
         try:
-            # A file of its own beside: the tokens are replaced as a whole file, and a lock on the old one would hold
-            # nobody who opens the new one.
+            # A separate file: the file of tokens is replaced as a whole, and a lock on the old one would not stop a
+            # process that opens the new one.
             fd = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, OWNER_FILE_MODE)
         except OSError as error:
             msg = f"tokens cannot be stored in {str(self.path)!r}: {error.strerror or type(error).__name__}"
@@ -293,7 +293,7 @@ class Tokens:
                 data = json.dumps({"format": FORMAT, "tokens": [_entry_to_dict(entry) for entry in entries]}, indent=1)
                 replace_path(self.path, f"{data}\n".encode(), mode=OWNER_FILE_MODE)
         finally:
-            # Said, and not left to closing: a process that was forked meanwhile has the open file, too.
+            # Unlocked explicitly and not only by closing: a process that was forked meanwhile has the open file, too.
             fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
@@ -318,18 +318,18 @@ class Tokens:
 @contextmanager
 def open_secret_file(path: Path, content: str) -> Iterator[int | None]:
     """
-    Open a file of secrets after a check of its owner and mode; yield ``None`` if it does not exist.
+    Open a file of secrets, check its owner and mode, and yield its descriptor; yield ``None`` if it does not exist.
 
     Args:
         path: The file.
-        content: What it holds, in words.
+        content: A word for the content in error messages, such as ``"tokens"``.
 
     Raises:
-        DefinitionError: for any other file.
+        DefinitionError: If the file is not private or cannot be read.
     """
     try:
-        # What is opened is what is checked, by its descriptor: asked by name, somebody could put another file there in
-        # between. `O_NONBLOCK`, or a pipe of that name would hold the server for ever.
+        # The open descriptor is checked and not the path, at which another file could appear in between. `O_NONBLOCK`:
+        # a pipe with that name would block the server for ever.
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         yield None
@@ -338,13 +338,13 @@ def open_secret_file(path: Path, content: str) -> Iterator[int | None]:
         msg = f"{str(path)!r} cannot be read as a file of {content}: {error.strerror or type(error).__name__}"
         raise DefinitionError(msg) from None
     try:
-        _check_secret_file(os.fstat(fd), path, content)
+        _require_private_file(os.fstat(fd), path, content)
         yield fd
     finally:
         os.close(fd)
 
 
-def _check_secret_file(status: os.stat_result, path: Path, content: str) -> None:
+def _require_private_file(status: os.stat_result, path: Path, content: str) -> None:
     """Raise ``DefinitionError`` unless a file is regular, private and of this user, in a folder that others cannot change."""
     if not stat.S_ISREG(status.st_mode):
         msg = f"{str(path)!r} is not a regular file; a file of {content} must be one"
@@ -383,10 +383,10 @@ def _entry_to_dict(entry: _TokenEntry) -> dict[str, Any]:
 
 def _parse_entries(data: bytes, path: Path) -> tuple[_TokenEntry, ...]:
     """
-    Read a file of tokens.
+    Parse the content of a file of tokens.
 
     Raises:
-        DataError: for whatever ``Tokens`` would not have written; what stands there is not shown.
+        DataError: If ``Tokens`` did not write it. The message does not show the content.
     """
     try:
         if len(data) > MAX_FILE:
@@ -433,10 +433,10 @@ class Logins:
     and gets a token that it sends with each request. A cookie would be sent to every server on the same host.
 
     Args:
-        seconds: How long a link may be used, once.
-        session_seconds: How long a session lasts.
-        path: Where the guard exchanges the code of a link, below where the application is mounted.
-        clock: Seconds that only grow.
+        seconds: How long a link is valid, in seconds.
+        session_seconds: How long a session is valid, in seconds.
+        path: The path, below the mount of the application, where the guard exchanges the code of a link.
+        clock: A monotonic clock in seconds.
     """
 
     def __init__(
@@ -450,7 +450,7 @@ class Logins:
         self._operators: set[bytes] = set()
         self._lock = Lock()
 
-    def make(self, caller: Caller | None = None) -> str:
+    def make_link(self, caller: Caller | None = None) -> str:
         """Create a one-time login link for *caller*, by default the operator, and return its path with the code."""
         code = secrets.token_urlsafe(TOKEN_BYTES)
         with self._lock:
@@ -469,10 +469,10 @@ class Logins:
             self._operators.add(_hash_token(secret))
         return secret
 
-    def exchange(self, code: str) -> str | None:
-        """Exchange the code of a link for the token of a new session; ``None`` if it was used or has expired."""
+    def exchange_code(self, code: str) -> str | None:
+        """Start a session with the code of a link, and return its token; ``None`` if the code was used or has expired."""
         with self._lock:
-            # Taken out before it is looked at: the same link twice, even at the same moment, is one session.
+            # Removed before it is checked: a link that is used twice, even at the same moment, starts one session.
             found = self._codes.pop(_hash_token(code[:MAX_TOKEN]), None)
             if found is None or found.until <= self._clock():
                 return None
@@ -483,24 +483,24 @@ class Logins:
             )
             return secret
 
-    def find(self, secret: str) -> Caller | None:
-        """Return the caller of a session token; ``None`` if it is unknown or has expired."""
-        # What is compared are digests of what was sent, so how long it takes says nothing of a secret that is known.
-        digest = _hash_token(secret[:MAX_TOKEN])
+    def find_caller(self, token: str) -> Caller | None:
+        """Return the caller of a session token or operator token; ``None`` if it is unknown or has expired."""
+        # Only digests are compared, so the time that this takes shows nothing of a known token.
+        digest = _hash_token(token[:MAX_TOKEN])
         with self._lock:
             found = self._sessions.get(digest)
             if digest in self._operators:
                 return OPERATOR
         return found.caller if found is not None and self._clock() < found.until else None
 
-    def end(self, secret: str) -> None:
+    def end_session(self, token: str) -> None:
         """End the session of a token; an unknown token is ignored."""
         with self._lock:
-            self._sessions.pop(_hash_token(secret[:MAX_TOKEN]), None)
+            self._sessions.pop(_hash_token(token[:MAX_TOKEN]), None)
 
 
 OPERATOR = Caller("operator", frozenset({"admin"}))
-"""Whoever started the server."""
+"""The person who started the server."""
 MAX_SESSIONS = 10_000
 
 
@@ -508,7 +508,7 @@ def _add_session_and_evict_old(
     sessions: OrderedDict[bytes, _LoginSession], digest: bytes, session: _LoginSession, now: float
 ) -> None:
     """Add a session; remove expired ones, and the oldest if there are too many."""
-    # All of one kind last equally long, so what ended stands in front.
+    # All sessions of one kind have the same duration, so expired ones are at the front.
     while sessions and (len(sessions) >= MAX_SESSIONS or next(iter(sessions.values())).until <= now):
         sessions.popitem(last=False)
     sessions[digest] = session
@@ -534,7 +534,7 @@ SECURITY = {
     "x-frame-options": "DENY",
     "cache-control": "no-store",
 }
-"""What every answer says that does not say so itself."""
+"""Headers that are added to every response that does not have them."""
 PREFLIGHT = {
     "access-control-allow-methods": "GET, POST, PUT, PATCH, DELETE",
     "access-control-allow-headers": (
@@ -559,19 +559,19 @@ def _check_fraction(_: object, attribute: attrs.Attribute[Any], value: object) -
 @frozen(kw_only=True)
 class Caps:
     """
-    How much a client may send.
+    The limits of the requests that a client may send.
 
     Attributes:
-        body: Bytes of a request's body.
-        body_seconds: How long a body may take to arrive.
-        rate: Requests a second of one caller, in the long run; of one address where a path is open to everybody.
-        burst: Requests that a caller may make at once before *rate* holds.
+        body: The most bytes of a request's body.
+        body_seconds: The most seconds until a body has arrived.
+        rate: Requests per second of one caller, on average; of one address for paths that need no caller.
+        burst: Requests that a caller may send at once before *rate* applies.
         at_once: Requests of all callers that are answered at the same time, event streams included. By default three quarters of the
             files that this process may open, as many as `stepengine serve` has connections.
-        reserve: The part of *at_once* that a caller leaves free for others with its event streams; with all of its requests it leaves
-            half as much free.
-        failures: Failed logins of one address in *failure_seconds*.
-        failure_seconds: See *failures*.
+        reserve: The part of *at_once*, from 0 up to 1, that the event streams of one caller leave free for others. All requests of one
+            caller leave half of that part free.
+        failures: The most failed logins of one address in *failure_seconds*.
+        failure_seconds: The period for *failures*, in seconds.
     """
 
     body: int = attrs.field(default=1024 * 1024, validator=_check_positive)
@@ -588,26 +588,27 @@ class Guard:
     """
     The ASGI middleware that authenticates callers and refuses oversized, cross-site and too frequent requests.
 
-    A caller is known by ``Authorization: Bearer TOKEN``, the token of a browser's session included, or by *authenticate*. What is let
-    through has its whole body already, and ``caller_of(request)``. Everything else gets a problem document; so does what the
-    application fails at. Web sockets are refused.
+    A caller is identified by ``Authorization: Bearer TOKEN``, with a token of *tokens* or of a browser's session, or by *authenticate*.
+    The application receives a request with its whole body, and gets the caller by ``require_caller(request)``. Refused requests and
+    errors of the application are answered with a problem document. WebSockets are refused.
 
     Args:
         app: The application.
-        tokens: Who is known by a token.
+        tokens: The tokens of callers.
         logins: Links and sessions of browsers: ``POST /login`` with ``{"code": ...}`` returns the token of a session, ``POST /logout``
-            ends it, and ``POST /login/links`` returns another link to who has the scope ``admin``.
-        authenticate: A function of a Starlette ``Request`` for an application's own users, async or not; ``None`` is nobody.
-        hosts: Names under which the server is reached, as ``example.com``, or ``example.com:8443`` for one port alone; loopback's
-            by default. ``"*"`` lets any name pass: only behind a proxy that looks at them.
-        cors: Origins whose pages may call with a token, as ``https://example.com``; none by default.
-        open_paths: Paths that need no caller and are reached under any name; what ends with ``/`` is the start of such paths.
-        page_paths: Paths that need no caller, but the server's own name: those of a page that holds no data. ``"/"`` is that path alone.
-        caps: How much a client may send.
-        clock: Seconds that only grow.
+            ends it, and ``POST /login/links`` returns another link to a caller with the scope ``admin``.
+        authenticate: A function, async or not, that returns the caller of a Starlette ``Request``, or ``None``, for an application's own
+            users.
+        hosts: Host names of the server, such as ``example.com``, or ``example.com:8443`` for only one port; by default those of loopback.
+            ``"*"`` accepts any name: use it only behind a proxy that checks them.
+        cors: Origins whose pages may send requests with a token, such as ``https://example.com``; none by default.
+        open_paths: Paths that need no caller and accept any host name; a path that ends with ``/`` includes all paths below.
+        page_paths: Paths without data that need no caller, but one of *hosts*; ``"/"`` is only that path.
+        caps: The limits of the requests that a client may send.
+        clock: A monotonic clock in seconds.
 
     Raises:
-        DefinitionError: where nobody could ever be known, a host or an origin is none, or the extra ``serve`` is not installed.
+        DefinitionError: If no caller can be identified, a host or an origin is invalid, or the extra ``serve`` is not installed.
     """
 
     def __init__(
@@ -615,16 +616,16 @@ class Guard:
         authenticate: Authenticate | None = None, hosts: Collection[str] = LOOPBACK, cors: Collection[str] = (),
         open_paths: Collection[str] = ("/health",), page_paths: Collection[str] = (), caps: Caps | None = None, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        check_extra_installed()
+        require_extra_package()
         if tokens is None and logins is None and authenticate is None:
             msg = "a guard needs tokens=, logins= or authenticate=; without one of them it cannot authenticate callers"
             raise DefinitionError(msg)
         caps = caps or Caps()
         self.app, self.tokens, self.logins, self.authenticate, self.caps = app, tokens, logins, authenticate, caps
-        self.hosts, self.cors = _check_and_normalize_hosts(hosts), _check_origins(cors)
+        self.hosts, self.cors = _validate_and_normalize_hosts(hosts), _validate_origins(cors)
         self.open_paths, self.page_paths = tuple(open_paths), tuple(page_paths)
-        self._requests = _TokenBuckets(caps.rate, caps.burst, clock)
-        self._failures = _TokenBuckets(caps.failures / caps.failure_seconds, caps.failures, clock)
+        self._requests = _RateBuckets(caps.rate, caps.burst, clock)
+        self._failures = _RateBuckets(caps.failures / caps.failure_seconds, caps.failures, clock)
         self._answered = OwnerShares(caps.at_once, caps.reserve / 2)
         self._streams = OwnerShares(caps.at_once, caps.reserve)
 
@@ -638,9 +639,9 @@ class Guard:
             await receive()
             await send({"type": "websocket.close", "code": 1008, "reason": "this server does not support WebSockets"})
 
-    async def _respond_with_security_headers(self, asked: _RequestFacts, receive: Receive, send: Send) -> None:
+    async def _respond_with_security_headers(self, facts: _RequestFacts, receive: Receive, send: Send) -> None:
         """Pass on a request, add the security headers to its response, and answer an error with a problem document."""
-        more = self._make_cors_headers(asked)
+        more = self._make_cors_headers(facts)
         has_begun = False
 
         async def send_with_headers(message: Message) -> None:
@@ -651,94 +652,100 @@ class Guard:
             await send(message)
 
         try:
-            await self._authenticate_and_dispatch(asked, receive, send_with_headers)
+            await self._authenticate_and_dispatch(facts, receive, send_with_headers)
         except _ClientDisconnected:
             return
         except Exception as error:
             if has_begun:
                 raise
-            await problem_of(error).response()(asked.scope, receive, send_with_headers)
+            await problem_of(error).response()(facts.scope, receive, send_with_headers)
 
-    async def _authenticate_and_dispatch(self, asked: _RequestFacts, receive: Receive, send: Send) -> None:
+    async def _authenticate_and_dispatch(self, facts: _RequestFacts, receive: Receive, send: Send) -> None:
         """Check the host, origin, caller and limits of a request; then answer a login or logout, or pass it to the application."""
-        if not asked.query().isascii():
+        if not facts.get_query().isascii():
             # Applications that decode it would fail at it.
             msg = "the query of this request is not percent-encoded"
             raise Problem(msg, status=400, kind="bad_request")
-        if _matches_path(asked.path, self.open_paths):
-            await self._forward_unauthenticated(asked, receive, send)
+        if _matches_path(facts.path, self.open_paths):
+            await self._forward_unauthenticated(facts, receive, send)
             return
-        self._check_host(asked)
-        if asked.method in SAFE and _matches_path(asked.path, self.page_paths):
-            await self._forward_unauthenticated(asked, receive, send)
+        self._require_known_host(facts)
+        if facts.method in SAFE and _matches_path(facts.path, self.page_paths):
+            await self._forward_unauthenticated(facts, receive, send)
             return
-        if self._is_allowed_preflight(asked):
-            await _empty_response(204, PREFLIGHT)(asked.scope, receive, send)
+        if self._is_allowed_preflight(facts):
+            await _make_empty_response(204, PREFLIGHT)(facts.scope, receive, send)
             return
-        logins, is_posted = self.logins, asked.method == "POST"
-        if logins is not None and asked.path == logins.path and is_posted:
+        logins, is_posted = self.logins, facts.method == "POST"
+        if logins is not None and facts.path == logins.path and is_posted:
             # Any page can make the browser of its visitor send wrong codes, which would count as the visitor's.
-            self._check_origin(asked, self.cors)
-            self._spend_rate_tokens(self._failures, asked.address, cost=0)
-            body = await self._read_body(asked, receive)
-            await self._exchange_login_code(asked, logins, body)(asked.scope, receive, send)
+            self._require_allowed_origin(facts, self.cors)
+            self._spend_rate_tokens(self._failures, facts.address, cost=0)
+            body = await self._read_body(facts, receive)
+            await self._exchange_login_code(facts, logins, body)(facts.scope, receive, send)
             return
-        caller = await self._authenticate(asked)
-        report_verified_token(asked.scope)
+        caller = await self._authenticate(facts)
+        report_verified_token(facts.scope)
         self._spend_rate_tokens(self._requests, f"caller {caller.name}")
         with self._hold_request_slot(caller), ExitStack() as stack:
-            body = await self._read_body(asked, receive)
-            if logins is not None and asked.path == LOGOUT and is_posted:
-                logins.end(asked.bearer_token() or "")
-                await _empty_response(204, {})(asked.scope, receive, send)
-            elif logins is not None and asked.path == f"{logins.path}/links" and is_posted:
+            body = await self._read_body(facts, receive)
+            if logins is not None and facts.path == LOGOUT and is_posted:
+                logins.end_session(facts.bearer_token() or "")
+                await _make_empty_response(204, {})(facts.scope, receive, send)
+            elif logins is not None and facts.path == f"{logins.path}/links" and is_posted:
                 caller.must("admin")
-                await _json_response({"link": logins.make(caller)})(asked.scope, receive, send)
+                await _make_json_response({"link": logins.make_link(caller)})(facts.scope, receive, send)
             else:
                 scope = {
-                    **asked.scope,
+                    **facts.scope,
                     CALLER: caller,
                     COUNT_STREAM: partial(self._reserve_event_stream, caller, stack),
                 }
-                await self.app(scope, _replay_body(body, receive), send)
+                await self.app(scope, _make_receive_with_body(body, receive), send)
 
-    async def _forward_unauthenticated(self, asked: _RequestFacts, receive: Receive, send: Send) -> None:
+    async def _forward_unauthenticated(self, facts: _RequestFacts, receive: Receive, send: Send) -> None:
         """Pass a request without a caller to the application; the rate of its address and the size of its body are limited."""
-        self._spend_rate_tokens(self._requests, f"address {asked.address}")
-        body = await self._read_body(asked, receive)
-        await self.app(asked.scope, _replay_body(body, receive), send)
+        self._spend_rate_tokens(self._requests, f"address {facts.address}")
+        body = await self._read_body(facts, receive)
+        await self.app(facts.scope, _make_receive_with_body(body, receive), send)
 
-    # --- who it is ---
+    # --- authentication ---
 
-    async def _authenticate(self, asked: _RequestFacts) -> Caller:
+    async def _authenticate(self, facts: _RequestFacts) -> Caller:
         """Return the caller by token, session or *authenticate*; if there is none, count the failure and raise ``Problem`` 401."""
-        bearer = asked.bearer_token()
+        bearer = facts.bearer_token()
         if bearer is not None and self.tokens is not None and (caller := self._find_token_caller(self.tokens, bearer)):
             return caller
-        if bearer is not None and self.logins is not None and (caller := self.logins.find(bearer)):
+        if bearer is not None and self.logins is not None and (caller := self.logins.find_caller(bearer)):
             return caller
-        if self.authenticate is not None and (caller := await self._call_authenticate(self.authenticate, asked)):
-            self._check_origin(asked, self.cors)
+        if self.authenticate is not None and (caller := await self._authenticate_by_function(self.authenticate, facts)):
+            self._require_allowed_origin(facts, self.cors)
             return caller
-        raise self._count_failure_and_make_problem(asked)
+        raise self._count_failure_and_make_problem(facts)
 
     def _find_token_caller(self, tokens: Tokens, bearer: str) -> Caller | None:
         """Return the caller of a token, or ``None``; raise ``Problem`` 503 if the file of tokens cannot be used."""
         try:
-            return tokens.find(bearer)
+            return tokens.find_caller(bearer)
         except (DefinitionError, DataError) as error:
             logger.error("%s", error.message)  # noqa: TRY400  (what is wrong with the file is said; the way here is no help)
             msg = "the server cannot use its file of tokens; the server's log says why"
             raise Problem(msg, status=503, kind="tokens_unusable") from error
 
-    async def _call_authenticate(self, authenticate: Authenticate, asked: _RequestFacts) -> Caller | None:
-        """Call *authenticate*, in a thread unless it is async; raise ``TypeError`` unless it returns a ``Caller`` or ``None``."""
+    async def _authenticate_by_function(self, authenticate: Authenticate, facts: _RequestFacts) -> Caller | None:
+        """
+        Return the caller that *authenticate* finds, or ``None``; a sync function runs in a thread.
+
+        Raises:
+            Problem: 429 after too many failures of this address.
+            TypeError: If *authenticate* returns anything else.
+        """
         from starlette.concurrency import run_in_threadpool
         from starlette.requests import Request
 
-        if asked.has_credentials():
-            self._spend_rate_tokens(self._failures, asked.address, cost=0)
-        request = Request(asked.scope)
+        if facts.has_credentials():
+            self._spend_rate_tokens(self._failures, facts.address, cost=0)
+        request = Request(facts.scope)
         if inspect.iscoroutinefunction(authenticate) or inspect.iscoroutinefunction(type(authenticate).__call__):
             found = authenticate(request)
         else:
@@ -749,61 +756,63 @@ class Guard:
             raise TypeError(msg)
         return caller
 
-    def _count_failure_and_make_problem(self, asked: _RequestFacts) -> Problem:
-        """Count a failed authentication if the request has credentials, and return the problem 401."""
-        if asked.has_credentials():
-            self._spend_rate_tokens(self._failures, asked.address)
+    def _count_failure_and_make_problem(self, facts: _RequestFacts) -> Problem:
+        """Return the problem 401, after counting a failure if the request has credentials; raise 429 after too many failures."""
+        if facts.has_credentials():
+            self._spend_rate_tokens(self._failures, facts.address)
         return _make_unauthenticated_problem()
 
-    def _exchange_login_code(self, asked: _RequestFacts, logins: Logins, body: bytes) -> Response:
-        """Return a response with the token of a new session; count a wrong code as a failure, and raise ``Problem`` 401."""
+    def _exchange_login_code(self, facts: _RequestFacts, logins: Logins, body: bytes) -> Response:
+        """Start a session with a login code, and return a response with its token; count a wrong code, and raise ``Problem`` 401."""
         try:
             code = json.loads(body)["code"]
         except (ValueError, KeyError, TypeError, RecursionError):
             code = ""
-        token = logins.exchange(code) if isinstance(code, str) else None
+        token = logins.exchange_code(code) if isinstance(code, str) else None
         if token is None:
-            self._spend_rate_tokens(self._failures, asked.address)
+            self._spend_rate_tokens(self._failures, facts.address)
             msg = "this link was already used, or has expired; run `stepengine studio --link` for a new one"
             raise Problem(msg, status=401, kind="link_spent", headers={"WWW-Authenticate": "Bearer"})
-        return _json_response({"token": token, "seconds": int(logins.session_seconds)})
+        return _make_json_response({"token": token, "seconds": int(logins.session_seconds)})
 
-    # --- from where it comes ---
+    # --- host and origin ---
 
-    def _check_host(self, asked: _RequestFacts) -> None:
+    def _require_known_host(self, facts: _RequestFacts) -> None:
         """Raise ``Problem`` 421 unless the client used one of the host names of this server."""
         if "*" in self.hosts:
             return
-        name, port = asked.host()
+        name, port = facts.parse_host()
         if name not in self.hosts and f"{name}:{port}" not in self.hosts:
             msg = "this server does not answer to this host name; use one of the host names that it was started with"
             raise Problem(msg, status=421, kind="foreign_host")
 
-    def _check_origin(self, asked: _RequestFacts, allowed_origins: Collection[str]) -> None:
-        """Raise for requests that a page of another site makes a browser send in its user's name."""
-        site, origin = asked.header("sec-fetch-site"), asked.header("origin")
-        if asked.method in SAFE:
+    def _require_allowed_origin(self, facts: _RequestFacts, allowed_origins: Collection[str]) -> None:
+        """Raise ``Problem`` 403 for a request that a page of another site makes a browser send in its user's name."""
+        site, origin = facts.get_header("sec-fetch-site"), facts.get_header("origin")
+        if facts.method in SAFE:
             # A link is followed; a script, an image or a frame of another site has no business here.
-            is_followed = asked.header("sec-fetch-mode") == "navigate" and asked.header("sec-fetch-dest") == "document"
+            is_followed = (
+                facts.get_header("sec-fetch-mode") == "navigate" and facts.get_header("sec-fetch-dest") == "document"
+            )
             is_fine = site in {None, "same-origin", "none"} or is_followed or origin in allowed_origins
         elif origin is None and site is None:
-            is_fine = asked.header("cookie") is None
+            is_fine = facts.get_header("cookie") is None
         elif origin in allowed_origins:
             is_fine = True
         else:
-            is_fine = site in {None, "same-origin", "none"} and (origin is None or asked.is_same_origin(origin))
+            is_fine = site in {None, "same-origin", "none"} and (origin is None or facts.is_same_origin(origin))
         if not is_fine:
             msg = "a page of another site sent this request; a program must send a token instead of a cookie"
             raise Problem(msg, status=403, kind="cross_site")
 
-    def _is_allowed_preflight(self, asked: _RequestFacts) -> bool:
-        is_asked = asked.method == "OPTIONS" and asked.header("access-control-request-method") is not None
-        return is_asked and asked.header("origin") in self.cors
+    def _is_allowed_preflight(self, facts: _RequestFacts) -> bool:
+        is_asked = facts.method == "OPTIONS" and facts.get_header("access-control-request-method") is not None
+        return is_asked and facts.get_header("origin") in self.cors
 
-    def _make_cors_headers(self, asked: _RequestFacts) -> dict[str, str]:
+    def _make_cors_headers(self, facts: _RequestFacts) -> dict[str, str]:
         if not self.cors:
             return {}
-        origin = asked.header("origin")
+        origin = facts.get_header("origin")
         if origin is None or origin not in self.cors:
             return {"vary": "Origin"}
         return {
@@ -813,11 +822,11 @@ class Guard:
             "cross-origin-resource-policy": "cross-origin",
         }
 
-    # --- how much it is ---
+    # --- limits ---
 
-    def _spend_rate_tokens(self, buckets: _TokenBuckets, key: str, *, cost: int = 1) -> None:
+    def _spend_rate_tokens(self, buckets: _RateBuckets, key: str, *, cost: int = 1) -> None:
         """Spend *cost* tokens of a bucket; raise ``Problem`` 429 if it has none."""
-        wait = buckets.spend_or_get_wait(key, cost)
+        wait = buckets.spend_or_get_wait_seconds(key, cost)
         if wait > 0:
             seconds = str(math.ceil(wait))
             msg = f"too many requests; try again in {seconds} s"
@@ -849,15 +858,15 @@ class Guard:
         msg = f"this caller has {count:,} {resource} open, and the remaining capacity is reserved for other callers; {advice}"
         raise Problem(msg, status=429, kind="too_many_at_once", headers={"Retry-After": str(RETRY_SECONDS)})
 
-    async def _read_body(self, asked: _RequestFacts, receive: Receive) -> bytes:
+    async def _read_body(self, facts: _RequestFacts, receive: Receive) -> bytes:
         """
-        Read the whole body, so that no application acts on a part of one.
+        Receive the whole body, so that the application never acts on a part of it.
 
         Raises:
-            Problem: 400, 408 or 413.
-            _ClientDisconnected: where the client left before its end.
+            Problem: 400 for an invalid length, 408 for a slow body, 413 for one that is too large.
+            _ClientDisconnected: If the client disconnected before the end of the body.
         """
-        length = asked.header("content-length")
+        length = facts.get_header("content-length")
         if length is not None and not (length.isascii() and length.isdigit()):
             msg = "Content-Length is not a number"
             raise Problem(msg, status=400, kind="bad_request")
@@ -866,15 +875,15 @@ class Guard:
         body = bytearray()
         try:
             async with asyncio.timeout(self.caps.body_seconds):
-                while await self._append_body_chunk(receive, body):
+                while await self._receive_body_chunk(receive, body):
                     pass
         except TimeoutError:
             msg = f"the body of this request did not arrive within {self.caps.body_seconds:g} s"
             raise Problem(msg, status=408, kind="slow_body", headers={"Connection": "close"}) from None
         return bytes(body)
 
-    async def _append_body_chunk(self, receive: Receive, body: bytearray) -> bool:
-        """Receive a chunk of the body and return whether more follow; raise if the client left or the body is too large."""
+    async def _receive_body_chunk(self, receive: Receive, body: bytearray) -> bool:
+        """Receive and append a chunk to *body*; return True if more follow. Raise if the client left or the body is too large."""
         message = await receive()
         if message["type"] == "http.disconnect":
             raise _ClientDisconnected
@@ -893,7 +902,7 @@ class _ClientDisconnected(Exception):
 
 
 class _RequestFacts:
-    """The untrusted facts of a request, read from its scope."""
+    """The method, path and headers of a request, which are untrusted."""
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
@@ -905,8 +914,8 @@ class _RequestFacts:
         path: str = scope["path"]
         self.path = path[len(root) :] if root and path.startswith(f"{root}/") else path
 
-    def header(self, name: str) -> str | None:
-        """Return a header; if it is there several times, its values are joined, so that none of them is accepted alone."""
+    def get_header(self, name: str) -> str | None:
+        """Return a header, ``None`` without one; several values are joined, so that none of them is accepted alone."""
         found = self._headers.get(name.encode("ascii"))
         return None if found is None else b", ".join(found).decode("latin-1")
 
@@ -924,26 +933,26 @@ class _RequestFacts:
             return None
         return token.strip() if len(found) == 1 else ""
 
-    def query(self) -> str:
+    def get_query(self) -> str:
         """Return the query string."""
         return bytes(self.scope.get("query_string", b"")).decode("latin-1")
 
-    def host(self) -> tuple[str, str]:
+    def parse_host(self) -> tuple[str, str]:
         """
         Return the host name that the client used, and the port.
 
         Raises:
-            Problem: 400, where it says none, or several.
+            Problem: 400 without exactly one valid ``Host`` header.
         """
-        found = HOST.fullmatch((self.header("host") or "").lower())
+        found = HOST.fullmatch((self.get_header("host") or "").lower())
         if found is None:
             msg = "this request must have exactly one valid Host header"
             raise Problem(msg, status=400, kind="bad_request")
         return found[1].rstrip("."), found[2] or PORTS.get(self.scope.get("scheme", "http"), "")
 
     def is_same_origin(self, origin: str) -> bool:
-        """Return whether an origin, such as ``https://example.org``, is that of this server."""
-        found, host = ORIGIN.fullmatch(origin), HOST.fullmatch((self.header("host") or "").lower())
+        """Return whether an origin, such as ``https://example.org``, is the one of this server by the ``Host`` header."""
+        found, host = ORIGIN.fullmatch(origin), HOST.fullmatch((self.get_header("host") or "").lower())
         if found is None or host is None:
             return False
         theirs = HOST.fullmatch(found[2].lower())
@@ -964,15 +973,15 @@ class _RequestFacts:
         return str(ipaddress.ip_network((int(found), 64), strict=False))
 
 
-class _TokenBuckets:
-    """Token buckets by key: *burst* requests at once, then *rate* a second. Only the most recently used keys are kept."""
+class _RateBuckets:
+    """Rate limits by key (token buckets): *burst* requests at once, then *rate* a second. Only the newest keys are stored."""
 
     def __init__(self, rate: float, burst: int, clock: Callable[[], float]) -> None:
         self._rate, self._burst, self._clock = rate, burst, clock
         self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    def spend_or_get_wait(self, key: str, cost: int = 1) -> float:
-        """Remove *cost* tokens, even into debt, if there is one at least, and return 0; else return the seconds until there is one."""
+    def spend_or_get_wait_seconds(self, key: str, cost: int = 1) -> float:
+        """Remove *cost* tokens if there is at least one, even into debt, and return 0; else return the seconds until there is one."""
         now = self._clock()
         level, at = self._levels.pop(key, (float(self._burst), now))
         level = min(self._burst, level + (now - at) * self._rate)
@@ -993,13 +1002,13 @@ def _matches_path(path: str, paths: Iterable[str]) -> bool:
     return any(path == one or (one.endswith("/") and one != "/" and path.startswith(one)) for one in paths)
 
 
-def _json_response(content: Mapping[str, object]) -> Response:
+def _make_json_response(content: Mapping[str, object]) -> Response:
     from starlette.responses import JSONResponse
 
     return JSONResponse(content)
 
 
-def _empty_response(status: int, headers: Mapping[str, str]) -> Response:
+def _make_empty_response(status: int, headers: Mapping[str, str]) -> Response:
     from starlette.responses import Response
 
     return Response(status_code=status, headers=dict(headers))
@@ -1014,7 +1023,7 @@ def _add_security_headers(
     return [*given, *[(k.encode(), v.encode("latin-1")) for k, v in added.items() if k.encode() not in has]]
 
 
-def _replay_body(body: bytes, receive: Receive) -> Receive:
+def _make_receive_with_body(body: bytes, receive: Receive) -> Receive:
     """Return a receive function that returns a body that was read before, then the messages of *receive*."""
     is_given = False
 
@@ -1028,9 +1037,9 @@ def _replay_body(body: bytes, receive: Receive) -> Receive:
     return receive_body
 
 
-def _check_and_normalize_hosts(given: Collection[str]) -> frozenset[str]:
+def _validate_and_normalize_hosts(given: Collection[str]) -> frozenset[str]:
     """Return host names in lower case; raise ``DefinitionError`` for an invalid one."""
-    names = frozenset(name.lower().rstrip(".") for name in _refuse_single_string("hosts", given))
+    names = frozenset(name.lower().rstrip(".") for name in _require_not_string("hosts", given))
     for name in names:
         if name != "*" and not HOST.fullmatch(name):
             msg = (
@@ -1041,8 +1050,8 @@ def _check_and_normalize_hosts(given: Collection[str]) -> frozenset[str]:
     return names
 
 
-def _check_origins(given: Collection[str]) -> frozenset[str]:
-    for origin in _refuse_single_string("cors", given):
+def _validate_origins(given: Collection[str]) -> frozenset[str]:
+    for origin in _require_not_string("cors", given):
         if not ORIGIN.fullmatch(origin):
             msg = (
                 f"cors= has the invalid origin {origin!r}; use an origin such as 'https://example.com', without a path "
@@ -1052,7 +1061,7 @@ def _check_origins(given: Collection[str]) -> frozenset[str]:
     return frozenset(given)
 
 
-def _refuse_single_string(option: str, given: Collection[str]) -> Collection[str]:
+def _require_not_string(option: str, given: Collection[str]) -> Collection[str]:
     if isinstance(given, str):
         msg = f"{option}={given!r} is a string; pass a list of strings"
         raise DefinitionError(msg)
@@ -1068,16 +1077,15 @@ def resolve_trusted_path(path: str | os.PathLike[str]) -> Path:
     """
     Return the real path of a folder or database of runs; raise if another user could write to it or replace it.
 
-    Whoever can write a journal decides what a run that goes on does next.
+    A user who can write a journal decides what its run does after a resume. Targets of links are checked, too.
 
     Raises:
-        JournalMissing: where there is nothing.
-        JournalError: where it belongs to somebody else, or others may write to it, or may put something else in its place: also
-            where it is a link, for what that leads to.
+        JournalMissing: If the path does not exist.
+        JournalError: If the path belongs to another user, or other users may write to it or replace it.
     """
     place, real = Path(os.path.abspath(path)), os.path.realpath(path)  # noqa: PTH100  (links are looked at one by one)
     for _ in range(MAX_LINKS):
-        link = _find_first_link(place)
+        link = _check_folders_and_find_link(place)
         if link is None:
             break
         rest = place.relative_to(link)
@@ -1089,12 +1097,12 @@ def resolve_trusted_path(path: str | os.PathLike[str]) -> Path:
     if str(place) != real:
         msg = f"{os.fspath(path)!r} leaves a symbolic link by `..`; use {real!r} instead"
         raise JournalError(msg)
-    _check_type_owner_and_mode(place)
+    _require_private_path(place)
     return place
 
 
-def _find_first_link(path: Path) -> Path | None:
-    """Return the first symbolic link in a path; raise if another user can change one of the folders before it."""
+def _check_folders_and_find_link(path: Path) -> Path | None:
+    """Return the first symbolic link in a path, or ``None``; raise if another user can change one of the folders before it."""
     for one in [*reversed(path.parents), path]:
         try:
             status = one.lstat()
@@ -1115,7 +1123,7 @@ def _find_first_link(path: Path) -> Path | None:
     return None
 
 
-def _check_type_owner_and_mode(path: Path) -> None:
+def _require_private_path(path: Path) -> None:
     status = path.stat()
     if not stat.S_ISDIR(status.st_mode) and not stat.S_ISREG(status.st_mode):
         msg = f"{str(path)!r} is neither a folder nor a file"

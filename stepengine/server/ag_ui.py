@@ -1,4 +1,4 @@
-"""The routes for pages that speak AG-UI: a run of a thread, and coming back to one. They need the extra ``ag-ui``."""
+"""The routes for AG-UI pages: start a turn of a thread, and reconnect to it. They need the extra ``ag-ui``."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from attrs import frozen
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response, StreamingResponse
 
-from stepengine.adapters.ag_ui import Asked, ag_ui, asked_of, connected, input_of, sse
-from stepengine.adapters.ag_ui.asked import find_next_page_answer, find_page_tool_name
+from stepengine.adapters.ag_ui import PageRequest, ag_ui, parse_page_request, parse_run_input, sse, stream_reconnection
+from stepengine.adapters.ag_ui.asked import find_page_tool_name, select_next_page_answer
 from stepengine.data.codec import plain
 from stepengine.data.events import RunFinished
 from stepengine.data.messages import UserMessage
 from stepengine.errors import AnswerRejected
 from stepengine.redaction import KNOWN
-from stepengine.server.access import caller_of
+from stepengine.server.access import require_caller
 from stepengine.server.bodies import read_json_body
 from stepengine.server.openapi import Operation
-from stepengine.server.pages import CallerConversation, StartedTurn, add_ping_comments, get_path_agent
+from stepengine.server.pages import CallerConversation, StartedTurn, add_ping_comments, require_agent_id
 from stepengine.server.problems import Problem
 from stepengine.sessions import Session, SessionInfo
 
@@ -61,11 +61,11 @@ class AgentRun(BaseModel):
 
 async def start_agent_turn(request: Request) -> Response:
     given = await _parse_agent_run(request)
-    agent, thread = get_path_agent(request), await CallerConversation.load(request, given.thread_id)
-    thread.check_not_running()
-    asked = asked_of(given, _session_from_state(thread.name, thread.state), shares=request.app.state.shares)
+    agent, thread = require_agent_id(request), await CallerConversation.load(request, given.thread_id)
+    thread.require_not_running()
+    asked = parse_page_request(given, _session_from_state(thread.name, thread.state), shares=request.app.state.shares)
     _require_may_answer_last_run(request, thread, given)
-    results = find_next_page_answer(thread.state, asked.results)
+    results = select_next_page_answer(thread.state, asked.results)
     page_questions = [question for question, answer in results.items() if asked.answers.get(question) == answer]
     taken = await thread.start_next_turn(
         agent, asked.prompt, asked.answers, metadata=asked.metadata, page_questions=page_questions
@@ -80,21 +80,23 @@ async def _parse_agent_run(request: Request) -> Any:
     if find_spec("ag_ui") is None:
         msg = "this server does not support AG-UI without the package ag-ui-protocol: pip install 'stepengine[ag-ui]'"
         raise Problem(msg, status=501, kind="extra_missing", members={"extra": "ag-ui"})
-    return input_of(plain(await read_json_body(request)))
+    return parse_run_input(plain(await read_json_body(request)))
 
 
 def _require_may_answer_last_run(request: Request, thread: CallerConversation, given: Any) -> None:
     """Raise if the caller answers without the scope for it, or answers questions of another run than the last one."""
     asks = thread.state is not None and any(not find_page_tool_name(question) for question in thread.state.pending)
     if given.resume or asks:
-        caller_of(request).must("answer")
+        require_caller(request).must("answer")
     runs = {entry.interrupt_id.partition(":")[0] for entry in given.resume or ()}
     if runs - {"" if thread.last is None else thread.last.run}:
         msg = "the answers are not for the last run of this conversation, so none was accepted; reload the conversation"
         raise AnswerRejected(msg)
 
 
-async def _stream_turn_and_follow_ups(request: Request, turn: StartedTurn, asked: Asked) -> AsyncGenerator[Event, None]:
+async def _stream_turn_and_follow_ups(
+    request: Request, turn: StartedTurn, asked: PageRequest
+) -> AsyncGenerator[Event, None]:
     """Yield the events of a turn, and of further turns that start with results which the page has sent; only the last end."""
     while True:
         results: dict[str, Any] = {}
@@ -102,7 +104,7 @@ async def _stream_turn_and_follow_ups(request: Request, turn: StartedTurn, asked
             async for event in turn.events:
                 if isinstance(event, RunFinished) and not event.path:
                     results = (
-                        find_next_page_answer(event.result.state, asked.results)
+                        select_next_page_answer(event.result.state, asked.results)
                         if event.result.pending_questions
                         else {}
                     )
@@ -113,27 +115,27 @@ async def _stream_turn_and_follow_ups(request: Request, turn: StartedTurn, asked
         if not results:
             return
         thread = await CallerConversation.load(request, asked.thread_id)
-        turn = await thread.start_next_turn(get_path_agent(request), "", results, page_questions=results)
+        turn = await thread.start_next_turn(require_agent_id(request), "", results, page_questions=results)
 
 
 async def reconnect_to_turn(request: Request) -> Response:
-    given, agent = await _parse_agent_run(request), get_path_agent(request)
+    given, agent = await _parse_agent_run(request), require_agent_id(request)
     thread = await CallerConversation.load(request, given.thread_id)
     shares = request.app.state.shares
     if thread.last is None or not thread.has_running_run:
         return _make_event_stream_response(
-            thread, connected(given, _session_from_state(thread.name, thread.state), shares=shares)
+            thread, stream_reconnection(given, _session_from_state(thread.name, thread.state), shares=shares)
         )
     if thread.last.agent != agent:
         msg = f"the agent {thread.last.agent!r} is running in this conversation; connect to that agent, or wait until it ends"
         raise Problem(msg, status=409, kind="under_way", members={"run_id": thread.last.run})
     turn = thread.last.request.get("turn") or {}
-    before = turn.get("after") and await thread.turns.load_state(
+    before = turn.get("after") and await thread.turns.load_or_replay_state(
         await thread.runs.reader.get_run(thread.caller, turn["after"])
     )
     session = _session_from_state(thread.name, before or None)
     watched = _ReconnectedTurn([*session.messages, UserMessage(thread.last.request["prompt"])], thread, thread.last)
-    return _make_event_stream_response(thread, connected(given, session, watched, shares=shares))
+    return _make_event_stream_response(thread, stream_reconnection(given, session, watched, shares=shares))
 
 
 @frozen

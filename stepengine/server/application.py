@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from stepengine.errors import DefinitionError
 from stepengine.journal.history import engine_version
-from stepengine.server.access import LOOPBACK, Guard, Tokens, caller_of, reserve_event_stream
-from stepengine.server.extra import check_extra_installed
+from stepengine.server.access import LOOPBACK, Guard, Tokens, require_caller, reserve_event_stream
+from stepengine.server.extra import require_extra_package
 from stepengine.server.freed_memory import FreedMemory
 from stepengine.server.openapi import OpenApiDocument
 from stepengine.server.problems import problem_of
@@ -44,7 +44,7 @@ OPEN_PATHS = ("/health", "/ready", "/openapi.json", "/hooks/")
 """Those of webhooks ask for a signature instead of a token."""
 EVENT_STREAM = "text/event-stream"
 ROUTE = "stepengine.route"
-"""Where in a scope the route that takes a request says its name."""
+"""The key in a scope of the list to which the route of a request appends its name."""
 
 
 def app(
@@ -75,52 +75,52 @@ def app(
     """
     Return an ASGI application that starts, shows and stores runs; `GET /openapi.json` describes its operations.
 
-    A run belongs to whoever started it, and is not found by anybody else. What is under way when the process ends, however it
-    ends, goes on when the application starts again; journals that it did not start are left alone. The engine is closed with the
-    application.
+    A run belongs to the caller that started it, and other callers cannot find it. Runs that the end of the process interrupts are resumed
+    when the application starts again; journals that it did not start are not resumed. The engine is closed with the application.
 
     Args:
-        engine: What runs agents. Its permissions, limits and models hold for every run. Runs of a ``DurableEngine`` are in its
-            database, and are executed by it unless it only submits (``works=False``), and by every other worker.
-        runs: Where runs are recorded: a folder, which nobody else may write, or an SQLite file such as ``RUNS.db``. Several
-            servers may share one. A ``DurableEngine`` has its database instead.
-        tokens: Who is known by a token: ``Tokens``, or the path of their file, which `stepengine tokens` writes.
+        engine: The engine. Its permissions, limits and models apply to every run. Runs of a ``DurableEngine`` are in its database. This
+            engine executes them unless it only submits (``works=False``), as does every other worker.
+        runs: Where runs are recorded: a folder that only this user may write, or an SQLite file such as ``RUNS.db``. Several
+            servers may share it. A ``DurableEngine`` has its database instead.
+        tokens: The tokens of callers: ``Tokens``, or the path of their file, which `stepengine tokens` writes.
         authenticate: A function of a Starlette ``Request``, async or not, that returns the ``Caller`` or ``None``.
         logins: One-time links for browsers.
         agents: The ids of the agents that may be started; by default all of the engine.
-        schedules: When agents are started by themselves; callers with the scope ``admin`` see these runs.
-        roots: The folders that ``file_tools`` of its agents were given: what runs wrote there an admin may undo.
-        reports: The folder in which `stepengine eval` writes, such as ``"evals"``: who may read sees its reports.
-        hosts: Names under which the server is reached; loopback's by default.
-        cors: Origins of other pages that may call with a token.
-        caps: How much a client may send, and how often.
-        max_live: How many runs may be under way in this process, 64 by default; whoever starts one more gets 429. Of a
-            ``DurableEngine`` what is more than its ``concurrency`` waits in the database.
-        wait_for_answers: Seconds that a question is waited for in memory; the run is suspended then, and goes on when it is answered.
-            With a ``DurableEngine`` it waits in the database at once, and whoever watches it is kept so long.
-        drain: Seconds that runs have to come to their end when the application is stopped; the rest goes on at the next start.
-        webhooks: Which services may send events to runs, and who is told of questions: ``Webhooks``, or the path of their file.
-        shares: The members of ``AgentState.context`` that pages which speak AG-UI are shown and may set; an engine gives its runs what
-            such pages send with ``hooks=stepengine.adapters.ag_ui.page_hooks()``.
-        ui: Whether the page of the studio is there, at the application's own path; browsers come to it by *logins*.
-        maker: How another process of this machine makes the engine from its files as they are by then: with it there are routes that
-            go back in runs, show what an edit does to one, and judge them, none of which imports the authors' code here.
-        sources: The files that *engine* was made of: when they were saved, runs that begin from then on have an engine that is made
-            of them anew. Of a ``DurableEngine``, whose workers are elsewhere, nothing is.
-        script: What the script is called that answers in place of the models of *engine*, such as ``"replies.json"``: the page and
-            the list of agents tell it, so that nobody takes its replies for a model's.
+        schedules: When agents are started automatically; callers with the scope ``admin`` see these runs.
+        roots: The folders that ``file_tools`` of its agents write in; an admin may undo the writes of runs there.
+        reports: The folder in which `stepengine eval` writes, such as ``"evals"``; callers with the scope ``read`` see its reports.
+        hosts: Host names of the server; by default those of loopback.
+        cors: Origins of other pages that may send requests with a token.
+        caps: The limits of the requests that a client may send.
+        max_live: How many runs may be executed in this process at a time, 64 by default; one more start gets 429. Runs of a
+            ``DurableEngine`` above its ``concurrency`` wait in the database.
+        wait_for_answers: Seconds that a question waits in memory; then the run is suspended, and an answer resumes it. With a
+            ``DurableEngine`` the run is suspended at once, and its event streams stay open for this time.
+        drain: Seconds that runs may continue when the application stops; the others are resumed at the next start.
+        webhooks: The services that may send events to runs and the one that receives questions and results: ``Webhooks``, or the path of
+            their file.
+        shares: The members of ``AgentState.context`` that AG-UI pages see and may set. Runs get the data of such pages by the engine's
+            ``hooks=stepengine.adapters.ag_ui.page_hooks()``.
+        ui: Whether to serve the page of the studio at the application's own path; browsers log in with *logins*.
+        maker: How another process makes the engine from the current files. It adds the routes that go back in runs, preview edits and
+            evaluate runs; none of them imports the authors' code in this process.
+        sources: The files that *engine* was made from; after they were saved, new runs start in an engine that is rebuilt from them.
+            Ignored for a ``DurableEngine``, whose workers are elsewhere.
+        script: The name of the script that answers in place of the models of *engine*, such as ``"replies.json"``. The page and the list
+            of agents show it, so that its replies are not mistaken for those of a model.
         quotas: How much one owner may use; a request over a quota gets 429. By default ``Quotas()``.
 
     Raises:
-        AgentError: when there is no agent of an id in *agents*.
-        DefinitionError: without any way to be known, without a place for runs or with two of them, or when others could write
-            *runs*, or read the tokens or the webhooks, or *reports* is a file.
-        DataError: when the file of webhooks or tokens is none.
-        JournalError: when others could write *reports*.
+        AgentError: If *agents* has the id of no agent.
+        DefinitionError: If no caller can be identified, runs have no store or two, other users could read the tokens or the
+            webhooks, or *reports* is a file.
+        DataError: If the file of webhooks or tokens is invalid.
+        JournalError: If other users could write *reports*.
     """
-    check_extra_installed()
-    check_extra_installed("prometheus_client")
-    # Here, so that what needs no server, such as `stepengine tokens`, goes without the extra.
+    require_extra_package()
+    require_extra_package("prometheus_client")
+    # Imported here, so that commands without a server, such as `stepengine tokens`, work without the extra.
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
 
@@ -131,7 +131,7 @@ def app(
     from stepengine.server.webhooks import Webhooks, WebhookSender
     from stepengine.server.workshop import InspectionService
 
-    kept = _make_run_service(
+    run_service = _make_run_service(
         engine,
         runs,
         max_live,
@@ -151,25 +151,27 @@ def app(
             "authenticate callers"
         )
         raise DefinitionError(msg)
-    hooks = webhooks if isinstance(webhooks, Webhooks) else Webhooks() if webhooks is None else Webhooks.open(webhooks)
-    metrics = Metrics(kept)
-    if hooks.out is not None and kept.ledger is None:
+    hooks = webhooks if isinstance(webhooks, Webhooks) else Webhooks() if webhooks is None else Webhooks.load(webhooks)
+    metrics = Metrics(run_service)
+    if hooks.out is not None and run_service.ledger is None:
         msg = 'the server sends no webhooks for runs in a database yet: remove "out" from the webhooks, or serve runs of a folder'
         raise DefinitionError(msg)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        await kept.start()
+        await run_service.start()
         try:
             async with AsyncExitStack() as stack, served.state.freed_memory.trim_periodically():
-                if hooks.out is not None and kept.ledger is not None:
+                if hooks.out is not None and run_service.ledger is not None:
                     await stack.enter_async_context(
-                        WebhookSender(kept, kept.ledger, hooks.out, delivered=metrics.count_sent_webhook)
+                        WebhookSender(
+                            run_service, run_service.ledger, hooks.out, delivered=metrics.count_webhook_attempt
+                        )
                     )
                 yield
         finally:
-            await _close_services(served, kept)
-            await kept.close_engine()
+            await _close_services(served, run_service)
+            await run_service.close_engine()
 
     operations = (*OPERATIONS, *(LOOKING if maker is not None else ()))
     served = Starlette(
@@ -177,10 +179,10 @@ def app(
         lifespan=lifespan,
         exception_handlers={Exception: _make_problem_response, HTTPException: _make_problem_response},
     )
-    _store_app_state(served, kept, hooks, metrics=metrics, shares=shares, reports=shown)
+    _store_app_state(served, run_service, hooks, metrics=metrics, shares=shares, reports=shown)
     served.state.script = script
     served.state.openapi = OpenApiDocument(operations, version=engine_version())
-    served.state.workshop = None if maker is None else InspectionService(kept.reader.read_journal_bytes, maker)
+    served.state.workshop = None if maker is None else InspectionService(run_service.reader.read_journal_bytes, maker)
     return Application(
         served,
         tokens=known,
@@ -196,14 +198,14 @@ def app(
 
 def _store_app_state(
     served: Starlette,
-    kept: RunService,
+    run_service: RunService,
     hooks: Webhooks,
     *,
     metrics: Metrics,
     shares: Collection[str],
     reports: Reports | None,
 ) -> None:
-    """Store the objects that the routes use in the state of an application."""
+    """Create the objects that the routes use, store them in the state of an application, and register the observers of runs."""
     from stepengine.server.foreign import ForeignJournals
     from stepengine.server.mcp import McpEndpoint
     from stepengine.server.routes import AgentSummaries
@@ -211,31 +213,31 @@ def _store_app_state(
 
     served.state.freed_memory = FreedMemory()
     for observer in (metrics, served.state.freed_memory):
-        kept.add_observer(observer)
+        run_service.add_observer(observer)
     # A server behind a proxy knows neither its name nor whether it is https: a redirect could lead a token into the open.
     served.router.redirect_slashes = False
-    kept.quotas.on_refusal = metrics.count_quota_refusal
-    served.state.runs, served.state.webhooks, served.state.metrics = kept, hooks, metrics
-    served.state.mcp = McpEndpoint(kept)
-    served.state.views = RunPageData(kept)
-    served.state.foreign = None if kept.foreign is None else ForeignJournals(kept, kept.foreign)
+    run_service.quotas.on_refusal = metrics.count_quota_refusal
+    served.state.runs, served.state.webhooks, served.state.metrics = run_service, hooks, metrics
+    served.state.mcp = McpEndpoint(run_service)
+    served.state.views = RunPageData(run_service)
+    served.state.foreign = None if run_service.foreign is None else ForeignJournals(run_service, run_service.foreign)
     served.state.agent_summaries = AgentSummaries()
     served.state.shares = tuple(shares)
     served.state.reports = reports
 
 
-async def _close_services(served: Starlette, kept: RunService) -> None:
+async def _close_services(served: Starlette, run_service: RunService) -> None:
     """Close the inspection service, the runs and the MCP server."""
     workshop: InspectionService | None = served.state.workshop
     if workshop is not None:
         await workshop.close()
-    await kept.close()
+    await run_service.close()
     await served.state.mcp.wait_until_stopped()
 
 
 def _make_run_service(
     engine: Engine | DurableEngine,
-    place: str | Path | None,
+    store_path: str | Path | None,
     max_live: int | None,
     roots: Iterable[Any],
     sources: EngineSources | None,
@@ -246,16 +248,16 @@ def _make_run_service(
     from stepengine.server.durable_runs import DurableRuns
 
     if isinstance(engine, DurableEngine):
-        given = [name for name, value in (("runs", place), ("max_live", max_live)) if value is not None]
+        given = [name for name, value in (("runs", store_path), ("max_live", max_live)) if value is not None]
         if given:
             msg = f"a DurableEngine takes no {given[0]}=: its database stores its runs, and queues those that cannot start yet"
             raise DefinitionError(msg)
         return DurableRuns(engine, **options)
-    if place is None:
+    if store_path is None:
         msg = "serving.app(...) needs runs=, a folder or an SQLite file; only a DurableEngine already has a store for its runs"
         raise DefinitionError(msg)
     live = MOST_LIVE if max_live is None else max_live
-    return Runs(engine, place, max_live=live, roots=roots, sources=sources, **options)
+    return Runs(engine, store_path, max_live=live, roots=roots, sources=sources, **options)
 
 
 class Application(Guard):
@@ -276,17 +278,17 @@ class Application(Guard):
     @asynccontextmanager
     async def lifespan(self, _: object = None) -> AsyncIterator[None]:
         """
-        Open the runs for the duration of the block.
+        Start the run service, and close it with the engine at the end of the block.
 
-        A server does this by itself. Whoever mounts the application does it, since Starlette and FastAPI begin and end nothing that is
-        mounted: ``FastAPI(lifespan=served.lifespan)``.
+        A server does this automatically. Starlette and FastAPI do not do it for a mounted application, so pass it:
+        ``FastAPI(lifespan=served.lifespan)``.
         """
         served: Starlette = self.app  # type: ignore[assignment]  # what `app` puts there
         async with served.router.lifespan_context(served):
             yield
 
     def end_event_streams(self) -> None:
-        """End all event streams, so that the server can stop; clients of the streams reconnect."""
+        """Set ``stopping``, which ends all event streams and MCP requests, so that the server can stop; clients reconnect."""
         served: Starlette = self.app  # type: ignore[assignment]  # what `app` puts there
         served.state.runs.state.stopping.set()
 
@@ -299,15 +301,15 @@ def _make_route(operation: Operation) -> Route:
         request.scope.get(ROUTE, []).append(operation.name)
         try:
             if operation.scope is not None:
-                caller_of(request).must(operation.scope)
+                require_caller(request).must(operation.scope)
             if EVENT_STREAM in operation.gives.values():
                 # Before anything happens: a turn of a page is a run.
-                request.app.state.runs.quotas.check_event_streams(reserve_event_stream(request))
+                request.app.state.runs.quotas.require_event_stream_quota(reserve_event_stream(request))
             return await operation.handler(request)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets a document
             return problem_of(error).response()
 
-    # What these are called may hold slashes.
+    # These names may contain slashes.
     path = (
         operation.path.replace("{session}", "{session:path}")
         .replace("{report}", "{report:path}")
@@ -321,7 +323,7 @@ async def _make_problem_response(request: Request, error: Exception) -> Response
 
     problem = problem_of(error)
     if problem.status == HTTPStatus.METHOD_NOT_ALLOWED:
-        # Starlette says the methods of the first route of a path, and each of ours has one method.
+        # Starlette lists only the methods of the first route of a path, and each route here has one method.
         asked = {**request.scope, "path_params": {}}
         routes = [one for one in request.app.routes if one.matches(asked)[0] is not Match.NONE]
         problem.headers = {"Allow": ", ".join(sorted({method for one in routes for method in one.methods}))}

@@ -1,4 +1,4 @@
-"""``BackgroundTasks``: tasks of a server that nobody awaits, referenced until they are done."""
+"""``BackgroundTasks``: tasks of a server that are not awaited, referenced until they are done."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class BackgroundTasks:
-    """A set of tasks; the loop itself keeps only weak references to tasks."""
+    """A set of tasks, which it references, since the event loop has only weak references to tasks."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -21,7 +21,7 @@ class BackgroundTasks:
         return task
 
     async def wait(self) -> None:
-        """Wait for all tasks; their errors are dropped."""
+        """Wait until all tasks have ended; their errors are ignored."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def cancel(self) -> None:

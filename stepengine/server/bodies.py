@@ -1,4 +1,4 @@
-"""What clients send, read: JSON that every reader understands alike, and a sentence for each field that cannot be used."""
+"""Bodies of requests and responses: strict JSON, pages of lists, and an error message for each invalid field."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ Model = TypeVar("Model", bound=BaseModel)
 Item = TypeVar("Item")
 MOST_LISTED = 100
 MAX_TEXT = 256 * 1024
-"""Characters of a text that is sent."""
+"""The most characters of a text in a request."""
 MAX_CURSOR = 2_000
 MAX_DIGITS = 9
 MAX_TIME = 1e12
-"""Seconds since 1970 in a cursor: a database counts in thousandths, and cannot for any float."""
+"""The most seconds since 1970 in a cursor: a database counts in milliseconds, and cannot store every float."""
 
 
 class Body(BaseModel):
     """The base class of request bodies."""
 
-    # What is not known is a mistake of whoever writes it: a misspelt name would be taken for its default.
+    # An unknown name is an error: a misspelt one would silently get its default.
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
@@ -69,12 +69,12 @@ async def read_json_body(request: Request) -> Any:
     Return the JSON body of a request as an immutable value; ``plain`` makes dicts and lists of it.
 
     Raises:
-        InputError: for invalid JSON, duplicate keys, NaN and infinity.
-        Problem: 415, unless the content type is ``application/json``.
+        InputError: For invalid JSON, duplicate keys, NaN and infinity.
+        Problem: 415 unless the content type is ``application/json``.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        # A form of another site's page may send any of the other kinds without asking first.
+        # A form of another site's page may send the other content types without a preflight request.
         msg = f"the body must be application/json, not {kind[:100] or 'without a type'!r}"
         raise Problem(msg, status=415, kind="no_json")
     return parse_strict_json(await request.body())
@@ -82,10 +82,10 @@ async def read_json_body(request: Request) -> Any:
 
 def parse_strict_json(data: bytes) -> Any:
     """
-    Parse JSON, and return it as an immutable value; duplicate keys, NaN and infinity are refused.
+    Parse JSON, and return it as an immutable value; raise ``InputError`` for duplicate keys, NaN and infinity.
 
     Raises:
-        InputError: for invalid JSON, duplicate keys, NaN and infinity.
+        InputError: For invalid JSON, duplicate keys, NaN and infinity.
     """
     try:
         # Another parser of the same bytes may read duplicate keys and NaN as something else, so they are refused.
@@ -98,7 +98,7 @@ def parse_strict_json(data: bytes) -> Any:
 
 async def parse_body(request: Request, model: type[Model], *, may_be_empty: bool = False) -> Model:
     """
-    Parse the body of a request as *model*; an empty body gives the defaults if *may_be_empty* is true.
+    Parse the body of a request as *model*; with *may_be_empty*, an empty body returns the defaults.
 
     Errors are those of ``read_json_body`` and ``validate_as``.
     """
@@ -112,7 +112,7 @@ def validate_as(model: type[Model], value: Any) -> Model:
     Return JSON as an object of *model*; raise ``InputError`` if it is invalid.
 
     Raises:
-        InputError: with a sentence for each field that cannot be used.
+        InputError: With an issue for each invalid field.
     """
     try:
         return model.model_validate(value)
@@ -132,7 +132,7 @@ def _format_validation_error(error: Mapping[str, Any]) -> str:
     return f"{where}: {error['msg']}" if where else str(error["msg"])
 
 
-# --- lists that go on -------------------------------------------------------------------------------------------------
+# --- pages of lists ---------------------------------------------------------------------------------------------------
 
 
 def make_input_error(message: str) -> InputError:
@@ -141,7 +141,7 @@ def make_input_error(message: str) -> InputError:
 
 
 def parse_limit(request: Request) -> int:
-    """Parse the query parameter ``limit``, 20 by default; raises ``InputError`` for an invalid one."""
+    """Parse the query parameter ``limit``, 20 by default; raise ``InputError`` unless it is from 1 to 100."""
     limit = request.query_params.get("limit", "20")
     if not (limit.isascii() and limit.isdigit() and len(limit) <= MAX_DIGITS and 1 <= int(limit) <= MOST_LISTED):
         msg = f"limit: must be from 1 to {MOST_LISTED}"
@@ -152,7 +152,7 @@ def parse_limit(request: Request) -> int:
 def cut_page(
     items: Sequence[Item], limit: int, get_position: Callable[[Item], tuple[float, str]]
 ) -> tuple[list[Item], str | None]:
-    """Return the first *limit* items, and the cursor of the next page if there are more."""
+    """Return the first *limit* items, and the cursor of the next page; the cursor is ``None`` if there are no more items."""
     shown = list(items[:limit])
     return shown, encode_cursor(*get_position(shown[-1])) if len(items) > limit else None
 
@@ -163,7 +163,7 @@ def encode_cursor(at: float, name: str) -> str:
 
 
 def parse_cursor(request: Request) -> tuple[float, str] | None:
-    """Return the position in the query parameter ``cursor``; ``None`` for the first page, ``InputError`` for an invalid one."""
+    """Return the time and the name in the query parameter ``cursor``; ``None`` without one. Raise ``InputError`` if it is invalid."""
     cursor = request.query_params.get("cursor")
     if not cursor:
         return None

@@ -28,8 +28,8 @@ class CurrentEngine:
 
     Attributes:
         engine: The engine of runs that start from now on.
-        load_problem: Why the files cannot be loaded as they are now; ``None`` if they can.
-        scheduler: What starts runs by schedule, and gets each new engine.
+        load_problem: Why the current files cannot be loaded; ``None`` if they can.
+        scheduler: The scheduler, which gets each rebuilt engine; ``None`` without schedules.
     """
 
     def __init__(self, engine: Engine, agents: Iterable[str] | None, sources: EngineSources | None) -> None:
@@ -50,23 +50,23 @@ class CurrentEngine:
         return tuple(known if self._chosen is None else [one for one in self._chosen if one in known])
 
     def add_observer(self, observer: ObserverLike) -> None:
-        """Send the events of every run to one more observer, also those of engines to come."""
+        """Send the events of every run to one more observer, also those of rebuilt engines."""
         self._observers.append(observer)
         self.engine.add_observer(observer)
 
-    def engine_for_run(self, run: str) -> Engine:
+    def get_engine_for_run(self, run: str) -> Engine:
         """Return the engine that executes the run *run*, else the engine that would resume it."""
         return next((engine for engine in self._old if engine.is_running(run)), self.engine)
 
     async def rebuild_if_files_changed(self, *, retry: bool = True) -> None:
         """
-        Rebuild the engine if its files were saved; raise ``Problem`` if they cannot be loaded.
+        Rebuild the engine if its files were saved, and close replaced engines without runs; raise if they cannot be loaded.
 
         Args:
-            retry: Load unchanged files again that could not be loaded before.
+            retry: Whether to load files again that could not be loaded before and have not changed since.
 
         Raises:
-            Problem: when the files cannot be loaded as they are now; the engine stays what it was.
+            Problem: If the current files cannot be loaded; the engine is not replaced.
         """
         if self._sources is None:
             return
@@ -77,7 +77,7 @@ class CurrentEngine:
                     self.load_problem = None
                 return
             try:
-                await self._sources.check_in_child_process()
+                await self._sources.require_loadable_in_child_process()
                 made = await asyncio.to_thread(self._sources.reload_engine)
             except Problem as problem:
                 self.load_problem = problem
@@ -92,13 +92,13 @@ class CurrentEngine:
         await self.close_idle_replaced_engines()
 
     async def try_rebuild(self) -> None:
-        """Rebuild the engine if its files were saved and can be loaded; otherwise keep it."""
+        """Rebuild the engine if its files were saved and can be loaded; otherwise do not replace it."""
         with contextlib.suppress(Problem):
             await self.rebuild_if_files_changed(retry=False)
 
     @contextlib.contextmanager
     def hold_current_engine(self) -> Iterator[Engine]:
-        """Yield the current engine, which stays open until the block has started its run."""
+        """Yield the current engine, and leave it open until the end of the block, which starts a run in it."""
         engine = self.engine
         self._in_use[engine] += 1
         try:

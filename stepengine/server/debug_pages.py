@@ -1,8 +1,8 @@
 """
-Requests of the page that walk back in runs, show the effect of an edit, and evaluate runs.
+Routes of the page that go back in runs, preview edits, and evaluate runs.
 
-These routes are there where a server was told how its engine is made again (``EngineSpec``). Whoever asks has the scope ``debug``; what spends
-money, runs tools or writes files needs ``admin``.
+A server has these routes if it knows how to make its engine again (``EngineSpec``). They need the scope ``debug``; those that spend
+money, run tools or write files need ``admin``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stepengine.errors import JournalError, JournalMissing
 from stepengine.journal import diff
 from stepengine.journal.records import format_address
 from stepengine.journal.store import MemoryJournal
-from stepengine.server.access import caller_of
+from stepengine.server.access import require_caller
 from stepengine.server.bodies import Body, MessageView, View, make_input_error, parse_body
 from stepengine.server.event_json import PING_SECONDS
 from stepengine.server.openapi import HttpParameter, Operation
@@ -52,7 +52,7 @@ MAX_SAMPLE = 4_096
 NAMED = 120
 
 
-# --- what is sent -----------------------------------------------------------------------------------------------------
+# --- requests --------------------------------------------------------------------------------------------------------
 
 
 class GoTo(Body):
@@ -89,7 +89,7 @@ class Agree(Body):
     ] = None
 
 
-# --- what comes back --------------------------------------------------------------------------------------------------
+# --- responses -------------------------------------------------------------------------------------------------------
 
 
 class PlaceView(View):
@@ -294,7 +294,7 @@ def _get_inspection_service(request: Request) -> InspectionService:
     return found
 
 
-async def _load_journal_copy(request: Request, row: RunRow) -> MemoryJournal:
+async def _require_journal_copy(request: Request, row: RunRow) -> MemoryJournal:
     """Return the journal of a run as a copy in memory; raise ``Problem`` 409 if it has no record yet."""
     try:
         content = await get_run_service(request).reader.read_journal_bytes(row)
@@ -309,7 +309,7 @@ async def _load_journal_copy(request: Request, row: RunRow) -> MemoryJournal:
 
 async def list_places(request: Request) -> Response:
     row = await get_requested_run(request)
-    journal = await _load_journal_copy(request, row)
+    journal = await _require_journal_copy(request, row)
     places = await asyncio.to_thread(_make_place_list, row, journal)
     return places.response()
 
@@ -322,12 +322,12 @@ def _make_place_list(row: RunRow, journal: MemoryJournal) -> PlaceList:
         run_id=row.run,
         agent=str(tape.history.root["agent_id"]),
         steps=tape.count_steps(),
-        places=[_describe_place(tape, number, address, texts) for number, address in enumerate(order[:MOST_PLACES])],
+        places=[_make_place_view(tape, number, address, texts) for number, address in enumerate(order[:MOST_PLACES])],
         is_cut=len(order) > MOST_PLACES,
     )
 
 
-def _describe_place(tape: Tape, position: int, address: Address, texts: SafeTexts) -> PlaceView:
+def _make_place_view(tape: Tape, position: int, address: Address, texts: SafeTexts) -> PlaceView:
     intent = tape.history.intents.get(address)
     kind = "End" if intent is None else intent.type
     return PlaceView(
@@ -341,7 +341,7 @@ def _describe_place(tape: Tape, position: int, address: Address, texts: SafeText
 
 
 def _get_effect_name(history: History, intent: Any) -> str:
-    """Return the name of an effect: its model, the texts of its questions, or its tool, agent or topic."""
+    """Return a name for an effect: its model, the texts of its questions, its tool, agent, function or topic, or ``""``."""
     if intent.type == "model_call":
         return str(history.model(intent))
     form = history.form(intent)
@@ -352,7 +352,7 @@ def _get_effect_name(history: History, intent: Any) -> str:
 
 async def get_comparison_page_data(request: Request) -> Response:
     one, other = await get_requested_run(request), await get_requested_run(request, "other")
-    journals = [await _load_journal_copy(request, row) for row in (one, other)]
+    journals = [await _require_journal_copy(request, row) for row in (one, other)]
     sources = [
         PageSource(journal=journal, file=row.run, without="")
         for journal, row in zip(journals, (one, other), strict=True)
@@ -363,10 +363,10 @@ async def get_comparison_page_data(request: Request) -> Response:
 
 async def list_run_differences(request: Request) -> Response:
     one, other = await get_requested_run(request), await get_requested_run(request, "other")
-    a, b = [await _load_journal_copy(request, row) for row in (one, other)]
+    a, b = [await _require_journal_copy(request, row) for row in (one, other)]
     found = await asyncio.to_thread(diff, a, b)
     texts = SafeTexts()
-    changes = [_describe_change(change, texts) for change in found.changes[:MOST_CHANGES]]
+    changes = [_make_change_view(change, texts) for change in found.changes[:MOST_CHANGES]]
     return DifferenceView(
         first=changes[0] if changes else None,
         changes=changes,
@@ -391,7 +391,7 @@ async def get_sample_page_data(request: Request) -> Response:
     return Response(await asyncio.to_thread(json.dumps, made.told), media_type="application/json")
 
 
-def _describe_change(change: RunChange, texts: SafeTexts) -> ChangeView:
+def _make_change_view(change: RunChange, texts: SafeTexts) -> ChangeView:
     fields = [
         FieldView(pointer=f.pointer, a=texts.clean(str(f.recorded)), b=texts.clean(str(f.now))) for f in change.fields
     ]
@@ -411,7 +411,7 @@ async def start_inspection_stream(request: Request) -> Response:
         return Response(headers=headers, media_type=EVENTS)
     workshop = _get_inspection_service(request)
     try:
-        desk = await workshop.start_inspection(caller_of(request), row, at)
+        desk = await workshop.start_inspection(require_caller(request), row, at)
     except JournalMissing:
         msg = f"the run {row.run} has no record yet; try again in a moment"
         raise Problem(msg, status=409, kind="not_begun") from None
@@ -466,7 +466,7 @@ def _encode_sse_event(kind: str, data: Mapping[str, Any]) -> str:
 
 def _get_requested_inspection(request: Request) -> InspectionProcess:
     return _get_inspection_service(request).get_inspection(
-        caller_of(request), request.path_params["run"], request.path_params["desk"]
+        require_caller(request), request.path_params["run"], request.path_params["desk"]
     )
 
 
@@ -485,7 +485,7 @@ async def predict_next_request(request: Request) -> Response:
 
 
 async def start_job(request: Request) -> Response:
-    body, caller = await parse_body(request, StartJob), caller_of(request)
+    body, caller = await parse_body(request, StartJob), require_caller(request)
     if body.kind != "impact" and len(body.runs) != 1:
         msg = f"runs: {body.kind} needs exactly one run"
         raise make_input_error(msg)
@@ -499,10 +499,10 @@ async def start_job(request: Request) -> Response:
     except JournalMissing as error:
         msg = f"a run has no record yet: {error.message}"
         raise Problem(msg, status=409, kind="not_begun") from None
-    return _describe_job(job).response(202)
+    return _make_job_view(job).response(202)
 
 
-def _describe_job(job: EvaluationJob) -> JobView:
+def _make_job_view(job: EvaluationJob) -> JobView:
     return JobView(
         id=job.id,
         kind=job.kind,
@@ -518,28 +518,28 @@ def _describe_job(job: EvaluationJob) -> JobView:
 
 async def list_jobs(request: Request) -> Response:
     return JobList(
-        jobs=[_describe_job(job) for job in _get_inspection_service(request).list_jobs(caller_of(request))]
+        jobs=[_make_job_view(job) for job in _get_inspection_service(request).list_jobs(require_caller(request))]
     ).response()
 
 
 async def get_job(request: Request) -> Response:
-    return _describe_job(
-        _get_inspection_service(request).get_job(caller_of(request), request.path_params["job"])
+    return _make_job_view(
+        _get_inspection_service(request).get_job(require_caller(request), request.path_params["job"])
     ).response()
 
 
 async def approve_job(request: Request) -> Response:
     workshop, body = _get_inspection_service(request), await parse_body(request, Agree)
-    job = workshop.get_job(caller_of(request), request.path_params["job"])
+    job = workshop.get_job(require_caller(request), request.path_params["job"])
     await workshop.approve_job(job, body.budget)
-    return _describe_job(job).response(202)
+    return _make_job_view(job).response(202)
 
 
 async def cancel_job(request: Request) -> Response:
     workshop = _get_inspection_service(request)
-    job = workshop.get_job(caller_of(request), request.path_params["job"])
+    job = workshop.get_job(require_caller(request), request.path_params["job"])
     await workshop.cancel_job(job)
-    return _describe_job(job).response()
+    return _make_job_view(job).response()
 
 
 AT = HttpParameter("at", "The step or effect to start at; by default the first one.")

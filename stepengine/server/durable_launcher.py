@@ -15,13 +15,13 @@ from stepengine.runtime.logs import LOGGER
 from stepengine.server.durable_store import make_unsupported_problem, raise_run_errors_as_problems
 from stepengine.server.ledger import OPEN, RunRow
 from stepengine.server.problems import Problem
-from stepengine.server.quotas import QuotaTable, json_size
+from stepengine.server.quotas import QuotaTable, get_json_size
 from stepengine.server.run_requests import (
     ForkRun,
     ResumeRun,
     StartRequest,
-    check_not_closing,
-    check_not_ended,
+    require_not_closing,
+    require_not_ended,
     start_options_from_request,
 )
 from stepengine.server.run_starts import RunStarts, plan_start
@@ -42,7 +42,7 @@ class DurableLauncher(RunStarts[RegisteredRun]):
         quotas: What each owner uses.
 
     Attributes:
-        is_closing: Whether the server shuts down and starts nothing more.
+        is_closing: Whether the server is shutting down and starts no more runs.
     """
 
     def __init__(self, store: DurableStore, agents: Sequence[str], quotas: QuotaTable) -> None:
@@ -51,8 +51,8 @@ class DurableLauncher(RunStarts[RegisteredRun]):
         self._store = store
         self._agents = agents
 
-    async def _check_request_and_make_row(self, caller: Caller, asked: StartRequest) -> RegisteredRun:
-        check_not_closing(is_closing=self.is_closing)
+    async def _validate_request_and_make_row(self, caller: Caller, asked: StartRequest) -> RegisteredRun:
+        require_not_closing(is_closing=self.is_closing)
         plan = plan_start(caller, asked, self._store.engine.embedded_engine, self._agents, stores_messages=True)
         return _make_new_run_row(caller, plan.agent, plan.request, plan.session, plan.created)
 
@@ -91,7 +91,7 @@ class DurableLauncher(RunStarts[RegisteredRun]):
         await self._store.register.record_submitted(row.run)
 
     async def submit_orphaned_run(self, row: RegisteredRun) -> None:
-        """Submit a run that a server registered and did not submit before it died; a run that is refused is recorded so."""
+        """Submit a run that a dead server registered and did not submit; if the run is refused, record that instead of raising."""
         try:
             await self._submit_registered_run(row)
         except DatabaseUnavailable:
@@ -101,18 +101,18 @@ class DurableLauncher(RunStarts[RegisteredRun]):
             await self._store.register.record_refusal(row.run, cut_end(error.message, 2_000))
 
     async def submit_if_unsubmitted(self, row: RunRow) -> None:
-        """Submit the run if its server died before it could, so that there is a run to send messages to."""
+        """Submit the run if its server died before it could, so that the database has the run."""
         found = await self._store.register.find_run(row.run)
         if found is not None and not found.is_submitted and found.status == "started":
             await self._submit_registered_run(found)
 
     async def resume(self, row: RunRow, asked: ResumeRun | None = None) -> None:
         """
-        Resume a run that stopped without a result, or that waits for a worker with the code that started it.
+        Resume a run that stopped without a result, or move one that waits for workers with older code to the current code.
 
         Raises:
-            Problem: when it has ended, cannot be resumed, or *asked* is given: a database has no divergent resume.
-            ReplayDivergence: when this server's agents do something else than is recorded; nothing was changed.
+            Problem: If the run has ended or cannot be resumed, or with *asked*: a database has no divergent resume.
+            ReplayDivergence: If this server's agents diverge from the record; nothing was changed.
         """
         if asked is not None:
             msg = "a run in a database is resumed only if the code matches its record; fork it to continue with other code"
@@ -125,20 +125,20 @@ class DurableLauncher(RunStarts[RegisteredRun]):
                     await engine.move(row.run)
             return
         if row.status != "stranded":
-            check_not_ended(row)
+            require_not_ended(row)
         with raise_run_errors_as_problems(status=409, kind="not_possible"):
             await operator.retry(row.run)
         await self._store.register.count_retry(row.run)
 
-    async def replay(self, row: RunRow, live: Collection[str]) -> RunResult:
+    async def replay(self, row: RunRow, live_effects: Collection[str]) -> RunResult:
         """
-        Replay a run with the agents of this server, and return how it ended; nothing is performed.
+        Replay a run with the agents of this server, and return its result; no effect is performed.
 
         Raises:
-            Problem: when something is to be performed, which only workers do.
-            ReplayDivergence: when the agents do something else than is recorded.
+            Problem: If *live_effects* is not empty: only workers perform effects.
+            ReplayDivergence: If the agents diverge from the record.
         """
-        if live:
+        if live_effects:
             msg = "only workers perform the effects of a run in a database; leave out `live`"
             raise make_unsupported_problem(msg)
         engine = self._store.engine
@@ -150,11 +150,11 @@ class DurableLauncher(RunStarts[RegisteredRun]):
         Fork a run at an effect, and return the id of the new run.
 
         Raises:
-            Problem: when there is no such effect, the caller's quota is exceeded, or changes or tools of the record are asked for: each
-                worker has the agent that is deployed there, and performs its tools.
-            UndoRefused: when effects that changed the world could happen again.
+            Problem: If there is no such effect, the caller's quota is exceeded, or *asked* has changes or tools: a worker uses the
+                agent that is deployed there, and performs its tools.
+            UndoRefused: If effects on the outside world could happen again.
         """
-        check_not_closing(is_closing=self.is_closing)
+        require_not_closing(is_closing=self.is_closing)
         if asked.given_changes or asked.tools is not None:
             msg = "a run in a database continues on any worker, with the agent and tools deployed there; leave out `changes` and `tools`"
             raise make_unsupported_problem(msg)
@@ -162,7 +162,7 @@ class DurableLauncher(RunStarts[RegisteredRun]):
             "fork": {"run": row.run, "at": asked.at, "allow_repeat": asked.allow_repeat, **plain(asked.edit_options)}
         }
         new = _make_new_run_row(caller, row.agent, request, None, time.time())
-        async with self._quotas.admit_request(new.owner, json_size(request), runs=1):
+        async with self._quotas.admit_request(new.owner, get_json_size(request), runs=1):
             await self._store.register.add_run(new, None)
             with raise_run_errors_as_problems(status=422, kind="no_such_place"):
                 await self._start_or_unregister(new)

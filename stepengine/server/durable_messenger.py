@@ -9,8 +9,8 @@ from stepengine.data.questions import AnswerLike
 from stepengine.server.durable_store import raise_run_errors_as_problems
 from stepengine.server.ledger import OPEN, RunRow
 from stepengine.server.problems import Problem
-from stepengine.server.quotas import QuotaTable, json_size
-from stepengine.server.run_requests import check_and_sign_answers, check_not_ended
+from stepengine.server.quotas import QuotaTable, get_json_size
+from stepengine.server.run_requests import require_not_ended, validate_and_sign_answers
 
 if TYPE_CHECKING:
     from stepengine.server.access import Caller
@@ -38,16 +38,16 @@ class DurableMessenger:
         Answer open questions, all or none of them.
 
         Raises:
-            AnswerRejected: when a question is not open, the answer does not fit it, or somebody else answered first.
-            Problem: when *caller* may not give such an answer.
+            AnswerRejected: If a question is not open, the answer does not fit it, or another person answered first.
+            Problem: If *caller* may not give such an answer.
         """
-        check_not_ended(row)
+        require_not_ended(row)
         asked = await self._store.operator.list_questions(row.run)
         open_ = {question.id: question for each in asked for question in each.questions}
-        await self._store.operator.answer_first(row.run, check_and_sign_answers(caller, answers, open_))
+        await self._store.operator.answer_first(row.run, validate_and_sign_answers(caller, answers, open_))
 
-    async def find_answers(self, row: RunRow, questions: Collection[str]) -> list[tuple[str, str, str]]:
-        """Return nothing, because the database does not store who answered a question first."""
+    async def list_stored_answers(self, row: RunRow, questions: Collection[str]) -> list[tuple[str, str, str]]:
+        """Return an empty list, because the database does not store who answered a question first."""
         return []
 
     async def send_message(self, row: RunRow, topic: str, value: object, *, id: str | None, path: str) -> bool:
@@ -56,9 +56,9 @@ class DurableMessenger:
 
         Errors are those of ``DurableEngine.send_message``, and ``Problem`` over a quota.
         """
-        check_not_ended(row)
+        require_not_ended(row)
         await self._launcher.submit_if_unsubmitted(row)
-        size = json_size(value)
+        size = get_json_size(value)
         async with self._quotas.admit_request(row.owner, size) as use:
             with raise_run_errors_as_problems(status=409, kind="not_possible"):
                 is_new = await self._store.operator.send_message(row.run, topic, value, id=id, path=path)
@@ -70,9 +70,9 @@ class DurableMessenger:
 
     async def send_user_input(self, row: RunRow, text: str) -> None:
         """Send user input to a run: its next model call gets it."""
-        check_not_ended(row)
+        require_not_ended(row)
         await self._launcher.submit_if_unsubmitted(row)
-        size = json_size(text)
+        size = get_json_size(text)
         async with self._quotas.admit_request(row.owner, size):
             with raise_run_errors_as_problems(status=409, kind="not_possible"):
                 await self._store.operator.send_input(row.run, text)
@@ -89,12 +89,12 @@ class DurableMessenger:
 
     async def deliver_tool_result(self, row: RunRow, call_id: str, result: object, path: str | None) -> None:
         """
-        Raise ``Problem``: a run in a database has no call of a deferred tool that waits.
+        Raise ``Problem``, because a run in a database never waits for the result of a deferred tool.
 
         Raises:
-            Problem: always: a durable run fails at a deferred tool, so none of its calls waits.
+            Problem: Always: a durable run fails when it calls a deferred tool.
         """
-        check_not_ended(row)
+        require_not_ended(row)
         msg = (
             f"the run {row.run} does not wait for the call {call_id[:200]!r}: a run in a database waits for external results with "
             "`Receive`; send them as messages"

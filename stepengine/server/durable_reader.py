@@ -1,4 +1,4 @@
-"""``DurableReader``: finds the runs of a server in a database, and reads what became of them."""
+"""``DurableReader``: finds the runs of a server in a database, and reads their status, result and records."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stepengine.server.durable_store import make_unsupported_problem, raise_run_
 from stepengine.server.ledger import OPEN, RunRow
 from stepengine.server.live_runs import RUNNING
 from stepengine.server.run_reader import MAX_DETAILS, ServedRun
-from stepengine.server.run_requests import get_permitted_owner, require_own_run
+from stepengine.server.run_requests import require_own_run, require_permitted_owner
 from stepengine.server.run_summaries import (
     MAX_WAITS,
     RunListSummary,
@@ -58,7 +58,7 @@ class DurableReader:
         Return a run by its id, if *caller* owns it or is an admin.
 
         Raises:
-            Problem: when there is no such run, or it belongs to somebody else; both look the same.
+            Problem: 404 for a missing run and for a run of another owner, which look the same.
         """
         found = await self._store.register.find_run(run) if run.isascii() and run.isprintable() else None
         return require_own_run(caller, run, None if found is None else _run_row_from_registered(found))
@@ -76,15 +76,15 @@ class DurableReader:
         search: str | None = None,
     ) -> list[RunRow]:
         """
-        Return the runs of *caller*, for an admin those of everybody or of *owner*, newest first.
+        Return the runs of *caller*, newest first; for an admin those of *owner*, by default of all owners.
 
         Raises:
-            Problem: when *owner* is somebody else and *caller* no admin, and for a *session*.
+            Problem: If *owner* is another one than *caller*, who is not an admin, and with a *session*.
         """
         if session is not None:
             msg = "runs in a database cannot be listed by conversation; leave out `session`"
             raise make_unsupported_problem(msg)
-        whose = get_permitted_owner(caller, owner)
+        whose = require_permitted_owner(caller, owner)
         owner = None if owner is None and caller.may("admin") else whose
         if agent is not None and not agent.isprintable():
             return []
@@ -103,8 +103,8 @@ class DurableReader:
                 return shown[:limit]
             before = found[-1].created, found[-1].run
 
-    async def count_by_agent_and_status(self) -> list[tuple[str, str, int]]:
-        """Return the number of runs that servers started, of each agent in each status."""
+    async def count_runs_by_agent_and_status(self) -> list[tuple[str, str, int]]:
+        """Return (agent, status, number of runs) for the runs that servers started, by agent and status."""
         return await self._store.register.count_by_agent_and_status()
 
     async def load_details(self, row: RunRow) -> ServedRun:
@@ -173,15 +173,15 @@ class DurableReader:
         )
 
     async def get_journal(self, row: RunRow) -> MemoryJournal:
-        """Return the records of a run as a journal in memory."""
+        """Copy the records of a run from the database, and return them as a journal in memory."""
         return MemoryJournal(await self.read_journal_bytes(row))
 
-    def engine_for(self, row: RunRow) -> Engine:
-        """Return the engine that has the agents, whichever worker executes the run."""
+    def get_engine_for_run(self, row: RunRow) -> Engine:
+        """Return the engine of this server, whichever worker executes the run."""
         return self._store.engine.embedded_engine
 
     async def read_journal_bytes(self, row: RunRow) -> bytes:
-        """Return the records of a run as a journal."""
+        """Return the records of a run as the bytes of a journal, after submitting the run if a dead server did not."""
         await self._launcher.submit_if_unsubmitted(row)
         with raise_run_errors_as_problems(status=409, kind="not_possible"):
             return (await self._store.engine.export(row.run)).content()

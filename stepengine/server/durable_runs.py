@@ -1,9 +1,9 @@
 """
-``DurableRuns``: the runs of a server whose work is in a PostgreSQL database, done by this process or by workers elsewhere.
+``DurableRuns``: the runs of a server in a PostgreSQL database, executed by this process or by workers elsewhere.
 
 It has the same parts as ``Runs``: a launcher, a reader, a watcher, a messenger and conversations. The database has the runs, and a
-register of their owners. A message to a run is stored as a row before the sender gets the receipt, and a worker finds it. So any of
-several servers may be asked, and one that is killed loses nothing.
+register of their owners. A message to a run is stored as a row before the sender gets the receipt, and a worker finds it. So any
+server of the database can answer a request, and a killed server loses nothing.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from stepengine.sessions import Session
 
 LOOK_SECONDS = 1.0
-"""How often registered runs that were not submitted are looked for: a run starts at most this late after a crash."""
+"""Seconds between two searches for registered runs that were not submitted: a run starts at most this late after a crash."""
 TIDY_SECONDS = 30.0
-"""How often old keys of repeated requests are deleted."""
+"""Seconds between two deletions of old idempotency keys."""
 ANSWER_SECONDS = 5.0
 """How long the database may take to answer before the server reports that it is away."""
 
@@ -61,19 +61,19 @@ class DurableConversations:
     async def list_sessions(
         self, caller: Caller, *, owner: str | None, before: tuple[float, str] | None, limit: int
     ) -> list[SessionRow]:
-        """Raise ``Problem``: conversations in a database cannot be listed."""
+        """Raise ``Problem``, because conversations in a database cannot be listed."""
         msg = "conversations in a database are shown only as their runs; see GET /runs"
         raise make_unsupported_problem(msg)
 
     async def get_session(
         self, caller: Caller, session: str, *, owner: str | None
     ) -> tuple[SessionRow, Session | None]:
-        """Raise ``Problem``: a conversation in a database cannot be shown."""
+        """Raise ``Problem``, because a conversation in a database cannot be shown."""
         msg = "conversations in a database are shown only as their runs; see GET /runs"
         raise make_unsupported_problem(msg)
 
     async def delete_messages(self, caller: Caller, session: str, *, owner: str | None) -> None:
-        """Raise ``Problem``: a conversation in a database is deleted only with its runs."""
+        """Raise ``Problem``, because a conversation in a database is deleted only with its runs."""
         msg = "conversations in a database are deleted with their runs, by `stepengine deploy gc`"
         raise make_unsupported_problem(msg)
 
@@ -83,9 +83,9 @@ class DurableRuns:
     The runs of one durable engine, for many callers.
 
     Args:
-        engine: Submits runs, and executes them unless it only submits; it is opened and closed here.
+        engine: Submits runs, and executes them unless it only submits; this class opens and closes it.
         agents: The ids of the agents that may be started; ``None`` for all of the engine.
-        wait_for_answers: Seconds that a client is kept while the run that it watches is suspended.
+        wait_for_answers: Seconds that an event stream stays open while its run is suspended.
         schedules: When agents are started automatically.
         drain: Seconds that effects may continue when the server is told to stop.
         quotas: How much one owner may use.
@@ -99,9 +99,9 @@ class DurableRuns:
         watcher: The event streams of runs.
         messenger: Delivers answers, messages and cancels.
         conversations: Refuses what a database does not offer.
-        turns: ``None``: pages and MCP clients take no turns over a database.
-        foreign: ``None``: a database has no journals of others.
-        ledger: ``None``: no webhooks are sent from a database.
+        turns: ``None``: runs in a database have no turns of pages and MCP clients.
+        foreign: ``None``: a database has no third-party journals.
+        ledger: ``None``: no webhooks are sent for runs in a database.
         load_problem: ``None``: each worker has its own code.
     """
 
@@ -155,7 +155,7 @@ class DurableRuns:
         self.engine.add_observer(observer)
 
     def explain_missing_model(self, agent: str) -> str:
-        """Return ``""``: it matters which models the workers can call, which may be elsewhere."""
+        """Return ``""``, because workers call the models, and their keys are not known here."""
         return ""
 
     async def start(self) -> None:
@@ -163,9 +163,9 @@ class DurableRuns:
         Connect, start to execute runs unless the engine only submits, and submit the registered runs of dead servers.
 
         Raises:
-            DatabaseUnavailable: when the database cannot be reached, or has no tables.
-            ExecutorBusy: when another process has the same executor id.
-            StepEngineError: when the extra is not installed.
+            DatabaseUnavailable: If the database cannot be reached, or has no tables.
+            ExecutorBusy: If another process has the same executor id.
+            StepEngineError: If the extra is not installed.
         """
         engine = self._store.engine
         setting = engine.setting
@@ -188,7 +188,7 @@ class DurableRuns:
         self.state.is_ready = True
 
     async def close(self) -> None:
-        """Start nothing more, and let effects end for a while; the workers resume the rest."""
+        """Stop starting runs and end all streams, wait for running effects up to *drain* seconds, and close the engine."""
         self.launcher.is_closing, self.state.is_ready = True, False
         self.state.stopping.set()
         await self._stack.aclose()
@@ -197,14 +197,14 @@ class DurableRuns:
         await self._store.engine.aclose(drain=self._drain)
 
     async def close_engine(self) -> None:
-        """Close the engine; a second time does nothing."""
+        """Close the engine; do nothing if it is closed."""
         await self._store.engine.aclose()
 
     async def rebuild_engine_if_changed(self) -> None:
         """Do nothing: each worker has its own code."""
 
     async def _submit_orphaned_runs_forever(self) -> None:
-        """Repeatedly submit the runs of dead servers, and store whether the database can be reached."""
+        """Each second, submit the runs of dead servers, delete old keys, and store whether the database can be reached."""
         tidied = -TIDY_SECONDS
         while True:
             try:
@@ -224,7 +224,7 @@ class DurableRuns:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _reassign_orphaned_runs_forever(self) -> None:
-        """Move the runs of dead workers to live ones; of all servers one does so at a time."""
+        """Move the runs of dead workers to live ones, again and again; only one of all servers does so at a time."""
         async for taken in DeploymentMaintenance(self._store.operator).watch():
             LOGGER.warning("run %s of the dead worker %s: %s", taken.run, taken.executor, taken.outcome)
 
@@ -232,10 +232,10 @@ class DurableRuns:
         self, row: RunRow, *, at: int | str = -1, dry_run: bool = False, partial: bool = False
     ) -> UndoResult:
         """
-        Raise ``Problem``: a run in a database cannot be undone.
+        Raise ``Problem``, because the database does not store the content that a run overwrote.
 
         Raises:
-            Problem: always: only journals of files store what a run overwrote.
+            Problem: Always: only journals in files store the content that a run overwrote.
         """
         msg = "a run in a database cannot be undone: the database does not store what the run overwrote"
         raise make_unsupported_problem(msg)

@@ -48,7 +48,7 @@ def make_unsupported_problem(message: str) -> Problem:
 
 @contextlib.contextmanager
 def raise_run_errors_as_problems(*, status: int, kind: str) -> Iterator[None]:
-    """Raise a ``Problem`` for an error that means that the run does not allow the requested operation."""
+    """Raise a ``JournalError`` of the block as a ``Problem`` of *kind* with *status*; its subclasses pass unchanged."""
     try:
         yield
     except JournalError as error:

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from stepengine.server.ledger import RunRow
 
 IDLE_SECONDS = 15.0
-"""How long the events of a run are read on for a client that may reconnect."""
+"""Seconds that the events of a run are still followed after its last client, which may reconnect."""
 MAX_READERS = 100
-"""How many clients may watch one run, as with runs on a disk."""
+"""The most clients that may watch one run, as for runs on a disk."""
 
 
 class DurableWatcher:
@@ -30,13 +30,13 @@ class DurableWatcher:
     Args:
         store: The database.
         launcher: Submits a run that a dead server had registered, before it is watched.
-        patience: Seconds that a client is kept while a run is suspended.
+        suspended_wait_seconds: Seconds that an event stream stays open while its run is suspended.
     """
 
-    def __init__(self, store: DurableStore, launcher: DurableLauncher, patience: float) -> None:
+    def __init__(self, store: DurableStore, launcher: DurableLauncher, suspended_wait_seconds: float) -> None:
         self._store = store
         self._launcher = launcher
-        self._patience = patience
+        self._suspended_wait_seconds = suspended_wait_seconds
         self._followed: dict[tuple[str, int], SharedEvents] = {}
         self._readers: Counter[tuple[str, int]] = Counter()
         self._left_at: dict[tuple[str, int], float] = {}
@@ -49,14 +49,14 @@ class DurableWatcher:
             self._left_at[key] = time.monotonic()
         return known
 
-    async def may_be_over(self, row: RunRow, after: str | None) -> bool:
+    async def may_have_no_more_events(self, row: RunRow, after: str | None) -> bool:
         """
-        Return whether a run may have no events after the event *after*.
+        Return True if a run has ended or is suspended, so that no event may follow *after*; validate *after* and count clients.
 
         Raises:
-            ReplayDivergence: when the run is of agents that this server does not have.
-            LimitExceeded: when too many clients watch it.
-            StepEngineError: when *after* is not an id of an event of this run.
+            ReplayDivergence: If this server does not have the agents of the run.
+            LimitExceeded: If too many clients watch the run.
+            StepEngineError: If *after* is not the id of an event of this run.
         """
         await self._launcher.submit_if_unsubmitted(row)
         if self._readers[row.run, row.tries] >= MAX_READERS:
@@ -76,14 +76,14 @@ class DurableWatcher:
         """
         Yield the events of a run from the first one, or after *after*, with the same ids at every server.
 
-        They come from the record: whole texts, no pieces of them. While the run is suspended a client is kept for a while.
+        The events come from the record, with whole texts and no pieces. The stream of a suspended run stays open for a while.
         """
         key = row.run, row.tries
         self._readers[key] += 1
         try:
             shared = self._get_or_create_shared_events(row)
             async with contextlib.aclosing(
-                shared.read(await shared.find_index_after(after), patience=self._patience)
+                shared.read(await shared.find_index_after(after), patience=self._suspended_wait_seconds)
             ) as events:
                 async for event in events:
                     yield event

@@ -21,22 +21,22 @@ class EndedRuns:
         self._bytes = 0
 
     def get(self, run: str) -> RunHandle | None:
-        """Return the handle of a run; ``None`` if it is not stored or was removed."""
+        """Return the handle of a run; ``None`` if the handle is not stored or was removed."""
         known = self._handles.get(run)
         return None if known is None else known[0]
 
-    def put(self, run: str, handle: RunHandle, size: int = 0) -> None:
-        """Store the handle of a run as the newest; *size* is the size of its journal, 0 if it is not yet measured."""
+    def put(self, run: str, handle: RunHandle, journal_bytes: int = 0) -> None:
+        """Store the handle of a run as the newest; *journal_bytes* is 0 if the journal is not yet measured."""
         self.remove(run)
-        self._handles[run] = (handle, size)
-        self._bytes += size
+        self._handles[run] = (handle, journal_bytes)
+        self._bytes += journal_bytes
 
     def remove(self, run: str) -> None:
         """Remove the handle of a run, if there is one."""
         self._bytes -= self._handles.pop(run, (None, 0))[1]
 
     def list_excess_runs(self) -> list[str]:
-        """Return the oldest runs above the limits of number and size."""
+        """Return the ids of the oldest runs that exceed the limits of number and size; nothing is removed."""
         count, size, found = len(self._handles), self._bytes, list[str]()
         for run, (_, own) in self._handles.items():
             if count <= KEPT and size <= KEPT_BYTES:

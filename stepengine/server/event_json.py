@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 RETRY = "retry: 2000\n\n"
 PING = ": ping\n\n"
 PING_SECONDS = 15.0
-"""Proxies cut what says nothing, most after 60 s."""
+"""Proxies close a silent connection, most of them after 60 s."""
 AT_ONCE = 64
-"""Events that go out together at most."""
+"""The most events that are sent together."""
 INNER = frozenset({"request", "_clean"})
-"""What only a debugger has a use for: what the model was sent; and so has the whole final state, with every message of the run."""
+"""Members that only a debugger uses: the request to the model. The final state with all messages is left out, too."""
 
 
 def _event_to_dict(event: Event, *, full: bool) -> dict[str, Any]:
@@ -38,16 +38,16 @@ def _event_to_dict(event: Event, *, full: bool) -> dict[str, Any]:
     return told if full else {name: value for name, value in told.items() if name not in INNER}
 
 
-def sse_line(event: Event, *, full: bool = False, id: str | None = None) -> str:
+def encode_sse_event(event: Event, *, full: bool = False, id: str | None = None) -> str:
     """
-    Return an event as one server-sent event: its id, its type, and its JSON.
+    Encode an event as one server-sent event with its id, its type and its JSON, in which secrets are redacted.
 
     Args:
         event: The event.
-        full: Whether what the model was sent and the final state are there, too.
-        id: What the client brings back as ``Last-Event-ID``; the event's own id by default.
+        full: Whether to include requests to the model and the final state.
+        id: The id that the client sends back as ``Last-Event-ID``; the event's own id by default.
     """
-    # `EventsDropped` has no id: it must not move the place from which the browser asks next time.
+    # `EventsDropped` has no id: the position from which the browser reconnects must not change.
     given = event.id if id is None else id
     place = f"id: {given}\n" if given else ""
     told = _event_to_dict(event, full=full)
@@ -65,37 +65,41 @@ async def encode_event_stream(
     events: AsyncGenerator[Event, None],
     first: Event | None,
     *,
-    had: ReaderPosition | None,
+    position: ReaderPosition | None,
     full: bool,
     stopping: asyncio.Event,
     ping: float = PING_SECONDS,
 ) -> AsyncIterator[str]:
     """
-    Yield events as server-sent events, and a comment after *ping* seconds without one.
+    Yield events as server-sent events, and a comment after *ping* seconds without an event, until they end or the server stops.
 
     Args:
-        events: What is shown; it is closed when the reader goes.
-        first: One that was taken out of it already.
-        had: What the reader has; what it is given is noted in it. ``None`` where an event's own id says that.
-        full: See ``sse_line``.
-        stopping: When the server is to end: the reader comes back to the next one.
-        ping: Seconds.
+        events: The events; the generator is closed when the client disconnects.
+        first: An event that was already read from *events*, or ``None``.
+        position: The position of the client, which is updated with each event; ``None`` if the event's own id is the position.
+        full: See ``encode_sse_event``.
+        stopping: Is set when the server stops; the client then reconnects to the next one.
+        ping: Seconds until a comment is sent.
     """
     yield RETRY
     if first is not None:
-        yield sse_line(first, full=full, id=None if had is None else had.record_received_event(first))
+        yield encode_sse_event(first, full=full, id=None if position is None else position.record_received_event(first))
     coming: asyncio.Future[Event | None] = asyncio.ensure_future(anext(events, None))
     ending = asyncio.ensure_future(stopping.wait())
     try:
         while not ending.done():
             lines: list[str] = []
-            # What is there already goes out at once: a line by itself costs a call of the system, and its reader is behind.
+            # Events that are ready are sent together: each send is a system call, and this reader is behind.
             while coming.done() and len(lines) < AT_ONCE:
                 event = coming.result()
                 if event is None:
                     yield "".join(lines)
                     return
-                lines.append(sse_line(event, full=full, id=None if had is None else had.record_received_event(event)))
+                lines.append(
+                    encode_sse_event(
+                        event, full=full, id=None if position is None else position.record_received_event(event)
+                    )
+                )
                 coming = asyncio.ensure_future(anext(events, None))
                 await asyncio.sleep(0)
             if lines:

@@ -1,4 +1,4 @@
-"""Says which extra is missing where runs are to be served without it."""
+"""The check that the extra ``serve`` is installed."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from importlib.util import find_spec
 from stepengine.errors import DefinitionError
 
 
-def check_extra_installed(package: str = "starlette") -> None:
+def require_extra_package(package: str = "starlette") -> None:
     """
     Raise unless a package of the extra ``serve`` is installed.
 
     Raises:
-        DefinitionError: where *package* is not installed.
+        DefinitionError: If *package* is not installed.
     """
     if find_spec(package) is None:
         msg = f"runs over HTTP need the package {package}: pip install 'stepengine[serve]'"

@@ -1,8 +1,8 @@
 """
-Journals that lie where a server keeps its own and were not started by it: listed, shown, and resumed when somebody says so.
+Third-party journals: those in a server's store that it did not start. They are listed, shown, and resumed on request.
 
-Whoever can put a journal there decides what it says was answered and what comes next. So none of them ever goes on by
-itself: whoever wants to resume one is shown what would happen next, and says yes to exactly that. Permissions that it holds are asked for again.
+A user who can write such a journal decides its recorded answers and its next effects. So no journal is resumed automatically. A caller
+who wants to resume one sees the next effects and approves exactly these. Permissions in the journal are asked for again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from stepengine.debugging.viewer.payload import PageTexts
 from stepengine.errors import StepEngineError
 from stepengine.journal.records import format_address
 from stepengine.journal.show import status_of
-from stepengine.server.access import caller_of
+from stepengine.server.access import require_caller
 from stepengine.server.bodies import Body, View, cut_page, parse_body, parse_cursor, parse_limit
 from stepengine.server.openapi import HttpParameter, Operation
 from stepengine.server.problems import Problem
@@ -115,20 +115,20 @@ class ForeignJournals:
         self._runs = runs
         self._known: OrderedDict[ForeignFile, ForeignSummary] = OrderedDict()
 
-    def get_journal(self, name: str) -> Journal:
+    def require_journal(self, name: str) -> Journal:
         """
-        Return a third-party journal by its name; raise ``Problem`` 404 if there is none.
+        Return a third-party journal by its name; raise ``Problem`` 404 if there is no such journal.
 
         Raises:
-            Problem: when there is none of that name.
+            Problem: 404 if there is no such journal.
         """
-        if not any(one.name == name for one in self.foreign.list_files()):
+        if not any(one.name == name for one in self.foreign.list_journals()):
             raise _make_missing_journal_problem(name)
         return self.foreign.journal(name)
 
     def list_summaries(self, before: tuple[float, str] | None, limit: int) -> list[tuple[ForeignFile, ForeignSummary]]:
         """Return summaries of the journals after a position, newest first; each file is read once."""
-        found = [one for one in self.foreign.list_files() if before is None or (one.changed, one.name) < before]
+        found = [one for one in self.foreign.list_journals() if before is None or (one.changed, one.name) < before]
         return [(one, self._get_cached_summary(one)) for one in found[:limit]]
 
     def _get_cached_summary(self, file: ForeignFile) -> ForeignSummary:
@@ -143,9 +143,9 @@ class ForeignJournals:
         Return the summary of a journal, its pending effects, and whether it can be resumed.
 
         Raises:
-            Problem: when there is none of that name.
+            Problem: 404 if there is no such journal.
         """
-        journal = self.get_journal(name)
+        journal = self.require_journal(name)
         summary = _summarize_journal(journal, name)
         pending, why = [], summary.error
         if not why:
@@ -194,7 +194,7 @@ def _list_pending_effects(history: History) -> list[PendingEffect]:
     clean, found = PageTexts().clean, []
     for (path, seq), intent in list(history.open.items())[-MOST_PENDING:]:
         if intent.starts_child_or_body and any(other[0] == f"{path}.{seq}".removeprefix(".") for other in history.open):
-            continue  # what its child does stands here itself
+            continue  # the effects of its child are listed themselves
         form = history.form(intent)
         name = form.get("tool_name") or form.get("agent_id") or form.get("name") or form.get("model") or ""
         given = {
@@ -215,8 +215,8 @@ def _list_pending_effects(history: History) -> list[PendingEffect]:
 # --- routes -----------------------------------------------------------------------------------------------------------
 
 
-def _get_foreign_journals(request: Request) -> ForeignJournals:
-    """Return the foreign journals of a server; raise ``Problem`` if its runs are in a database."""
+def _require_foreign_journals(request: Request) -> ForeignJournals:
+    """Return the third-party journals of a server; raise ``Problem`` 404 if its runs are in a database."""
     found: ForeignJournals | None = request.app.state.foreign
     if found is None:
         raise _make_missing_journal_problem(request.path_params["journal"])
@@ -237,18 +237,18 @@ async def list_foreign_journals(request: Request) -> Response:
 
 
 async def get_foreign_journal(request: Request) -> Response:
-    found = await asyncio.to_thread(_get_foreign_journals(request).inspect, request.path_params["journal"])
+    found = await asyncio.to_thread(_require_foreign_journals(request).inspect, request.path_params["journal"])
     return found.response()
 
 
 async def get_foreign_page_data(request: Request) -> Response:
     name, views = request.path_params["journal"], _get_shared_page_data(request)
-    journal = await asyncio.to_thread(_get_foreign_journals(request).get_journal, name)
+    journal = await asyncio.to_thread(_require_foreign_journals(request).require_journal, name)
     after = request.query_params.get("after")
     given = (
         int(after) if after is not None and after.isascii() and after.isdigit() and len(after) <= MAX_DIGITS else None
     )
-    # A name of its own: a run of the server may be called so from tomorrow on.
+    # A separate name: a later run of the server may have the same name.
     payload = await views.get_journal_page_data(f"foreign {name}", journal, given, shown=name)
     return Response(payload, media_type="application/json")
 
@@ -261,14 +261,14 @@ def _get_shared_page_data(request: Request) -> RunPageData:
 async def resume_foreign_journal(request: Request) -> Response:
     """Resume a journal that this server did not start, if its next step is the one that the caller saw."""
     body, name = await parse_body(request, ResumeForeign), request.path_params["journal"]
-    journals = _get_foreign_journals(request)
+    journals = _require_foreign_journals(request)
     view = await asyncio.to_thread(journals.inspect, name)
     if not view.may_resume:
         raise Problem(view.why, status=409, kind="not_possible")
     if body.seen != view.seen:
         msg = "the next effects of the journal have changed since they were shown; reload it, and check them again"
         raise Problem(msg, status=409, kind="changed")
-    await journals.foreign.resume(caller_of(request), name, listed_agent=view.agent, listed_prompt=view.prompt)
+    await journals.foreign.resume(require_caller(request), name, listed_agent=view.agent, listed_prompt=view.prompt)
     place = f"{request.scope.get('root_path', '')}/runs/{quote(name, safe='')}/events"
     return Resumed(run_id=name, events=place).response(202)
 

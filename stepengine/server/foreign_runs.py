@@ -49,15 +49,15 @@ class ForeignRuns:
         self._store = store
         self._launcher = launcher
 
-    def list_files(self) -> list[ForeignFile]:
-        """Read the storage location and the ledger, and return the journals, newest first, without copies of replaced ones."""
+    def list_journals(self) -> list[ForeignFile]:
+        """Return the journals in the store that the ledger does not list, newest first, without backups."""
         own = {run for (run,) in self._store.ledger.read("SELECT run FROM served")}
-        place = self._store.place
+        store_path = self._store.place
         if self._store.is_database:
-            runs = sorted(SqliteJournal(place).runs(), reverse=True)
+            runs = sorted(SqliteJournal(store_path).runs(), reverse=True)
             return [ForeignFile(run, 0.0) for run in runs if run not in own and not is_backup_name(run)]
         found = []
-        with os.scandir(place) as entries:
+        with os.scandir(store_path) as entries:
             for one in entries:
                 name = one.name.removesuffix(SUFFIX)
                 if not one.name.endswith(SUFFIX) or not name or name in own or is_backup_name(name):
@@ -78,8 +78,8 @@ class ForeignRuns:
         Resume a journal as a run of *caller*; the ledger lists it with *listed_agent* and *listed_prompt*.
 
         Raises:
-            JournalError: when it cannot be resumed; ``JournalLocked`` when another process has it.
-            Problem: when too many runs are executed, or the caller's quota is exceeded.
+            JournalError: If the journal cannot be resumed; ``JournalLocked`` if another process has it.
+            Problem: If too many runs are executed, or the caller's quota is exceeded.
         """
         await self._launcher.resume_foreign_journal(
             caller, name, listed_agent=listed_agent, listed_prompt=listed_prompt

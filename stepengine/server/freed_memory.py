@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from stepengine.data.events import Event
 
 PAUSE_SECONDS = 10.0
-"""How often memory is returned at most: each time takes milliseconds, and the next run has to get some again."""
+"""Seconds between two returns of memory: each takes milliseconds, and the next run has to allocate again."""
 
 
 class FreedMemory:
     """
-    Returns the memory of ended runs. It is an observer of an engine.
+    Returns the memory of ended runs to the system. It is an observer of an engine.
 
     Args:
-        pause: Seconds between two looks at whether a run has ended.
+        pause: Seconds between two checks whether a run has ended.
         trim: Returns freed memory to the system.
     """
 
@@ -44,8 +44,8 @@ class FreedMemory:
 
     @asynccontextmanager
     async def trim_periodically(self) -> AsyncIterator[None]:
-        """Return freed memory within the block, after runs have ended."""
-        task = asyncio.create_task(self._return_memory_forever())
+        """Within the block, return freed memory to the system every few seconds if a run has ended."""
+        task = asyncio.create_task(self._trim_memory_forever())
         try:
             yield
         finally:
@@ -53,7 +53,7 @@ class FreedMemory:
             with suppress(asyncio.CancelledError):
                 await task
 
-    async def _return_memory_forever(self) -> None:
+    async def _trim_memory_forever(self) -> None:
         while True:
             await asyncio.sleep(self._pause)
             if self._has_ended_run:

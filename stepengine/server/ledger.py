@@ -58,8 +58,8 @@ CREATE TABLE IF NOT EXISTS served_decided (
 """
 NEWEST = "WHERE session = ? AND owner = ? ORDER BY created DESC, run DESC LIMIT 1"
 ROW = "run, owner, agent, status, created, changed, request, session, tries, error"
-# Whoever dies behind this leaves a run that somebody resumes: what is suspended waits for a letter or a time. When it changed
-# stays as it is, since by that answers to one question are told apart.
+# If this process dies after this statement, another one resumes the run; a suspended run would wait for a message or a time. The
+# column `changed` stays as it is, because the ids of answers to one question are made from it.
 UNDER_WAY = "UPDATE served SET status = 'running' WHERE run = ? AND status = 'suspended'"
 UNENDED = "SELECT run FROM served WHERE session = ? AND status IN ('started', 'running', 'suspended') LIMIT 1"
 COUNTED = (
@@ -76,14 +76,14 @@ class RunRow:
     A run that a server started.
 
     Attributes:
-        run: Its id, which is the name of its journal, too.
-        owner: Who started it.
+        run: Its id, which is also the name of its journal.
+        owner: The name of the caller that started it; ``""`` for a scheduled run.
         agent: Its agent.
         status: ``"started"`` from its registration on, also while it runs; ``"running"`` after a suspension, and for forks and for
             scheduled and third-party runs; ``"suspended"``; how it ended; ``"stranded"`` if it could not be resumed or is extended.
-        created: When it was asked for, in seconds since 1970.
+        created: When it was requested, in seconds since 1970.
         changed: When it was registered, was suspended, ended or failed to resume; a resume leaves it. In PostgreSQL it is *created*.
-        request: What was asked: ``prompt``, ``params``, ``metadata`` and the like.
+        request: The request as JSON: ``prompt``, ``params``, ``metadata`` and others.
         session: The conversation.
         tries: How many times in an hour it failed to resume since it was registered or last suspended; 0 if it is stranded and never
             started. In PostgreSQL the number of retries.
@@ -109,11 +109,11 @@ class SessionRow:
 
     Attributes:
         session: Its id, as the runs have it.
-        owner: Whose it is.
-        runs: How many runs there were in it.
-        agent: The agent of the last one.
-        status: The status of the last one.
-        changed: When the last one was asked for, in seconds since 1970.
+        owner: Its owner.
+        runs: The number of its runs.
+        agent: The agent of the last run.
+        status: The status of the last run.
+        changed: When the last run was requested, in seconds since 1970.
     """
 
     session: str
@@ -126,24 +126,24 @@ class SessionRow:
 
 class Ledger:
     """
-    The runs of the servers of one place. Any number of processes may use one; all of it waits for the disk.
+    The runs of the servers of one store. Any number of processes may use it; all methods wait for the disk.
 
     Args:
-        place: A folder of journals, or an SQLite file of them.
+        store_path: A folder of journals, or an SQLite file of them.
 
     Raises:
-        JournalError: by each call, when the file cannot be used.
+        JournalError: From each method, if the file cannot be used.
     """
 
-    def __init__(self, place: str | Path) -> None:
-        self._is_file = parse_database_path(str(place)) is not None
-        self.path = Path(place) if self._is_file else Path(place) / FILE
+    def __init__(self, store_path: str | Path) -> None:
+        self._is_file = parse_database_path(str(store_path)) is not None
+        self.path = Path(store_path) if self._is_file else Path(store_path) / FILE
         self._database: Database | None = None
         self._opening = Lock()
         self._is_closed = False
 
     def close(self) -> None:
-        """Close the database connection after running calls have ended; may be called twice, and later calls are refused."""
+        """Close the database when running calls have ended; later calls raise ``JournalError``. May be called twice."""
         with self._opening:
             known, self._database, self._is_closed = self._database, None, True
         if known is not None:
@@ -171,7 +171,7 @@ class Ledger:
         return rows[0] if rows else None
 
     def find_owners_and_statuses(self, runs: Sequence[str]) -> dict[str, tuple[str, str]]:
-        """Return the owner and the status of each of the *runs* that is known."""
+        """Return (owner, status) by id for those of *runs* that are registered."""
         found: dict[str, tuple[str, str]] = {}
         for start in range(0, len(runs), AT_ONCE):
             part = runs[start : start + AT_ONCE]
@@ -184,7 +184,7 @@ class Ledger:
         rows = self._select_rows(NEWEST, (session, owner))
         return rows[0] if rows else None
 
-    def find_conversation_state(self, row: RunRow) -> str | None:
+    def find_conversation_state_json(self, row: RunRow) -> str | None:
         """Return the stored state of an ended or suspended run as JSON, if it is the last of its conversation."""
         # A run that waited and then ended left two; a process that was killed in between kept the first one alone.
         known = self._fetch_row(
@@ -199,7 +199,7 @@ class Ledger:
         return 0 if known is None else int(known[0])
 
     def find_shown_message(self, run: str) -> tuple[str, str] | None:
-        """Return the id of the page message that shows a run, and the event after which it starts."""
+        """Return (message id, id of the event before its start) of the page message that shows a run; ``None`` without one."""
         known: tuple[str, str] | None = self._fetch_row("SELECT message, place FROM served_shown WHERE run = ?", (run,))
         return known
 
@@ -209,23 +209,23 @@ class Ledger:
         return known is not None and now - known[0] < IDEMPOTENCY_KEY_SECONDS
 
     def measure_usage(self, owner: str) -> QuotaUsage:
-        """Return the open runs of *owner* and their stored bytes: requests, states of conversations, journals and mailboxes."""
-        open_runs, stored = self._fetch_row(f"SELECT {COUNTED} FROM served WHERE owner = ?", (owner,), is_long=True)  # noqa: S608 - of names of ours
-        stored += self._fetch_row(LEFT, (owner,), is_long=True)[0]
+        """Count the open runs of *owner* and the stored bytes of all its runs: requests, states, journals and mailboxes."""
+        open_runs, stored = self._fetch_row(f"SELECT {COUNTED} FROM served WHERE owner = ?", (owner,), is_slow=True)  # noqa: S608 - of names of ours
+        stored += self._fetch_row(LEFT, (owner,), is_slow=True)[0]
         if self._is_file:
             for table in ("lines", "letters"):
                 if self._fetch_row("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (table,)):
                     own = "SELECT run FROM served WHERE owner = ?"
                     size = f"SELECT coalesce(sum(length(line)), 0) FROM {table} WHERE run IN ({own})"  # noqa: S608 - of names of ours
-                    stored += self._fetch_row(size, (owner,), is_long=True)[0]
+                    stored += self._fetch_row(size, (owner,), is_slow=True)[0]
         else:
-            for (run,) in self.read("SELECT run FROM served WHERE owner = ?", (owner,), is_long=True):
+            for (run,) in self.read("SELECT run FROM served WHERE owner = ?", (owner,), is_slow=True):
                 journal = self.path.with_name(f"{run}.jsonl")
                 stored += _file_size_or_zero(journal) + _file_size_or_zero(mailbox_path(journal))
         return QuotaUsage(open_runs, stored)
 
-    def _fetch_row(self, statement: str, values: Sequence[object], *, is_long: bool = False) -> Any:
-        with self._open_shared_database() as known, known.reading(is_long=is_long) as database:
+    def _fetch_row(self, statement: str, values: Sequence[object], *, is_slow: bool = False) -> Any:
+        with self._open_shared_database() as known, known.reading(is_long=is_slow) as database:
             return database.execute(statement, values).fetchone()
 
     def list_active_run_ids(self) -> list[str]:
@@ -248,7 +248,7 @@ class Ledger:
         """
         Return runs, newest first: those of *owner* (``None`` for all) after the position *before*.
 
-        *search* leaves those whose request, id or agent holds it; of letters beyond ASCII only as they are written.
+        *search* selects runs whose request, id or agent contains the text. Only ASCII letters match in either case.
         """
         where, values = ["1"], list[object]()
         for column, value in (("owner", owner), ("agent", agent), ("session", session)):
@@ -269,7 +269,7 @@ class Ledger:
                 _make_like_pattern(search),
             ]
         return self._select_rows(
-            f"WHERE {' AND '.join(where)} ORDER BY created DESC, run DESC LIMIT ?", (*values, limit), is_long=True
+            f"WHERE {' AND '.join(where)} ORDER BY created DESC, run DESC LIMIT ?", (*values, limit), is_slow=True
         )
 
     def list_sessions(
@@ -287,15 +287,15 @@ class Ledger:
             f"SELECT session, owner, COUNT(*), agent, status, MAX(created) FROM served WHERE {' AND '.join(where)} "  # noqa: S608 - of names of ours
             f"GROUP BY owner, session {behind} ORDER BY MAX(created) DESC, session DESC LIMIT ?"
         )
-        return [SessionRow(*row) for row in self.read(query, (*values, *(before or ()), limit), is_long=True)]
+        return [SessionRow(*row) for row in self.read(query, (*values, *(before or ()), limit), is_slow=True)]
 
-    def read(self, query: str, values: Sequence[object] = (), *, is_long: bool = False) -> list[tuple[Any, ...]]:
-        """Return the rows of a query; one that may look at every run *is_long*, and no short one waits for it."""
-        with self._open_shared_database() as known, known.reading(is_long=is_long) as database:
+    def read(self, query: str, values: Sequence[object] = (), *, is_slow: bool = False) -> list[tuple[Any, ...]]:
+        """Return the rows of a query. With *is_slow*, for a query that may read every run, other queries do not wait for it."""
+        with self._open_shared_database() as known, known.reading(is_long=is_slow) as database:
             return list(database.execute(query, values))
 
-    def _select_rows(self, condition: str, values: Sequence[object], *, is_long: bool = False) -> list[RunRow]:
-        found = self.read(f"SELECT {ROW} FROM served {condition}", values, is_long=is_long)  # noqa: S608 - of names of ours
+    def _select_rows(self, condition: str, values: Sequence[object], *, is_slow: bool = False) -> list[RunRow]:
+        found = self.read(f"SELECT {ROW} FROM served {condition}", values, is_slow=is_slow)  # noqa: S608 - of names of ours
         return [_run_row_from_columns(row) for row in found]
 
     @contextmanager
@@ -315,8 +315,8 @@ class Ledger:
 
     def _open_or_share_database(self) -> Database:
         """Return a share of the database connection, which the first call opens; raise ``JournalError`` after ``close``."""
-        # Calls come from many threads, and those of a cancelled task go on after ``close``: each counts as a user, so that
-        # whoever is the last one closes the connection, and nobody opens one that no one closes.
+        # Calls come from many threads, and those of a cancelled task continue after ``close``. Each counts as a user, and the
+        # last one closes the connection.
         with self._opening:
             if self._is_closed:
                 msg = f"{self.path} is closed, because its server was closed"
@@ -352,12 +352,12 @@ def _run_row_from_columns(row: tuple[Any, ...]) -> RunRow:
     return RunRow(run, owner, agent, status, created, changed, json.loads(request), session, tries, error)
 
 
-# --- what is written: each of these is one of the acts of `Ledger.write` --------------------------------------------
+# --- acts: each function makes a write for `Ledger.write` ---------------------------------------------------------
 
 
 def make_register_run_act(row: RunRow, key: str | None) -> Act:
     """
-    Return an act that registers a run, unless the owner used the key in the last day: then it returns the earlier run.
+    Return an act that registers a run and returns ``None``; if the owner used *key* in the last day, it returns the earlier run.
 
     It raises ``InputError`` if the earlier request was a different one.
     """
@@ -428,11 +428,11 @@ def make_store_conversation_state_act(session: str, run: str, status: str, state
     return store_state
 
 
-def make_store_shown_message_act(run: str, message: str, place: str) -> Act:
-    """Return an act that stores the id of the page message that shows a run from the event *place* on."""
+def make_store_shown_message_act(run: str, message: str, after_event: str) -> Act:
+    """Return an act that stores the id of the page message that shows a run after the event *after_event*."""
 
     def store_shown_message(database: sqlite3.Connection) -> None:
-        database.execute("INSERT OR REPLACE INTO served_shown VALUES (?, ?, ?)", (run, message, place))
+        database.execute("INSERT OR REPLACE INTO served_shown VALUES (?, ?, ?)", (run, message, after_event))
 
     return store_shown_message
 
@@ -459,8 +459,8 @@ def make_store_decisions_act(run: str, decisions: Mapping[str, Answer]) -> Act:
     """
     Return an act that stores a person's decisions about effects in doubt, and marks a suspended run as running.
 
-    It returns the questions that were not decided before, or ``None``. It raises ``InputError``, and stores nothing, when a different
-    decision is stored.
+    The act returns the questions that were not decided before, or ``None`` if there are none. If a different decision is stored, it stores
+    nothing and raises ``InputError``.
     """
 
     def store_new_decisions(database: sqlite3.Connection) -> list[str] | None:
@@ -503,12 +503,12 @@ def make_count_message_act(run: str) -> Act:
 
 def make_suspend_act(run: str, now: float, known_message_count: int) -> Act:
     """
-    Return an act that marks a run as suspended and returns ``True``, unless a message or decision arrived meanwhile.
+    Return an act that marks a run as suspended and returns True; if a message or decision has arrived, it returns False.
 
     Args:
         run: The run.
-        now: When, in seconds since 1970.
-        known_message_count: What ``Ledger.count_messages_since_suspend`` returned before the mailbox was checked.
+        now: The time of the suspension, in seconds since 1970.
+        known_message_count: The result of ``Ledger.count_messages_since_suspend`` from before the mailbox was checked.
     """
 
     def suspend_unless_woken(database: sqlite3.Connection) -> bool:
@@ -565,7 +565,7 @@ def make_detach_runs_act(session: str) -> Act:
     return detach_runs
 
 
-def make_attach_act(session: str, runs: Iterable[str]) -> Act:
+def make_attach_runs_act(session: str, runs: Iterable[str]) -> Act:
     """Return an act that attaches detached runs to their conversation again."""
 
     def attach(database: sqlite3.Connection) -> None:

@@ -17,7 +17,7 @@ from stepengine.server.ended_runs import EndedRuns
 from stepengine.server.ledger import RunRow, make_store_conversation_state_act, make_store_status_act, make_suspend_act
 from stepengine.server.owner_shares import OwnerShares
 from stepengine.server.problems import Problem
-from stepengine.server.run_requests import check_not_closing
+from stepengine.server.run_requests import require_not_closing
 from stepengine.server.stored_states import encode_state_with_references
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from stepengine.server.run_store import RunStore
 
 RESERVE = 0.25
-"""The part of the runs that may be under way which an owner leaves to others, as with its event streams (`Caps.reserve`)."""
+"""The part of the free room that the runs of one owner leave to others, as for its event streams (`Caps.reserve`)."""
 RUNNING = ("started", "running")
 """The statuses of a run that some process executes, or is about to."""
 
@@ -37,8 +37,8 @@ class LiveRuns:
 
     Args:
         store: The journals and the ledger.
-        engines: The engine, and those that it replaced.
-        max_live: How many runs may be executed at a time.
+        engines: The current engine, and the replaced ones.
+        max_live: The most runs that may be executed at a time.
         drain: Seconds that the runs may continue when the server stops.
         resume: Resumes a suspended run that got a message while it was being suspended.
 
@@ -92,9 +92,9 @@ class LiveRuns:
         """Return whether one more run of an owner may start, and still leave room for other owners."""
         return self.has_room() and self._shares.has_room(owner)
 
-    def check_room(self, owner: str) -> None:
+    def require_room(self, owner: str) -> None:
         """Raise ``Problem`` if no run of *owner* may start here now."""
-        check_not_closing(is_closing=self.is_closing)
+        require_not_closing(is_closing=self.is_closing)
         # Refused and not queued: the client knows best whether waiting makes sense, and a queue in memory is lost with
         # the process.
         if not self.has_room():
@@ -114,9 +114,9 @@ class LiveRuns:
         Reserve room for a run of *owner* within the block, which adds the run.
 
         Raises:
-            Problem: if no run of *owner* may start here now.
+            Problem: If no run of *owner* may start here now.
         """
-        self.check_room(owner)
+        self.require_room(owner)
         # A start waits for the disk before its run is added: all requests that arrive meanwhile would find the same room.
         self._reserved += 1
         try:
@@ -127,8 +127,8 @@ class LiveRuns:
 
     # --- from the start of a run to its end ----------------------------------------------------------------------------
 
-    def add_and_record_end(self, run: str, handle: RunHandle, owner: str, *, is_resumed: bool = False) -> None:
-        """Add a started or resumed run of *owner*, and record its end in the ledger when it ends."""
+    def add_and_watch_run(self, run: str, handle: RunHandle, owner: str, *, is_resumed: bool = False) -> None:
+        """Add a started or resumed run of *owner*, and start a task that records its end in the ledger."""
         self._forget_ended_run(run)
         self._free_slot(run)
         self.handles[run] = handle
@@ -136,7 +136,7 @@ class LiveRuns:
         slot.enter_context(self._shares.use_slot(owner))
         if is_resumed:
             self._resumed.add(run)
-        self._watching[run] = task = self.tasks.spawn(self._wait_and_record_end(run, handle))
+        self._watching[run] = task = self.tasks.spawn(self._finish_run_when_ended(run, handle))
         task.add_done_callback(lambda _: self._watching.get(run) is task and self._watching.pop(run))
 
     def _forget_ended_run(self, run: str) -> None:
@@ -151,8 +151,13 @@ class LiveRuns:
         if slot is not None:
             slot.close()
 
-    async def _wait_and_record_end(self, run: str, handle: RunHandle) -> None:
-        """Wait for the end of a run, and record it in the ledger."""
+    async def _finish_run_when_ended(self, run: str, handle: RunHandle) -> None:
+        """
+        Wait until a run ends, free its slot, and store its end in the ledger.
+
+        A suspended run with new messages is resumed instead. A run that could not be resumed is recorded as a failed resume. A run that
+        shutdown interrupted is left for the next process.
+        """
         error: BaseException | None = None
         try:
             result: RunResult | None = await handle.result()
@@ -177,7 +182,7 @@ class LiveRuns:
             self._store_handle_and_evict_old(run, handle, size)
 
     async def _find_resume_error(self, run: str, result: RunResult) -> BaseException | None:
-        """Return why a run could not be resumed; ``None`` if its journal has the end."""
+        """Return the error because of which a run could not be resumed; ``None`` if its journal has the end."""
         if isinstance(result.error, JournalError):
             return result.error
         # A failed extension leaves the journal as it was.
@@ -222,12 +227,12 @@ class LiveRuns:
         found = read_wake_row(self._store.journal(run), run)
         return found is not None and found.wakes_at is not None and found.wakes_at.timestamp() <= time.time()
 
-    def has_unrecorded_end(self, run: str) -> bool:
-        """Return whether this process has a run whose end is not in the ledger yet, whether it still runs or not."""
+    def has_run_without_recorded_end(self, run: str) -> bool:
+        """Return whether this process started or resumed the run and has not stored its end in the ledger yet."""
         return run in self._watching
 
     async def wait_until_end_recorded(self, run: str) -> None:
-        """Wait until the ledger has the end of a run that ended in this process."""
+        """Wait until the end of a run of this process is in the ledger; return at once if there is none to store."""
         task = self._watching.get(run)
         if task is not None:
             await asyncio.wait((task,))
@@ -247,7 +252,7 @@ class LiveRuns:
     # --- the handles that have the events of a run ---------------------------------------------------------------------
 
     def find_ended_handle(self, run: str) -> RunHandle | None:
-        """Return the handle of a run that ended here a short time ago, or ``None``."""
+        """Return the handle of a run that ended in this process, if it is still in memory; else ``None``."""
         return self._ended.get(run)
 
     def was_resumed_here(self, run: str) -> bool:

@@ -1,7 +1,7 @@
 """
-The route for clients that speak MCP: the agents are tools, and each call is a run of the ledger, which belongs to its caller.
+The route for MCP clients: the agents are tools, and each call is a run that belongs to its caller.
 
-It needs the extra ``mcp``, which is loaded when the first client comes.
+It needs the extra ``mcp``, which is imported at the first request.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
-from stepengine.adapters.mcp.agent_server import AgentServer, Offered, OfferedCall, WaitingCall
+from stepengine.adapters.mcp.agent_server import AgentServer, OfferedAgent, OfferedCall, WaitingCall
 from stepengine.data.events import RunFinished
 from stepengine.errors import DefinitionError, StepEngineError
 from stepengine.runtime.logs import LOGGER
-from stepengine.server.access import caller_of
+from stepengine.server.access import require_caller
 from stepengine.server.openapi import Operation
 from stepengine.server.pages import require_turns
 from stepengine.server.problems import Problem
@@ -62,10 +62,10 @@ class McpEndpoint:
 
     async def get_or_start_handler(self) -> Callable[..., Awaitable[None]]:
         """
-        Return the ASGI handler ``answer(scope, receive, send, owner=...)``; the first call starts the MCP server.
+        Return the ASGI handler ``answer(scope, receive, send, owner=...)``; start the MCP server, or offer it reloaded agents.
 
         Raises:
-            Problem: where agents cannot be offered so, or the server is about to end.
+            Problem: If the agents cannot be offered over MCP, or the server is shutting down.
         """
         await self._runs.rebuild_engine_if_changed()
         async with self._opening:
@@ -79,7 +79,7 @@ class McpEndpoint:
         return self._answer
 
     async def _start_mcp_server(self) -> None:
-        """Start a task with an MCP server that offers the present agents."""
+        """Start an MCP server for the current agents in a task; raise ``Problem`` 501 if that is impossible."""
         if find_spec("mcp") is None:
             msg = "this server does not support MCP without the package mcp: pip install 'stepengine[mcp]'"
             raise Problem(msg, status=501, kind="extra_missing", members={"extra": "mcp"})
@@ -96,12 +96,12 @@ class McpEndpoint:
         if not opened.done():
             self._task.result()  # raises the error of the failed start; the next call tries again
 
-    def _list_offered_agents(self) -> list[Offered]:
+    def _list_offered_agents(self) -> list[OfferedAgent]:
         engine = self._runs.engine
-        return [Offered(engine, engine.agent(name)) for name in self._runs.agents]
+        return [OfferedAgent(engine, engine.agent(name)) for name in self._runs.agents]
 
     def _offer_reloaded_agents(self) -> None:
-        """Offer the agents of the reloaded files; if they cannot be tools, the earlier ones stay."""
+        """Offer the agents of the rebuilt engine; if they cannot be tools, log that and still offer the earlier ones."""
         self._engine = self._runs.engine
         assert self._server is not None  # noqa: S101 - it was started
         try:
@@ -138,14 +138,14 @@ class ServerCallRunner:
         self._ending: set[asyncio.Task[None]] = set()
 
     async def start_and_wait(
-        self, ctx: Any, offered: Offered, prompt: str, params: Any, on_event: OnEvent
+        self, ctx: Any, offered: OfferedAgent, prompt: str, params: Any, on_event: OnEvent
     ) -> tuple[OfferedCall, RunResult]:  # fmt: skip
         """Start a run and wait until it ends or is suspended; *on_event* receives its events."""
         caller, asked = (
-            caller_of(ctx.request),
+            require_caller(ctx.request),
             StartRequest(agent=offered.definition.id, prompt=prompt, params=params, is_patient=False),
         )
-        with _raise_problems_as_tool_errors():
+        with _raise_problems_as_engine_errors():
             run, _ = await self._runs.launcher.start(caller, asked)
             row = await self._runs.reader.get_run(caller, run)
         events = self._turns.events(caller, row)
@@ -153,8 +153,8 @@ class ServerCallRunner:
 
     async def answer_and_wait(self, ctx: Any, call: OfferedCall, answers: Mapping[str, AnswerLike]) -> RunResult:
         """Answer a suspended run, and wait until it ends or is suspended again."""
-        caller = caller_of(ctx.request)
-        with _raise_problems_as_tool_errors():
+        caller = require_caller(ctx.request)
+        with _raise_problems_as_engine_errors():
             caller.must("answer")
             row = await self._runs.reader.get_run(caller, call.run)
             events = await self._turns.answer_and_stream(caller, row, answers)
@@ -164,10 +164,10 @@ class ServerCallRunner:
         self, caller: Caller, run: str, events: AsyncGenerator[Event, None], on_event: OnEvent
     ) -> RunResult:
         """
-        Return the result of a run; cancel the run if the client cancels its call.
+        Wait for the end of a run and return its result; cancel the run if the client cancels its call.
 
         Raises:
-            StepEngineError: when the events end before the result, as when the server stops.
+            StepEngineError: If the events end before the result, as when the server stops.
         """
         result: RunResult | None = None
         try:
@@ -176,7 +176,7 @@ class ServerCallRunner:
                 if isinstance(event, RunFinished) and not event.path:
                     result = event.result
         except asyncio.CancelledError:
-            # Not when the server ends: the run goes on at its next start.
+            # Not when the server stops: the next process resumes the run.
             if not self._runs.state.stopping.is_set():
                 task = asyncio.create_task(self._cancel_ignoring_errors(caller, run))
                 self._ending.add(task)
@@ -197,26 +197,26 @@ class ServerCallRunner:
 
     def may_answer(self, ctx: Any) -> bool:
         """Return whether the caller has the scope ``answer``."""
-        return caller_of(ctx.request).may("answer")
+        return require_caller(ctx.request).may("answer")
 
     def store_waiting_call(self, waiting: WaitingCall) -> str:
-        """Return the run's id, by which ``find_waiting_call`` gets the call again; the ledger already stores the run."""
+        """Return the id of the run as the key. Nothing is stored, since the ledger already has the run."""
         return str(waiting.call.run)
 
     async def find_waiting_call(self, ctx: Any, key: str) -> WaitingCall | None:
-        """Return a run of the caller that waits for answers."""
+        """Return the call whose run has the id *key*; ``None`` if it is not the caller's or waits for no answer."""
         try:
-            row = await self._runs.reader.get_run(caller_of(ctx.request), key)
+            row = await self._runs.reader.get_run(require_caller(ctx.request), key)
         except Problem:
             return None
         questions = (await self._runs.reader.load_details(row)).questions
         if not questions or row.agent not in self._runs.agents:
             return None
         engine = self._runs.engine
-        return WaitingCall(_make_offered_call(Offered(engine, engine.agent(row.agent)), row.run), questions)
+        return WaitingCall(_make_offered_call(OfferedAgent(engine, engine.agent(row.agent)), row.run), questions)
 
 
-def _make_offered_call(offered: Offered, run: str) -> OfferedCall:
+def _make_offered_call(offered: OfferedAgent, run: str) -> OfferedCall:
     goes_on = f"it is kept as the run {run!r} of this server, and goes on when what it waits for has come"
     return OfferedCall(offered, run, {RUN: run}, goes_on)
 
@@ -226,8 +226,8 @@ async def _ignore_event(event: Event) -> None:
 
 
 @contextlib.contextmanager
-def _raise_problems_as_tool_errors() -> Any:
-    """Raise a ``Problem`` of the block as an error whose message the client reads in the tool result."""
+def _raise_problems_as_engine_errors() -> Any:
+    """Raise a ``Problem`` of the block as a ``StepEngineError``, whose message the client reads in the tool result."""
     try:
         yield
     except Problem as problem:
@@ -242,7 +242,7 @@ class _DelegatedResponse(Response):
         self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._answer(scope, receive, send, owner=caller_of(scope).name)
+        await self._answer(scope, receive, send, owner=require_caller(scope).name)
 
 
 async def forward_to_mcp(request: Request) -> Response:

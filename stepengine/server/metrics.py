@@ -1,8 +1,8 @@
 """
-``/metrics``: what a server does, in numbers for Prometheus and whatever else reads OpenMetrics.
+``/metrics``: the metrics of a server in the formats OpenMetrics and Prometheus.
 
-What must not live here: names that requests bring, and ids. Every label has its values from the engine, the table of routes or the
-file of webhooks, so there are only so many series, whatever strangers ask for.
+Names from requests and ids are not used as labels. The values of a label come from the engine, the table of routes or the file of
+webhooks, so the number of series is limited.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ("OPERATIONS", "Metrics", "handle_and_measure")
 
 OTHER = "other"
-"""An agent that the ledger knows and the engine does not any more, a topic that nobody configured, a request that no route took."""
+"""The label of an agent that the engine does not have, of an unknown topic, and of a request without a route."""
 NONE = "none"
 BUCKETS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 TOKENS = ("input", "output", "cache_read", "cache_write", "reasoning")
@@ -41,10 +41,9 @@ STATUSES = frozenset({"completed", "failed", "cancelled", "max_steps", "truncate
 
 class Metrics:
     """
-    The numbers of one server.
+    The metrics of one server process.
 
-    What is counted is counted from the start of its process on; ``stepengine_runs`` is read from the ledger, and the same for all
-    servers of a place.
+    Counters start at 0 with the process. ``stepengine_runs`` is read from the ledger, and is the same for all servers of a store.
 
     Args:
         runs: Its runs.
@@ -85,10 +84,10 @@ class Metrics:
             made.set_function(value)
         return made
 
-    # --- what happens -------------------------------------------------------------------------------------------------
+    # --- counting -----------------------------------------------------------------------------------------------------
 
     def on_event(self, event: Event) -> None:
-        """Count an event of a run; an observer of the engine."""
+        """Count the start or end of a root run, or a model call; ignore other events."""
         match event:
             case RunStarted(path=""):
                 self._agent_of[event.run_id] = self._get_agent_label(event.agent_id)
@@ -102,7 +101,7 @@ class Metrics:
                 pass
 
     def _count_model_call(self, event: ModelFinished) -> None:
-        model = self._get_model_label(event.model)
+        model = self._register_model_label(event.model)
         self._calls.labels(model, "failed" if event.reply is None else "completed").inc()
         if event.reply is None:
             return
@@ -112,24 +111,24 @@ class Metrics:
         if event.reply.cost is not None:
             self._cost.labels(model).inc(float(event.reply.cost))
 
-    def _get_model_label(self, model: str) -> str:
-        """Return the name of a model as its label; ``other`` if 100 other models have labels already."""
+    def _register_model_label(self, model: str) -> str:
+        """Return the name of a model as its label, and store it; ``other`` if 100 other models have labels."""
         # A handler may choose its model, by what it was asked for if its author lets it.
         if len(self._models) < MOST_MODELS:
             self._models.add(model)
         return model if model in self._models else OTHER
 
     def _get_agent_label(self, agent: str) -> str:
-        """Return the id of an agent as its label; ``other`` if the engine does not have it."""
+        """Return the id of an agent as its label; ``other`` if the engine does not have the agent."""
         return agent if any(agent == known.id for known in self._runs.engine.agents) else OTHER
 
     def count_received_webhook(self, topic: str, outcome: str) -> None:
         """Count an event of another service; *topic* is a configured topic or empty."""
         self._events.labels(topic or OTHER, outcome).inc()
 
-    def count_sent_webhook(self, kind: str, is_taken: bool) -> None:  # noqa: FBT001 - a callback of one's own
+    def count_webhook_attempt(self, kind: str, is_accepted: bool) -> None:  # noqa: FBT001 - a callback of one's own
         """Count an attempt to send a webhook."""
-        self._posts.labels(kind, "taken" if is_taken else "failed").inc()
+        self._posts.labels(kind, "taken" if is_accepted else "failed").inc()
 
     def count_quota_refusal(self, quota: str) -> None:
         """Count a request that exceeded a quota."""
@@ -146,12 +145,12 @@ class Metrics:
         """Add *change* to the number of open event streams."""
         self._watchers.inc(change)
 
-    # --- what is told -------------------------------------------------------------------------------------------------
+    # --- output -------------------------------------------------------------------------------------------------------
 
-    async def encode_metrics(self, accept: str) -> tuple[bytes, str]:
+    async def collect_and_encode_metrics(self, accept: str) -> tuple[bytes, str]:
         """Return all metrics and their media type: OpenMetrics, or the older Prometheus format on request."""
         places = _CollectedMetrics(
-            [self._make_run_metric(await self._runs.reader.count_by_agent_and_status()), *self.registry.collect()]
+            [self._make_run_metric(await self._runs.reader.count_runs_by_agent_and_status()), *self.registry.collect()]
         )
         if "openmetrics-text" not in accept and "text/plain" in accept:
             encode, kind = choose_encoder("text/plain")
@@ -188,7 +187,7 @@ class _CollectedMetrics:
 async def handle_and_measure(
     app: ASGIApp, scope: Scope, receive: Receive, send: Send, *, metrics: Metrics, route: list[str]
 ) -> None:  # fmt: skip
-    """Handle a request with *app*, and record its route, status and time to the response."""
+    """Handle a request with *app*; count its response, and the event stream while it is open. *app* adds the name to *route*."""
     begun = time.perf_counter()
     is_watching = False
 
@@ -214,7 +213,7 @@ async def show_metrics(request: Request) -> Response:
     # The application's own registry and not the process's: two applications in one process would count into each other,
     # and a second one of the same names is an error there.
     metrics: Metrics = request.app.state.metrics
-    text, kind = await metrics.encode_metrics(",".join(request.headers.getlist("accept"))[:1_000])
+    text, kind = await metrics.collect_and_encode_metrics(",".join(request.headers.getlist("accept"))[:1_000])
     return Response(text, headers={"content-type": kind})
 
 

@@ -1,4 +1,4 @@
-"""The OpenAPI document of the operations: what is served is described by the table that it is served from."""
+"""The OpenAPI document of the server, made from the same table of operations as its routes."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ class HttpParameter:
 
     Attributes:
         name: Its name.
-        about: What it says, a sentence.
-        type: What it is in Python, of which its schema is made.
-        place: ``"query"`` or ``"header"``.
+        about: A description in one sentence.
+        type: Its type in Python, from which its schema is made.
+        location: ``"query"`` or ``"header"``.
     """
 
     name: str
     about: str
     type: Any = str
-    place: str = "query"
+    location: str = "query"
 
 
 @frozen(kw_only=True)
@@ -67,13 +67,13 @@ class Operation:
         method: The HTTP method.
         path: The path, with ``{run}`` and the like.
         name: Its name in clients that are generated.
-        about: What it does; the first line is its title.
-        scope: What the caller needs; ``None`` for what everybody may ask.
-        handler: What answers.
-        body: What is sent.
-        parameters: Of the query, and headers.
-        gives: What comes back, by status: a model, a media type, or ``None`` for nothing.
-        refuses: Statuses of problem documents, beside those of the guard, of the scope and of the body.
+        about: Its description; the first line is its title.
+        scope: The scope that the caller needs; ``None`` if the operation needs no caller.
+        handler: The function that handles a request.
+        body: The model of the request body; ``None`` without a body.
+        parameters: Its parameters in the query and in headers.
+        gives: The content of responses by status: a model, a media type, or ``None`` for an empty body.
+        refuses: Statuses of problem documents, in addition to those of the guard, the scope and the body.
     """
 
     method: str
@@ -93,18 +93,18 @@ class OpenApiDocument:
     The OpenAPI document of an application. It is made at the first request; only its address differs between mounts.
 
     Args:
-        operations: What is served.
-        version: The version of what serves it.
+        operations: The operations.
+        version: The version of the server.
     """
 
     def __init__(self, operations: Iterable[Operation], *, version: str) -> None:
         self._operations = tuple(operations)
         self._version = version
 
-    def make_response(self, base: str) -> SharedResponse:
-        """Return the document as a response for an application below the path *base*, ``""`` for the root of its host."""
+    def make_response(self, base_path: str) -> SharedResponse:
+        """Return the document as a response for an application below the path *base_path*, ``""`` for the root of its host."""
         # The path may hold parameters of the client's address, so documents are not stored by it.
-        servers = json.dumps([{"url": base or "/"}]).encode()
+        servers = json.dumps([{"url": base_path or "/"}]).encode()
         return SharedResponse.create(self._json_without_servers + b', "servers": ' + servers + b"}", "application/json")
 
     @cached_property
@@ -118,8 +118,8 @@ def make_document(operations: Iterable[Operation], *, version: str) -> dict[str,
     Return the OpenAPI 3.1 document of *operations*, without the member ``servers``.
 
     Args:
-        operations: What is served.
-        version: The version of what serves it.
+        operations: The operations.
+        version: The version of the server.
     """
     found = tuple(operations)
     models = {one.body for one in found if one.body is not None}
@@ -188,7 +188,7 @@ def _describe_parameter(parameter: HttpParameter) -> dict[str, Any]:
     schema = TypeAdapter(parameter.type).json_schema()
     return {
         "name": parameter.name,
-        "in": parameter.place,
+        "in": parameter.location,
         "required": False,
         "description": parameter.about,
         "schema": schema,

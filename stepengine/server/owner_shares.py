@@ -1,4 +1,4 @@
-"""``OwnerShares``: slots that owners share, so that none of them uses up what the others need."""
+"""``OwnerShares``: slots that owners share, so that no owner uses all of them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ class OwnerShares:
     """
     Slots that owners share: the more of them are free, the more an owner may use.
 
-    An owner that is alone leaves the part *reserve* free. A second owner leaves the same part of that free, and so on, so that an
-    owner that uses nothing finds a slot until the last one is used.
+    A single owner leaves the part *reserve* free. A second owner leaves the same part of the rest free, and so on, so that an owner
+    without slots gets one until all are used.
 
     Args:
-        slots: How many there are.
+        slots: The number of slots.
         reserve: The part of the slots that an owner leaves free for others, from 0 up to 1.
     """
 
@@ -35,7 +35,7 @@ class OwnerShares:
 
     @contextmanager
     def use_slot(self, owner: str) -> Iterator[None]:
-        """Use a slot within the block."""
+        """Count a slot as used by *owner* within the block, without a check that one is free."""
         self._used[owner] += 1
         try:
             yield

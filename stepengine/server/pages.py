@@ -1,11 +1,10 @@
 """
-Conversations with web pages, whatever protocol they speak: a turn is taken, shown, and come back to.
+Conversations with web pages, for any protocol: start a turn, stream it, and reconnect to it.
 
-A turn is a run of the ledger as every other one, which goes on from what the last run of its conversation left. What is answered goes
-into the run that asked. Nothing of a conversation is in memory alone, so a page finds it again after a restart, and at any
-server of the place.
+A turn is a run of the ledger that continues from the state of the last run of its conversation. Answers go to the run that asked. A
+conversation is never only in memory, so a page finds it again after a restart and at any server of the store.
 
-What must not live here: the words of a protocol.
+Code for a single protocol does not belong here.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from attrs import frozen
 
 from stepengine.data.waits import describe_waits
 from stepengine.errors import AnswerRejected
-from stepengine.server.access import caller_of
+from stepengine.server.access import require_caller
 from stepengine.server.bodies import make_input_error
 from stepengine.server.event_json import PING_SECONDS
 from stepengine.server.ledger import OPEN
@@ -48,7 +47,7 @@ def require_turns(runs: RunService) -> RunTurns:
     Return the turns of a server; raise ``Problem`` 501 if its runs are in a database.
 
     Raises:
-        Problem: 501, for a server with a database, whose runs do not form conversations yet.
+        Problem: 501 for a server with a database, which does not support turns.
     """
     if runs.turns is None:
         msg = "AG-UI, Vercel's protocol and MCP are not supported for runs in a database; serve runs of a folder or of RUNS.db"
@@ -56,9 +55,9 @@ def require_turns(runs: RunService) -> RunTurns:
     return runs.turns
 
 
-def get_path_agent(request: Request) -> str:
+def require_agent_id(request: Request) -> str:
     """
-    Return the agent id in the path of a request; raise ``Problem`` if it is unknown or the runs are in a database.
+    Return the agent id in the path of a request to a server with turns.
 
     Raises:
         Problem: 404 for an unknown agent, 501 for a server with a database.
@@ -78,14 +77,14 @@ class StartedTurn:
     A started turn: its run, its events, and the event after which they start.
 
     Attributes:
-        run: Its run.
-        events: What happens in it, from the turn's beginning on.
-        place: Behind which event of the run's journal it begins; ``None`` for the first turn of a run.
+        run: The id of its run.
+        events: Its events, from the start of the turn.
+        after: The id of the event of the run's journal after which it starts; ``None`` for the first turn of a run.
     """
 
     run: str
     events: AsyncGenerator[Event, None]
-    place: str | None = None
+    after: str | None = None
 
 
 @frozen
@@ -96,10 +95,10 @@ class CallerConversation:
     Attributes:
         runs: The runs of the server.
         turns: Their turns.
-        caller: Whose it is.
+        caller: Its owner.
         name: Its name: the thread, or the chat.
-        last: Its last run; ``None`` where there is none.
-        state: What that one left; ``None`` also while it is under way.
+        last: Its last run; ``None`` without runs.
+        state: The last state of that run; ``None`` without runs and while the run is running.
     """
 
     runs: RunService
@@ -115,16 +114,16 @@ class CallerConversation:
         Return the caller's conversation by name, a new one without runs. Conversations of other owners are not visible.
 
         Raises:
-            InputError: for what is not a name.
-            StepEngineError: when what is recorded of it cannot be read.
+            InputError: If *name* cannot be the name of a conversation.
+            StepEngineError: If its last state cannot be read.
         """
         if not (1 <= len(name) <= MAX_NAME and name.isprintable()):
             msg = f"the name of a conversation must have 1 to {MAX_NAME} printable characters"
             raise make_input_error(msg)
         runs: RunService = request.app.state.runs
-        turns, caller = require_turns(runs), caller_of(request)
+        turns, caller = require_turns(runs), require_caller(request)
         last = await turns.find_newest_run(caller, name)
-        state = None if last is None or last.status in RUNNING else await turns.load_state(last)
+        state = None if last is None or last.status in RUNNING else await turns.load_or_replay_state(last)
         return cls(runs, turns, caller, name, last, state)
 
     @property
@@ -132,12 +131,12 @@ class CallerConversation:
         """Whether the last run is running: it has neither ended nor been suspended."""
         return self.last is not None and self.state is None
 
-    def check_not_running(self) -> None:
+    def require_not_running(self) -> None:
         """
         Raise ``Problem`` if the last run is still running.
 
         Raises:
-            Problem: 409, while a run of it is under way.
+            Problem: 409 while its last run is running.
         """
         if self.last is not None and self.has_running_run:
             msg = (
@@ -158,20 +157,20 @@ class CallerConversation:
         """
         Register and start the next turn: answer the questions of the last run, or start a new run.
 
-        What is said where something is asked is the answer to the first question.
+        A prompt without answers is the answer to the first open question, if there is one.
 
         Args:
-            agent: The agent.
-            prompt: What is said.
+            agent: The id of the agent.
+            prompt: The text of the user.
             answers: Answers, by the ids of their questions.
-            metadata: Of a run that is started.
+            metadata: The metadata of a new run.
             page_questions: The questions that a tool of the page answers, and not the caller.
 
         Raises:
-            AnswerRejected: when an answer does not fit what is asked.
-            Problem: when a run is under way, waits for something else than a person, or too many are.
+            AnswerRejected: If an answer does not fit an open question.
+            Problem: If the last run is running or does not wait for a person, or too many runs are running.
         """
-        self.check_not_running()
+        self.require_not_running()
         if self.last is None or self.state is None or self.last.status not in OPEN:
             if answers:
                 msg = "this conversation has no open question, so no answer was accepted; reload the conversation"
@@ -181,13 +180,13 @@ class CallerConversation:
             )  # fmt: skip
             run, _ = await self.runs.launcher.start(self.caller, asked)
             return StartedTurn(run, self.stream_events(await self.runs.reader.get_run(self.caller, run)))
-        await self._check_can_answer(agent, self.last, self.state)
+        await self._require_can_answer(agent, self.last, self.state)
         given = answers or {self.state.pending[0].id: prompt}
         return await self._resume_with_answers(
             self.last, given, page_questions=page_questions, user_input=prompt if answers else ""
         )
 
-    async def _check_can_answer(self, agent: str, last: RunRow, state: AgentState) -> None:
+    async def _require_can_answer(self, agent: str, last: RunRow, state: AgentState) -> None:
         """Raise ``Problem`` unless the last run has an open question and is of *agent*."""
         if not state.pending:
             waits = (await self.turns.load_result(last)).waits_for
@@ -200,11 +199,11 @@ class CallerConversation:
     async def _resume_with_answers(
         self, last: RunRow, given: Mapping[str, AnswerLike], *, page_questions: Collection[str], user_input: str
     ) -> StartedTurn:
-        place = await self.turns.find_last_event_id(last)
+        after = await self.turns.find_last_event_id(last)
         events = await self.turns.answer_and_stream(
-            self.caller, last, given, after=place, page_questions=page_questions, user_input=user_input
+            self.caller, last, given, after=after, page_questions=page_questions, user_input=user_input
         )
-        return StartedTurn(last.run, events, place)
+        return StartedTurn(last.run, events, after)
 
     def stream_events(self, row: RunRow, after: str | None = None) -> AsyncGenerator[Event, None]:
         """Yield the events of a run from the first one, or after the event *after*."""

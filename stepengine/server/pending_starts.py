@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 class PendingStarts:
     """
-    Registered starts that are under way.
+    Registered starts that are not finished.
 
     A start that fails removes its run again. A client that repeats the request meanwhile must not get the id of that run.
     """
@@ -18,8 +18,8 @@ class PendingStarts:
         self._ends: dict[str, asyncio.Event] = {}
 
     @contextmanager
-    def track(self, run: str) -> Iterator[None]:
-        """Mark the start of a run as pending within the block."""
+    def track_start(self, run: str) -> Iterator[None]:
+        """Mark the start of a run as pending within the block, and release the waiters at its end."""
         self._ends[run] = end = asyncio.Event()
         try:
             yield
@@ -28,7 +28,7 @@ class PendingStarts:
             end.set()
 
     async def wait_if_pending(self, run: str) -> bool:
-        """Wait for the end of a pending start, and return whether there was one."""
+        """Wait for the end of a run's pending start, and return True; return False at once without a pending start."""
         end = self._ends.get(run)
         if end is not None:
             await end.wait()

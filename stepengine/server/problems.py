@@ -1,8 +1,7 @@
 """
-What a client is told when something fails: problem documents (RFC 9457), one for each error of ``stepengine.errors``.
+Problem documents (RFC 9457) for clients: one kind for each error of ``stepengine.errors``.
 
-What must not live here: routes, and anything of a server that a client has no business with: paths, hosts, tracebacks, texts of
-exceptions that are not ours.
+Routes do not belong here. A document never has paths, hosts, tracebacks, or messages of exceptions of other packages.
 """
 
 from __future__ import annotations
@@ -53,11 +52,11 @@ logger = logging.getLogger(__name__)
 MEDIA_TYPE = "application/problem+json"
 URN = "urn:stepengine:problem:"
 OF_STATUS = {404: "not_found", 405: "method_not_allowed"}
-"""What a router refuses by itself."""
+"""The kinds of errors that the router raises, by status."""
 MAX_TEXT = 2_000
-"""Characters of a text that are shown."""
+"""The most characters of a text in a document."""
 MAX_ITEMS = 1_000
-"""Values that a document holds beside its own."""
+"""The most values in the additional members of a document."""
 MAX_DEPTH = 8
 MAX_BITS = 64
 WORD = re.compile(r"(?<=[a-z])(?=[A-Z])")
@@ -68,11 +67,11 @@ class Problem(Exception):
     The refusal of a request, with the document that answers it.
 
     Args:
-        message: What happened and what would have been fine; the document's ``detail``.
+        message: What happened and what to do; the document's ``detail``.
         status: The HTTP status, 400 to 599.
-        kind: A word for the cause, as ``rate_limited``; the document's ``type`` is ``urn:stepengine:problem:KIND``.
-        members: What else the document says: JSON.
-        headers: Headers of the response, as ``Retry-After``.
+        kind: A word for the cause, such as ``rate_limited``; the document's ``type`` is ``urn:stepengine:problem:KIND``.
+        members: Additional members of the document, as JSON.
+        headers: Headers of the response, such as ``Retry-After``.
     """
 
     def __init__(
@@ -103,15 +102,14 @@ class Problem(Exception):
 
 def problem_of(error: Exception, *, members: Mapping[str, Any] = {}) -> Problem:
     """
-    Return the HTTP problem that an error is shown as.
+    Convert an error to the HTTP problem for the client, and log errors of the server.
 
-    An ``InputError`` is 422 with its ``issues``, an ``AnswerRejected`` 409, a journal that another process holds 409, one that
-    is missing 404. What Starlette raises keeps its status. Whatever is nobody's request's fault is logged and is 500, without a
-    word of what happened inside.
+    An ``InputError`` is 422 with its ``issues``, an ``AnswerRejected`` 409, a journal that another process holds 409, a missing
+    journal 404. Errors of Starlette have their own status. Any other error is 500 without details.
 
     Args:
-        error: What was raised; a ``Problem`` is returned as it is.
-        members: What the document says beside what the error says, such as ``{"open": [...]}`` for a rejected answer.
+        error: The error; a ``Problem`` is returned unchanged.
+        members: Additional members of the document, such as ``{"open": [...]}`` for a rejected answer.
     """
     if isinstance(error, Problem):
         return error
@@ -140,7 +138,7 @@ def snake_case_name(error: StepEngineError) -> str:
     return WORD.sub("_", type(error).__name__).lower()
 
 
-# --- what is told of each -------------------------------------------------------------------------------------------
+# --- one for each error ---------------------------------------------------------------------------------------------
 
 
 def _make_message_converter(status: int, **fields: str) -> Callable[[Any], Problem]:
@@ -157,7 +155,7 @@ def _make_fixed_text_converter(status: int, message: str, **fields: str) -> Call
     """Return a function that makes a problem with a fixed text, since the error's message has paths of the server."""
 
     def make_problem(error: StepEngineError) -> Problem:
-        # Whoever runs the server can mend it, and is the one to be told what it is.
+        # Only the operator of the server can correct the cause, so it is in the log.
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             logger.warning("a request was refused: %s", error.message)
         members = {name: getattr(error, field) for name, field in fields.items()}
@@ -236,7 +234,7 @@ TOLD: Mapping[type[StepEngineError], Callable[[Any], Problem]] = {
     ),
     WorkspaceLost: _make_fixed_text_converter(503, "the workspace of the run's tools cannot be reached"),
 }
-"""What is told of each error, the special before the general; what is not here is a fault of the inside."""
+"""The converter of each error, subclasses before their bases; other errors are faults of the server."""
 
 
 # --- values as JSON -------------------------------------------------------------------------------------------------
@@ -262,7 +260,7 @@ class _BoundedConverter:
         self._left = MAX_ITEMS
 
     def convert_value(self, value: object, depth: int = 0) -> Any:
-        """Return a value as JSON: long texts, deep values and all items above the limit are cut or described."""
+        """Return a value as JSON: long texts are cut, deep values described, and items above the limit for the document left out."""
         self._left -= 1
         match value:
             case None | bool():

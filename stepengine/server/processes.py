@@ -1,5 +1,5 @@
 """
-``JsonChildProcess``: a process beside the server, in which the authors' code is imported as it is in its files now.
+``JsonChildProcess``: a child process of the server that imports the authors' code from its current files.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class JsonChildProcess:
         return made
 
     async def send_message(self, message: Mapping[str, Any]) -> None:
-        """Send the process a message; if it has ended, nothing happens."""
+        """Send the process a message; do nothing if it has ended."""
         assert self._child.stdin is not None  # noqa: S101 - it was asked for
         self._child.stdin.write(json.dumps(message).encode() + b"\n")
         with contextlib.suppress(ConnectionError):
@@ -65,7 +65,7 @@ class JsonChildProcess:
                 yield json.loads(line)
 
     async def terminate(self) -> None:
-        """Terminate the process and its children, also if this is cancelled; may be called twice."""
+        """Send SIGTERM to the process and its children, and SIGKILL after a second or if this is cancelled; may be called twice."""
         try:
             for number in (signal.SIGTERM, signal.SIGKILL):
                 self._send_signal(number)

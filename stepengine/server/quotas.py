@@ -5,7 +5,7 @@ Launchers and messengers admit each start, fork and mailbox message through a ``
 admitted since, and measures again before it refuses. Answers, results of deferred tools and cancels are never refused: a waiting run
 depends on them.
 
-What must not live here: storage. How usage is measured is the caller's function.
+Storage does not belong here: a function of the caller measures usage.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from stepengine.server.problems import Problem
 MIB = 1024 * 1024
 MINUTE = 60
 MAX_AGE_SECONDS = 10.0
-"""How old a measurement may be: other servers of the same storage location change it, too."""
+"""The most seconds that a measurement is used: other servers of the same store add runs, too."""
 MIN_AGE_SECONDS = 1.0
-"""How often an owner at a limit is measured."""
+"""Seconds between two measurements of an owner at a limit."""
 OWNERS_KEPT = 1_000
 RETRY_SECONDS = 5
 
@@ -119,7 +119,7 @@ class _MinuteWindow:
         while self._seconds and self._seconds[0][0] + MINUTE < now:
             self.total -= self._seconds.popleft()[1]
 
-    def seconds_until_at_most(self, total: int, now: float) -> int:
+    def get_seconds_until_at_most(self, total: int, now: float) -> int:
         """Return after how many seconds the bytes of the last minute are at most *total*."""
         left = self.total
         for second, size in self._seconds:
@@ -142,7 +142,7 @@ class _OwnerUsage:
         self.window = _MinuteWindow()
 
     def is_idle(self, now: float) -> bool:
-        """Return whether nothing is measured or pending and nothing was sent in the last minute, so that this can be dropped."""
+        """Return whether no measurement runs, no use is pending, and no byte was sent in the last minute."""
         self.window.expire(now)
         return self.measuring is None and self.pending == QuotaUsage() and not self.window.total
 
@@ -154,7 +154,7 @@ class QuotaTable:
     Args:
         quotas: The limits.
         measure: Returns what an owner uses in storage.
-        clock: Seconds that only grow.
+        clock: A monotonic clock in seconds.
 
     Attributes:
         on_refusal: Is called with the name of a quota when a request exceeds it.
@@ -172,10 +172,10 @@ class QuotaTable:
         Admit a request that stores *size* bytes and starts *runs* runs. If the block raises, the request is not counted.
 
         Raises:
-            Problem: when the request exceeds a quota of *owner*.
+            Problem: If the request exceeds a quota of *owner*.
         """
-        known, use, wanted = self._get_owner_usage(owner), AdmittedUse(), QuotaUsage(runs, size)
-        added = await self._check_quota_and_count(owner, known, wanted)
+        known, use, wanted = self._get_or_create_owner_usage(owner), AdmittedUse(), QuotaUsage(runs, size)
+        added = await self._count_request_or_raise(owner, known, wanted)
         try:
             yield use
         except BaseException:
@@ -187,22 +187,22 @@ class QuotaTable:
                 known.added -= wanted
                 known.window.remove(size, added)
 
-    def _get_owner_usage(self, owner: str) -> _OwnerUsage:
-        """Return the bookkeeping of an owner, created if missing; remove idle owners if there are too many."""
+    def _get_or_create_owner_usage(self, owner: str) -> _OwnerUsage:
+        """Return the bookkeeping of an owner; create it if it is missing, and then remove idle owners if there are too many."""
         if owner not in self._owners and len(self._owners) >= OWNERS_KEPT:
             now = self._clock()
             self._owners = {name: one for name, one in self._owners.items() if not one.is_idle(now)}
         return self._owners.setdefault(owner, _OwnerUsage())
 
-    async def _check_quota_and_count(self, owner: str, known: _OwnerUsage, wanted: QuotaUsage) -> float:
-        """Count a request and return the time, after a new measurement if needed; raise ``Problem`` if it exceeds a quota."""
+    async def _count_request_or_raise(self, owner: str, known: _OwnerUsage, wanted: QuotaUsage) -> float:
+        """Count a request and return the time of its count; measure usage again if needed. Raise ``Problem`` above a quota."""
         age = self._clock() - known.measured_at
         if age > MAX_AGE_SECONDS or (age > MIN_AGE_SECONDS and self._find_exceeded_quota(known, wanted) is not None):
             # Requests that arrive together share a measurement and continue together: their runs are then registered together.
             known.measuring = known.measuring or asyncio.ensure_future(self._measure_usage(owner, known))
             await asyncio.shield(known.measuring)
         now, exceeded = self._clock(), self._find_exceeded_quota(known, wanted)
-        self._check_bytes_per_minute(known, wanted.stored_bytes, now)
+        self._require_bytes_per_minute(known, wanted.stored_bytes, now)
         if exceeded is not None:
             self._report_and_raise_exceeded(*exceeded)
         known.added += wanted
@@ -211,7 +211,7 @@ class QuotaTable:
         return now
 
     async def _measure_usage(self, owner: str, known: _OwnerUsage) -> None:
-        """Measure what an owner uses in storage; from then on only pending and later uses are added to it."""
+        """Measure and store what an owner uses in storage. From then on only pending and later uses are added to it."""
         started = self._clock()
         known.added = known.pending
         try:
@@ -219,14 +219,14 @@ class QuotaTable:
         finally:
             known.measuring = None
 
-    def check_event_streams(self, count: int) -> None:
+    def require_event_stream_quota(self, count: int) -> None:
         """Raise ``Problem`` if *count* event streams are more than one owner may have."""
         limit = self.quotas.event_streams
         if limit is not None and count > limit:
             self._report_and_raise_exceeded("event_streams", limit)
 
     def _find_exceeded_quota(self, known: _OwnerUsage, wanted: QuotaUsage) -> tuple[str, int] | None:
-        """Return the name and the limit of the quota that *wanted* exceeds."""
+        """Return (name, limit) of the quota that *wanted* would exceed; ``None`` if it exceeds none."""
         total = known.measured + known.added + wanted
         if wanted.open_runs and self.quotas.open_runs is not None and total.open_runs > self.quotas.open_runs:
             return "open_runs", self.quotas.open_runs
@@ -234,14 +234,14 @@ class QuotaTable:
             return "stored_bytes", self.quotas.stored_bytes
         return None
 
-    def _check_bytes_per_minute(self, known: _OwnerUsage, size: int, now: float) -> None:
-        """Raise ``Problem`` if *size* more bytes exceed the quota of a minute; the only request of a minute may be larger."""
+    def _require_bytes_per_minute(self, known: _OwnerUsage, size: int, now: float) -> None:
+        """Raise ``Problem`` if *size* more bytes exceed the quota of a minute. A request without others in that minute may be larger."""
         known.window.expire(now)
         limit = self.quotas.bytes_per_minute
         # So a journal that is larger than the quota can be forked.
         if limit is not None and size and known.window.total and known.window.total + size > limit:
             self._report_and_raise_exceeded(
-                "bytes_per_minute", limit, known.window.seconds_until_at_most(max(0, limit - size), now)
+                "bytes_per_minute", limit, known.window.get_seconds_until_at_most(max(0, limit - size), now)
             )
 
     def _report_and_raise_exceeded(self, quota: str, limit: int, seconds: int = RETRY_SECONDS) -> None:
@@ -263,7 +263,7 @@ MESSAGES = {
 }
 
 
-def json_size(value: object) -> int:
+def get_json_size(value: object) -> int:
     """Return the size of a value as JSON, in bytes."""
     return len(json.dumps(value, ensure_ascii=False, default=str).encode("utf-8", "replace"))
 
@@ -273,7 +273,7 @@ def parse_quotas(texts: Iterable[str]) -> Quotas:
     Parse texts such as ``"open-runs=100"``, ``"stored-bytes=2GiB"`` and ``"bytes-per-minute=none"``.
 
     Raises:
-        DefinitionError: when a text is not a quota.
+        DefinitionError: If a text is not a quota.
     """
     names = {one.name.replace("_", "-"): one.name for one in attrs.fields(Quotas)}
     given: dict[str, int | None] = {}

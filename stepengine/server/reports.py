@@ -1,7 +1,7 @@
 """
 ``Reports``: the reports of evaluations in a folder, as `stepengine eval` writes them.
 
-What must not live here: routes. What stands in the folder is only read, and what is no report is not shown.
+Routes do not belong here. Files in the folder are only read, and files that are not reports are ignored.
 """
 
 from __future__ import annotations
@@ -107,12 +107,12 @@ class ReportSummary(View):
 
 
 @frozen
-class ReportPlace:
+class ReportFile:
     """
     The id, modification time and file of a report.
 
     Attributes:
-        id: The path of its folder below that of all reports.
+        id: The path of its folder below the folder of all reports.
         changed: When it was written, in seconds since 1970.
         file: Its file.
         size: The size of the file in bytes.
@@ -129,11 +129,11 @@ class Reports:
     The reports below a folder.
 
     Args:
-        folder: The folder, such as ``evals``; it may be made later.
+        folder: The folder, such as ``evals``; it may be created later.
 
     Raises:
-        DefinitionError: for a file.
-        JournalError: when others could write to the folder.
+        DefinitionError: If it is a file.
+        JournalError: If other users could write to the folder.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -144,41 +144,41 @@ class Reports:
                 raise DefinitionError(msg)
             resolve_trusted_path(self._folder)
 
-    def list_summaries(self, before: tuple[float, str] | None, limit: int) -> list[tuple[ReportPlace, ReportSummary]]:
+    def list_summaries(self, before: tuple[float, str] | None, limit: int) -> list[tuple[ReportFile, ReportSummary]]:
         """Return summaries of the reports after the position *before*, newest first; each file is read once."""
-        found: list[tuple[ReportPlace, ReportSummary]] = []
-        for place in sorted(self._find_report_files(), key=lambda one: (one.changed, one.id), reverse=True):
-            if before is not None and (place.changed, place.id) >= before:
+        found: list[tuple[ReportFile, ReportSummary]] = []
+        for report_file in sorted(self._iter_report_files(), key=lambda one: (one.changed, one.id), reverse=True):
+            if before is not None and (report_file.changed, report_file.id) >= before:
                 continue
             with contextlib.suppress(OSError):
-                summary = _summarize_file(place)
+                summary = _summarize_file(report_file)
                 if summary is not None:
-                    found.append((place, summary))
+                    found.append((report_file, summary))
             if len(found) >= limit:
                 break
         return found
 
     def find_report(self, report_id: str) -> Report | None:
         """Return a report by its id, with the ids of its runs; ``None`` if it does not exist."""
-        place = next((one for one in self._find_report_files() if one.id == report_id), None)
-        report = None if place is None else _load_report(place)
-        if place is None or report is None:
+        report_file = next((one for one in self._iter_report_files() if one.id == report_id), None)
+        report = None if report_file is None else _load_report(report_file)
+        if report_file is None or report is None:
             return None
         samples = [sample for case in report.cases for sample in case.samples]
         for sample in samples[:MAX_SAMPLES]:
-            sample.run_id = _find_run_id(place.file.parent, sample.journal)
+            sample.run_id = _find_run_id(report_file.file.parent, sample.journal)
         return report
 
     def find_sample_journal(self, report_id: str, journal: str) -> FileJournal | None:
-        """Return the journal of a sample that a report names; ``None`` if it names no such one, or the file is missing."""
-        place = next((one for one in self._find_report_files() if one.id == report_id), None)
-        report = None if place is None else _load_report(place)
-        if place is None or report is None:
+        """Return the journal of a sample; ``None`` if the report does not name the journal, or the file is missing."""
+        report_file = next((one for one in self._iter_report_files() if one.id == report_id), None)
+        report = None if report_file is None else _load_report(report_file)
+        if report_file is None or report is None:
             return None
         named = any(sample.journal == journal for case in report.cases for sample in case.samples)
-        return _find_journal_in_folder(place.file.parent, journal) if named else None
+        return _find_journal_in_folder(report_file.file.parent, journal) if named else None
 
-    def _find_report_files(self) -> Iterator[ReportPlace]:
+    def _iter_report_files(self) -> Iterator[ReportFile]:
         """Yield each folder with a report; links are not followed."""
         folders: list[tuple[Path, int]] = [(self._folder, 0)]
         for seen, (folder, depth) in enumerate(folders):
@@ -200,21 +200,21 @@ class Reports:
                 status = own.stat(follow_symlinks=False)
             except OSError:
                 continue  # it was deleted in the meantime
-            yield ReportPlace(name, status.st_mtime, Path(own.path), status.st_size)
+            yield ReportFile(name, status.st_mtime, Path(own.path), status.st_size)
 
 
-def _load_report(place: ReportPlace) -> Report | None:
-    """Return the report at a place; ``None`` for other files, such as results of another command."""
+def _load_report(report_file: ReportFile) -> Report | None:
+    """Return the report in a file; ``None`` for another kind of file, and for one that cannot be read."""
     try:
-        return _parse_report_file(place)
+        return _parse_report_file(report_file)
     except OSError:
         return None
 
 
 @lru_cache(maxsize=SUMMARIES_KEPT)
-def _summarize_file(place: ReportPlace) -> ReportSummary | None:
-    """Return the summary of the report at a place, which is read once; arguments and errors are those of ``_parse_report_file``."""
-    report = _parse_report_file(place)
+def _summarize_file(report_file: ReportFile) -> ReportSummary | None:
+    """Return the summary of the report in a file, which is read once; ``None`` for another kind of file. Raise ``OSError``."""
+    report = _parse_report_file(report_file)
     if report is None:
         return None
     return ReportSummary(
@@ -229,18 +229,18 @@ def _summarize_file(place: ReportPlace) -> ReportSummary | None:
     )
 
 
-def _parse_report_file(place: ReportPlace) -> Report | None:
-    """Return the report at a place; ``None`` for other files, and ``OSError`` for one that cannot be read."""
+def _parse_report_file(report_file: ReportFile) -> Report | None:
+    """Return the report in a file; ``None`` for another kind of file. Raise ``OSError`` if the file cannot be read."""
     try:
-        descriptor = os.open(place.file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(report_file.file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
             data = file.read(MAX_BYTES + 1) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
         report = _parse_report(data)
     except (ValidationError, ValueError) as error:
-        logger.info("%s is not a report of an evaluation: %s", place.file, type(error).__name__)
+        logger.info("%s is not a report of an evaluation: %s", report_file.file, type(error).__name__)
         return None
     if report is not None:
-        report.id = place.id
+        report.id = report_file.id
         # Evaluations write the scores of a sample, and not what they come to.
         judges = {row.get("check") for row in report.summary if row.get("judge")}
         for sample in [sample for case in report.cases for sample in case.samples if sample.passed is None]:
@@ -249,14 +249,14 @@ def _parse_report_file(place: ReportPlace) -> Report | None:
 
 
 def _have_all_checks_passed(sample: ReportSample, judges: Collection[Any]) -> bool | None:
-    """Return whether all function checks passed; ``None`` if that is unknown, or there are none."""
+    """Return whether all checks other than *judges* passed; ``None`` if a result is unknown, or there are no checks."""
     asked = [score.get("passed") for name, score in sample.scores.items() if name not in judges]
     known = [each for each in asked if isinstance(each, bool)]
     return all(known) if asked and len(known) == len(asked) else None
 
 
 def _parse_report(data: bytes) -> Report | None:
-    """Parse a report; ``None`` for another kind of file; raises ``ValueError`` for a damaged one."""
+    """Parse a report; return ``None`` for other JSON, and raise ``ValueError`` if it is damaged."""
     if not 0 < len(data) <= MAX_BYTES:
         return None
     read = jiter.from_json(data)
@@ -264,7 +264,7 @@ def _parse_report(data: bytes) -> Report | None:
 
 
 def _find_run_id(folder: Path, journal: str) -> str | None:
-    """Return the id of the run in a journal that a report names."""
+    """Return the id of the run in a journal that a report names; ``None`` if the journal cannot be read."""
     try:
         found = _find_journal_in_folder(folder, journal)
         head = None if found is None else found.head()
@@ -274,7 +274,7 @@ def _find_run_id(folder: Path, journal: str) -> str | None:
 
 
 def _find_journal_in_folder(folder: Path, journal: str) -> FileJournal | None:
-    """Return a journal below the report's own folder; ``None`` for links and other places."""
+    """Return a journal below *folder*, the report's own; ``None`` if it is missing, elsewhere, or behind a link."""
     try:
         real = folder.resolve()
         place = (real / journal).resolve()

@@ -1,4 +1,4 @@
-"""What clients may ask for: one table of operations, from which the routes and the OpenAPI document are made."""
+"""The operations of the HTTP API: one table, from which the routes and the OpenAPI document are made."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from stepengine.errors import (
 )
 from stepengine.evaluation.origins import find_agent_origin
 from stepengine.journal.recorded_part import LIVE_KINDS, parse_live_kinds
-from stepengine.server.access import caller_of
+from stepengine.server.access import require_caller
 from stepengine.server.ag_ui import OPERATIONS as AG_UI
 from stepengine.server.bodies import (
     MAX_TEXT,
@@ -86,15 +86,15 @@ MAX_SEARCH = 200
 MAX_DIGITS = 18
 MOST_PROMPT = 500
 MOST_SAID = 200
-"""Messages of a conversation that are shown."""
+"""The most messages of a conversation in a response."""
 MOST_CHARS = 20_000
-"""Characters of each of them."""
+"""The most characters of each message."""
 CALL = ("name", "input", "address")
 REPORTED = ("broke_at", "served", "simulated", "performed", "reused", "model_calls", "is_unpaid")
 STATUSES = (*OPEN, "completed", "failed", "cancelled", "max_steps", "truncated", "stranded")
 
 
-# --- what is sent -----------------------------------------------------------------------------------------------------
+# --- requests --------------------------------------------------------------------------------------------------------
 
 
 class RunLimits(Body):
@@ -205,7 +205,7 @@ class UndoRun(Body):
     partial: Annotated[bool, Field(description="Skip files that were changed since, and restore the rest.")] = False
 
 
-# --- what comes back --------------------------------------------------------------------------------------------------
+# --- responses -------------------------------------------------------------------------------------------------------
 
 
 class CallerView(View):
@@ -586,7 +586,7 @@ class Health(View):
 
 
 async def get_caller(request: Request) -> Response:
-    caller = caller_of(request)
+    caller = require_caller(request)
     return CallerView(name=caller.name, scopes=sorted(caller.scopes)).response()
 
 
@@ -624,7 +624,7 @@ def _summarize_agent(agent: AgentDefinition) -> dict[str, Any]:
 async def list_agents(request: Request) -> Response:
     runs = await _reload_agents_and_get_runs(request)
     broken = None if runs.load_problem is None else runs.load_problem.message
-    is_told, engine = caller_of(request).may("admin"), runs.engine
+    is_told, engine = require_caller(request).may("admin"), runs.engine
     # To look for a key may import what a provider needs.
     lacks = await asyncio.to_thread(lambda: [runs.explain_missing_model(id_) if is_told else "" for id_ in runs.agents])
     summaries: AgentSummaries = request.app.state.agent_summaries
@@ -650,7 +650,7 @@ async def get_agent(request: Request) -> Response:
     agent = runs.engine.agent(name)
     more = (
         await asyncio.to_thread(_get_agent_debug_fields, runs, agent)
-        if caller_of(request).may("debug")
+        if require_caller(request).may("debug")
         else {"source": None}
     )
     summaries: AgentSummaries = request.app.state.agent_summaries
@@ -699,7 +699,7 @@ async def start_run(request: Request) -> Response:
         msg = f"an Idempotency-Key must have 1 to {MAX_KEY} printable characters"
         raise make_input_error(msg)
     if PAGE_KEY in (body.metadata or {}):
-        # It sets members of the agent's state, of which a page reaches those alone that are shared.
+        # It sets members of the agent's state, and a page may set only the shared ones.
         msg = f"metadata.{PAGE_KEY}: reserved for AG-UI; pages send it to /ag-ui/AGENT"
         raise make_input_error(msg)
     asked = StartRequest(
@@ -710,29 +710,33 @@ async def start_run(request: Request) -> Response:
         session=body.session_id,
         limits=None if body.limits is None else body.limits.model_dump(exclude_none=True),
         model=body.model,
-        images=tuple([{"mime_type": _check_and_get_picture_type(one), "data": one.data} for one in body.images]),
+        images=tuple([{"mime_type": _resolve_picture_type(one), "data": one.data} for one in body.images]),
     )
     if body.turn and key is not None:
         msg = "turn: leave out the Idempotency-Key; of two requests for the same turn, the second is refused"
         raise make_input_error(msg)
-    caller = caller_of(request)
+    caller = require_caller(request)
     if body.model is not None:
-        # Another model is another price and another provider, which the limits of the agent were not written for.
+        # Another model has another price and provider, for which the limits of the agent were not written.
         caller.must("admin")
     asked = await _add_previous_run_of_turn(request, body, asked)
     try:
         run, is_new = await get_run_service(request).launcher.start(caller, asked, key=key)
     except MissingKey as error:
-        # Whoever may do everything is whoever runs the server, as far as anybody can tell: of no use to them is that they
-        # are to look where it was started.
+        # A caller with the scope `admin` is probably the operator, so that caller gets the full message.
         if not caller.may("admin"):
             raise
         raise Problem(error.message, status=503, kind="missing_key") from error
     return _make_started_response(request, run, is_new=is_new)
 
 
-def _check_and_get_picture_type(picture: Picture) -> str:
-    """Return the media type of a picture by its bytes; raise ``InputError`` for invalid base64 and for types that models do not accept."""
+def _resolve_picture_type(picture: Picture) -> str:
+    """
+    Return the media type of a picture: the detected type, or the stated one if the bytes are of no known type.
+
+    Raises:
+        InputError: For invalid base64, and for types that models do not accept.
+    """
     try:
         data = base64.b64decode(picture.data, validate=True)
     except (binascii.Error, ValueError):
@@ -747,7 +751,13 @@ def _check_and_get_picture_type(picture: Picture) -> str:
 
 
 async def _add_previous_run_of_turn(request: Request, body: StartRun, asked: StartRequest) -> StartRequest:
-    """Return the request of a turn with the last run of its conversation, which must have ended. Return other requests unchanged."""
+    """
+    Return the request of a turn with the last run of its conversation; return other requests unchanged.
+
+    Raises:
+        InputError: For a turn without a session, and for images in a stored conversation.
+        Problem: 409 if the last run has not ended.
+    """
     keeps = get_run_service(request).conversations.stores_messages
     if keeps and body.images and body.session_id is not None:
         msg = "images: a conversation that this server stores accepts only text"
@@ -760,7 +770,7 @@ async def _add_previous_run_of_turn(request: Request, body: StartRun, asked: Sta
     if keeps:
         return asked
     conversation = await CallerConversation.load(request, body.session_id)
-    conversation.check_not_running()
+    conversation.require_not_running()
     if conversation.last is not None and conversation.last.status in OPEN:
         msg = (
             f"the run {conversation.last.run} of this conversation is suspended; answer its questions or cancel it, "
@@ -772,7 +782,7 @@ async def _add_previous_run_of_turn(request: Request, body: StartRun, asked: Sta
 
 def _make_started_response(request: Request, run: str, *, is_new: bool) -> Response:
     """Return a response 202 with the id of a run and the path of its events."""
-    # By Starlette's own names a path is only found where nothing mounts this.
+    # Starlette finds a path by its name only if the application is not mounted.
     place = f"{request.scope.get('root_path', '')}/runs/{run}/events"
     return StartedRun(run_id=run, events=place, is_new=is_new).response(202)
 
@@ -786,7 +796,7 @@ async def list_runs(request: Request) -> Response:
     if "running" in statuses:
         statuses += ("started",)  # it is shown as "running"
     found = await get_run_service(request).reader.list_runs(
-        caller_of(request),
+        require_caller(request),
         agent=given.get("agent"),
         statuses=statuses,
         before=parse_cursor(request),
@@ -797,7 +807,7 @@ async def list_runs(request: Request) -> Response:
     )
     shown, following = cut_page(found, parse_limit(request), lambda row: (row.created, row.run))
     details = [await _load_run_details(request, row) if _parse_flag(request, "details") else None for row in shown]
-    runs = [RunSummary(**_summarize_run(row), details=more) for row, more in zip(shown, details, strict=True)]
+    runs = [RunSummary(**_make_run_summary_fields(row), details=more) for row, more in zip(shown, details, strict=True)]
     return RunList(runs=runs, next=following).response()
 
 
@@ -854,10 +864,10 @@ async def get_run_page_data(request: Request) -> Response:
     return Response(await views.get_run_page_data(row, _parse_after_offset(request)), media_type="application/json")
 
 
-async def get_run_source_lines(request: Request) -> Response:
+async def replay_run_for_source_lines(request: Request) -> Response:
     row, views = await get_requested_run(request), request.app.state.views
     return Response(
-        await views.collect_source_lines(row, last=_parse_flag(request, "last")), media_type="application/json"
+        await views.replay_for_source_lines(row, last=_parse_flag(request, "last")), media_type="application/json"
     )
 
 
@@ -872,7 +882,7 @@ def _parse_after_offset(request: Request) -> int | None:
 
 
 async def list_questions(request: Request) -> Response:
-    runs, caller, limit = get_run_service(request), caller_of(request), parse_limit(request)
+    runs, caller, limit = get_run_service(request), require_caller(request), parse_limit(request)
     views: RunPageData = request.app.state.views
     before, found, is_last = parse_cursor(request), list[tuple[RunRow, OpenQuestion]](), False
     # The cursor is the run and its last listed question. It sorts after the run, so the next page starts with the same run.
@@ -882,7 +892,7 @@ async def list_questions(request: Request) -> Response:
         is_last = len(rows) < MOST_LISTED
         for row in rows:
             before = row.created, row.run
-            asked = [_make_open_question(row, one) for one in await views.get_question_details(row)]
+            asked = [_make_open_question(row, one) for one in await views.load_question_details(row)]
             ids = [one.id for one in asked]
             if row.run == last_run and last_question in ids:
                 asked = asked[ids.index(last_question) + 1 :]
@@ -894,7 +904,7 @@ async def list_questions(request: Request) -> Response:
 
 
 def _make_open_question(row: RunRow, details: QuestionDetails) -> OpenQuestion:
-    summary = _summarize_run(row)
+    summary = _make_run_summary_fields(row)
     return OpenQuestion(
         **question_to_json(details.question),
         run_id=row.run,
@@ -907,7 +917,7 @@ def _make_open_question(row: RunRow, details: QuestionDetails) -> OpenQuestion:
     )
 
 
-def _summarize_run(row: RunRow) -> dict[str, Any]:
+def _make_run_summary_fields(row: RunRow) -> dict[str, Any]:
     return {
         "run_id": row.run,
         "agent": row.agent,
@@ -919,7 +929,7 @@ def _summarize_run(row: RunRow) -> dict[str, Any]:
 
 
 def _make_run_view(run: ServedRun) -> RunView:
-    told = _summarize_run(run.row) | {"status": run.status}
+    told = _make_run_summary_fields(run.row) | {"status": run.status}
     return RunView(
         **told,
         phase=run.phase,
@@ -959,16 +969,16 @@ async def get_run(request: Request) -> Response:
 async def watch_run(request: Request) -> Response:
     row, runs, full = await get_requested_run(request), get_run_service(request), _parse_flag(request, "full")
     if full:
-        caller_of(request).must("debug")
+        require_caller(request).must("debug")
     after = request.headers.get("last-event-id") or request.query_params.get("after") or None
     headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
     if request.method == "HEAD":
         return Response(headers=headers, media_type=EVENTS)
     first = None
     try:
-        had, events = runs.watcher.parse_position(after), runs.watcher.events(row, after)
-        if await runs.watcher.may_be_over(row, after):
-            # A browser that has everything asks again after every end, and only this makes it stop.
+        position, events = runs.watcher.parse_position(after), runs.watcher.events(row, after)
+        if await runs.watcher.may_have_no_more_events(row, after):
+            # A browser reconnects after each end of the stream; only status 204 stops it.
             first = await anext(events, None)
             if first is None:
                 return Response(status_code=204)
@@ -979,7 +989,7 @@ async def watch_run(request: Request) -> Response:
             raise
         raise InputError(error.message, issues=(f"after: {error.message}",)) from None
     return StreamingResponse(
-        encode_event_stream(events, first, had=had, full=full, stopping=runs.state.stopping),
+        encode_event_stream(events, first, position=position, full=full, stopping=runs.state.stopping),
         media_type=EVENTS,
         headers=headers,
     )
@@ -989,10 +999,10 @@ async def answer_run(request: Request) -> Response:
     row, runs, body = await get_requested_run(request), get_run_service(request), await _body(request, AnswerQuestions)
     given = {name: _parse_answer(value) for name, value in body.answers.items()}
     try:
-        await runs.messenger.answer(caller_of(request), row, given)
+        await runs.messenger.answer(require_caller(request), row, given)
     except AnswerRejected as error:
         open_ = [question_to_json(one) for one in (await runs.reader.load_details(row)).questions]
-        first = await runs.messenger.find_answers(row, given.keys() - {one["id"] for one in open_})
+        first = await runs.messenger.list_stored_answers(row, given.keys() - {one["id"] for one in open_})
         told = [{"id": id_, "by": by, "answer": answer} for id_, by, answer in first]
         raise problem_of(error, members={"open": open_, "answered": told}) from None
     return Accepted(run_id=row.run).response(202)
@@ -1008,7 +1018,7 @@ async def post_message(request: Request) -> Response:
     row, body = await get_requested_run(request), await _body(request, PostMessage)
     if body.topic in request.app.state.webhooks.topics:
         # The run trusts the signature of a service. Its owner may be who gains by the event, such as who has to pay.
-        caller_of(request).must("admin")
+        require_caller(request).must("admin")
     is_new = await get_run_service(request).messenger.send_message(
         row, body.topic, body.value, id=body.id, path=body.path
     )
@@ -1041,26 +1051,26 @@ async def resume_run(request: Request) -> Response:
         msg = "allow_repeat: needs on_divergence extend"
         raise make_input_error(msg)
     if body.on_divergence != "raise":
-        # What was approved, and what a tool returned, may count for another call then.
-        caller_of(request).must("admin")
+        # A recorded approval or result may then apply to another call.
+        require_caller(request).must("admin")
     await get_run_service(request).launcher.resume(row, None if body.on_divergence == "raise" else body)
     return Accepted(run_id=row.run).response(202)
 
 
 async def replay_run(request: Request) -> Response:
-    row, caller = await get_requested_run(request), caller_of(request)
+    row, caller = await get_requested_run(request), require_caller(request)
     body, difference, result = await _body(request, ReplayRun, may_be_empty=True), None, None
     try:
         live = parse_live_kinds(body.live, has_pace=False)
     except JournalError as error:
         raise make_input_error(error.message) from None
     if live:
-        # A replay asks nobody: what the record says was approved happens a second time.
+        # A replay asks no person: recorded approvals allow the effects a second time.
         caller.must("run" if "model_call" in live else "admin")
     try:
         result = await get_run_service(request).launcher.replay(row, live)
     except ReplayDivergence as error:
-        difference = _describe_divergence(error)
+        difference = _make_divergence_view(error)
     return ReplayView(
         run_id=row.run,
         difference=difference,
@@ -1070,7 +1080,7 @@ async def replay_run(request: Request) -> Response:
     ).response()
 
 
-def _describe_divergence(error: ReplayDivergence) -> DivergenceView:
+def _make_divergence_view(error: ReplayDivergence) -> DivergenceView:
     # Only its first line: the others name commands for the server's files.
     clean, said = SafeTexts().clean, error.message.partition("\n")[0]
     return DivergenceView(
@@ -1084,8 +1094,8 @@ def _describe_divergence(error: ReplayDivergence) -> DivergenceView:
 
 
 async def fork_run(request: Request) -> Response:
-    row, caller, body = await get_requested_run(request), caller_of(request), await _body(request, ForkRun)
-    body.check_members_and_scopes(caller)
+    row, caller, body = await get_requested_run(request), require_caller(request), await _body(request, ForkRun)
+    body.require_valid_members_and_scopes(caller)
     made = await get_run_service(request).launcher.fork(caller, row, body)
     if isinstance(made, str):
         return _make_started_response(request, made, is_new=True)
@@ -1149,7 +1159,7 @@ async def download_journal(request: Request) -> Response:
 # --- conversations ----------------------------------------------------------------------------------------------------
 
 
-def _make_session_fields(row: SessionRow) -> dict[str, Any]:
+def _make_session_summary_fields(row: SessionRow) -> dict[str, Any]:
     return {
         "session_id": row.session.partition(":")[2],
         "owner": row.owner,
@@ -1164,21 +1174,21 @@ async def list_sessions(request: Request) -> Response:
     given, limit = request.query_params, parse_limit(request)
     before = parse_cursor(request)
     found = await get_run_service(request).conversations.list_sessions(
-        caller_of(request), owner=given.get("owner"), before=before, limit=limit + 1
+        require_caller(request), owner=given.get("owner"), before=before, limit=limit + 1
     )
     shown, following = cut_page(found, limit, lambda row: (row.changed, row.session))
     return SessionList(
-        sessions=[SessionSummary(**_make_session_fields(row)) for row in shown], next=following
+        sessions=[SessionSummary(**_make_session_summary_fields(row)) for row in shown], next=following
     ).response()
 
 
 async def get_session(request: Request) -> Response:
     name, owner = request.path_params["session"], request.query_params.get("owner")
-    row, kept = await get_run_service(request).conversations.get_session(caller_of(request), name, owner=owner)
+    row, kept = await get_run_service(request).conversations.get_session(require_caller(request), name, owner=owner)
     said = None if kept is None else list(kept.messages)
     last = None if said is None else [_make_message_view(one) for one in said[-MOST_SAID:]]
     return SessionView(
-        **_make_session_fields(row),
+        **_make_session_summary_fields(row),
         turns=None if kept is None else kept.turns,
         usage=None if kept is None else plain(kept.usage),
         messages=last,
@@ -1195,7 +1205,7 @@ def _make_message_view(message: Message) -> MessageView:
 
 async def delete_session(request: Request) -> Response:
     name, owner = request.path_params["session"], request.query_params.get("owner")
-    await get_run_service(request).conversations.delete_messages(caller_of(request), name, owner=owner)
+    await get_run_service(request).conversations.delete_messages(require_caller(request), name, owner=owner)
     return Response(status_code=204)
 
 
@@ -1220,7 +1230,7 @@ async def get_report(request: Request) -> Response:
     return Response(found.model_dump_json(), media_type="application/json")
 
 
-# --- beside runs ------------------------------------------------------------------------------------------------------
+# --- schedules ------------------------------------------------------------------------------------------------------
 
 
 async def list_schedules(request: Request) -> Response:
@@ -1259,7 +1269,7 @@ async def get_openapi_document(request: Request) -> Response:
 
 
 AFTER = (
-    HttpParameter("Last-Event-ID", "The id of the last event that the client received.", place="header"),
+    HttpParameter("Last-Event-ID", "The id of the last event that the client received.", location="header"),
     HttpParameter("after", "The same, for clients that cannot send headers; the header takes precedence."),
     HttpParameter("full", "With 1, also the requests to the model and the final state; needs the scope debug.", int),
 )
@@ -1286,7 +1296,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         method="POST", path="/runs", name="start_run", scope="run", handler=start_run, body=StartRun, gives={202: StartedRun},
         refuses=(409, 413, 415, 429, 503),
-        parameters=(HttpParameter("Idempotency-Key", "For a day, a repeated key returns the run of the first request.", place="header"),),
+        parameters=(HttpParameter("Idempotency-Key", "For a day, a repeated key returns the run of the first request.", location="header"),),
         about="Start a run.\nThe server stores the run on disk before it responds, and resumes it after a crash.",
     ),
     Operation(
@@ -1312,7 +1322,7 @@ OPERATIONS: tuple[Operation, ...] = (
         about="Return the page data of a run: its steps, texts and figures.\nThe format belongs to the page and may change in any version.",
     ),
     Operation(
-        method="GET", path="/runs/{run}/lines", name="lines_of_run", scope="debug", handler=get_run_source_lines, gives={200: "application/json"},
+        method="GET", path="/runs/{run}/lines", name="lines_of_run", scope="debug", handler=replay_run_for_source_lines, gives={200: "application/json"},
         refuses=(404, 422), parameters=(HttpParameter("last", "With 1, only the current position of the handlers.", int),),
         about="Return the lines and variables of the handlers at each step.\nThe format belongs to the page and may change in any version.",
     ),
@@ -1430,4 +1440,4 @@ PAGES: tuple[Operation, ...] = (
     Operation(method="GET", path="/", name="studio", scope=None, handler=get_page, about="The page of the studio."),
     Operation(method="GET", path="/studio/{part}", name="studio_part", scope=None, handler=get_page_file, about="A file of it."),
 )  # fmt: skip
-"""What is there with ``ui=True`` alone, for people and not for programs, so that no document describes it."""
+"""The routes of the page, only with ``ui=True``. They are not part of the OpenAPI document."""

@@ -8,10 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from stepengine.errors import InputError
-from stepengine.server.ledger import OPEN, SessionRow, make_attach_act, make_detach_runs_act
+from stepengine.server.ledger import OPEN, SessionRow, make_attach_runs_act, make_detach_runs_act
 from stepengine.server.problems import Problem
 from stepengine.server.run_messenger import SUSPEND_PAUSE_SECONDS, SUSPEND_SECONDS
-from stepengine.server.run_requests import get_permitted_owner, make_owner_session_key
+from stepengine.server.run_requests import make_owner_session_key, require_permitted_owner
 
 if TYPE_CHECKING:
     from stepengine.server.access import Caller
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from stepengine.sessions import Session
 
 MAX_OPEN = 100
-"""How many unended runs of a conversation are read before it is deleted; one of them is enough to refuse."""
+"""The most unended runs of a conversation that are read before its deletion; one is enough to refuse it."""
 
 
 class RunConversations:
@@ -48,14 +48,14 @@ class RunConversations:
         self, caller: Caller, *, owner: str | None, before: tuple[float, str] | None, limit: int
     ) -> list[SessionRow]:
         """
-        Return the conversations of *caller*, for an admin those of everybody, with the newest runs first.
+        Return the conversations of *caller*, those with the newest runs first; for an admin those of *owner*, by default of all.
 
         Raises:
-            Problem: when *owner* is somebody else, and *caller* no admin.
+            Problem: If *owner* is another one than *caller*, who is not an admin.
         """
-        whose = None if owner is None and caller.may("admin") else get_permitted_owner(caller, owner)
+        whose = None if owner is None and caller.may("admin") else require_permitted_owner(caller, owner)
         read = partial(self._store.ledger.list_sessions, owner=whose, before=before, limit=limit)
-        return await self._store.run_long_read(caller.name, read)
+        return await self._store.run_slow_read(caller.name, read)
 
     async def get_session(
         self, caller: Caller, session: str, *, owner: str | None
@@ -64,12 +64,12 @@ class RunConversations:
         Return a conversation of *caller*, or for an admin of *owner*, with the engine's session if it stores one.
 
         Raises:
-            Problem: when there is no such conversation.
+            Problem: 404 if there is no such conversation.
         """
-        whose = get_permitted_owner(caller, owner)
+        whose = require_permitted_owner(caller, owner)
         key = make_owner_session_key(whose, session)
         read = partial(self._store.ledger.list_sessions, owner=whose, before=None, limit=1, session=key)
-        found = await self._store.run_long_read(caller.name, read)
+        found = await self._store.run_slow_read(caller.name, read)
         if not found:
             msg = f"there is no session {session[:200]!r}; GET /sessions lists your sessions"
             raise Problem(msg, status=404, kind="no_such_session")
@@ -78,11 +78,11 @@ class RunConversations:
 
     async def delete_messages(self, caller: Caller, session: str, *, owner: str | None) -> None:
         """
-        Delete the messages of a conversation; its runs stay. A refused or failed deletion leaves the conversation as it was.
+        Delete the messages of a conversation, and detach its runs from it. If the deletion fails, nothing is changed.
 
         Raises:
-            SessionError: when the store fails.
-            Problem: when there is no such conversation, one of its runs has not ended, or the engine cannot delete it.
+            SessionError: If the session store fails.
+            Problem: If there is no such conversation, one of its runs has not ended, or the engine cannot delete messages.
         """
         row, _ = await self.get_session(caller, session, owner=owner)
         await self._wait_until_ends_recorded(row.session)
@@ -98,15 +98,15 @@ class RunConversations:
         try:
             await sessions.delete(row.session)
         except BaseException:
-            await self._store.write(make_attach_act(row.session, runs))
+            await self._store.write(make_attach_runs_act(row.session, runs))
             raise
 
     async def _wait_until_ends_recorded(self, session: str) -> None:
         """
-        Wait until the ledger has the ends of those runs of a conversation that have just ended.
+        Wait until the ledger has the ends of all runs of a conversation; raise ``Problem`` if a run has not ended.
 
         Raises:
-            Problem: when one of them has not.
+            Problem: If a run has not ended.
         """
         unended = partial(
             self._store.ledger.list_runs,

@@ -1,4 +1,4 @@
-"""``RunLauncher``: starts, resumes, adopts and forks the runs of a server."""
+"""``RunLauncher``: starts, resumes, replays and forks the runs of a server."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from stepengine.server.ledger import (
 )
 from stepengine.server.live_runs import RUNNING
 from stepengine.server.problems import Problem
-from stepengine.server.quotas import QuotaTable, json_size
+from stepengine.server.quotas import QuotaTable, get_json_size
 from stepengine.server.run_requests import (
     ForkRun,
     ResumeRun,
     StartRequest,
-    check_not_ended,
     make_client_error,
+    require_not_ended,
     start_options_from_request,
 )
 from stepengine.server.run_starts import RunStarts, plan_start
@@ -69,7 +69,7 @@ class RunLauncher(RunStarts[RunRow]):
         store: The journals and the ledger.
         live: The runs of this process.
         engines: The engine.
-        reader: Reads the state that the last run of a conversation left.
+        reader: Reads the last state of the previous run of a conversation.
         quotas: What each owner uses.
         wait_for_answers: Seconds that a question waits in memory before the run is suspended.
     """
@@ -94,7 +94,7 @@ class RunLauncher(RunStarts[RunRow]):
 
     # --- starting -----------------------------------------------------------------------------------------------------
 
-    async def _check_request_and_make_row(self, caller: Caller, asked: StartRequest) -> RunRow:
+    async def _validate_request_and_make_row(self, caller: Caller, asked: StartRequest) -> RunRow:
         await self._engines.rebuild_if_files_changed()
         engine = self._engines.engine
         plan = plan_start(caller, asked, engine, self._engines.agents, stores_messages=engine.sessions is not None)
@@ -145,7 +145,7 @@ class RunLauncher(RunStarts[RunRow]):
         turn = request.get("turn")
         if turn is not None and turn["after"] is not None:
             before = await self._store.find(turn["after"])
-            options["previous"] = None if before is None else await self._reader.load_state(before)
+            options["previous"] = None if before is None else await self._reader.load_or_replay_state(before)
         options |= start_options_from_request(request, options.get("previous"))
         handle = self._engines.engine.start(
             row.agent,
@@ -159,10 +159,10 @@ class RunLauncher(RunStarts[RunRow]):
             wait_for_answers=self._get_answer_wait_seconds(row),
             **options,
         )
-        self._live.add_and_record_end(row.run, handle, row.owner)
+        self._live.add_and_watch_run(row.run, handle, row.owner)
 
     def _get_answer_wait_seconds(self, row: RunRow) -> float:
-        """Return how many seconds a question of the run waits in memory."""
+        """Return the seconds that a question of the run waits in memory before the run is suspended."""
         return self._patience if row.request.get("is_patient", True) else 0.0
 
     async def register_scheduled_run(self, run: str, agent: str, handle: RunHandle) -> None:
@@ -170,7 +170,7 @@ class RunLauncher(RunStarts[RunRow]):
         now = time.time()
         request: dict[str, Any] = {"prompt": "", "params": None, "metadata": None}
         await self._store.write(make_register_run_act(RunRow(run, "", agent, "running", now, now, request), None))
-        self._live.add_and_record_end(run, handle, "")
+        self._live.add_and_watch_run(run, handle, "")
 
     # --- resuming -----------------------------------------------------------------------------------------------------
 
@@ -180,36 +180,36 @@ class RunLauncher(RunStarts[RunRow]):
 
         Args:
             row: The run.
-            asked: What becomes of a run whose code does something else than is recorded; by default it is left as it was.
+            asked: How to resume a run whose code diverges from its record; by default such a run is not changed.
 
         Raises:
-            JournalError: when it cannot be resumed; ``JournalLocked`` when another process has it.
-            Problem: when it has ended, is running although *asked* is given, or too many runs are executed.
+            JournalError: If the run cannot be resumed; ``JournalLocked`` if another process has it.
+            Problem: If the run has ended, is running although *asked* is passed, or too many runs are executed.
         """
         if row.run in self._live:
-            _refuse_options_for_running_run(row, asked)
+            _require_no_options_for_running_run(row, asked)
             return
-        _check_is_resumable(row)
-        self._live.check_room(row.owner)
+        _require_resumable(row)
+        self._live.require_room(row.owner)
         # The time of the last change stays that of the suspension, so that of two concurrent answers to a question one is refused.
         await self._resume_or_start(attrs.evolve(row, status="running"), asked)
 
-    async def resume_and_record_failure(self, row: RunRow) -> None:
-        """Resume a run that no process has. A locked journal or a full server is ignored; other errors are recorded, not raised."""
+    async def resume_or_record_failure(self, row: RunRow) -> None:
+        """Resume a run, and record an error in the ledger instead of raising it; ignore a locked journal and a full server."""
         try:
             await self._resume_or_start(row)
         except (JournalLocked, Problem):
-            pass  # another process has it, or there is no room for it: a later sweep finds it
+            pass  # another process has it, or there is no room: the recovery finds it later
         except Exception as error:  # noqa: BLE001 - a fault of one run must not stop the resumption of others
             await self._store.record_failed_resume(row.run, error)
 
     async def _resume_or_start(self, row: RunRow, asked: ResumeRun | None = None) -> None:
-        """Resume a run, or start one that has no journal, in reserved room. If it is live here, do nothing, or refuse *asked*."""
+        """Resume a run, or start a run without a journal, in reserved room. Do nothing for a live run, but raise with *asked*."""
         # As long as a resumption has or awaits the lock, the next one finds it.
         lock = self._resuming.setdefault(row.run, asyncio.Lock())
         async with lock:
             if row.run in self._live or self._live.is_closing:
-                _refuse_options_for_running_run(row, asked)
+                _require_no_options_for_running_run(row, asked)
                 return
             with self._live.reserve_room(row.owner):
                 await self._resume_or_start_in_reserved_room(row, asked)
@@ -220,13 +220,13 @@ class RunLauncher(RunStarts[RunRow]):
         await self._live.wait_until_end_recorded(row.run)
         known = await self._store.find(row.run)
         if known is not None:
-            _check_is_resumable(known)
+            _require_resumable(known)
         if known is None or (known.status not in RUNNING and known.changed != row.changed):
-            _refuse_options_for_running_run(row, asked)
+            _require_no_options_for_running_run(row, asked)
             return
         journal = self._store.journal(row.run)
         try:
-            ended = await asyncio.to_thread(find_recorded_final_status, journal)
+            ended = await asyncio.to_thread(find_recorded_end_status, journal)
         except JournalMissing:
             if known.status != "started" and (known.status, known.tries) != ("stranded", NEVER_STARTED):
                 raise
@@ -234,9 +234,9 @@ class RunLauncher(RunStarts[RunRow]):
             return
         if ended is not None:
             await self._store.write(make_store_status_act(row.run, ended, time.time()))
-            _check_is_resumable(attrs.evolve(known, status=ended))
+            _require_resumable(attrs.evolve(known, status=ended))
             return
-        options = None if asked is None else await self._store_divergent_resume_status(row, journal, asked)
+        options = None if asked is None else await self._store_status_and_make_resume_options(row, journal, asked)
         try:
             await self._resume_journal(row, journal, options)
         except BaseException as error:
@@ -275,14 +275,16 @@ class RunLauncher(RunStarts[RunRow]):
             if decided:
                 await self._store.write(make_store_decisions_act(row.run, decided))
             raise
-        self._live.add_and_record_end(row.run, handle, row.owner, is_resumed=True)
+        self._live.add_and_watch_run(row.run, handle, row.owner, is_resumed=True)
 
-    async def _store_divergent_resume_status(self, row: RunRow, journal: Journal, asked: ResumeRun) -> dict[str, Any]:
+    async def _store_status_and_make_resume_options(
+        self, row: RunRow, journal: Journal, asked: ResumeRun
+    ) -> dict[str, Any]:
         """
         Store the status of a run whose code differs from its record, and return the options of its resume.
 
         Raises:
-            JournalLocked: when another process has the run.
+            JournalLocked: If another process has the run.
         """
         options: dict[str, Any] = {"on_divergence": asked.on_divergence, "allow_repeat": asked.allow_repeat}
         if asked.on_divergence == "keep":
@@ -304,8 +306,8 @@ class RunLauncher(RunStarts[RunRow]):
         Permissions in the journal are asked for again: its author may have written any approval into it.
 
         Raises:
-            JournalError: when it cannot be resumed; ``JournalLocked`` when another process has it.
-            Problem: when too many runs are executed, or the caller's quota is exceeded.
+            JournalError: If the journal cannot be resumed; ``JournalLocked`` if another process has it.
+            Problem: If too many runs are executed, or the caller's quota is exceeded.
         """
         now, request = time.time(), {"prompt": listed_prompt, "params": None, "metadata": None, "is_third_party": True}
         row = RunRow(run, caller.name, listed_agent, "running", now, now, request)
@@ -317,19 +319,19 @@ class RunLauncher(RunStarts[RunRow]):
                     handle = await engine.start_resume(self._store.journal(run), **options)
                 # Registered last: a server that is killed before has a third-party journal still, and leaves it alone.
                 await self._register_or_find_earlier_run(row, None)
-                self._live.add_and_record_end(run, handle, caller.name, is_resumed=True)
+                self._live.add_and_watch_run(run, handle, caller.name, is_resumed=True)
 
     # --- forking ------------------------------------------------------------------------------------------------------
 
     async def fork(self, caller: Caller, row: RunRow, asked: ForkRun) -> str | tuple[RunRow, ForkReport]:
         """
-        Fork a run, and return the id of the new run; with tools of the record the ended run and its report.
+        Fork a run and return the id of the new run. If the record answers tools (``asked.tools``), return the ended run and a report.
 
-        A run that did what is recorded, so that ``report.broke_at`` is empty, is not stored.
+        A run that matches the record, so that ``report.broke_at`` is empty, is not stored.
 
         Raises:
-            Problem: when there is no such effect, too many runs are executed, or the caller's quota is exceeded.
-            UndoRefused: when effects that changed the world could happen again.
+            Problem: If there is no such effect, too many runs are executed, or the caller's quota is exceeded.
+            UndoRefused: If effects on the outside world could happen again.
         """
         await self._engines.rebuild_if_files_changed()
         now, run = time.time(), secrets.token_hex(16)
@@ -341,7 +343,7 @@ class RunLauncher(RunStarts[RunRow]):
         source = self._store.journal(row.run)
         # At most the whole journal is copied.
         with self._live.reserve_room(new.owner):
-            size = json_size(request) + json_size(asked.edit) + await asyncio.to_thread(source.size)
+            size = get_json_size(request) + get_json_size(asked.edit) + await asyncio.to_thread(source.size)
             async with self._quotas.admit_request(new.owner, size, runs=1) as use:
                 try:
                     with self._engines.hold_current_engine() as engine:
@@ -356,7 +358,7 @@ class RunLauncher(RunStarts[RunRow]):
                         error, JournalError, row, source, status=422, kind="no_such_place"
                     ) from None
                 await self._register_or_find_earlier_run(new, None)
-                self._live.add_and_record_end(run, handle, caller.name, is_resumed=True)
+                self._live.add_and_watch_run(run, handle, caller.name, is_resumed=True)
         return run
 
     async def _start_fork(self, engine: Engine, source: Journal, new: RunRow, asked: ForkRun) -> RunHandle:
@@ -388,7 +390,7 @@ class RunLauncher(RunStarts[RunRow]):
         report: ForkReport = await engine.fork(source, into=into, **options)
         status, error = report.result.status, str(report.result.error or "").partition("\n")[0]
         if status is RunStatus.SUSPENDED:
-            # Never open: whoever resumed it would perform the tools that were not to be performed.
+            # Never stored as suspended: a resume would perform the tools.
             status, error = RunStatus.FAILED, "the fork is suspended, and a fork with `tools` cannot be resumed"
         new = attrs.evolve(new, status=status.value, error=error.replace(source.name, "its record"))
         if report.broke_at:
@@ -399,23 +401,23 @@ class RunLauncher(RunStarts[RunRow]):
 
     # --- replaying ----------------------------------------------------------------------------------------------------
 
-    async def replay(self, row: RunRow, live: Collection[str]) -> RunResult:
+    async def replay(self, row: RunRow, live_effects: Collection[str]) -> RunResult:
         """
-        Replay a run with the agents as they are now, and return how it ended.
+        Replay a run with the current agents, and return its result; perform the effects of the kinds in *live_effects* again.
 
         Args:
             row: The run.
-            live: The kinds of effects that are performed again; by default nothing is performed.
+            live_effects: The kinds of effects that are performed again and compared; if empty, nothing is performed.
 
         Raises:
-            Problem: when it cannot be replayed so, or too many runs are executed.
-            ReplayDivergence: when the agents do something else than is recorded.
+            Problem: If the run cannot be replayed, or too many runs are executed.
+            ReplayDivergence: If the agents diverge from the record.
         """
         await self._engines.try_rebuild()
         journal = self._store.journal(row.run)
         try:
             with self._live.reserve_room(row.owner), self._engines.hold_current_engine() as engine:
-                return await engine.replay(journal, live=live, **_make_changed_agent_options(row, engine))
+                return await engine.replay(journal, live=live_effects, **_make_changed_agent_options(row, engine))
         except ReplayDivergence as error:
             error.message = error.message.replace(journal.name, "its record")
             raise
@@ -423,21 +425,21 @@ class RunLauncher(RunStarts[RunRow]):
             raise make_client_error(error, JournalError, row, journal, status=409, kind="not_possible") from None
 
 
-def _check_is_resumable(row: RunRow) -> None:
+def _require_resumable(row: RunRow) -> None:
     """Raise ``Problem`` for a run that has ended; a stranded run can be resumed."""
     if row.status != "stranded":
-        check_not_ended(row)
+        require_not_ended(row)
 
 
-def _refuse_options_for_running_run(row: RunRow, asked: ResumeRun | None) -> None:
-    """Raise ``Problem`` if *asked* changes how a run is resumed that is running already."""
+def _require_no_options_for_running_run(row: RunRow, asked: ResumeRun | None) -> None:
+    """Raise ``Problem`` for a resume with options (*asked*) of a run that is already running."""
     if asked is not None:
         msg = f"the run {row.run} is running, or has changed in the meantime; `on_divergence` needs a run that no process executes"
         raise Problem(msg, status=409, kind="under_way", members={"run_id": row.run})
 
 
 def _make_changed_agent_options(row: RunRow, engine: Engine) -> dict[str, Any]:
-    """Return the agent, and its models, with the changes that a fork asked for; nothing for any other run."""
+    """Return the options ``agent`` and ``agent_models`` with the requested changes of a fork; an empty dict for other runs."""
     changes = dict(row.request.get("changes", {}))
     if not changes:
         return {}
@@ -449,12 +451,12 @@ def _make_changed_agent_options(row: RunRow, engine: Engine) -> dict[str, Any]:
     return {"agent": agent, **model}
 
 
-def find_recorded_final_status(journal: Journal) -> str | None:
+def find_recorded_end_status(journal: Journal) -> str | None:
     """
-    Return the final status of a run in its journal; ``None`` if it has not ended.
+    Return the status with which a run ended according to its journal; ``None`` if the run has not ended.
 
     Raises:
-        JournalMissing: when it never started.
+        JournalMissing: If the run never started.
     """
     if not journal.is_there():
         raise journal.make_missing_error()

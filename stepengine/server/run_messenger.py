@@ -23,8 +23,8 @@ from stepengine.server.ledger import (
     make_store_decisions_act,
 )
 from stepengine.server.problems import Problem
-from stepengine.server.quotas import QuotaTable, json_size
-from stepengine.server.run_requests import check_and_sign_answers, check_not_ended, make_client_error
+from stepengine.server.quotas import QuotaTable, get_json_size
+from stepengine.server.run_requests import make_client_error, require_not_ended, validate_and_sign_answers
 
 if TYPE_CHECKING:
     from stepengine.journal.sources import JournalLike
@@ -38,17 +38,17 @@ if TYPE_CHECKING:
     from stepengine.server.run_store import RunStore
 
 SUSPEND_SECONDS = 30.0
-"""How long a request waits for a run that is being suspended. Its last records take milliseconds, on a busy disk seconds."""
+"""Seconds that a request waits for a run that is being suspended. Its last records take milliseconds, on a busy disk seconds."""
 SUSPEND_PAUSE_SECONDS = 0.02
-"""The pause between two looks at such a run."""
+"""Seconds between two checks of such a run."""
 
 
 class RunMessenger:
     """
     Delivers messages to runs.
 
-    Each message is in the mailbox next to the run's journal before the sender is told that it arrived. Then the run is notified,
-    in this process or through the ledger. So any server of the place may be asked, and one that dies in between loses nothing.
+    Each message is in the mailbox next to the run's journal before the sender gets the receipt. Then the run is notified, in this process
+    or through the ledger. So any server of the store can accept a message, and a server that dies in between loses nothing.
 
     Args:
         store: The journals and the ledger.
@@ -82,21 +82,23 @@ class RunMessenger:
         user_input: str = "",
     ) -> None:  # fmt: skip
         """
-        Answer open questions, all or none of them.
+        Store answers to open questions, all or none of them, and notify or resume the run.
 
         Args:
-            caller: Who answers.
+            caller: The caller who answers.
             row: The run.
             answers: By the ids of their questions.
             page_questions: The questions that a tool of the page answers, and not *caller*.
             user_input: User input that the next model call gets with the answers.
 
         Raises:
-            AnswerRejected: when a question is not open, or the answer does not fit it.
-            Problem: when *caller* may not give such an answer.
+            AnswerRejected: If a question is not open, an answer does not fit it, or another person answered first.
+            Problem: If *caller* may not give such an answer.
         """
-        check_not_ended(row)
-        given = check_and_sign_answers(caller, answers, await self._find_open_questions(row, answers), page_questions)
+        require_not_ended(row)
+        given = validate_and_sign_answers(
+            caller, answers, await self._find_open_questions(row, answers), page_questions
+        )
         letters = [
             # The same id for two people who answer one question at the same time, so that the second is refused.
             MailboxMessage(kind="answer", topic=question, value=encode_stored(answer), id=f"{question}@{row.changed}")
@@ -121,9 +123,9 @@ class RunMessenger:
             raise AnswerRejected(msg) from None
         await self._notify_or_resume_run(row)
 
-    async def find_answers(self, row: RunRow, questions: Collection[str]) -> list[tuple[str, str, str]]:
-        """Return the id, the answerer and the answer of each of the *questions* answered in the mailbox."""
-        return await asyncio.to_thread(_find_mailbox_answers, self._store.journal(row.run), questions)
+    async def list_stored_answers(self, row: RunRow, questions: Collection[str]) -> list[tuple[str, str, str]]:
+        """Return (question id, answerer, answer) from the mailbox for those of *questions* that were answered, the first answer each."""
+        return await asyncio.to_thread(_list_mailbox_answers, self._store.journal(row.run), questions)
 
     async def answer_and_find_handle(
         self, caller: Caller, row: RunRow, answers: Mapping[str, AnswerLike], *, page_questions: Collection[str] = (),
@@ -142,7 +144,7 @@ class RunMessenger:
         return None if handle is before else handle
 
     async def _find_open_questions(self, row: RunRow, wanted: Iterable[str]) -> dict[str, Question]:
-        """Return the open questions of a run; while it is being suspended, wait up to 30 s for those in *wanted*."""
+        """Return the open questions of a run by id; while the run is being suspended, wait up to 30 s for those in *wanted*."""
         until = time.monotonic() + SUSPEND_SECONDS
         while True:
             is_live = row.run in self._live
@@ -152,7 +154,7 @@ class RunMessenger:
                 return known
             # A run drops its questions before it is suspended; an answer that arrives in between is in time.
             with contextlib.suppress(JournalMissing):
-                recorded = (await self._reader.read_recorded_details(row)).questions
+                recorded = (await self._reader.read_details_from_journal(row)).questions
                 if not missing.intersection(question.id for question in recorded):
                     return known
             await asyncio.sleep(SUSPEND_PAUSE_SECONDS)
@@ -163,13 +165,13 @@ class RunMessenger:
 
         Errors are those of ``Engine.send_message``, and ``Problem`` over a quota.
         """
-        check_not_ended(row)
+        require_not_ended(row)
         journal = self._store.journal(row.run)
         handle = self._live.handles.get(row.run)
-        async with self._quotas.admit_request(row.owner, json_size(value)) as use:
+        async with self._quotas.admit_request(row.owner, get_json_size(value)) as use:
             try:
                 try:
-                    engine = self._engines.engine_for_run(row.run)
+                    engine = self._engines.get_engine_for_run(row.run)
                     is_new = await engine.send_message(handle or journal, topic, value, id=id, path=path)
                 except StepEngineError:
                     if handle is None or not handle.done:
@@ -185,13 +187,13 @@ class RunMessenger:
 
     async def send_user_input(self, row: RunRow, text: str) -> None:
         """Send user input to a run: its next model call gets it."""
-        check_not_ended(row)
-        async with self._quotas.admit_request(row.owner, json_size(text)):
+        require_not_ended(row)
+        async with self._quotas.admit_request(row.owner, get_json_size(text)):
             if await self._send_mailbox_message(row, MailboxMessage(kind="input", value=text)) is None:
                 self._live.handles[row.run].send_input(text)
 
     async def cancel(self, row: RunRow, reason: str) -> None:
-        """Cancel a run; one that has ended stays as it is."""
+        """Request the cancellation of a run; a run that has ended is not changed."""
         if row.status not in OPEN:
             # A run that is extended counts as stranded meanwhile, and reads no mailbox.
             if row.status == "stranded" and row.run in self._live:
@@ -210,10 +212,10 @@ class RunMessenger:
         Deliver the result of a call of a deferred tool, whichever process has the run.
 
         Raises:
-            InputError: when the call has another result already, or this one is too long.
-            Problem: when no such call waits.
+            InputError: If the call already has another result, or this one is too long.
+            Problem: If no such call waits.
         """
-        check_not_ended(row)
+        require_not_ended(row)
         handle, journal = self._live.handles.get(row.run), self._store.journal(row.run)
         try:
             await asyncio.to_thread(_store_or_send_tool_result, handle, journal, call_id, result, path)
@@ -224,7 +226,7 @@ class RunMessenger:
         await self._notify_or_resume_run(row)
 
     async def _send_mailbox_message(self, row: RunRow, message: MailboxMessage) -> MailboxMessage | None:
-        """Send a mailbox message and return it; ``None`` if the run is here, did nothing and has no mailbox yet."""
+        """Send a mailbox message, notify the run, and return the message; ``None`` if a run of this process has no mailbox yet."""
         try:
             await asyncio.to_thread(self._write_mailbox_messages, row, [message])
         except JournalMissing:
@@ -252,7 +254,7 @@ class RunMessenger:
         # If another process has the run, that one reads the mailbox by itself, and this one finds its lock.
         await asyncio.to_thread(wake_for_mailbox_message, self._store.journal(row.run))
         if row.status in OPEN:
-            self._resuming[row.run] = task = self._live.tasks.spawn(self._launcher.resume_and_record_failure(row))
+            self._resuming[row.run] = task = self._live.tasks.spawn(self._launcher.resume_or_record_failure(row))
             task.add_done_callback(lambda _: self._resuming.get(row.run) is task and self._resuming.pop(row.run))
 
 
@@ -270,7 +272,7 @@ def _store_or_send_tool_result(
     return send_tool_result(journal, call_id, result, path=path)
 
 
-def _find_mailbox_answers(journal: Journal, wanted: Collection[str]) -> list[tuple[str, str, str]]:
+def _list_mailbox_answers(journal: Journal, wanted: Collection[str]) -> list[tuple[str, str, str]]:
     found: dict[str, tuple[str, str, str]] = {}
     try:
         letters, _ = journal.mailbox().read()

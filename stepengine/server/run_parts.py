@@ -1,8 +1,8 @@
 """
-``RunService``: the runs that a server works with, and the interfaces of its parts.
+``RunService``: the runs of a server, and the interfaces of its parts.
 
-``Runs`` has its runs in a folder or an SQLite file, ``DurableRuns`` has them in a database. They differ in these parts alone. What a
-database does not offer is ``None`` in the service.
+``Runs`` has its runs in a folder or an SQLite file, ``DurableRuns`` in a PostgreSQL database. They differ only in these parts. A part that
+a database does not support is ``None``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from stepengine.server.access import caller_of
+from stepengine.server.access import require_caller
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -44,9 +44,9 @@ class ServiceState:
     The state of a server process.
 
     Attributes:
-        stopping: Set when the server is told to stop.
+        stopping: Is set when the server starts to stop.
         is_ready: Whether runs can be started.
-        is_away: Whether the storage cannot be reached; never of one on a disk.
+        is_away: Whether the database cannot be reached; always False for runs on a disk.
     """
 
     def __init__(self) -> None:
@@ -63,11 +63,11 @@ class LauncherPart(Protocol):
     async def resume(self, row: RunRow, asked: ResumeRun | None = None) -> None:
         """Resume a run that stopped without a result."""
 
-    async def replay(self, row: RunRow, live: Collection[str]) -> RunResult:
-        """Replay a run with the present agents; perform the effects of the kinds *live* again."""
+    async def replay(self, row: RunRow, live_effects: Collection[str]) -> RunResult:
+        """Replay a run with the current agents, and return its result; perform the effects of the kinds *live_effects* again."""
 
     async def fork(self, caller: Caller, row: RunRow, asked: ForkRun) -> str | tuple[RunRow, ForkReport]:
-        """Fork a run, and return the id of the new run; with tools of the record the ended run and its report."""
+        """Fork a run and return the id of the new run. If the record answers tools (``asked.tools``), return the ended run and a report."""
 
 
 class ReaderPart(Protocol):
@@ -92,10 +92,10 @@ class ReaderPart(Protocol):
         session: str | None = None,
         search: str | None = None,
     ) -> list[RunRow]:
-        """Return the runs of *caller*, for an admin those of everybody or of *owner*, newest first."""
+        """Return the runs of *caller*, newest first; for an admin those of *owner*, by default of all owners."""
 
-    async def count_by_agent_and_status(self) -> list[tuple[str, str, int]]:
-        """Return the number of runs of each agent in each status."""
+    async def count_runs_by_agent_and_status(self) -> list[tuple[str, str, int]]:
+        """Return (agent, status, number of runs) by agent and status."""
 
     async def load_details(self, row: RunRow) -> ServedRun:
         """Return the status, open questions, result and cost of a run."""
@@ -106,7 +106,7 @@ class ReaderPart(Protocol):
     async def get_journal(self, row: RunRow) -> Journal:
         """Return the journal of a run, or a copy of it."""
 
-    def engine_for(self, row: RunRow) -> Engine:
+    def get_engine_for_run(self, row: RunRow) -> Engine:
         """Return the engine that executes a run, or else would resume it."""
 
     async def read_journal_bytes(self, row: RunRow) -> bytes:
@@ -125,8 +125,8 @@ class WatcherPart(Protocol):
     def events(self, row: RunRow, after: str | None) -> AsyncGenerator[Event, None]:
         """Return the events of a run from the first one, or after the event *after*."""
 
-    async def may_be_over(self, row: RunRow, after: str | None) -> bool:
-        """Return whether a run may have no events after the event *after*."""
+    async def may_have_no_more_events(self, row: RunRow, after: str | None) -> bool:
+        """Return True if no process executes the run, so that no event may follow the event *after*; may raise for *after*."""
 
 
 class MessengerPart(Protocol):
@@ -135,8 +135,8 @@ class MessengerPart(Protocol):
     async def answer(self, caller: Caller, row: RunRow, answers: Mapping[str, AnswerLike]) -> None:
         """Answer open questions, all or none of them."""
 
-    async def find_answers(self, row: RunRow, questions: Collection[str]) -> list[tuple[str, str, str]]:
-        """Return the id, the answerer and the answer of each of the *questions* that others have answered."""
+    async def list_stored_answers(self, row: RunRow, questions: Collection[str]) -> list[tuple[str, str, str]]:
+        """Return (question id, answerer, answer) for those of *questions* that have a stored answer."""
 
     async def send_message(self, row: RunRow, topic: str, value: object, *, id: str | None, path: str) -> bool:
         """Send a message to the receiver of *topic*; return False if *id* was sent before."""
@@ -161,7 +161,7 @@ class ConversationsPart(Protocol):
     async def list_sessions(
         self, caller: Caller, *, owner: str | None, before: tuple[float, str] | None, limit: int
     ) -> list[SessionRow]:
-        """Return the conversations of *caller*, for an admin those of everybody, with the newest runs first."""
+        """Return the conversations of *caller*, those with the newest runs first; for an admin those of *owner*, by default of all."""
 
     async def get_session(
         self, caller: Caller, session: str, *, owner: str | None
@@ -177,7 +177,7 @@ class RunService(Protocol):
 
     @property
     def state(self) -> ServiceState:
-        """Whether the server stops, and whether runs can be started."""
+        """Whether the server is stopping, and whether runs can be started."""
 
     @property
     def quotas(self) -> QuotaTable:
@@ -251,7 +251,7 @@ class RunService(Protocol):
         """Close the engine, after the runs were closed."""
 
     async def rebuild_engine_if_changed(self) -> None:
-        """Rebuild the engine if its files were saved and can be loaded; otherwise keep it."""
+        """Rebuild the engine if its files were saved and can be loaded; otherwise do not replace it."""
 
     async def undo(
         self, row: RunRow, *, at: int | str = -1, dry_run: bool = False, partial: bool = False
@@ -263,11 +263,11 @@ class RunService(Protocol):
 
 
 def get_run_service(request: Request) -> RunService:
-    """Return the runs of the server that answers a request."""
+    """Return the run service of the server that handles a request."""
     found: RunService = request.app.state.runs
     return found
 
 
-async def get_requested_run(request: Request, name: str = "run") -> RunRow:
-    """Return the run that the member *name* of a request's path names, if it is the caller's; otherwise raise ``Problem``."""
-    return await get_run_service(request).reader.get_run(caller_of(request), request.path_params[name])
+async def get_requested_run(request: Request, parameter: str = "run") -> RunRow:
+    """Return the run whose id is the path parameter *parameter* of a request; raise ``Problem`` unless the caller may see the run."""
+    return await get_run_service(request).reader.get_run(require_caller(request), request.path_params[parameter])

@@ -1,4 +1,4 @@
-"""``RunReader``: finds the runs of a server and reads what became of them, from their handles or their journals."""
+"""``RunReader``: finds the runs of a server, and reads their status, result and records from handles or journals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stepengine.journal.questions import make_doubt_questions
 from stepengine.journal.show import find_root_end, spending_of, status_of
 from stepengine.server.ledger import OPEN, RunRow
 from stepengine.server.live_runs import RUNNING
-from stepengine.server.run_requests import get_permitted_owner, make_owner_session_key, require_own_run
+from stepengine.server.run_requests import make_owner_session_key, require_own_run, require_permitted_owner
 from stepengine.server.run_summaries import RunSummaries, remove_oldest_entries
 from stepengine.server.stored_states import decode_state_with_references
 
@@ -48,9 +48,9 @@ class ServedRun:
     The details of a run, as the HTTP API returns it.
 
     Attributes:
-        row: What the ledger has.
+        row: The row of the run in the ledger.
         status: ``"running"`` while a process executes it, else how it ended, ``"suspended"`` or ``"stranded"``.
-        phase: What a run of this process is doing.
+        phase: The current activity of a run of this process.
         epoch: The beginning of the ids of its events, for a run of this process.
         questions: Its open questions.
         output: Its output.
@@ -105,9 +105,9 @@ class RunReader:
         Return a run that *caller* may see; if it has just ended in this process, wait until its end is recorded.
 
         Raises:
-            Problem: when there is no such run, or it belongs to somebody else; both look the same.
+            Problem: 404 for a missing run and for a run of another owner, which look the same.
         """
-        was_here = self._live.has_unrecorded_end(run)
+        was_here = self._live.has_run_without_recorded_end(run)
         row = await self._store.find(run)
         if row is not None and row.status in (*RUNNING, "stranded") and was_here and run not in self._live:
             # The caller may have seen the end of the run, and must not be told that it runs. Whether this process records
@@ -129,17 +129,17 @@ class RunReader:
         search: str | None = None,
     ) -> list[RunRow]:
         """
-        Return the runs of *caller*, for an admin those of everybody, newest first.
+        Return the runs of *caller*, newest first; for an admin those of all owners.
 
         *owner* selects the runs of one owner; only an admin may name another one. *session* selects those of a conversation of *owner*, by default
         of *caller*. *search* selects those whose request, id or agent contains it.
 
         Raises:
-            Problem: when *owner* is somebody else and *caller* no admin.
+            Problem: If *owner* is another one than *caller*, who is not an admin.
         """
-        whose = get_permitted_owner(caller, owner)
+        whose = require_permitted_owner(caller, owner)
         is_everybodys = owner is None and session is None and caller.may("admin")
-        return await self._store.run_long_read(
+        return await self._store.run_slow_read(
             caller.name,
             partial(
                 self._store.ledger.list_runs,
@@ -153,8 +153,8 @@ class RunReader:
             ),
         )
 
-    async def count_by_agent_and_status(self) -> list[tuple[str, str, int]]:
-        """Return the number of runs of each agent in each status."""
+    async def count_runs_by_agent_and_status(self) -> list[tuple[str, str, int]]:
+        """Return (agent, status, number of runs) by agent and status."""
         query = "SELECT agent, status, count(*) FROM served GROUP BY agent, status"
         return await asyncio.to_thread(self._store.ledger.read, query)
 
@@ -176,7 +176,7 @@ class RunReader:
         if known is not None:
             return attrs.evolve(known, row=row)
         try:
-            details = await self.read_recorded_details(row)
+            details = await self.read_details_from_journal(row)
         except JournalMissing:
             return ServedRun(row=row, status="running" if row.status in RUNNING else row.status, error=row.error)
         if details.status not in (*OPEN, "stranded"):
@@ -188,11 +188,11 @@ class RunReader:
             remove_oldest_entries(self._details, MAX_DETAILS)
         return details
 
-    async def read_recorded_details(self, row: RunRow) -> ServedRun:
+    async def read_details_from_journal(self, row: RunRow) -> ServedRun:
         """Return the details of a run that its journal has; raise ``JournalMissing`` if there is none."""
-        return await asyncio.to_thread(self._details_from_journal, row)
+        return await asyncio.to_thread(self._read_details, row)
 
-    def _details_from_journal(self, row: RunRow) -> ServedRun:
+    def _read_details(self, row: RunRow) -> ServedRun:
         journal = self._store.journal(row.run)
         history = journal.history()
         ended, spending = find_root_end(history), spending_of(history)
@@ -218,33 +218,33 @@ class RunReader:
             warnings=() if ended is None else ended.warnings,
         )
 
-    async def load_state(self, row: RunRow) -> AgentState:
+    async def load_or_replay_state(self, row: RunRow) -> AgentState:
         """
-        Return the last state of a run that is not running.
+        Return the last state of a run that is not running, from the ledger or else by a replay with the current agents.
 
         Raises:
-            JournalError: when the ledger lacks the state, and its journal cannot be read.
-            ReplayDivergence: when the ledger lacks the state, and its agent has changed since.
+            JournalError: If the ledger lacks the state, and the journal cannot be read.
+            ReplayDivergence: If the ledger lacks the state, and the agent diverges from the record.
         """
         stored = None
         if row.session is not None:
-            stored = await asyncio.to_thread(self._store.ledger.find_conversation_state, row)
+            stored = await asyncio.to_thread(self._store.ledger.find_conversation_state_json, row)
         if stored is not None:
             return await asyncio.to_thread(decode_state_with_references, stored, self._store.journal(row.run))
         journal = self._store.journal(row.run)
         if row.status == "stranded":
-            return await self._load_stranded_state(row, journal)
+            return await self._replay_stranded_state(row, journal)
         return (await self._engines.engine.replay(journal, on_divergence="keep")).state
 
-    async def _load_stranded_state(self, row: RunRow, journal: Journal) -> AgentState:
-        """Return the state up to which a stranded run can be replayed; if it cannot be replayed at all, the state before it."""
+    async def _replay_stranded_state(self, row: RunRow, journal: Journal) -> AgentState:
+        """Replay a stranded run as far as possible and return its state; else return the last state of the run before it."""
         replay = self._engines.engine.replay
         with contextlib.suppress(StepEngineError):
             return (await replay(journal, on_divergence="keep")).state
         with contextlib.suppress(StepEngineError):
             return (await replay(journal, on_divergence="stop")).state
         before = await self._store.find((row.request.get("turn") or {}).get("after") or "")
-        return AgentState() if before is None else await self.load_state(before)
+        return AgentState() if before is None else await self.load_or_replay_state(before)
 
     async def load_summary(self, row: RunRow) -> RunListSummary:
         """Return the summary of a run from its journal; an empty one if it cannot be read."""
@@ -254,16 +254,16 @@ class RunReader:
         """Return the journal of a run, which grows while the run is executed."""
         return self._store.journal(row.run)
 
-    def engine_for(self, row: RunRow) -> Engine:
+    def get_engine_for_run(self, row: RunRow) -> Engine:
         """Return the engine that executes a run, or else would resume it."""
-        return self._engines.engine_for_run(row.run)
+        return self._engines.get_engine_for_run(row.run)
 
     async def read_journal_bytes(self, row: RunRow) -> bytes:
         """Return the bytes of the journal of a run."""
         return await asyncio.to_thread(lambda: self._store.journal(row.run).content())
 
     async def load_spending(self, row: RunRow) -> Spending:
-        """Return the tokens and the cost of a run according to its journal."""
+        """Return the tokens and the cost of a run according to its journal; zero without a journal."""
         journal = self._store.journal(row.run)
         try:
             return await asyncio.to_thread(lambda: spending_of(journal.history()))

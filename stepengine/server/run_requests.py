@@ -1,4 +1,4 @@
-"""What callers ask of runs, checked the same way wherever the runs are: ``StartRequest``, and who may ask for what."""
+"""Requests about runs, and their checks, which are the same for each store: ``StartRequest``, ``ForkRun``, ``ResumeRun``, owners and scopes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class ResumeRun(Body):
-    """How a run is resumed if the code does something else than is recorded."""
+    """How to resume a run if its code diverges from its record."""
 
     on_divergence: Annotated[
         Literal["raise", "keep", "extend"],
@@ -99,13 +99,13 @@ class ForkRun(Body):
         """The option ``edit`` of a fork, if the effect gets another outcome."""
         return {"edit": self.edit} if "edit" in self.model_fields_set else {}
 
-    def check_members_and_scopes(self, caller: Caller) -> None:
+    def require_valid_members_and_scopes(self, caller: Caller) -> None:
         """
-        Check which members go together, and what *caller* may ask for.
+        Raise unless the members can be combined and *caller* has the scopes for them.
 
         Raises:
-            InputError: for members that do not go together.
-            Problem: when *caller* would decide what a tool returned, or repeat what changed the world, without the scope ``admin``.
+            InputError: For members that cannot be combined.
+            Problem: If *caller* sets the outcome of an effect, changes the agent or repeats effects without the scope ``admin``.
         """
         given = self.model_fields_set
         if self.tools is None:
@@ -138,12 +138,12 @@ class StartRequest:
 
     Attributes:
         agent: The agent's id.
-        prompt: What it should do.
+        prompt: The prompt of the run.
         params: A JSON object for the agent's schema.
         metadata: A JSON object for hooks and tools.
         session: The conversation, by the name that its owner gave it.
-        limits: Members of ``Limits`` for this run, each at most what its agent may have.
-        model: Its agent's model in this run.
+        limits: Members of ``Limits`` for this run, each at most the limit of the agent.
+        model: The model of the agent in this run; ``None`` for its usual one.
         images: Pictures before the prompt, each with ``mime_type`` and ``data`` in base64.
         is_turn: Whether it is the next turn of the conversation, which starts from the state that the last run left.
         after: The last run of the conversation, as the client of a turn knows it; ``None`` if there is none.
@@ -172,12 +172,12 @@ def require_listed_agent(agents: Sequence[str], name: str) -> str:
     return name
 
 
-def request_to_json(agent_limits: Limits, asked: StartRequest) -> dict[str, Any]:
+def validate_and_encode_request(agent_limits: Limits, asked: StartRequest) -> dict[str, Any]:
     """
     Return a request as the JSON that is stored with its run; absent limits, models and pictures are left out.
 
     Raises:
-        InputError: for a limit above *agent_limits*.
+        InputError: For a limit above *agent_limits*.
     """
     for name, value in (asked.limits or {}).items():
         here = getattr(agent_limits.fill_from(DEFAULT_LIMITS), name)
@@ -197,7 +197,7 @@ def request_to_json(agent_limits: Limits, asked: StartRequest) -> dict[str, Any]
 
 
 def start_options_from_request(request: Mapping[str, Any], previous: AgentState | None = None) -> dict[str, Any]:
-    """Return the options of ``Engine.start`` for the JSON of ``request_to_json``; the run continues from *previous*."""
+    """Return the options of ``Engine.start`` for a stored request; its images are added to the state *previous*."""
     options: dict[str, Any] = {}
     if request.get("limits"):
         options["limits"] = Limits(**request["limits"])
@@ -215,8 +215,8 @@ def start_options_from_request(request: Mapping[str, Any], previous: AgentState 
     return options
 
 
-def check_may_continue_session(caller: Caller, asked: StartRequest, *, stores_messages: bool) -> None:
-    """Raise ``Problem`` if *caller* continues a stored conversation without the scope ``answer``."""
+def require_may_continue_session(caller: Caller, asked: StartRequest, *, stores_messages: bool) -> None:
+    """Raise ``Problem`` 403 for a request in a stored conversation, unless *caller* has the scope ``answer``."""
     if asked.session is not None and stores_messages and not caller.may("answer"):
         msg = (
             "a message in a conversation may answer a question of the previous run, so it needs the scope 'answer' in addition to "
@@ -225,8 +225,8 @@ def check_may_continue_session(caller: Caller, asked: StartRequest, *, stores_me
         raise Problem(msg, status=403, kind="scope_missing", members={"scope": "answer"})
 
 
-def make_checked_session_key(caller: Caller, session: str | None) -> str | None:
-    """Return the key of a conversation of *caller*; raise ``InputError`` for a name that cannot be in a URL."""
+def require_session_key(caller: Caller, session: str | None) -> str | None:
+    """Return the key of a conversation of *caller*, ``None`` for none; raise ``InputError`` if its name is not printable."""
     if session is not None and not session.isprintable():
         msg = "the name of a conversation must have only printable characters, because it can be part of a URL"
         raise InputError(msg, issues=(f"session_id: {msg}",))
@@ -246,7 +246,7 @@ def require_own_run(caller: Caller, run: str, row: RunRow | None) -> RunRow:
     return row
 
 
-def get_permitted_owner(caller: Caller, owner: str | None) -> str:
+def require_permitted_owner(caller: Caller, owner: str | None) -> str:
     """Return *caller*'s name, or for an admin the given *owner*; raise ``Problem`` if another caller gives an owner."""
     if owner is None or owner == caller.name:
         return caller.name
@@ -254,27 +254,27 @@ def get_permitted_owner(caller: Caller, owner: str | None) -> str:
     return owner
 
 
-def check_not_closing(*, is_closing: bool) -> None:
+def require_not_closing(*, is_closing: bool) -> None:
     """Raise ``Problem`` while the server shuts down."""
     if is_closing:
         msg = "the server is shutting down; try again in a moment"
         raise Problem(msg, status=503, kind="stopping", headers={"retry-after": "5"})
 
 
-def check_not_ended(row: RunRow) -> None:
+def require_not_ended(row: RunRow) -> None:
     """Raise ``Problem`` for a run that has ended."""
     if row.status not in OPEN:
         msg = f"the run {row.run} has ended ({row.status}) and accepts no input"
         raise Problem(msg, status=409, kind="ended", members={"run_status": row.status})
 
 
-def check_and_sign_answers(
+def validate_and_sign_answers(
     caller: Caller,
     answers: Mapping[str, AnswerLike],
     open_: Mapping[str, Question],
     page_questions: Collection[str] = (),
 ) -> dict[str, Answer]:
-    """Return the answers with *caller*, or the page, as their author; raise unless each fits an open question and *caller* may give it."""
+    """Return the answers with *caller* or the page as author; raise unless each fits an open question and *caller* may give it."""
     given = {
         question: attrs.evolve(answer, by=PAGE) if question in page_questions else answer
         for question, answer in match_answers(answers, open_, by=caller.name).items()
@@ -296,11 +296,11 @@ def make_client_error(
     error: StepEngineError, expected: type[StepEngineError], row: RunRow, journal: Journal, *, status: int, kind: str
 ) -> Exception:
     """
-    Return the error that a client receives if a request about a run fails.
+    Return the error for the client if a request about a run fails, with the path of the journal replaced.
 
     Args:
         error: The error.
-        expected: Errors of exactly this class say that the run cannot do what was requested.
+        expected: Errors of exactly this class, which mean that the run does not allow the request, become a ``Problem``.
         row: The run.
         journal: Its journal, whose path the client must not see.
         status: The HTTP status for errors of class *expected*.

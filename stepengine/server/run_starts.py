@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from attrs import frozen
 
 from stepengine.server.pending_starts import PendingStarts
-from stepengine.server.quotas import QuotaTable, json_size
+from stepengine.server.quotas import QuotaTable, get_json_size
 from stepengine.server.run_requests import (
     StartRequest,
-    check_may_continue_session,
-    make_checked_session_key,
-    request_to_json,
     require_listed_agent,
+    require_may_continue_session,
+    require_session_key,
+    validate_and_encode_request,
 )
 
 if TYPE_CHECKING:
@@ -41,9 +41,9 @@ class StartPlan:
 
     Attributes:
         agent: The agent's id.
-        request: What was asked, as JSON.
+        request: The request as JSON.
         session: The key of the conversation.
-        created: When it was asked for, in seconds since 1970.
+        created: When it was requested, in seconds since 1970.
     """
 
     agent: str
@@ -56,26 +56,26 @@ def plan_start(
     caller: Caller, asked: StartRequest, engine: Engine, agents: Sequence[str], *, stores_messages: bool
 ) -> StartPlan:
     """
-    Check a request to start a run, and return its agent, its stored JSON, its conversation key and its time.
+    Validate a request to start a run, and return its agent, stored JSON, conversation key and time; nothing is stored.
 
     Args:
-        caller: Who asks.
+        caller: The caller.
         asked: The request.
         engine: The engine that has the agents.
         agents: The ids of the agents that may be started.
         stores_messages: Whether the messages of conversations are stored apart from their runs.
 
     Raises:
-        InputError: when it names an agent, limit or conversation that cannot be used.
-        Problem: when *caller* may not continue a conversation.
+        InputError: For an invalid agent, limit or name of a conversation.
+        Problem: If *caller* may not continue a conversation.
     """
     agent = require_listed_agent(agents, asked.agent)
-    check_may_continue_session(caller, asked, stores_messages=stores_messages)
-    request, now = request_to_json(engine.agent(agent).limits, asked), time.time()
+    require_may_continue_session(caller, asked, stores_messages=stores_messages)
+    request, now = validate_and_encode_request(engine.agent(agent).limits, asked), time.time()
     if asked.after is not None:
         # The newest run of a conversation is the one that was created last, also if the clocks of two servers differ.
         now = max(now, asked.after.created + 0.001)
-    return StartPlan(agent, request, make_checked_session_key(caller, asked.session), now)
+    return StartPlan(agent, request, require_session_key(caller, asked.session), now)
 
 
 class RunStarts(ABC, Generic[Row]):
@@ -92,23 +92,23 @@ class RunStarts(ABC, Generic[Row]):
 
     async def start(self, caller: Caller, asked: StartRequest, *, key: str | None = None) -> tuple[str, bool]:
         """
-        Start a run, and return its id and whether it is new: a repeated *key* returns the earlier run.
+        Register and start a run, and return (id, is new); a repeated *key* returns the earlier run.
 
         Raises:
-            DatabaseUnavailable: when the database cannot be reached; nothing was registered.
-            InputError: when prompt, params or metadata cannot be used.
-            Problem: when there is no such agent, too many runs are executed, the server stops, the caller's quota is exceeded,
-                or the key belongs to another request.
+            DatabaseUnavailable: If the database cannot be reached; nothing was registered.
+            InputError: For an unknown agent, or an invalid prompt, params or metadata.
+            Problem: If too many runs are executed, the server stops, the caller's quota is exceeded, or the key belongs to another
+                request.
         """
-        row = await self._check_request_and_make_row(caller, asked)
+        row = await self._validate_request_and_make_row(caller, asked)
         is_repeat = key is not None and await self._has_idempotency_key(row.owner, key, row.created)
         # A repeated request starts nothing: it is answered also where a new one would be refused.
-        size = 0 if is_repeat else json_size(row.request)
+        size = 0 if is_repeat else get_json_size(row.request)
         with nullcontext() if is_repeat else self._reserve_room(row.owner):
             async with self._quotas.admit_request(row.owner, size, runs=0 if is_repeat else 1) as use:
-                # Registered first and started then: if this process dies in between, another one starts the run. The
-                # other way round it would be running, and its owner unknown.
-                with self._pending.track(row.run):
+                # Registered before the start: if this process dies in between, another one starts the run. A run that was
+                # started first would have no known owner.
+                with self._pending.track_start(row.run):
                     known = await self._register_or_find_earlier_run(row, key)
                     if known is None:
                         await self._start_or_unregister(row)
@@ -120,12 +120,12 @@ class RunStarts(ABC, Generic[Row]):
         return known, False
 
     def _reserve_room(self, owner: str) -> AbstractContextManager[None]:
-        """Reserve room for a run of *owner* in this process; raise ``Problem`` if there is none."""
+        """Return a context that reserves room for a run of *owner* in this process, or raises ``Problem``. By default do nothing."""
         return nullcontext()
 
     @abstractmethod
-    async def _check_request_and_make_row(self, caller: Caller, asked: StartRequest) -> Row:
-        """Check a request to start a run, and return the row of the run, which is not registered yet."""
+    async def _validate_request_and_make_row(self, caller: Caller, asked: StartRequest) -> Row:
+        """Validate a request to start a run, and return the row of the run, which is not registered yet."""
 
     @abstractmethod
     async def _has_idempotency_key(self, owner: str, key: str, now: float) -> bool:
@@ -133,7 +133,7 @@ class RunStarts(ABC, Generic[Row]):
 
     @abstractmethod
     async def _register_or_find_earlier_run(self, row: Row, key: str | None) -> str | None:
-        """Register a run; return the id of the earlier run with the same key instead, if there is one."""
+        """Register a run and return ``None``; if an earlier run has the same key, return its id instead."""
 
     @abstractmethod
     async def _start_or_unregister(self, row: Row) -> None:

@@ -1,4 +1,4 @@
-"""``RunStore``: the journals of the runs of a server and the ledger that says whose they are, in one folder or SQLite file."""
+"""``RunStore``: the journals of the runs of a server, and the ledger with their owners, in one folder or SQLite file."""
 
 from __future__ import annotations
 
@@ -37,29 +37,29 @@ class RunStore:
     The journals and the ledger in one folder or database. Any number of servers may share them.
 
     Args:
-        place: A folder of journals, created if there is none, or an SQLite file.
+        store_path: A folder of journals, created if it is missing, or an SQLite file.
 
     Attributes:
         ledger: The register of runs, read and written in worker threads.
-        is_database: Whether the place is an SQLite file.
+        place: The folder or file.
+        is_database: Whether *place* is an SQLite file.
     """
 
-    def __init__(self, place: str | Path) -> None:
-        self.place = Path(place)
-        self.ledger = Ledger(place)
-        self.is_database = parse_database_path(str(place)) is not None
+    def __init__(self, store_path: str | Path) -> None:
+        self.place = Path(store_path)
+        self.ledger = Ledger(store_path)
+        self.is_database = parse_database_path(str(store_path)) is not None
         self._scans = WeakValueDictionary[str, asyncio.Lock]()
         self._scanning = asyncio.Lock()
         self._acts: list[tuple[Act, asyncio.Future[Any]]] = []
         self._writing: asyncio.Task[None] | None = None
 
-    def create_and_check_files(self) -> None:
+    def create_and_validate_files(self) -> None:
         """
-        Create the folder and the missing files, and read the ledger and the wake index once to check them.
+        Create the folder and the missing files, and raise if other users could change them or they cannot be read.
 
         Raises:
-            DefinitionError: when others could write the place.
-            JournalError: when it cannot be used.
+            JournalError: If other users could write to the store, or it cannot be used.
         """
         folder = self.place.parent if self.is_database else self.place
         try:
@@ -75,7 +75,7 @@ class RunStore:
             index.list_all()
 
     async def close(self) -> None:
-        """Finish the requested writes, and close the ledger."""
+        """Wait for the requested writes, and close the ledger."""
         if self._writing is not None:
             await self._writing
         await asyncio.to_thread(self.ledger.close)
@@ -85,22 +85,22 @@ class RunStore:
         return SqliteJournal(self.place, run) if self.is_database else FileJournal(self.place / f"{run}.jsonl")
 
     async def find(self, run: str) -> RunRow | None:
-        """Return the row of a run, or ``None``."""
+        """Return the row of a run; ``None`` if the run is not registered."""
         return await asyncio.to_thread(self.ledger.find, run)
 
     async def measure_usage(self, owner: str) -> QuotaUsage:
         """Return the open runs and stored bytes of an owner, counted in the ledger and its files."""
-        return await self.run_long_read(owner, partial(self.ledger.measure_usage, owner))
+        return await self.run_slow_read(owner, partial(self.ledger.measure_usage, owner))
 
-    async def run_long_read(self, owner: str, work: Callable[[], Made]) -> Made:
-        """Execute a read of the ledger that may take seconds; each owner has one at a time, and all of them have one thread."""
+    async def run_slow_read(self, owner: str, work: Callable[[], Made]) -> Made:
+        """Run a read of the ledger that may take seconds in a thread, one read at a time; owners take turns."""
         # Without this, the searches of one owner with many runs would occupy all threads.
         lock = self._scans.setdefault(owner, asyncio.Lock())
         async with lock, self._scanning:
             return await asyncio.to_thread(work)
 
     async def write(self, act: Act) -> Any:
-        """Write to the ledger and return the result of *act*; requests that arrive together share one transaction."""
+        """Perform *act* on the ledger and return its result; acts that arrive together share one transaction."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         # SQLite has one writer and each commit is a sync: a thousand starts at once were a thousand syncs, one after
         # the other. So all requests that arrive during one commit go into the next.
@@ -129,7 +129,7 @@ class RunStore:
             self._writing = None
 
     async def record_failed_resume(self, run: str, error: BaseException) -> None:
-        """Record that a run could not continue; after three failures within an hour it is stranded. Locked runs do not count."""
+        """Store that a run could not be resumed; the third failure within an hour makes it stranded. Ignore a locked journal."""
         row = await self.find(run)
         if row is None or isinstance(error, JournalLocked):
             return
@@ -154,5 +154,5 @@ class RunStore:
             return True
 
     def _shorten_error(self, run: str, reason: str) -> str:
-        """Return the first line of an error without the journal's path: the others name files of this server, and commands for them."""
+        """Return the first line of an error, without the journal's path. Other lines have files and commands of this server."""
         return cut_end(reason.partition("\n")[0].replace(self.journal(run).name, "its record"), 2_000)

@@ -42,17 +42,17 @@ class RunListSummary:
     The summary of a run in a list.
 
     Attributes:
-        steps: How many times a model was asked, in its children, too; ``None`` where that is not known.
-        cost: US dollars as text; ``None`` where a price is not known.
-        tokens: What was sent and what came.
-        seconds: From its start to its last record.
-        waits: What it waits for, in words.
-        wakes: When it goes on by itself, in UTC.
-        doing: The newest of what it does now.
-        agents: How many agents ran in it.
+        steps: The number of model calls, with those of children; ``None`` if it is unknown.
+        cost: US dollars as text; ``None`` if a price is unknown.
+        tokens: The number of input and output tokens.
+        seconds: Seconds from its start to its last record.
+        waits: Texts about its waits.
+        wakes: When it resumes automatically, in UTC.
+        doing: The kind of the newest effect that is running; ``""`` for none.
+        agents: The number of agents that ran in it.
         asks: Whether it waits for a person.
-        output: The beginning of its output, as text or JSON in one line; ``None`` before its end.
-        parent: Of a fork the id of its parent.
+        output: The start of its output, as text or JSON in one line; ``None`` before its end.
+        parent: For a fork, the id of its parent.
     """
 
     steps: int | None = None
@@ -82,7 +82,7 @@ class RunSummaries:
         self._known: OrderedDict[tuple[str, str, float], RunListSummary] = OrderedDict()
 
     async def load_summary(self, row: RunRow) -> RunListSummary:
-        """Return the summary of a run, from memory if it did not change; an empty one if its journal cannot be read."""
+        """Return the summary of a run, from memory if the run did not change; an empty one if its journal cannot be read."""
         key = (row.run, row.status, row.changed)
         if key in self._known:
             self._known.move_to_end(key)
@@ -161,14 +161,14 @@ class _JournalSummary:
                 self._cost = add_cost(self._cost, value.cost)
 
 
-def remove_oldest_entries(known: OrderedDict[Any, Any], most: int) -> None:
-    """Remove the oldest entries of a cache that are more than *most*."""
-    while len(known) > most:
+def remove_oldest_entries(known: OrderedDict[Any, Any], max_entries: int) -> None:
+    """Remove the oldest entries of a cache until it has at max_entries *max_entries*."""
+    while len(known) > max_entries:
         known.popitem(last=False)
 
 
 def shorten_output(output: Any) -> str | None:
-    """Return the start of an output in one line: a text as it is, other values as JSON."""
+    """Return the start of an output in one line, a text as it is and other values as JSON; ``None`` for ``None``."""
     # Thousands of summaries stay in memory, and an output may have megabytes.
     if output is None:
         return None
@@ -177,7 +177,7 @@ def shorten_output(output: Any) -> str | None:
 
 
 def describe_wait(wait: Waits) -> str:
-    """Return in words what a run waits for: the text of a question, the topic of a message, a child, or a time."""
+    """Return a short text about a wait: the text of the question, the topic of the message, a child, or a time."""
     if wait.question is not None:
         return wait.question.text
     if wait.kind == "message":

@@ -15,7 +15,7 @@ from stepengine.journal.pending_items import find_waits
 from stepengine.journal.show import find_root_end, spending_of
 from stepengine.server.ledger import OPEN, RunRow, make_store_shown_message_act
 from stepengine.server.live_runs import RUNNING
-from stepengine.server.run_requests import make_checked_session_key
+from stepengine.server.run_requests import require_session_key
 
 if TYPE_CHECKING:
     from stepengine.data.events import Event
@@ -46,8 +46,8 @@ class RunTurns:
         self._messenger = messenger
 
     async def find_newest_run(self, caller: Caller, session: str) -> RunRow | None:
-        """Return the last run of a conversation of *caller*; one that has just ended once its end is in the ledger."""
-        read = partial(self._store.ledger.find_newest_run, caller.name, make_checked_session_key(caller, session))
+        """Return the last run of a conversation of *caller*, after waiting until its end is recorded if it has just ended."""
+        read = partial(self._store.ledger.find_newest_run, caller.name, require_session_key(caller, session))
         row = await asyncio.to_thread(read)
         handle = None if row is None else self._live.handles.get(row.run)
         if row is not None and (handle.done if handle is not None else row.status in RUNNING):
@@ -55,13 +55,13 @@ class RunTurns:
             row = await asyncio.to_thread(read)
         return row
 
-    async def load_state(self, row: RunRow) -> AgentState:
-        """Return the last state of a run that is not running; errors are those of ``RunReader.load_state``."""
-        return await self._reader.load_state(row)
+    async def load_or_replay_state(self, row: RunRow) -> AgentState:
+        """Return the last state of a run that is not running; errors are those of ``RunReader.load_or_replay_state``."""
+        return await self._reader.load_or_replay_state(row)
 
     async def load_result(self, row: RunRow) -> RunResult:
-        """Return the result of a run that is not running; errors are those of ``load_state``."""
-        state = await self.load_state(row)
+        """Return the result of a run that is not running; errors are those of ``load_or_replay_state``."""
+        state = await self.load_or_replay_state(row)
         return await asyncio.to_thread(_result_from_state, self._store.journal(row.run).history, row, state)
 
     async def find_last_event_id(self, row: RunRow) -> str | None:
@@ -82,14 +82,14 @@ class RunTurns:
         Answer a suspended run, and return the events of its resumption.
 
         Args:
-            caller: Who answers.
+            caller: The caller who answers.
             row: The run.
             answers: By the ids of their questions.
             after: The last event that the client has, for a run that another process resumes.
             page_questions: The questions that a tool of the page answers, and not *caller*.
             user_input: User input that the next model call gets with the answers.
 
-        Errors are those of ``RunMessenger.answer``.
+        The errors are those of ``RunMessenger.answer``.
         """
         handle = await self._messenger.answer_and_find_handle(
             caller, row, answers, page_questions=page_questions, user_input=user_input
@@ -116,7 +116,7 @@ class RunTurns:
             is_idle = await self._is_idle(run)  # first: what was written before that is read by now
             events = await asyncio.to_thread(watch.read_new_events)
             for event in events:
-                # Whoever resumes a run that was stopped shows no second one.
+                # A run that was stopped and resumed would show a second end.
                 if not isinstance(event, RunFinished) or event.path:
                     yield event
             if is_idle and not watch.is_behind:
@@ -141,17 +141,17 @@ class RunTurns:
         finally:
             await events.aclose()
 
-    async def store_shown_message(self, run: str, message: str, place: str) -> None:
-        """Store the id of the newest message that shows a run on a page, which starts after the event *place*."""
-        await self._store.write(make_store_shown_message_act(run, message, place))
+    async def store_shown_message(self, run: str, message: str, after_event: str) -> None:
+        """Store the id of the newest message that shows a run on a page, which starts after the event *after_event*."""
+        await self._store.write(make_store_shown_message_act(run, message, after_event))
 
     async def find_shown_message(self, run: str) -> tuple[str, str] | None:
-        """Return the message id and the event that ``store_shown_message`` stored for a run."""
+        """Return the (message id, event id) that ``store_shown_message`` stored for a run; ``None`` without one."""
         return await asyncio.to_thread(self._store.ledger.find_shown_message, run)
 
 
 def _read_last_event_id(watch: JournalWatch) -> str | None:
-    """Return the id of the last event in a journal."""
+    """Read all new events of *watch*, and return the id of the last one; ``None`` without events."""
     last: str | None = None
     while watch.is_behind:
         for event in watch.read_new_events():

@@ -36,18 +36,17 @@ async def restore_files(
 
     Args:
         row: The run.
-        journal: Its journal, which has the former content of the files.
+        journal: Its journal, which has the earlier content of the files.
         roots: The folders that runs write in.
-        is_live: Whether this process runs it, so that nothing can be restored.
-        at: The last effect whose writes stay.
+        is_live: Whether this process executes the run; then nothing can be restored.
+        at: The last effect whose writes are not undone.
         dry_run: Only report what would be done.
-        partial: Leave the files that cannot be restored.
+        partial: Skip files that cannot be restored, and restore the others.
 
     Raises:
-        JournalLocked: when another process runs it.
-        Problem: when this process runs it, there is no such effect, this server has no folder to undo in, or the journal is a
-            third-party one.
-        UndoRefused: when a file cannot be restored; nothing was changed.
+        JournalLocked: If another process executes the run.
+        Problem: If this process executes the run, there is no such effect, *roots* is empty, or the journal is a third-party one.
+        UndoRefused: If a file cannot be restored; nothing was changed.
     """
     if not roots:
         msg = "this server was started without a folder that runs write in, so it cannot undo their writes"

@@ -32,33 +32,35 @@ class RunWatcher:
         """
         Return the events of a run from the first one, or after the event *after*.
 
-        Events of a run of this process come from its handle. What it did before this process resumed it, and runs of other
-        processes and those that ended long ago, come from the journal: whole texts, no pieces of them.
+        Events of a run of this process come from its handle. Events from before this process resumed the run, and those of other runs,
+        come from the journal, with whole texts and no pieces.
 
         Args:
             row: The run.
-            after: The id of the last event that the client has, as ``sse`` gave it, from any stream and server.
+            after: The id of the last event that the client received, from any server.
 
         Raises:
-            LimitExceeded: when the run has 100 readers already.
-            StepEngineError: when *after* is not an id of an event.
+            LimitExceeded: If the run already has 100 readers.
+            StepEngineError: If *after* is not the id of an event.
         """
-        had, handle = ReaderPosition.parse(after), self._live.find_newest_handle(row)
+        position, handle = ReaderPosition.parse(after), self._live.find_newest_handle(row)
         if handle is None:
-            return self._shared.get_or_create_followed_events(row.run).events(had, stay=row.status in RUNNING)
-        is_its = had.place is not None and had.place.epoch == handle.epoch
-        after = had.last_event_id if is_its else None
-        if (is_its and not (had.is_mixed and had.marks)) or (
-            had.place is None and not self._live.was_resumed_here(row.run)
+            return self._shared.get_or_create_followed_events(row.run).events(
+                position, wait_for_new=row.status in RUNNING
+            )
+        is_of_handle = position.place is not None and position.place.epoch == handle.epoch
+        after = position.last_event_id if is_of_handle else None
+        if (is_of_handle and not (position.is_mixed and position.marks)) or (
+            position.place is None and not self._live.was_resumed_here(row.run)
         ):
             return handle.events(after=after)
         following = self._shared.get_or_create_followed_events(row.run)
         if row.run in self._live:
-            return stream_recorded_then_live_events(handle.events(after=after), following, had)
-        return following.events(had, stay=False)
+            return stream_recorded_then_live_events(handle.events(after=after), following, position)
+        return following.events(position, wait_for_new=False)
 
-    async def may_be_over(self, row: RunRow, after: str | None) -> bool:
-        """Return whether a run may have no events after the event *after*, because no process executes it."""
+    async def may_have_no_more_events(self, row: RunRow, after: str | None) -> bool:
+        """Return True if no process executes the run, so that no event may follow; *after* is not used."""
         return row.run not in self._live and (
             row.status not in RUNNING or self._live.find_newest_handle(row) is not None
         )
@@ -68,7 +70,7 @@ class RunWatcher:
         Return the position of a client that reconnects with the id *after*.
 
         Raises:
-            StepEngineError: when it is not an id of an event.
+            StepEngineError: If *after* is not the id of an event.
         """
         return ReaderPosition.parse(after)
 
@@ -77,5 +79,5 @@ class RunWatcher:
         self._shared.stop_following_idle_runs()
 
     def close(self) -> None:
-        """Stop following all journals. Streams end when ``ServiceState.stopping`` is set, not by this."""
+        """Stop reading all journals. This does not end streams: they end when ``ServiceState.stopping`` is set."""
         self._shared.close()

@@ -4,8 +4,8 @@
 ``RunStore`` has the journals and the ledger. ``CurrentEngine`` is the engine, rebuilt when its files change. ``LiveRuns`` are the runs
 of this process. ``RunLauncher`` starts, resumes and forks; ``RunRecovery`` resumes what is due or lost its process; ``RunSchedules``
 starts agents by schedule. ``RunReader`` finds and reads runs, ``RunWatcher`` streams their events, ``RunMessenger`` delivers answers and
-messages, ``RunConversations`` groups them, ``RunTurns`` are the turns of pages, ``restore_files`` restores files, and ``ForeignRuns`` are the
-journals of others.
+messages, ``RunConversations`` groups runs, ``RunTurns`` are the turns of pages, ``restore_files`` restores files, and ``ForeignRuns`` are
+third-party journals.
 """
 
 from __future__ import annotations
@@ -49,25 +49,25 @@ GRACE_SECONDS = 10.0
 
 class Runs:
     """
-    The runs of one engine in one place.
+    The runs of one engine in one folder or SQLite file.
 
     Args:
         engine: The engine of the runs.
-        place: A folder of journals, created if there is none, or an SQLite file. Any number of servers may share it.
+        store_path: A folder of journals, created if it is missing, or an SQLite file. Any number of servers may share it.
         agents: The ids of the agents that may be started; ``None`` for all of the engine.
-        max_live: How many runs may be executed in this process at a time.
+        max_live: The most runs that may be executed in this process at a time.
         wait_for_answers: Seconds that a question waits in memory before the run is suspended and uses no resources.
         schedules: When agents are started automatically.
         roots: The folders that the tools of its agents write in; writes there can be undone.
         drain: Seconds that runs may continue when the server is told to stop.
         sources: The files from which the engine is rebuilt when they were saved; ``None`` if it never is.
-        quotas: How much one owner may use.
+        quotas: The limits of each owner.
 
     Attributes:
         state: Whether the server stops, and whether runs can be started.
         quotas: What each owner uses.
         store: The journals and the ledger.
-        engines: The engine of runs that start from now on, and those that it replaced.
+        engines: The current engine, and the replaced ones.
         live: The runs of this process.
         launcher: Starts, resumes and forks runs.
         reader: Finds and reads runs.
@@ -75,13 +75,13 @@ class Runs:
         messenger: Delivers answers, messages and cancels.
         conversations: The conversations of the runs.
         turns: The turns of conversations over AG-UI, Vercel's protocol and MCP.
-        foreign: The journals of the place that no server started.
+        foreign: The journals of the store that no server started.
     """
 
     def __init__(
         self,
         engine: Engine,
-        place: str | Path,
+        store_path: str | Path,
         *,
         agents: Iterable[str] | None = None,
         max_live: int = 64,
@@ -93,11 +93,11 @@ class Runs:
         quotas: Quotas | None = None,
     ) -> None:
         self.state = ServiceState()
-        self.store = store = RunStore(place)
+        self.store = store = RunStore(store_path)
         self.quotas = QuotaTable(quotas or Quotas(), store.measure_usage)
         self.engines = engines = CurrentEngine(engine, agents, sources)
         self.live = live = LiveRuns(
-            store, engines, max_live=max_live, drain=drain, resume=self._resume_and_record_failure
+            store, engines, max_live=max_live, drain=drain, resume=self._resume_or_record_failure
         )
         self.reader = reader = RunReader(store, live, engines)
         self.launcher = RunLauncher(store, live, engines, reader, self.quotas, wait_for_answers=wait_for_answers)
@@ -112,9 +112,9 @@ class Runs:
         self._recovery = RunRecovery(store, live, self.launcher, self.watcher.stop_following_idle_runs)
         self._roots = tuple(roots)
 
-    async def _resume_and_record_failure(self, row: RunRow) -> None:
+    async def _resume_or_record_failure(self, row: RunRow) -> None:
         # The launcher needs the live runs, so they get it through this method.
-        await self.launcher.resume_and_record_failure(row)
+        await self.launcher.resume_or_record_failure(row)
 
     @property
     def ledger(self) -> Ledger:
@@ -159,16 +159,15 @@ class Runs:
         Resume interrupted runs, and start the recovery and the scheduler.
 
         Raises:
-            DefinitionError: when others could write the place.
-            JournalError: when it cannot be used.
+            JournalError: If other users could write to the store, or it cannot be used.
         """
-        await asyncio.to_thread(self.store.create_and_check_files)
+        await asyncio.to_thread(self.store.create_and_validate_files)
         await self._recovery.start()
         await self._schedules.start()
         self.state.is_ready = True
 
     async def close(self) -> None:
-        """Stop starting runs, wait a while for the open ones, and interrupt the rest, which the next process resumes."""
+        """Stop starting runs, end all streams, wait up to *drain* seconds, and interrupt the rest, which the next process resumes."""
         self.live.is_closing, self.state.is_ready = True, False
         self.state.stopping.set()
         await self._schedules.stop()
@@ -188,7 +187,7 @@ class Runs:
         await self.engine.aclose()
 
     async def rebuild_engine_if_changed(self) -> None:
-        """Rebuild the engine if its files were saved and can be loaded; otherwise keep it."""
+        """Rebuild the engine if its files were saved and can be loaded; otherwise do not replace it."""
         await self.engines.try_rebuild()
 
     async def load_schedule_statuses(self) -> list[ScheduleStatus]:

@@ -1,7 +1,7 @@
 """
-``EngineSources``: the files of which a served engine was made, and the engine made anew of them once they were saved.
+``EngineSources``: the author's files of a served engine, from which the engine is rebuilt when they were saved.
 
-Runs go on with the code that they began with; what is imported anew is for those that begin from then on.
+Runs continue with the code that started them; reloaded code is used by later runs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from stepengine.engine import Engine
 
 COARSE = 50_000_000
-"""Nanoseconds by which a file system may date a save too early."""
+"""Nanoseconds by which the modification time of a file may be too early."""
 TRIAL_SECONDS = 60.0
 """Large libraries take tens of seconds to import on a busy machine. An import that never ends hangs no server."""
 UNKNOWN = b"?"
@@ -47,8 +47,8 @@ class EngineSources:
     The author's files of an engine; created before the engine, so that it knows which modules the engine imported.
 
     Args:
-        load: Makes the engine of the files as they are now, by the rules that held at the start.
-        maker: How another process does that, where it is tried first, and which files are watched beside those that are imported.
+        load: Makes the engine from the current files, with the options of the start.
+        maker: How a child process makes the engine, which is tried first, and which files are watched in addition to imported ones.
     """
 
     def __init__(self, load: Callable[[], Engine], maker: EngineSpec) -> None:
@@ -60,33 +60,33 @@ class EngineSources:
         self._refused: dict[str, bytes] | None = None
 
     def record_file_hashes(self) -> None:
-        """Record the contents of the files imported so far."""
-        self._marks = {file: self._hash_unless_saved_since(file) for file in self._list_watched_files()}
+        """Store the hashes of the watched files, as imported."""
+        self._marks = {file: self._hash_or_mark_saved_file(file) for file in self._list_watched_files()}
 
     def has_changed_files(self, *, retry: bool = True) -> bool:
-        """Return whether a file differs from its imported version; unless *retry*, a version that failed to load is ignored."""
+        """Return whether a watched file changed, and store the changed version as not loaded; without *retry*, ignore a stored one."""
         now = {file: _hash_file(file) for file in self._list_watched_files()}
         for file in now.keys() - self._marks.keys():
-            # A handler may import something while it is at work.
-            self._marks[file] = self._hash_unless_saved_since(file)
+            # A handler may import a file while it runs.
+            self._marks[file] = self._hash_or_mark_saved_file(file)
         if not retry and now == self._refused:
             return False
         changed = any(self._marks[file] != mark for file, mark in now.items())
-        # Until it is known to be sound, which forgets this.
+        # A successful load clears it.
         self._refused = now if changed else None
         return changed
 
     @property
     def has_load_failed(self) -> bool:
-        """Whether the last attempt to load the files failed."""
+        """Whether the current version of the files is stored as not loaded, because loading failed or is not done."""
         return self._refused is not None
 
-    async def check_in_child_process(self) -> None:
+    async def require_loadable_in_child_process(self) -> None:
         """
-        Load the files in a child process, which they could end or block; raise if they create no engine.
+        Load the files in a child process, which they could end or block; raise ``Problem`` if they create no engine.
 
         Raises:
-            Problem: when they make none.
+            Problem: If they create no engine, end the process, or take more than 60 s.
         """
         process = await JsonChildProcess.start("stepengine.debugging.load_check", {"maker": attrs.asdict(self._maker)})
         told: dict[str, Any] = {"problem": "importing the agents' files ended the process", "file": "", "line": 0}
@@ -106,7 +106,7 @@ class EngineSources:
         Import the current files, and return their engine; if that fails, the imported modules are restored.
 
         Raises:
-            Problem: when they make none.
+            Problem: If they create no engine.
         """
         since, before = time.time_ns(), {file: _hash_file(file) for file in self._list_watched_files()}
         held = self._unload_author_modules()
@@ -121,7 +121,7 @@ class EngineSources:
         # A file that is saved while it is imported is seen the next time.
         self._since, self._refused = since, None
         self._marks = {
-            file: before.get(file) or self._hash_unless_saved_since(file) for file in self._list_watched_files()
+            file: before.get(file) or self._hash_or_mark_saved_file(file) for file in self._list_watched_files()
         }
         return engine
 
@@ -131,13 +131,13 @@ class EngineSources:
             *[str(Path(file).resolve()) for file in self._maker.iter_watched_files()],
         }
 
-    def _hash_unless_saved_since(self, file: str) -> bytes:
-        """Return the hash of a file; a mark that no hash equals if it was saved after the import began."""
+    def _hash_or_mark_saved_file(self, file: str) -> bytes:
+        """Return the hash of a file; ``UNKNOWN``, which differs from every hash, if it may have been saved since the import."""
         try:
             is_later = Path(file).stat().st_mtime_ns > self._since - COARSE
         except OSError:
             return b""
-        # Nobody knows whether it was imported before or after that save.
+        # It is unknown whether the file was imported before or after that save.
         return UNKNOWN if is_later else _hash_file(file)
 
     def _unload_author_modules(self) -> dict[str, ModuleType]:

@@ -1,5 +1,5 @@
 """
-The state that a run left for the next run of its conversation, as the ledger stores it.
+The last state of a run for the next run of its conversation, as the ledger stores it.
 
 Most of a state is texts that the run's journal has already. The ledger stores a fingerprint in place of each of these, so that what a
 client sent is not stored once more.
@@ -35,8 +35,8 @@ def encode_state_with_references(state: AgentState, journal: FileJournal | Sqlit
     Return a state as JSON, without the texts that *journal* has.
 
     Args:
-        state: The state that a run left.
-        journal: The journal of that run; if it cannot be read, the state is stored whole.
+        state: The last state of a run.
+        journal: The journal of that run; if the journal cannot be read, the result has all texts.
     """
     if not state.pending:
         # Nothing reads them: the next run gets its own. The tools of a page are needed while one of its calls waits.
@@ -55,8 +55,8 @@ def decode_state_with_references(stored: str, journal: FileJournal | SqliteJourn
     Return the state that ``encode_state_with_references`` encoded.
 
     Raises:
-        JournalError: when the journal cannot be read, or lacks a text.
-        DataError: when the state cannot be read.
+        JournalError: If the journal cannot be read, or lacks a text.
+        DataError: If the state is invalid.
     """
     read = json.loads(stored)
     try:

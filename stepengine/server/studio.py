@@ -1,8 +1,8 @@
 """
-The studio: the page where people see runs at work, and what it asks of the server beside what every client asks.
+The studio: the files of the web page that shows runs, and the page data that only it requests.
 
-The page is package data beside this file. It is the same for everybody; what it shows is asked for with the session of whoever
-opened it, so nothing here decides who sees what.
+The files are package data next to this module, and the same for all people. The page requests its data with the session of its
+user, so access is not decided here.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
-"""Texts of models, tools and strangers are on this page: whatever one of them could smuggle in runs nothing and loads nothing."""
+"""The page shows untrusted texts of models and tools; with this policy they can run no script and load nothing."""
 KINDS = {
     "html": "text/html",
     "css": "text/css",
@@ -62,7 +62,7 @@ NOTHING = b"null"
 VIEWS_KEPT = 20
 ASKED_KEPT = 20_000
 NEAR = 4
-"""Lines that are shown before and behind the one where a handler stands."""
+"""Lines that are shown before and after the current line of a handler."""
 
 
 @cache
@@ -117,7 +117,7 @@ class RunPageData:
         self._runs = runs
         self._followed: OrderedDict[str, tuple[FollowedJournal, asyncio.Lock]] = OrderedDict()
         self._asked: OrderedDict[tuple[str, str, float], tuple[Question, ...]] = OrderedDict()
-        # One at a time: each runs code of authors from the start of a run, and takes as long as that is.
+        # One at a time: each replays a run from its start with the authors' code.
         self._walking = asyncio.Lock()
 
     # --- one run ------------------------------------------------------------------------------------------------------
@@ -126,16 +126,16 @@ class RunPageData:
         """
         Return the page data of a run as JSON; with *after* only the changes since that offset.
 
-        It is ``null`` for a run that has done nothing yet.
+        The result is ``null`` for a run without records.
 
         Raises:
-            JournalError: when the journal cannot be read.
+            JournalError: If the journal cannot be read.
         """
         try:
             journal = await self._runs.reader.get_journal(row)
             if self._runs.reader.copies_journals:
                 # Not followed in pieces: it does not grow.
-                return await asyncio.to_thread(_read_page_data_once, journal, row.run, after)
+                return await asyncio.to_thread(_make_page_data_once, journal, row.run, after)
             return await self.get_journal_page_data(row.run, journal, after)
         except JournalMissing:
             return NOTHING
@@ -155,19 +155,18 @@ class RunPageData:
                 self._followed.pop(name, None)
                 raise
 
-    async def collect_source_lines(self, row: RunRow, *, last: bool) -> bytes:
+    async def replay_for_source_lines(self, row: RunRow, *, last: bool) -> bytes:
         """
-        Return the source lines of a run's handlers at each step as JSON; with *last* only the current lines.
+        Replay a run, and return the source lines of its handlers at each step as JSON; with *last* only the current lines.
 
-        The run is walked with the agents of this server: nothing is performed, and where their code does something else than is
-        recorded it says from where on nothing is known.
+        The replay uses the agents of this server and performs nothing. After a divergence from the record, lines are missing.
 
         Raises:
-            JournalError: when the journal cannot be read.
+            JournalError: If the journal cannot be read.
         """
         reader = self._runs.reader
-        journal, engine = await reader.get_journal(row), reader.engine_for(row)
-        work = _collect_current_lines if last else _collect_source_lines_and_variables
+        journal, engine = await reader.get_journal(row), reader.get_engine_for_run(row)
+        work = _replay_for_current_lines if last else _replay_for_source_lines_and_variables
         try:
             async with self._walking:
                 return await asyncio.to_thread(work, engine, journal, row.run)
@@ -176,8 +175,8 @@ class RunPageData:
 
     # --- lists --------------------------------------------------------------------------------------------------------
 
-    async def get_question_details(self, row: RunRow) -> tuple[QuestionDetails, ...]:
-        """Return the open questions of a run, with the programs that ask them."""
+    async def load_question_details(self, row: RunRow) -> tuple[QuestionDetails, ...]:
+        """Return the open questions of a run with the programs that ask them; nothing if its journal cannot be read."""
         key = (row.run, row.status, row.changed)
         found = self._asked.get(key)
         if found is None:
@@ -191,25 +190,25 @@ class RunPageData:
                 remove_oldest_entries(self._asked, ASKED_KEPT)
         if self._runs.reader.copies_journals or not any(one.path for one in found):
             return tuple([QuestionDetails(one) for one in found])
-        return await asyncio.to_thread(_add_asking_programs, await self._runs.reader.get_journal(row), found)
+        return await asyncio.to_thread(_make_details_with_programs, await self._runs.reader.get_journal(row), found)
 
 
 def _read_followed_page_data(following: FollowedJournal, after: int | None) -> bytes:
     """Read the new records of a journal; return its page data as JSON, or with *after* only the changes since."""
     following.read_new_records()
-    # In here, where nobody else reads: what is told are the lists themselves, which grow.
+    # Encoded under the lock of the caller, because the page data has lists that grow.
     return json.dumps(_make_full_page_data(following) if after is None else following.changes_after(after)).encode()
 
 
 def _make_full_page_data(following: FollowedJournal) -> dict[str, Any]:
     """Return all page data of a journal, without the notes about lines of handlers, which are requested separately."""
     told = following.make_page_data()
-    # Where handlers stood is asked for by itself.
+    # The lines of handlers are requested separately.
     told["missing"] = [one for one in told["missing"] if not one.get("handler")]
     return told
 
 
-def _read_page_data_once(journal: Journal, name: str, after: int | None) -> bytes:
+def _make_page_data_once(journal: Journal, name: str, after: int | None) -> bytes:
     """Return the page data of a copied journal; with *after* no changes if its length is *after*, otherwise all of them."""
     following = FollowedJournal(journal, name)
     told: dict[str, Any] = {"after": after}
@@ -220,7 +219,7 @@ def _read_page_data_once(journal: Journal, name: str, after: int | None) -> byte
     return json.dumps(told).encode()
 
 
-def _collect_source_lines_and_variables(engine: Engine, journal: Journal, name: str) -> bytes:
+def _replay_for_source_lines_and_variables(engine: Engine, journal: Journal, name: str) -> bytes:
     """Replay a run, and return the source lines and variables of its handlers at each step as JSON, also if the replay fails."""
     view = RunPayload(PageTexts(), name)
     view.add_new_records(load_stored_history(journal))
@@ -245,7 +244,7 @@ def _collect_source_lines_and_variables(engine: Engine, journal: Journal, name: 
     return json.dumps(told).encode()
 
 
-def _collect_current_lines(engine: Engine, journal: Journal, name: str) -> bytes:
+def _replay_for_current_lines(engine: Engine, journal: Journal, name: str) -> bytes:
     """Replay a run to its last record, and return the current source lines of its handlers, as JSON."""
     clean = PageTexts().clean
     try:
@@ -273,18 +272,18 @@ def _read_nearby_lines(frame: Frame) -> list[str]:
     return linecache.getlines(frame.file)[max(0, frame.line - NEAR - 1) : frame.line + NEAR]
 
 
-# --- what lists say ---------------------------------------------------------------------------------------------------
+# --- questions --------------------------------------------------------------------------------------------------------
 
 
 @frozen
 class QuestionDetails:
     """
-    An open question, and of one that a program asks the program and the line that waits.
+    An open question, and the program and line that asks the question, if any.
 
     Attributes:
         question: The question.
-        program: The text of the program; ``""`` where none asks.
-        line: The line, from 1; 0 where none is known.
+        program: The text of the program that asks; ``""`` for none.
+        line: The line of the program that waits, from 1; 0 if it is unknown.
     """
 
     question: Question
@@ -292,7 +291,7 @@ class QuestionDetails:
     line: int = 0
 
 
-def _add_asking_programs(journal: Journal, questions: Iterable[Question]) -> tuple[QuestionDetails, ...]:
+def _make_details_with_programs(journal: Journal, questions: Iterable[Question]) -> tuple[QuestionDetails, ...]:
     """Return questions with the programs that ask them; without programs if the journal cannot be read."""
     try:
         history = journal.history()

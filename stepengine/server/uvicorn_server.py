@@ -19,16 +19,16 @@ async def serve_until_signal(served: Application, host: str, port: int, on_liste
     Serve requests until SIGTERM or SIGINT; return False if the address could not be used.
 
     Args:
-        served: What answers.
+        served: The application.
         host: The address.
         port: The port; 0 for a free one.
-        on_listening: Is told the URL once it listens.
+        on_listening: Is called with the URL once the server listens.
 
     Returns:
-        Whether it ever listened; uvicorn's log says why not.
+        Whether the server listened; otherwise uvicorn's log has the reason.
 
     Raises:
-        StepEngineError: when the place of the runs cannot be used.
+        StepEngineError: If the store of the runs cannot be used.
     """
     import uvicorn
     from uvicorn.protocols.http.h11_impl import H11Protocol

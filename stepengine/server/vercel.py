@@ -1,4 +1,4 @@
-"""The routes for pages that are made with Vercel's AI SDK: a turn of a chat, and coming back to it."""
+"""The routes for pages that use Vercel's AI SDK: start a turn of a chat, and reconnect to it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response, StreamingResponse
 
-from stepengine.adapters.vercel import HEADERS, VERSIONS, prompt_of, read_approvals, sse, vercel
+from stepengine.adapters.vercel import HEADERS, VERSIONS, parse_prompt, read_approvals, sse, vercel
 from stepengine.data.codec import plain
 from stepengine.errors import AnswerRejected
 from stepengine.redaction import KNOWN
-from stepengine.server.access import caller_of
+from stepengine.server.access import require_caller
 from stepengine.server.bodies import make_input_error, read_json_body, validate_as
 from stepengine.server.openapi import HttpParameter, Operation
-from stepengine.server.pages import CallerConversation, add_ping_comments, get_path_agent
+from stepengine.server.pages import CallerConversation, add_ping_comments, require_agent_id
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -40,28 +40,28 @@ class ChatTurn(BaseModel):
 
 async def start_chat_turn(request: Request) -> Response:
     body = validate_as(ChatTurn, plain(await read_json_body(request)))
-    agent, version = get_path_agent(request), _parse_protocol_version(request)
+    agent, version = require_agent_id(request), _parse_protocol_version(request)
     answers = read_approvals(body.messages)
-    prompt = "" if answers else prompt_of(body.messages, trigger=body.trigger, message_id=body.messageId)
+    prompt = "" if answers else parse_prompt(body.messages, trigger=body.trigger, message_id=body.messageId)
     chat = await CallerConversation.load(request, body.id)
-    chat.check_not_running()
+    chat.require_not_running()
     asks = chat.state is not None and bool(chat.state.pending)
     if answers or asks:
-        caller_of(request).must("answer")
+        require_caller(request).must("answer")
     if answers:
         _require_answers_for_last_run(chat, body.messages[-1])
     taken = await chat.start_next_turn(agent, prompt, answers)
     message = taken.run
     if answers:  # what comes of them goes into the message that asks
         message = str(body.messages[-1].get("id") or taken.run)[:1_000]
-    elif taken.place is not None:
-        message = f"{taken.run}-{taken.place.rpartition('-')[2]}"
-        await chat.turns.store_shown_message(taken.run, message, taken.place)
+    elif taken.after is not None:
+        message = f"{taken.run}-{taken.after.rpartition('-')[2]}"
+        await chat.turns.store_shown_message(taken.run, message, taken.after)
     return _make_event_stream_response(chat, taken.events, message, version)
 
 
 def _require_answers_for_last_run(chat: CallerConversation, message: dict[str, Any]) -> None:
-    """Raise for answers to questions of another run."""
+    """Raise ``AnswerRejected`` if an approval in *message* is for another run than the last one."""
     given = [p["approval"]["id"] for p in message["parts"] if p.get("state") == "approval-responded"]
     runs = {run for run, colon, _ in [id_.partition(":") for id_ in given] if colon}
     if runs - {"" if chat.last is None else chat.last.run}:
@@ -70,7 +70,7 @@ def _require_answers_for_last_run(chat: CallerConversation, message: dict[str, A
 
 
 async def reconnect_to_chat(request: Request) -> Response:
-    agent, version = get_path_agent(request), _parse_protocol_version(request)
+    agent, version = require_agent_id(request), _parse_protocol_version(request)
     chat = await CallerConversation.load(request, request.path_params["chat"])
     if chat.last is None or chat.last.agent != agent:
         return Response(status_code=204)
@@ -106,7 +106,10 @@ async def _redact_chunks(chunks: AsyncGenerator[dict[str, Any], None]) -> AsyncG
 
 OF_PAGE = (
     HttpParameter(
-        VERSION, "The major version of the page's package `ai`: 5, 6 or 7, which is the default.", int, place="header"
+        VERSION,
+        "The major version of the page's package `ai`: 5, 6 or 7, which is the default.",
+        int,
+        location="header",
     ),
 )
 OPERATIONS: tuple[Operation, ...] = (

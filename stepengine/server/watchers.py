@@ -1,10 +1,10 @@
 """
 Watchers of runs, in this process or another one: the events that each has received, and those still to send.
 
-A run is told in two ways: live by the process that has it, with pieces of texts and under an epoch of that process; and by its
-journal, to everybody alike. What both tell has the same path, number and type. So an event's id as a client gets it says, beside
-its place in its stream, how far the client has come on each path of the tree that is still open: ``5d0c2a17-17~:4:tool_finished``.
-Whoever brings it to another server, or to the same one after a restart, gets what comes behind that, and nothing twice.
+A run has two event streams: the live one of the process that executes it, with pieces of texts and an epoch of that process, and the
+one of its journal, which is the same for every reader. An event in both has the same path, number and type. So the id that a client
+gets has the position in its stream and the last event of each open path of the run tree: ``5d0c2a17-17~:4:tool_finished``. A client
+that reconnects with it, to any server, gets the events after these, and no event twice.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ if TYPE_CHECKING:
     from stepengine.journal.store import Journal
 
 Mark: TypeAlias = tuple[int, str]
-"""The number and the type of the last event of a path."""
+"""The number and the type of the last event of a path that a reader received."""
 Key: TypeAlias = tuple[str, int, str]
 TOLD = frozenset([row.cls.type for row in EVENTS if row.is_recorded])
-"""What is told live and by the journal alike; see ``is_in_both_streams``."""
+"""The types of events in both streams; see ``is_in_both_streams``."""
 STOPS = frozenset({"cancelled", "crashed", "diverged", "limit", "shutdown", "suspended"})
 MOST_PATHS = 16
-"""Open paths that an id names. Of a wider tree the id says its place alone, and another server begins anew and says so."""
+"""The most open paths in an id. For a wider tree the id has only the position, and another server starts again from the first event."""
 MAX_ID = 2_000
 MAX_DIGITS = 18
 KEYS_KEPT = 10_000
 MOST_KEPT = 10_000
 MAX_BYTES = 4 * 1024 * 1024
-"""Of a journal as long as that, the events are kept in memory for everybody who follows it; older ones are read again."""
+"""The most bytes of a journal whose events stay in memory for all readers; older events are read again."""
 IDLE_SECONDS = 30.0
 MOST_IDLE = 32
-"""Journals that nobody follows any more, and somebody may come back to."""
+"""The most journals without readers that stay in memory for readers that reconnect."""
 
 
 class ReaderPosition:
@@ -60,9 +60,9 @@ class ReaderPosition:
     The position of a reader in the events of a run.
 
     Args:
-        place: The place of the last event in its stream; ``None`` for who has nothing.
-        marks: The last event of each path that is still open, of those that every stream tells; ``None`` where that is not known.
-        is_mixed: Whether it has events of another stream, too, so that the place does not say what it has of this one.
+        place: The position of the last event in its stream; ``None`` if the reader has no events.
+        marks: The last event, of those in both streams, of each open path; ``None`` if they are unknown.
+        is_mixed: Whether the reader has events of both streams, so that *place* alone is not its position.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class ReaderPosition:
         Parse the id of the last event that a client received.
 
         Raises:
-            StepEngineError: when it is not an id of an event.
+            StepEngineError: If *after* is not the id of an event.
         """
         if after is None:
             return cls(None, {})
@@ -99,9 +99,9 @@ class ReaderPosition:
         return None if self.place is None else f"{self.place.epoch}-{self.place.index}"
 
     def record_received_event(self, event: Event) -> str:
-        """Record that the reader receives an event, and return the id to send with it; ``""`` for an event without an id."""
+        """Update the position by an event that the reader receives, and return the id to send with the event; ``""`` for no id."""
         if isinstance(event, EventsDropped):
-            # What it missed is not known, unless it begins anew.
+            # The missed events are unknown, unless the reader starts again.
             self.marks = {} if event.reason == "epoch" else None
             self.is_mixed, self._epoch = False, ""
             return ""
@@ -114,7 +114,7 @@ class ReaderPosition:
             below = child_path(event.path, event.seq)
             for path in [one for one in marks if one == below or one.startswith(f"{below}.")]:
                 del marks[path]
-        if _advances_mark(event, marks.get(event.path)):
+        if _replaces_mark(event, marks.get(event.path)):
             marks[event.path] = event.seq, event.type
         if len(marks) > MOST_PATHS:
             return event.id
@@ -140,11 +140,11 @@ def is_in_both_streams(event: Event) -> bool:
             return event.type in TOLD and not getattr(event, "resumed", False)
 
 
-def _advances_mark(event: Event, mark: Mark | None) -> bool:
+def _replaces_mark(event: Event, mark: Mark | None) -> bool:
     """Return whether an event replaces the mark of its path: both streams have it, and it is not an earlier start."""
     if not is_in_both_streams(event):
         return False
-    # What is begun a second time after a restart stands in the journal where it was begun first.
+    # After a restart, an effect starts a second time; the journal has only its first start.
     return mark is None or event.seq >= mark[0] or not event.type.endswith("_started")
 
 
@@ -163,8 +163,8 @@ class UnreadEvents:
     The recorded events of a run, for a reader that already has some of them.
 
     Args:
-        events: All of it.
-        marks: How far the reader has come.
+        events: All recorded events of the run.
+        marks: The last event of each path that the reader received.
     """
 
     def __init__(self, events: Sequence[Event], marks: Mapping[str, Mark]) -> None:
@@ -182,16 +182,16 @@ class UnreadEvents:
     def _has_received(self, number: int, event: Event) -> bool:
         mark = self._marks.get(event.path)
         if mark is not None and event.path not in self._at:
-            return has_mark_passed(mark, event)
-        return number <= self._last_received_number(event.path)
+            return is_already_received(mark, event)
+        return number <= self._get_last_received_number(event.path)
 
-    def _last_received_number(self, path: str) -> float:
-        """Return the number of the last event of a path that the reader has; -1 for none, infinity for all."""
+    def _get_last_received_number(self, path: str) -> float:
+        """Return the index of the last event of a path that the reader has; -1 for none, infinity for all."""
         if path not in self._limits:
             at: float
             if path in self._marks:
                 at = self._at.get(path, float("inf"))
-            elif path in self._ends and self._ends[path] <= self._last_received_number(path.rpartition(".")[0]):
+            elif path in self._ends and self._ends[path] <= self._get_last_received_number(path.rpartition(".")[0]):
                 at = float("inf")
             else:
                 at = -1
@@ -204,8 +204,8 @@ class UnreadEvents:
         return {path: mark for path, mark in self._marks.items() if path not in self._at}
 
 
-def has_mark_passed(mark: Mark, event: Event) -> bool:
-    """Return whether the reader already has an event: its mark for the event's path is there or later."""
+def is_already_received(mark: Mark, event: Event) -> bool:
+    """Return whether the reader has received *event*: its *mark* for the path is at the event or after it."""
     if event.type in ("run_finished", "run_failed") or getattr(event, "resumed", False):
         return mark == (event.seq, event.type)
     return event.seq <= mark[0]
@@ -224,8 +224,8 @@ class FollowedEvents:
         journal: The journal.
 
     Attributes:
-        readers: How many read.
-        since: When the last of them went.
+        readers: The number of current readers.
+        since: When the last reader left, by the clock of the event loop.
     """
 
     def __init__(self, journal: Journal) -> None:
@@ -260,55 +260,52 @@ class FollowedEvents:
             self._task.cancel()
             self._task = None
 
-    async def events(self, had: ReaderPosition, *, stay: bool) -> AsyncGenerator[Event, None]:
+    async def events(self, position: ReaderPosition, *, wait_for_new: bool) -> AsyncGenerator[Event, None]:
         """
-        Yield the events that a reader lacks, and with *stay* new ones as they are written.
+        Yield the events that a reader lacks, and with *wait_for_new* also new ones as they are written.
 
         Args:
-            had: What it has.
-            stay: See ``follow_events``.
+            position: The position of the reader.
+            wait_for_new: Whether the stream continues while the run only waits for people, messages or times.
         """
         self.readers += 1
         try:
-            async for event in self._stream_until_end(had, stay=stay):
+            async for event in self._stream_until_end(position, wait_for_new=wait_for_new):
                 yield event
         finally:
             self._remove_reader()
 
-    async def read_unread_events(self, had: ReaderPosition) -> tuple[UnreadEvents, Sequence[Event], int]:
+    async def read_unread_events(self, position: ReaderPosition) -> tuple[UnreadEvents, Sequence[Event], int]:
         """
-        Return the recorded events that a reader of another stream lacks, all events compared, and the place of the last one.
-
-        Returns:
-            It, the events among which it was looked for, and the place of the last of them.
+        Read all new records, and return (events that a reader of another stream lacks, all compared events, index of the last one).
         """
         self.readers += 1
         try:
             await self._read_remaining_records()
             events, start, end = [*self._events], self._start, self._end_index
-            if start and had.marks:
-                # Whoever comes back was here a moment ago, and has all that is older.
-                past = await asyncio.to_thread(UnreadEvents, events, had.marks)
+            if start and position.marks:
+                # A reader that reconnects has all older events.
+                past = await asyncio.to_thread(UnreadEvents, events, position.marks)
                 if not past.missing_marks:
                     return past, events, end - 1
             events = [*(await self._reread_events(0, start)), *events]
-            return await asyncio.to_thread(UnreadEvents, events, had.marks or {}), events, end - 1
+            return await asyncio.to_thread(UnreadEvents, events, position.marks or {}), events, end - 1
         finally:
             self._remove_reader()
 
     def _remove_reader(self) -> None:
-        """Count one reader less and store the time; without readers, a closed stream stops reading."""
+        """Decrease the number of readers and store the time; a closed object without readers stops reading."""
         self.readers -= 1
         if self._is_closed and not self.readers:
             self.close()
         self.since = asyncio.get_running_loop().time()
 
-    async def _stream_until_end(self, had: ReaderPosition, *, stay: bool) -> AsyncGenerator[Event, None]:
+    async def _stream_until_end(self, position: ReaderPosition, *, wait_for_new: bool) -> AsyncGenerator[Event, None]:
         await self._read_remaining_records()
         if self._task is None:
             self._task = asyncio.create_task(self._poll_journal_forever())
         turn = self._turn
-        waiting, place, marks = await self._find_first_events(had)
+        waiting, place, marks = await self._find_first_events(position)
         while True:
             for event in waiting:
                 yield event
@@ -316,35 +313,35 @@ class FollowedEvents:
                 turn, marks, place = self._turn, {}, min(place, self._kept - 1)
                 yield EventsDropped(count=self._lost, reason="journal")
             news, found = self._news, await self._get_events_after(place)
-            waiting = [event for event in found if _is_new_and_drop_mark(marks, event)]
+            waiting = [event for event in found if _is_new_and_update_marks(marks, event)]
             place += len(found)
             if waiting or turn != self._turn or place + 1 < self._end_index:
                 continue
-            if self._has_ended_or_raise(stay=stay):
+            if self._has_ended_or_raise(wait_for_new=wait_for_new):
                 return
             await news.wait()
 
-    def _has_ended_or_raise(self, *, stay: bool) -> bool:
+    def _has_ended_or_raise(self, *, wait_for_new: bool) -> bool:
         """Return whether no more events follow; raise the error if the journal could not be read."""
         if self._error is not None:
             raise self._error
-        return self._watch.is_over(stay=stay)
+        return self._watch.is_over(stay=wait_for_new)
 
-    async def _find_first_events(self, had: ReaderPosition) -> tuple[Sequence[Event], int, dict[str, Mark]]:
-        """Return the first events for a reader, its position, and its marks that the journal lacks."""
-        if had.place is None:
+    async def _find_first_events(self, position: ReaderPosition) -> tuple[Sequence[Event], int, dict[str, Mark]]:
+        """Return (first events for a reader, index of the last event it then has, its marks that the journal lacks)."""
+        if position.place is None:
             return (), -1, {}
-        if had.place.epoch == self._epoch and not (had.is_mixed and had.marks):
-            place = min(had.place.index, self._end_index - 1)
+        if position.place.epoch == self._epoch and not (position.is_mixed and position.marks):
+            place = min(position.place.index, self._end_index - 1)
             # A machine that lost power keeps what was synced.
-            missing = had.place.index - place
+            missing = position.place.index - place
             return [EventsDropped(count=missing, reason="journal")] if missing else (), place, {}
-        if had.marks is None:
+        if position.marks is None:
             return [EventsDropped(count=0, reason="epoch")], -1, {}
-        past, _, place = await self.read_unread_events(had)
+        past, _, place = await self.read_unread_events(position)
         return past.new, place, past.missing_marks
 
-    # --- looking ------------------------------------------------------------------------------------------------------
+    # --- reading ------------------------------------------------------------------------------------------------------
 
     async def _poll_journal_forever(self) -> None:
         pause = FIRST_PAUSE_SECONDS
@@ -360,7 +357,7 @@ class FollowedEvents:
             self._news.set()
 
     async def _read_remaining_records(self) -> None:
-        """Read the records of the journal that were not read yet."""
+        """Read the journal up to its end; raise the stored error if an earlier read failed."""
         if self._error is not None:
             raise self._error
         async with self._looking:
@@ -369,18 +366,18 @@ class FollowedEvents:
                 await self._read_new_records()
 
     async def _read_new_records(self) -> bool:
-        """Read new records and return whether there were any; the caller holds the lock."""
+        """Read the next new records, and return whether they had events; the caller must hold the lock."""
         if self._reading is not None:
-            # Who asked for it has gone, but its thread reads on: with two at once records would come twice, or be lost.
-            await self._await_shared_reading(self._reading)
+            # Its caller was cancelled, but its thread still reads: two reads at once would repeat or lose records.
+            await self._wait_for_shared_read(self._reading)
         watch = self._watch
         if not (watch.is_behind or watch.follower.may_have_new_records()):
             return False
         self._reading = asyncio.create_task(self._read_and_append_events())
         self._reading.add_done_callback(_retrieve_error)
-        return await self._await_shared_reading(self._reading)
+        return await self._wait_for_shared_read(self._reading)
 
-    async def _await_shared_reading(self, reading: asyncio.Task[bool]) -> bool:
+    async def _wait_for_shared_read(self, reading: asyncio.Task[bool]) -> bool:
         """Wait for a read that continues if this caller is cancelled, and return whether it found events."""
         try:
             return await asyncio.shield(reading)
@@ -450,13 +447,13 @@ def _read_events_in_range(journal: Journal, first: int, end: int) -> list[Event]
     return [event for event in found if event.index < end]
 
 
-def _is_new_and_drop_mark(marks: dict[str, Mark], event: Event) -> bool:
-    """Return whether a reader lacks an event that it may have received from the process that executes the run."""
+def _is_new_and_update_marks(marks: dict[str, Mark], event: Event) -> bool:
+    """Return whether a reader lacks *event*, which it may have received live; remove its mark from *marks* when it is reached."""
     mark = marks.get(event.path)
     if mark is None:
         return True
     is_it = mark == (event.seq, event.type)
-    is_had = is_it or has_mark_passed(mark, event)
+    is_had = is_it or is_already_received(mark, event)
     if is_it or not is_had:
         del marks[event.path]
     return not is_had
@@ -467,7 +464,7 @@ class SharedJournals:
     The followed journals of this process.
 
     Args:
-        journal: Gives the journal of a run.
+        journal: Returns the journal of a run by its id.
     """
 
     def __init__(self, journal: Callable[[str], Journal]) -> None:
@@ -498,25 +495,25 @@ class SharedJournals:
 
 
 async def stream_recorded_then_live_events(
-    events: AsyncGenerator[Event, None], following: FollowedEvents, had: ReaderPosition
+    events: AsyncGenerator[Event, None], following: FollowedEvents, position: ReaderPosition
 ) -> AsyncGenerator[Event, None]:
     """
     Yield the events that a reader of an executing run lacks: recorded ones first, then live ones.
 
     Args:
-        events: What is shown live, behind what the reader has of that.
-        following: What is recorded.
-        had: What the reader has.
+        events: The live events after those that the reader has; closed at the end.
+        following: The recorded events.
+        position: The position of the reader.
     """
     try:
-        if had.place is not None and had.marks is None:
+        if position.place is not None and position.marks is None:
             yield EventsDropped(count=0, reason="epoch")
-        past, told, _ = await following.read_unread_events(had)
+        past, told, _ = await following.read_unread_events(position)
         for event in past.new:
             yield event
         if following.is_over:
             return
-        # What is told of as its end is one behind which this process went on.
+        # A recorded end is an earlier one, after which this process resumed the run.
         keys = {make_event_key(event) for event in told[-KEYS_KEPT:] if not isinstance(event, RunFinished)}
         del told, past
         async for event in events:

@@ -1,9 +1,8 @@
 """
-Webhooks: events of other services for runs that wait for them, and questions of runs for a service that should know of them.
+Webhooks: events of other services for runs that wait for them, and questions and results of runs for a service.
 
-What lives here: the file that configures both, signatures, the routes of events that come in, and ``WebhookSender``, which sends what goes
-out. Nothing of a request is looked at, and nothing looked up, before its signature is found right; where something is sent stands
-in the file alone.
+This module has the configuration file of both, signatures, the routes for incoming events, and ``WebhookSender``, which sends outgoing
+messages. A request is parsed only after its signature is valid. The file alone has the addresses of outgoing messages.
 """
 
 from __future__ import annotations
@@ -84,9 +83,9 @@ def sign(secret: str | Iterable[str], body: bytes, t: int) -> str:
     Return the header ``Stepengine-Signature`` of a message: ``t=<unix>,v1=<hex HMAC-SHA256 of "t.body">``.
 
     Args:
-        secret: What sender and receiver know; several where it is being changed, each of which gives one ``v1``.
-        body: The body, as it is sent.
-        t: When, in seconds since 1970.
+        secret: The shared secret; several while it is being replaced, with one ``v1`` for each.
+        body: The bytes of the body.
+        t: The time of the signature, in seconds since 1970.
     """
     known = [secret] if isinstance(secret, str) else list(secret)
     return ",".join([f"t={t}", *[f"v1={_compute_hex_signature(one.encode(), body, str(t))}" for one in known]])
@@ -96,11 +95,11 @@ def verify(secret: str | Iterable[str], body: bytes, header: str, now: float) ->
     """
     Return whether the signature matches *secret* and its time is within 300 s of *now*.
 
-    It takes as long for a wrong signature as for a right one. Of several signatures, and several secrets, one match is enough.
+    A wrong signature takes as long as a valid one. Of several signatures and several secrets, one match is enough.
 
     Args:
-        secret: What sender and receiver know, or several such.
-        body: The body, byte for byte as it came.
+        secret: The shared secret, or several.
+        body: The received bytes of the body.
         header: The header ``Stepengine-Signature``; Stripe's ``Stripe-Signature`` has the same form.
         now: Seconds since 1970.
     """
@@ -148,14 +147,14 @@ def _parse_standard_key(secret: str) -> bytes | None:
 # --- the file -------------------------------------------------------------------------------------------------------
 
 
-def _check_json_pointer(text: str) -> str:
+def _validate_json_pointer(text: str) -> str:
     if not text.startswith("/") or text.count("/") > MAX_POINTER:
         msg = f"use a JSON pointer of at most {MAX_POINTER} steps, such as /data/object/metadata/run"
         raise ValueError(msg)
     return text
 
 
-def _check_url(text: str) -> str:
+def _validate_url(text: str) -> str:
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
         msg = "use an address that starts with https:// or http://, without a user"
@@ -166,8 +165,8 @@ def _check_url(text: str) -> str:
     return text
 
 
-Pointer = Annotated[str, Field(max_length=200), AfterValidator(_check_json_pointer)]
-Url = Annotated[str, Field(max_length=2_000), AfterValidator(_check_url)]
+Pointer = Annotated[str, Field(max_length=200), AfterValidator(_validate_json_pointer)]
+Url = Annotated[str, Field(max_length=2_000), AfterValidator(_validate_url)]
 Secret = Annotated[SecretStr, Field(min_length=16, max_length=500)]
 Secrets = Annotated[tuple[Secret, ...], Field(min_length=1, max_length=MAX_SECRETS)]
 TopicName = Annotated[str, Field(max_length=64, pattern="^[A-Za-z0-9_.:-]+$")]
@@ -192,9 +191,9 @@ class Topic(_SecretsModel):
     Events of one sender, for ``Receive`` of this topic.
 
     Attributes:
-        secrets: What the sender signs with.
-        run: Where events name the run that they are for, as a JSON pointer; ``None`` where the address that the sender has names it.
-        id: Where events have an id, by which one that is sent again is known.
+        secrets: The secrets with which the sender signs.
+        run: The JSON pointer to the run id in an event; ``None`` if the URL has the run id.
+        id: The JSON pointer to the id of an event, by which a repeated event is recognized.
     """
 
     run: Pointer | None = None
@@ -222,10 +221,10 @@ class Target(_SecretsModel):
     The service that receives questions and results.
 
     Attributes:
-        url: Where messages are posted.
-        secrets: What they are signed with.
-        public_url: Where people and programs reach this server; addresses in messages begin with it.
-        events: What is told.
+        url: The URL to which messages are posted.
+        secrets: The secrets with which they are signed.
+        public_url: The public URL of this server, with which URLs in messages start.
+        events: The kinds of messages that are sent.
     """
 
     url: Url
@@ -238,21 +237,21 @@ class Webhooks(_WebhookModel):
     The configuration of incoming and outgoing webhooks.
 
     Attributes:
-        topics: Who may send what, by topic.
-        out: Who is told; ``None`` for nobody.
+        topics: The topics of incoming events, with their secrets.
+        out: The service that receives messages; ``None`` for none.
     """
 
     topics: Annotated[dict[TopicName, Topic], Field(max_length=1_000)] = {}
     out: Target | None = None
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> Webhooks:
+    def load(cls, path: str | os.PathLike[str]) -> Webhooks:
         """
         Read the file of webhooks, JSON: ``{"topics": {TOPIC: {"secrets": [...]}}, "out": {"url": ...}}``.
 
         Raises:
-            DefinitionError: where others could read or change the file, or there is none.
-            DataError: where something else stands in it; what stands there is not shown.
+            DefinitionError: If other users could read or change the file, or it is missing.
+            DataError: If its content is invalid; the message does not show the content.
         """
         place = Path(path).absolute()
         with open_secret_file(place, "webhooks") as fd:
@@ -271,7 +270,7 @@ class Webhooks(_WebhookModel):
         Parse a file of webhooks.
 
         Raises:
-            DataError: for anything but a file of webhooks.
+            DataError: If *data* is not a file of webhooks.
         """
         if len(data) > MAX_FILE:
             msg = f"{name!r} has more than {MAX_FILE:,} bytes, which is too large for a file of webhooks"
@@ -287,10 +286,10 @@ class Webhooks(_WebhookModel):
         raise DataError(msg)
 
 
-# --- what comes in --------------------------------------------------------------------------------------------------
+# --- incoming events --------------------------------------------------------------------------------------------------
 
 SENDER = Caller("webhooks", frozenset({"admin"}))
-"""As whom a sender's event looks for its run: the file says who may send, whoever's run it is."""
+"""The caller for events: a sender with a valid signature may send to any run."""
 NOBODY = Topic(secrets=(SecretStr(secrets.token_hex(32)),))
 
 
@@ -307,7 +306,7 @@ async def receive_event(request: Request) -> Response:
         metrics.count_received_webhook("" if topic is None else name, "refused")
         raise _make_signature_problem()
     try:
-        answer = await _store_event(request, name, topic, body, signed)
+        answer = await _store_event_for_run(request, name, topic, body, signed)
     except Exception:
         metrics.count_received_webhook(name, "failed")
         raise
@@ -333,7 +332,7 @@ def _make_signature_problem() -> Problem:
     return Problem(msg, status=401, kind="not_signed", headers=headers)
 
 
-async def _store_event(
+async def _store_event_for_run(
     request: Request, topic_name: str, topic: Topic, body: bytes, signed_id: str
 ) -> MessageReceipt | None:
     """
@@ -353,7 +352,7 @@ async def _store_event(
 
 
 async def _send_event_when_started(runs: RunService, row: RunRow, topic: str, value: object, id_: str) -> bool:
-    """Send an event to a run; while the run has no mailbox, try again for 2 s, then raise ``Problem`` 503."""
+    """Send an event to a run, and return False for a repeated id; while the run has no mailbox, retry for 2 s, then raise 503."""
     until = time.monotonic() + BEGIN_SECONDS
     while True:
         try:
@@ -375,7 +374,7 @@ def _parse_event(body: bytes) -> Any:
 
 
 def _find_event_run_id(value: object, topic: Topic) -> str | None:
-    """Return the run id in an event, or ``None``; raise ``Problem`` 404 if the topic has no pointer to it."""
+    """Return the run id in an event, ``None`` without one; raise ``Problem`` 404 if the topic has no pointer to the id."""
     if topic.run is None:
         msg = (
             "events of this topic name no run: send them to /hooks/TOPIC/RUN, or set `run` in the file of webhooks to the JSON "
@@ -403,7 +402,7 @@ def _make_message_id(topic: str, id_: str) -> str:
 
 
 def _get_pointer_value(value: Any, pointer: str) -> Any:
-    """Return the value at a JSON pointer; ``None`` if there is none."""
+    """Return the value at a JSON pointer; ``None`` if *value* has nothing there."""
     for part in pointer.split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
         if isinstance(value, dict):
@@ -416,14 +415,14 @@ def _get_pointer_value(value: Any, pointer: str) -> Any:
 
 
 SIGNATURE = (
-    HttpParameter("Stepengine-Signature", "t=<unix>,v1=<hex HMAC-SHA256 of t, a dot and the body>.", place="header"),
-    HttpParameter("Stripe-Signature", "The same, under the name that Stripe uses.", place="header"),
-    HttpParameter("webhook-id", "Standard Webhooks: the id of the event.", place="header"),
-    HttpParameter("webhook-timestamp", "Standard Webhooks: the time at which the event was sent.", place="header"),
+    HttpParameter("Stepengine-Signature", "t=<unix>,v1=<hex HMAC-SHA256 of t, a dot and the body>.", location="header"),
+    HttpParameter("Stripe-Signature", "The same, under the name that Stripe uses.", location="header"),
+    HttpParameter("webhook-id", "Standard Webhooks: the id of the event.", location="header"),
+    HttpParameter("webhook-timestamp", "Standard Webhooks: the time at which the event was sent.", location="header"),
     HttpParameter(
         "webhook-signature",
         "Standard Webhooks: v1,<base64>, made with a secret that starts with whsec_.",
-        place="header",
+        location="header",
     ),
 )
 SIGNED = "The request needs no token, but a signature with a secret of the topic. A second copy of an event is ignored."
@@ -441,7 +440,7 @@ OPERATIONS: tuple[Operation, ...] = (
 )  # fmt: skip
 
 
-# --- what goes out --------------------------------------------------------------------------------------------------
+# --- outgoing messages --------------------------------------------------------------------------------------------------
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS served_told (
@@ -484,16 +483,16 @@ class WebhookSender:
     """
     Sends questions and results of runs to the configured service, at least once even after a crash.
 
-    What is to be sent follows from the ledger, so nothing has to be remembered when a run is suspended; what was sent has a receipt
-    there. A message that is not taken is sent again after 1, 5 and 30 s, and then at the next start.
+    The messages to send follow from the ledger, which also has a receipt for each sent message. A message that is not accepted is sent
+    again after 1, 5 and 30 s, and then at the next start.
 
     Args:
-        runs: Whose runs.
-        ledger: Where these are, and what was sent.
-        target: Who is told.
-        delivered: Is told of each try: the type of the message, and whether it was taken.
-        retries: Seconds before each further try.
-        transport: In place of the network, for tests.
+        runs: The run service.
+        ledger: The ledger with the runs and the receipts.
+        target: The service that receives messages.
+        delivered: Is called after each attempt with the type of the message and whether it was accepted.
+        retries: Seconds before each further attempt.
+        transport: Replaces the network in tests.
     """
 
     def __init__(
@@ -536,7 +535,7 @@ class WebhookSender:
     async def _send_forever(self) -> None:
         while True:
             try:
-                found = await asyncio.to_thread(self._claim_runs)
+                found = await asyncio.to_thread(self._claim_due_runs)
                 await asyncio.gather(*[self._send_run_messages(one) for one in found])
             except StepEngineError as error:
                 found = []
@@ -547,8 +546,8 @@ class WebhookSender:
             if len(found) < AT_A_TIME:
                 await asyncio.sleep(LOOK_SECONDS)
 
-    def _claim_runs(self) -> list[_RunWithWebhooks]:
-        """Claim the runs whose webhooks this server sends now; other servers skip them meanwhile."""
+    def _claim_due_runs(self) -> list[_RunWithWebhooks]:
+        """Claim and return up to 16 runs with due webhooks; other servers skip them for 20 s."""
         now, given = time.time(), (self._since, self._begun)
         # A look waits for nobody; only what there is to do is written.
         looks = ((f"SELECT 1 {NEWS} LIMIT 1", given), (f"SELECT 1 {DUE} LIMIT 1", (now,)))
@@ -562,7 +561,7 @@ class WebhookSender:
         """Send the pending messages of a claimed run; then mark them as sent, or postpone them."""
         try:
             row = await asyncio.to_thread(self._ledger.find, claimed.run)
-            # One that goes on by now comes again when it rests.
+            # A run that was resumed since is claimed again when it is suspended or ends.
             known = {id_ for (id_,) in await asyncio.to_thread(self._ledger.read, RECEIPTS, (claimed.run,))}
             messages = [] if row is None or row.changed != claimed.changed else await self._make_messages(row, known)
             is_told = True
@@ -577,7 +576,7 @@ class WebhookSender:
         )
 
     def _make_next_try_act(self, claimed: _RunWithWebhooks) -> Act:
-        """Return an act that postpones the webhooks of a run to their next try; after the last one, to the next start."""
+        """Return an act that postpones the webhooks of a run to their next try; after the last try log that, and wait for a restart."""
         has_more = claimed.tries < len(self._retries)
         if not has_more:
             LOGGER.warning(

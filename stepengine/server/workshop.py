@@ -1,8 +1,8 @@
 """
-``InspectionService``: the processes in which a page looks at runs, and judges them, by the authors' code as it is in its files now.
+``InspectionService``: child processes in which a page inspects and evaluates runs with the current code of their authors.
 
-Nothing of that code is imported in the serving process for this. A desk (``stepengine.debugging.desk``) belongs to one page that looks at one
-run, and ends with it; a job (``stepengine.debugging.jobs``) ends by itself, or is cancelled. Both are spoken to in lines of JSON.
+The serving process does not import that code. A desk (``stepengine.debugging.desk``) inspects one run for one page, and ends with the
+page. A job (``stepengine.debugging.jobs``) ends when it is done or cancelled. Both exchange lines of JSON with the server.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 JobKind: TypeAlias = Literal["impact", "blame", "pin", "ask"]
 MOST_DESKS = 8
-"""Pages that look at a run at a time: each has processes that hold its record."""
+"""The most pages that inspect runs at a time: each has processes with the record in memory."""
 MOST_JOBS = 4
 JOBS_KEPT = 50
 ANSWER_SECONDS = 30.0
-"""A walk under two versions of the code is ended after 5 s each."""
+"""A replay with two versions of the code is stopped after 5 s each."""
 UNDER_WAY = ("begun", "priced", "running")
 
 
@@ -42,11 +42,11 @@ class InspectionProcess:
     A child process in which a page inspects a run.
 
     Args:
-        id: What the page names it by.
-        owner: Whose it is.
-        run: The run.
-        process: What looks.
-        folder: Where the record lies meanwhile.
+        id: Its id in requests of the page.
+        owner: The name of the caller that started it.
+        run: The id of the run.
+        process: The child process.
+        folder: The temporary folder with the journal.
     """
 
     def __init__(self, id: str, owner: str, run: str, process: JsonChildProcess, folder: Path) -> None:
@@ -77,7 +77,7 @@ class InspectionProcess:
         Send the process a request, and return its reply.
 
         Raises:
-            Problem: when the desk is gone, or says why not.
+            Problem: 404 if the process has ended, 503 after 30 s without a reply, 422 if it refuses the request.
         """
         number = secrets.randbits(48)
         future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
@@ -126,15 +126,15 @@ class EvaluationJob:
 
     Attributes:
         id: Its id.
-        owner: Who asked.
-        kind: What is asked.
+        owner: The name of the caller that started it.
+        kind: The kind of evaluation.
         runs: The ids of the runs.
-        status: ``begun``, ``priced`` while it waits for somebody's agreement, ``running``, ``done``, ``failed``, ``cancelled``.
-        created: When, in seconds since 1970.
-        price: How many model calls there will be, and US dollars, at least and at most.
-        progress: How far it is.
-        result: What came of it.
-        error: Why nothing did.
+        status: ``begun``, ``priced`` while it waits for an approval, ``running``, ``done``, ``failed``, ``cancelled``.
+        created: When it was requested, in seconds since 1970.
+        price: The number of model calls, and the least and most US dollars.
+        progress: The reported progress.
+        result: The result of a job that is done.
+        error: Why the job failed.
     """
 
     id: str
@@ -153,7 +153,7 @@ class EvaluationJob:
     """Set when its process has started, or cannot be started."""
 
     def update_from_message(self, message: Mapping[str, Any]) -> None:
-        """Store the price, progress, result or error in a message of the process; a cancelled job stays as it is."""
+        """Store the price, progress, result or error in a message of the process; do not change a cancelled job."""
         if self.status == "cancelled":
             return
         if "price" in message:
@@ -171,9 +171,9 @@ class InspectionService:
     The inspection processes and evaluation jobs of one server.
 
     Args:
-        read_journal: Returns the journal of a run, as it is written.
-        maker: How the engine is made again.
-        pins: The folder of kept journals for runs that become tests.
+        read_journal: Returns the bytes of the journal of a run.
+        maker: How a child process makes the engine.
+        pins: The folder for the journals of runs that become tests.
     """
 
     def __init__(
@@ -207,8 +207,8 @@ class InspectionService:
         Start a process in which a page inspects a run.
 
         Raises:
-            JournalMissing: when nothing is recorded yet.
-            Problem: when there are too many, or the server stops meanwhile.
+            JournalMissing: If the run has no record yet.
+            Problem: 429 if too many pages inspect runs, 503 if the server stops meanwhile.
         """
         if len(self._desks) + self._opening >= MOST_DESKS:
             msg = f"{MOST_DESKS} pages already inspect runs, which is the maximum of this server; close one of them"
@@ -233,7 +233,7 @@ class InspectionService:
         Return an inspection process of *caller* by its id.
 
         Raises:
-            Problem: when there is none.
+            Problem: 404 if *caller* has no such process for the run.
         """
         found = self._desks.get(inspection_id)
         if found is None or (found.owner, found.run) != (caller.name, run):
@@ -256,9 +256,9 @@ class InspectionService:
         make_first_message: Callable[[Mapping[str, str]], Mapping[str, Any]],
     ) -> tuple[JsonChildProcess, Path]:
         """
-        Start a module of ``stepengine.debugging`` as a process with the journals of runs as files, even if a database holds them.
+        Write the journals of runs to a temporary folder, start a module of ``stepengine.debugging`` as a process, and return both.
 
-        Return it, and the folder of the files, which is gone where the process cannot be started.
+        If the process cannot be started, the folder is deleted.
         """
         contents = {row.run: await self._read_journal(row) for row in rows}
         folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="stepengine-"))
@@ -288,8 +288,8 @@ class InspectionService:
         Start to evaluate runs; a job that costs money waits for approval.
 
         Raises:
-            JournalMissing: when nothing of a run is recorded yet.
-            Problem: when too many are under way.
+            JournalMissing: If a run has no record yet.
+            Problem: 429 if too many jobs have not ended.
         """
         if sum([job.status in UNDER_WAY for job in self._jobs.values()]) >= MOST_JOBS:
             msg = f"{MOST_JOBS} jobs have not ended, which is the maximum of this server; cancel one of them"
@@ -300,7 +300,7 @@ class InspectionService:
         more = {"kind": kind, "asked": {**options, "folder": str(self._pins)}}
         try:
             job.process, folder = await self._start_child_process("jobs", rows, lambda files: {"files": files, **more})
-            job.task = asyncio.get_running_loop().create_task(self._read_job_messages(job, job.process, folder))
+            job.task = asyncio.get_running_loop().create_task(self._update_job_until_end(job, job.process, folder))
         except BaseException:
             self._jobs.pop(job.id, None)
             raise
@@ -311,8 +311,8 @@ class InspectionService:
             del self._jobs[one.id]
         return job
 
-    async def _read_job_messages(self, job: EvaluationJob, process: JsonChildProcess, folder: Path) -> None:
-        """Update a job from the messages of its process until that ends; a job without a result fails. Delete its files."""
+    async def _update_job_until_end(self, job: EvaluationJob, process: JsonChildProcess, folder: Path) -> None:
+        """Update a job from the messages of its process until the process ends, then delete its files; without a result it fails."""
         try:
             async for told in process.read_messages():
                 job.update_from_message(told)
@@ -331,7 +331,7 @@ class InspectionService:
         Return a job of *caller*.
 
         Raises:
-            Problem: when there is none.
+            Problem: 404 if *caller* has no such job.
         """
         found = self._jobs.get(job_id)
         if found is None or found.owner != caller.name:
@@ -344,7 +344,7 @@ class InspectionService:
         Approve the model calls of a job, up to *budget* US dollars.
 
         Raises:
-            Problem: when it does not wait for that.
+            Problem: If the job does not wait for an approval.
         """
         if job.status != "priced" or job.process is None:
             msg = f"the job {job.id} does not wait for an approval: its status is {job.status}"
@@ -353,7 +353,7 @@ class InspectionService:
         await job.process.send_message({"go": True, "budget": budget})
 
     async def cancel_job(self, job: EvaluationJob) -> None:
-        """Terminate the process of a job and wait for its end. A finished job keeps its status."""
+        """Mark a job as cancelled, terminate its process, and wait for its end. The status of an ended job is not changed."""
         if job.status in UNDER_WAY:
             job.status = "cancelled"
         await self._end_job(job)

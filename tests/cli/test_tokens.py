@@ -29,11 +29,11 @@ def typed(file: Path, *arguments: str) -> Result:
 def test_added_token_is_printed_once_and_valid(file: Path) -> None:
     made = typed(file, "add", "ci", "--scopes", "read, run", "--expires", "30d", "--owner", "anna")
     token = made.stdout.strip()
-    days = Tokens.open(file).listed()[0].expires - datetime.now(UTC)
+    days = Tokens.open(file).list_tokens()[0].expires - datetime.now(UTC)
 
     assert (0, 1) == (made.exit_code, len(made.stdout.splitlines()))
     assert "it is not shown again" in made.stderr
-    assert Caller("anna", ["read", "run"]) == Tokens.open(file).find(token)
+    assert Caller("anna", ["read", "run"]) == Tokens.open(file).find_caller(token)
     assert timedelta(days=29, hours=23) < days <= timedelta(days=30)
     assert token not in typed(file, "list").output + typed(file, "list", "--json").output
 
@@ -59,7 +59,7 @@ def test_revoked_token_is_invalid(file: Path) -> None:
     token = typed(file, "add", "ci").stdout.strip()
 
     assert 0 == typed(file, "revoke", "ci").exit_code
-    assert Tokens.open(file).find(token) is None
+    assert Tokens.open(file).find_caller(token) is None
     assert 2 == typed(file, "revoke", "ci").exit_code
     assert (0, "") == (typed(file, "list").exit_code, typed(file, "list").stdout)
 

@@ -13,7 +13,7 @@ from typing import Any
 import httpx2
 
 from stepengine.server import Guard, Logins, Tokens
-from stepengine.server.access import CALLER, caller_of
+from stepengine.server.access import CALLER, require_caller
 
 HOST = "runs.example.com"
 
@@ -44,7 +44,7 @@ class Behind:
         from starlette.routing import Route
 
         async def answer(request: Any) -> Any:
-            name = caller_of(request).name if CALLER in request.scope else None
+            name = require_caller(request).name if CALLER in request.scope else None
             self.reached.append((request.method, request.url.path, name, await request.body()))
             return JSONResponse({"caller": name})
 
@@ -80,7 +80,7 @@ class Behind:
         """
         async with self.client() as client:
             client.headers["sec-fetch-site"] = "same-origin"
-            entered = await client.post("/login", json={"code": self.logins.make().partition("=")[2]})
+            entered = await client.post("/login", json={"code": self.logins.make_link().partition("=")[2]})
             client.headers["authorization"] = f"Bearer {entered.json()['token']}"
             yield client
 

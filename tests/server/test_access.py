@@ -75,7 +75,7 @@ def test_token_is_stored_as_a_digest_in_a_private_file(tmp_path: Path) -> None:
     assert len(secret) >= 43  # 256 bits
     assert 0o600 == stat.S_IMODE(file.stat().st_mode)
     assert all(secret not in one.read_text() for one in tmp_path.iterdir())
-    assert Caller("anna", ["read"]) == Tokens.open(file).find(token)
+    assert Caller("anna", ["read"]) == Tokens.open(file).find_caller(token)
     for one in (token, f"sk-stepengine-{'qZNIdInmjpN-CnIOeUMfHe-xUNRIigZ-RtoXdkqzbTtI'[:43]}"):
         assert one not in make_redactor((), {}).text(f"curl -H 'Authorization: x {one}'")
 
@@ -84,7 +84,9 @@ def test_invalid_token_finds_no_caller(tmp_path: Path) -> None:
     tokens = Tokens.open(tmp_path / "tokens.json")
     token = tokens.add("anna", ["read"])
 
-    assert [None] * 5 == [tokens.find(one) for one in ("", token[:-1], f"{token}x", token.upper(), "\udcff" * 5_000)]
+    assert [None] * 5 == [
+        tokens.find_caller(one) for one in ("", token[:-1], f"{token}x", token.upper(), "\udcff" * 5_000)
+    ]
 
 
 @pytest.mark.spec("studio:SV4")
@@ -94,8 +96,8 @@ def test_token_lookup_compares_every_digest_in_constant_time(tmp_path: Path) -> 
     import hmac
 
     with mock.patch("stepengine.server.access.hmac.compare_digest", wraps=hmac.compare_digest) as compared:
-        assert tokens.find(made[0]) is not None
-        assert tokens.find("nobody's") is None
+        assert tokens.find_caller(made[0]) is not None
+        assert tokens.find_caller("nobody's") is None
 
     assert 6 == compared.call_count
     assert {32} == {len(digest) for call in compared.call_args_list for digest in call.args}
@@ -107,10 +109,10 @@ def test_token_is_invalid_from_its_expiry(tmp_path: Path) -> None:
     token = tokens.add("ci", ["run"], expires=now + timedelta(days=1), owner="anna")
 
     now += timedelta(days=1, microseconds=-1)
-    assert Caller("anna", ["run"]) == tokens.find(token)
+    assert Caller("anna", ["run"]) == tokens.find_caller(token)
     now += timedelta(microseconds=1)
-    assert tokens.find(token) is None
-    assert ["ci"] == [one.name for one in tokens.listed()]
+    assert tokens.find_caller(token) is None
+    assert ["ci"] == [one.name for one in tokens.list_tokens()]
 
 
 @pytest.mark.parametrize(
@@ -132,7 +134,7 @@ def test_token_with_invalid_name_scope_or_expiry_raises(tmp_path: Path, given: d
     with pytest.raises(DefinitionError, match=said):
         tokens.add(**{"scopes": ["read"], **given})
 
-    assert ["anna"] == [one.name for one in tokens.listed()]
+    assert ["anna"] == [one.name for one in tokens.list_tokens()]
 
 
 def test_number_of_tokens_in_a_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,10 +148,10 @@ def test_number_of_tokens_in_a_file_is_bounded(tmp_path: Path, monkeypatch: pyte
 def test_token_changes_by_another_process_apply_at_once(tmp_path: Path) -> None:
     server, person = (Tokens.open(tmp_path / "tokens.json") for _ in range(2))
     token = person.add("anna", ["read"])
-    assert server.find(token) is not None
+    assert server.find_caller(token) is not None
     assert person.remove("anna")
     assert not person.remove("anna")
-    assert server.find(token) is None
+    assert server.find_caller(token) is None
 
 
 @pytest.mark.deep
@@ -168,7 +170,7 @@ def test_tokens_added_concurrently_are_all_stored(tmp_path: Path) -> None:
 
     assert [0, 0] == [one.wait(60) for one in both]
     assert {f"{p}-{t}-{n}" for p in "ab" for t in range(2) for n in range(5)} == {
-        one.name for one in Tokens.open(file).listed()
+        one.name for one in Tokens.open(file).list_tokens()
     }
 
 
@@ -178,7 +180,7 @@ def test_token_file_readable_or_writable_by_others_raises(tmp_path: Path, mode: 
     tokens = Tokens.open(tmp_path / "tokens.json")
     token = tokens.add("anna", ["read"])
     tokens.path.chmod(mode)
-    for use in (lambda: tokens.find(token), lambda: Tokens.open(tokens.path), lambda: tokens.add("b", ["read"])):
+    for use in (lambda: tokens.find_caller(token), lambda: Tokens.open(tokens.path), lambda: tokens.add("b", ["read"])):
         with pytest.raises(DefinitionError, match="chmod 600"):
             use()
 
@@ -216,7 +218,7 @@ def test_malformed_token_file_raises_without_showing_its_content(tmp_path: Path,
     file.chmod(0o600)
     read = json.loads(data) if data.startswith(b"{") else None
     if read == {"format": 1, "tokens": []}:
-        assert () == Tokens.open(file).listed()
+        assert () == Tokens.open(file).list_tokens()
     else:
         with pytest.raises(DataError) as refused:
             Tokens.open(file)
@@ -369,14 +371,14 @@ def code_of(link: str) -> dict[str, str]:
 @pytest.mark.spec("studio:SV4")
 async def test_login_link_works_once_for_a_minute(behind: Behind) -> None:
     async with behind.client() as client:
-        link = behind.logins.make(Caller("anna", ["read"]))
+        link = behind.logins.make_link(Caller("anna", ["read"]))
         entered = await client.post("/login", json=code_of(link))
         session = {"authorization": f"Bearer {entered.json()['token']}"}
 
         assert (200, 43_200) == (entered.status_code, entered.json()["seconds"])
         assert {"caller": "anna"} == (await client.get("/runs", headers=session)).json()
         assert "link_spent" == kind_of(await client.post("/login", json=code_of(link)))
-        late = behind.logins.make()
+        late = behind.logins.make_link()
         behind.clock.now += 60
         assert 401 == (await client.post("/login", json=code_of(late))).status_code
         for wrong in (b"", b"[]", b"{", b'{"code": 7}', b'{"code": null}', b"[" * 100_000):
@@ -389,7 +391,7 @@ async def test_login_link_works_once_for_a_minute(behind: Behind) -> None:
 @pytest.mark.spec("studio:SV4")
 async def test_session_is_a_header_and_no_cookie(behind: Behind) -> None:
     async with behind.client() as client:
-        entered = await client.post("/login", json=code_of(behind.logins.make()))
+        entered = await client.post("/login", json=code_of(behind.logins.make_link()))
         token = entered.json()["token"]
 
         assert "set-cookie" not in entered.headers
@@ -612,7 +614,7 @@ async def test_page_of_another_site_uses_no_login_attempt(tmp_path: Path) -> Non
     foreign = {"origin": "https://evil.example", "sec-fetch-site": "cross-site", "content-type": "text/plain"}
     async with behind.client() as client:
         said = [await client.post("/login", headers=foreign, content=b'{"code": "guess"}') for _ in range(5)]
-        entered = await client.post("/login", json=code_of(behind.logins.make()))
+        entered = await client.post("/login", json=code_of(behind.logins.make_link()))
 
     assert [(403, "cross_site")] * 5 == [(one.status_code, kind_of(one)) for one in said]
     assert 200 == entered.status_code
@@ -881,4 +883,4 @@ def test_no_caller_has_a_name_that_stands_for_no_person(tmp_path: Path, name: st
     with pytest.raises(DefinitionError, match="a reserved name"):
         Caller(name, {"answer"})
 
-    assert () == tokens.listed()
+    assert () == tokens.list_tokens()

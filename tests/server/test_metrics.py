@@ -130,7 +130,7 @@ async def test_model_metrics_count_calls_tokens_and_cost_with_bounded_labels(tmp
         await engine.run(agent, "Hi.")
         counted: metrics.Metrics = served.app.state.metrics  # type: ignore[attr-defined]
         for number in range(2 * metrics.MOST_MODELS):
-            counted._get_model_label(f"some/model-{number}")
+            counted._register_model_label(f"some/model-{number}")
         headers = {"authorization": f"Bearer {token}"}
         transport = httpx2.ASGITransport(app=served)
         async with (
@@ -147,5 +147,5 @@ async def test_model_metrics_count_calls_tokens_and_cost_with_bounded_labels(tmp
     assert {"input": 7, "output": 3, "cache_read": 0, "cache_write": 0, "reasoning": 0} == tokens
     assert 0.25 == value(found, "stepengine_model_cost_usd_total", model="anthropic/claude-sonnet-4-5")
     assert 1 == value(found, "stepengine_runs", agent="other", status="completed")
-    assert "other" == counted._get_model_label("some/more")
+    assert "other" == counted._register_model_label("some/more")
     assert metrics.MOST_MODELS == len(counted._models)

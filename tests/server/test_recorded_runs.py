@@ -286,7 +286,7 @@ def test_resume_requested_before_the_end_reports_the_end(shop: Shop, monkeypatch
 def test_no_end_is_shown_before_it_is_recorded(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader looks up a suspended run and reads its journal after the end, while the run still closes its journal."""
     looked_up, has_ended, may_close = Event(), Event(), Event()
-    read, close, wait = RunReader.read_recorded_details, RunWriter.close, LiveRuns.wait_until_end_recorded
+    read, close, wait = RunReader.read_details_from_journal, RunWriter.close, LiveRuns.wait_until_end_recorded
 
     async def read_after_the_end(self: RunReader, row: RunRow) -> Any:
         if not looked_up.is_set():
@@ -311,7 +311,7 @@ def test_no_end_is_shown_before_it_is_recorded(shop: Shop, monkeypatch: pytest.M
         until(lambda: dora.get(f"/runs/{run}").json()["status"] == "suspended")
     with shop.open(), shop.client("dora") as dora, shop.client("root") as root, ThreadPoolExecutor() as pool:
         monkeypatch.setattr(RunWriter, "close", close_late)
-        monkeypatch.setattr(RunReader, "read_recorded_details", read_after_the_end)
+        monkeypatch.setattr(RunReader, "read_details_from_journal", read_after_the_end)
         monkeypatch.setattr(LiveRuns, "wait_until_end_recorded", wait_and_close)
         shown = pool.submit(lambda: dora.get(f"/runs/{run}").json())
         assert looked_up.wait(SECONDS)

@@ -877,7 +877,7 @@ async def test_page_result_and_human_answer_name_their_answerers(tmp_path: Path)
         await runs.live.wait_until_end_recorded(run)
         row = await runs.reader.get_run(caller, run)
         await runs.messenger.answer(caller, row, {"q0": "Monday", "q1": "six"}, page_questions=["q1"])
-        found = await runs.messenger.find_answers(row, ["q0", "q1"])
+        found = await runs.messenger.list_stored_answers(row, ["q0", "q1"])
         await runs.close()
 
     assert [("q0", "ann", "Monday"), ("q1", "page", "six")] == found
@@ -905,7 +905,7 @@ class Versions:
     def has_changed_files(self, *, retry: bool = True) -> bool:
         return bool(self._left)
 
-    async def check_in_child_process(self) -> None:
+    async def require_loadable_in_child_process(self) -> None:
         return
 
     def reload_engine(self) -> Engine:

@@ -27,7 +27,7 @@ from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, follow
 from stepengine.journal.event_stream import EventProjection, JournalWatch
 from stepengine.redaction import GIVEN
 from stepengine.server import watchers
-from stepengine.server.event_json import encode_event_stream, sse_line
+from stepengine.server.event_json import encode_event_stream, encode_sse_event
 from stepengine.server.watchers import (
     FollowedEvents,
     ReaderPosition,
@@ -262,7 +262,8 @@ def test_cancelled_reader_does_not_disturb_the_next_one(tmp_path: Path, monkeypa
     async def main() -> list[Event]:
         following = FollowedEvents(journal)
         gone, comes = [
-            asyncio.create_task(all_of(following.events(ReaderPosition.parse(None), stay=False))) for _ in range(2)
+            asyncio.create_task(all_of(following.events(ReaderPosition.parse(None), wait_for_new=False)))
+            for _ in range(2)
         ]
         assert await asyncio.to_thread(begun.wait, 30)
         gone.cancel()
@@ -305,12 +306,12 @@ def test_late_reader_gets_evicted_events_from_the_journal(tmp_path: Path, monkey
     async def main() -> None:
         shared = SharedJournals(lambda _: FileJournal(path))
         following = shared.get_or_create_followed_events("r")
-        first = asyncio.create_task(all_of(following.events(ReaderPosition.parse(None), stay=True)))
+        first = asyncio.create_task(all_of(following.events(ReaderPosition.parse(None), wait_for_new=True)))
         await write_in_parts(path, journal, following)
         assert whole[-1].id == (await first)[-1].id
         for count in (*range(0, len(whole) - 12, 40), *range(len(whole) - 12, len(whole) + 1)):
             had = ReaderPosition.parse(id_after(whole[:count]))
-            rest = await all_of(following.events(had, stay=True))
+            rest = await all_of(following.events(had, wait_for_new=True))
             assert [event.id for event in whole[count:]] == [event.id for event in rest]
             past, _, place = await following.read_unread_events(had)
             assert [event.id for event in whole[count:]] == [event.id for event in past.new]
@@ -337,7 +338,7 @@ def test_stream_without_debug_scope_omits_the_final_state() -> None:
     finished = RunFinished(result=RunResult(status=RunStatus.COMPLETED, state=AgentState()))
 
     def shown(event: Event, *, full: bool) -> dict[str, Any]:
-        told: dict[str, Any] = json.loads(sse_line(event, full=full).partition("data: ")[2])
+        told: dict[str, Any] = json.loads(encode_sse_event(event, full=full).partition("data: ")[2])
         return told
 
     assert "given" in json.dumps(shown(tool_result, full=False)["result"])
@@ -360,7 +361,7 @@ async def test_events_show_no_known_key(key: str) -> None:
         pieces = [
             piece
             async for piece in encode_event_stream(
-                events(), None, had=ReaderPosition.parse(None), full=False, stopping=asyncio.Event()
+                events(), None, position=ReaderPosition.parse(None), full=False, stopping=asyncio.Event()
             )
         ]
     finally:
@@ -380,7 +381,7 @@ async def test_reader_of_a_closed_follower_still_gets_new_events(tmp_path: Path)
     lines = list(whole.lines())
     journal.path.write_bytes(b"".join(lines[:5]))
     following = FollowedEvents(journal)
-    events = [following.events(ReaderPosition.parse(None), stay=True) for _ in range(2)]
+    events = [following.events(ReaderPosition.parse(None), wait_for_new=True) for _ in range(2)]
     await anext(events[0])
     await events[0].aclose()
     following.close()

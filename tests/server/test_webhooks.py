@@ -315,18 +315,18 @@ def written(folder: Path, content: object, mode: int = 0o600) -> Path:
 @pytest.mark.spec("studio:SV13")
 def test_linked_missing_or_shared_webhook_file_raises(tmp_path: Path) -> None:
     with pytest.raises(DefinitionError, match="may be read or written by others"):
-        Webhooks.open(written(tmp_path, FILE, 0o640))
+        Webhooks.load(written(tmp_path, FILE, 0o640))
     there = written(tmp_path, FILE)
     (tmp_path / "link.json").symlink_to(there)
     with pytest.raises(DefinitionError):
-        Webhooks.open(tmp_path / "link.json")
+        Webhooks.load(tmp_path / "link.json")
     with pytest.raises(DefinitionError, match="there is no"):
-        Webhooks.open(tmp_path / "none.json")
+        Webhooks.load(tmp_path / "none.json")
     with pytest.raises(DefinitionError, match="regular file"):
-        Webhooks.open(tmp_path)
+        Webhooks.load(tmp_path)
     tmp_path.chmod(0o777)
     with pytest.raises(DefinitionError, match="others may write to the folder"):
-        Webhooks.open(there)
+        Webhooks.load(there)
     tmp_path.chmod(0o700)
 
 
@@ -345,7 +345,7 @@ def test_linked_missing_or_shared_webhook_file_raises(tmp_path: Path) -> None:
 @pytest.mark.spec("studio:SV13")
 def test_invalid_webhook_file_raises_without_showing_secrets(tmp_path: Path, content: object) -> None:
     with pytest.raises(DataError, match="not a file of webhooks") as raised:
-        Webhooks.open(written(tmp_path, content))
+        Webhooks.load(written(tmp_path, content))
 
     shown = str(raised.value).replace("XYZZY: Extra inputs", "")  # the name of a field
     assert "XYZZY" not in shown

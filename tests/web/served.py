@@ -37,7 +37,7 @@ async def served(folder: Path, engine: Engine, *, name: str = "anna", **options:
     from tests.uvicorn_servers import serve_in_loop
 
     tokens = Tokens.open(folder / "tokens.json")
-    for known in tokens.listed():
+    for known in tokens.list_tokens():
         tokens.remove(known.name)
     token = tokens.add(name, OF_PAGES)
     made = app(engine, runs=folder / "runs", tokens=tokens, drain=0, **options)

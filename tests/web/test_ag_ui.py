@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from stepengine import AgentDefinition, Answer, Engine, Usage
 from stepengine.adapters.ag_ui import ag_ui
-from stepengine.adapters.ag_ui.asked import extract_prompt, parse_interrupt_answers
+from stepengine.adapters.ag_ui.asked import parse_interrupt_answers, parse_prompt
 from stepengine.data import events as ev
 from stepengine.data.state import RunStatus
 from stepengine.errors import InputError, StepEngineError
@@ -224,11 +224,11 @@ def test_only_the_last_user_message_of_a_page_is_read() -> None:
         {"id": "2", "role": "user", "content": "Hi."},
     ]
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert "Hi." == extract_prompt(given(messages=said))
-    assert "a\n\nb" == extract_prompt(given(messages=[{"id": "2", "role": "user", "content": parts}]))
+    assert "Hi." == parse_prompt(given(messages=said))
+    assert "a\n\nb" == parse_prompt(given(messages=[{"id": "2", "role": "user", "content": parts}]))
     for messages in ([], said[:1], [{"id": "2", "role": "user", "content": "x" * 1_048_577}]):
         with pytest.raises(InputError):
-            extract_prompt(given(messages=messages))
+            parse_prompt(given(messages=messages))
 
 
 @pytest.mark.spec("interfaces:IF44")

@@ -17,7 +17,7 @@ from ag_ui.core import RunAgentInput
 from ag_ui.encoder import EventEncoder
 
 from stepengine import AgentDefinition, Engine, RunHandle, ToolResult, tool
-from stepengine.adapters.ag_ui import Asked, ag_ui, asked_of, connected, page_hooks, run_turns
+from stepengine.adapters.ag_ui import PageRequest, ag_ui, page_hooks, parse_page_request, run_turns, stream_reconnection
 from stepengine.data.hooks import Change, Hooks
 from stepengine.errors import InputError
 from stepengine.journal import MemoryJournal
@@ -85,7 +85,7 @@ class App:
         self.engine = Engine([bot], hooks=page_hooks() if hooks is None else hooks, **options)
         self.handles: list[RunHandle] = []
 
-    def start(self, asked: Asked) -> Callable[[str, Mapping[str, Any]], RunHandle]:
+    def start(self, asked: PageRequest) -> Callable[[str, Mapping[str, Any]], RunHandle]:
         def start(prompt: str, answers: Mapping[str, Any]) -> RunHandle:
             self.handles.append(
                 self.engine.start("bot", prompt, session_id="t", answers=answers or None, metadata=asked.metadata)
@@ -95,11 +95,11 @@ class App:
         return start
 
     async def __call__(self, asks: RunAgentInput) -> list[dict[str, Any]]:
-        asked = asked_of(asks, self.sessions.load("t"), shares=SHARES)
+        asked = parse_page_request(asks, self.sessions.load("t"), shares=SHARES)
         return await shown(ag_ui(run_turns(asked, self.start(asked)), thread_id="t", run_id="r", asked=asked))
 
     async def again(self, handle: RunHandle | None = None) -> list[dict[str, Any]]:
-        return await shown(connected(given(), self.sessions.load("t"), handle, shares=SHARES))
+        return await shown(stream_reconnection(given(), self.sessions.load("t"), handle, shares=SHARES))
 
 
 async def shown(events: Any) -> list[dict[str, Any]]:
@@ -192,7 +192,7 @@ async def test_page_tool_calls_suspend_and_each_gets_its_own_result(at_once: boo
 async def test_run_with_page_tools_replays_without_the_page() -> None:
     app = App(tool_call("where", {"x": 1}))
     journal = MemoryJournal()
-    asked = asked_of(given("Go."), NEW, shares=SHARES)
+    asked = parse_page_request(given("Go."), NEW, shares=SHARES)
     recorded = await app.engine.run("bot", asked.prompt, metadata=asked.metadata, journal=journal)
 
     assert "suspended" == recorded.status
@@ -250,7 +250,7 @@ for _ in range(300):
 )  # fmt: skip
 def test_invalid_page_input_raises(fields: Any, issue: str) -> None:
     with pytest.raises(InputError) as refused:
-        asked_of(given("Go.", **fields), NEW, shares=SHARES)
+        parse_page_request(given("Go.", **fields), NEW, shares=SHARES)
 
     assert refused.value.issues[0].startswith(issue)
 
@@ -300,12 +300,14 @@ async def test_reconnecting_page_sees_each_question_with_its_call() -> None:
 async def test_page_reconnecting_during_a_run_sees_it_from_its_start() -> None:
     app = App("Hello.", "Fine.")
     await app(given("Hi."))
-    asked = asked_of(given("How are you?"), app.sessions.load("t"), shares=SHARES)
+    asked = parse_page_request(given("How are you?"), app.sessions.load("t"), shares=SHARES)
     handle = app.start(asked)(asked.prompt, {})
     await handle.result()
     session = app.sessions.load("t")
     before = list(session.messages)[:2]
-    events = await shown(connected(given(), Session(info=session.info, messages=before), handle, shares=SHARES))
+    events = await shown(
+        stream_reconnection(given(), Session(info=session.info, messages=before), handle, shares=SHARES)
+    )
 
     (snapshot,) = of(events, "MESSAGES_SNAPSHOT")
     assert ["Hi.", "Hello.", "How are you?"] == [m["content"] for m in snapshot["messages"]]

@@ -263,7 +263,7 @@ class Reloads:
     def has_changed_files(self, *, retry: bool = True) -> bool:
         return self.next is not None
 
-    async def check_in_child_process(self) -> None:
+    async def require_loadable_in_child_process(self) -> None:
         pass
 
     def reload_engine(self) -> Engine:

@@ -381,14 +381,14 @@ async def test_an_answered_question_is_not_asked_before_the_run_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reached, gate = asyncio.Event(), asyncio.Event()
-    resume = run_launcher.RunLauncher.resume_and_record_failure
+    resume = run_launcher.RunLauncher.resume_or_record_failure
 
     async def later(self: Any, row: Any) -> None:
         reached.set()
         await gate.wait()
         await resume(self, row)
 
-    monkeypatch.setattr(run_launcher.RunLauncher, "resume_and_record_failure", later)
+    monkeypatch.setattr(run_launcher.RunLauncher, "resume_or_record_failure", later)
     async with paging(tmp_path, make_painter()) as page:
         asked = await page.say("Paint.")
         answering = asyncio.create_task(page.say(resume=resolved(interrupts(asked)[0], True)))

@@ -1,7 +1,7 @@
 """
 An agent for an editor: the requests of the protocol about sessions, prompts and choices.
 
-What lives here: the methods that the protocol calls. What must not: how a turn is run, which is ``session``'s.
+This module has the methods that the protocol calls. The execution of a turn belongs to ``session``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepengine.adapters.acp import prompts, servers
 from stepengine.adapters.acp.editor import ConnectedEditor
-from stepengine.adapters.acp.kept import KeptSession, KeptSessions
+from stepengine.adapters.acp.kept import SessionStorage, StoredSession
 from stepengine.adapters.acp.protocol_errors import (
     INTERNAL,
     INVALID_PARAMS,
@@ -39,25 +39,25 @@ class EditorAgent:
     """
     An agent as the protocol's package calls it (``acp.run_agent``); ``serve`` runs one over stdin and stdout.
 
-    Each prompt is a root run with a journal of its own, and goes on from the state of the one before. Tool calls that need a person's
-    permission, and questions with options, are permission requests; a question that wants words is a form where the editor shows
-    forms, else it ends the turn, and the next prompt answers it. Loading a session replays its journals: no model is asked, no tool
-    runs.
+    Each prompt is a root run with its own journal, and continues from the state of the previous one. Tool calls that need a person's
+    permission, and questions with options, are permission requests. A question with a free answer is a form if the editor supports
+    forms; else it ends the turn, and the next prompt is the answer. Loading a session replays its journals: no model is called, and no
+    tool runs.
 
     Args:
         make: Makes the engine of a session, which is closed with it.
         agent: The id of the agent.
-        folder: Where sessions are kept.
-        mcp: Makes a source of tools of an MCP server that the editor names: ``stepengine.adapters.mcp.mcp_tools``. Without it they are not
-            started, and a warning says so.
-        modes: The modes of a policy that can be chosen, the first one by default; *make* takes ``mode`` then.
-        models: The models that can be chosen, likewise, ``""`` for those that the agents name; *make* takes ``model`` then.
+        folder: The folder in which sessions are stored.
+        mcp: Makes a source of tools from an MCP server of the editor: ``stepengine.adapters.mcp.mcp_tools``. Without it, these servers are
+            not started, and a warning is shown.
+        modes: The permission modes that can be chosen, the first one by default; *make* then accepts ``mode``.
+        models: The models that can be chosen, the first one by default, ``""`` for those of the agents; *make* then accepts ``model``.
 
     Attributes:
-        deletes: Whether ``session/delete`` comes to ``ext_method``, as it does with ``serve``: the package has no route for it.
+        deletes: Whether ``ext_method`` receives ``session/delete``, as with ``serve``: the package has no route for it.
 
     Raises:
-        DefinitionError: for an unknown mode, and for choices that *make* does not take.
+        DefinitionError: For an unknown mode, and for choices that *make* does not accept.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class EditorAgent:
     ) -> None:
         self._offer = OfferedChoices(modes, models)
         self._engines = SessionEngines(make, agent, mcp, {MODE: modes, MODEL: models})
-        self._kept = KeptSessions(folder)
+        self._kept = SessionStorage(folder)
         self._editor = ConnectedEditor()
         self._open: dict[str, EditorSession] = {}
         self._without_key = ""
@@ -230,10 +230,10 @@ class EditorAgent:
         for session_id in list(self._open):
             await self.close_session(session_id)
 
-    async def _open_stored_session(self, kept: KeptSession, mcp_servers: Any) -> EditorSession:
+    async def _open_stored_session(self, kept: StoredSession, mcp_servers: Any) -> EditorSession:
         """Open a stored session in place of an open one with its id, and send its skill commands after the reply."""
         await self.close_session(kept.id)
-        kept.chosen = self._offer.replace_unoffered(kept.chosen)
+        kept.chosen = self._offer.replace_unoffered_choices(kept.chosen)
         with convert_to_protocol_errors():
             session = EditorSession(self._editor, self._engines, kept)
             session.add_servers(mcp_servers)
@@ -252,7 +252,7 @@ class EditorAgent:
         await session.replay_turns(shows_turns=shows_turns)
         return session
 
-    def _get_open_session(self, session_id: str) -> EditorSession:
+    def _require_open_session(self, session_id: str) -> EditorSession:
         session = self._open.get(session_id)
         if session is None:
             msg = f"session {session_id!r:.80} is not open; load it with session/load, or start one with session/new"
@@ -274,7 +274,7 @@ class EditorAgent:
         """Set and save the permission mode for the next turns, and send the new options after the reply."""
         from acp import schema
 
-        session = self._get_open_session(session_id)
+        session = self._require_open_session(session_id)
         self._validate_and_save_choice(session, MODE, mode_id)
         options = self._offer.make_config_options(session.kept.chosen)
         update = schema.ConfigOptionUpdate(session_update="config_option_update", config_options=options)
@@ -287,7 +287,7 @@ class EditorAgent:
         """Set and save the mode or model for the next turns, and return all options; a new mode is also sent."""
         from acp import schema
 
-        session = self._get_open_session(session_id)
+        session = self._require_open_session(session_id)
         self._validate_and_save_choice(session, config_id, value)
         if config_id == MODE:
             mode = session.kept.chosen.mode
@@ -338,10 +338,10 @@ class EditorAgent:
 
     async def _wait_for_idle_session(self, session_id: str) -> EditorSession:
         """Return an idle session, after waiting for the end of a cancelled turn; raise an error if it is running or broken."""
-        session = self._get_open_session(session_id)
+        session = self._require_open_session(session_id)
         while not session.free.is_set() and session.is_given_up:
             await session.free.wait()
-            session = self._get_open_session(session_id)
+            session = self._require_open_session(session_id)
         if not session.free.is_set():
             msg = f"session {session_id!r} is running a turn; cancel the turn, or wait for its end"
             raise make_protocol_error(INVALID_PARAMS, msg)

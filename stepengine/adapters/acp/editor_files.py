@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from acp.interfaces import Client
 
 SECONDS = 10.0
-"""How long an editor may take to say what a file holds, or to write it."""
+"""Seconds that an editor may take to return the content of a file, or to write a file."""
 KNOWN = 200
 SHOWN_CHARS = 200
 
@@ -34,7 +34,7 @@ class EditorBuffers:
     Args:
         client: The editor.
         session_id: The session that they are asked for in.
-        cwd: The workspace as the editor named it: it knows its files by paths that begin so, whatever links they go through.
+        cwd: The workspace as the editor named it, with which the editor's paths start, with unresolved links.
         reads: Whether the editor offers to read files.
         writes: Whether it offers to write them.
     """
@@ -81,7 +81,7 @@ class EditorBuffers:
         Write and save a file in the editor; return False if the editor cannot, or on the event loop.
 
         Raises:
-            ToolError: when it tried and could not.
+            ToolError: If the editor fails to write the file.
         """
         if not self._writes or self._is_on_loop():
             return False
@@ -125,7 +125,8 @@ class EditorTerminals:
         client: The editor.
         session_id: The session that they are opened in.
         cwd: The workspace as the editor named it.
-        show: Shows a terminal at a tool call: is given the path of the run, the id of the call, and that of the terminal.
+        show: Shows a terminal at a tool call. Its arguments are the path of the run in its tree, the id of the call, and the id of the
+            terminal.
     """
 
     def __init__(
@@ -151,7 +152,7 @@ class EditorTerminals:
         Run a program in an editor's terminal, show the terminal at its call, kill the program after *seconds*, and release the terminal.
 
         Raises:
-            ToolError: when the editor could not start it, or went away.
+            ToolError: If the editor cannot start the program, or disconnects.
         """
         from acp import RequestError
         from acp.schema import EnvVariable
@@ -178,7 +179,7 @@ class EditorTerminals:
             raise ToolError(msg) from None
 
     async def _wait_or_kill_at_timeout(self, terminal: str, seconds: float | None) -> bool:
-        """Wait for the end of a program, kill it after the time limit, and return True if it ended by itself."""
+        """Wait for the end of a program, or kill it after the time limit; return True if it was not killed."""
         try:
             async with asyncio.timeout(seconds):
                 await self._client.wait_for_terminal_exit(session_id=self._session_id, terminal_id=terminal)

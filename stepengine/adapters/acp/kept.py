@@ -1,7 +1,7 @@
 """
-What is kept of an editor's sessions: a folder each, with a journal for every turn and what was said.
+The stored sessions of an editor: each is a folder with the journals and the prompts of its turns.
 
-What must not be here: the protocol, and how a turn is run.
+The protocol and the execution of turns do not belong here.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PromptRun:
         journal: The journal file of the run.
         is_kept: Whether the conversation continues from its state; False until it ends or asks for text, and if it failed.
         chosen: The mode and model of the run, which a replay needs.
-        servers: The names of the MCP servers whose tools it had.
+        servers: The names of the MCP servers whose tools the run had.
     """
 
     prompt: str
@@ -68,17 +68,17 @@ class PromptRun:
 
 
 @attrs.define(eq=False)
-class KeptSession:
+class StoredSession:
     """
-    One session.
+    A session in a folder.
 
     Attributes:
-        id: 16 hex digits.
-        folder: Where it is kept.
-        cwd: The workspace.
-        turns: What was said, in order.
-        updated: When it changed last, as ISO 8601 in UTC.
-        chosen: What a person chose for its next turn.
+        id: Its id, 16 hex digits.
+        folder: Its folder.
+        cwd: Its workspace.
+        turns: Its turns, the oldest first.
+        updated: When it was last changed, as ISO 8601 in UTC.
+        chosen: The mode and model of its next turn.
     """
 
     id: str
@@ -90,7 +90,7 @@ class KeptSession:
 
     @property
     def title(self) -> str:
-        """The start of the first prompt in one line; ``""`` before there is one."""
+        """The start of the first prompt in one line; ``""`` without a prompt."""
         first = self.turns[0].prompt if self.turns else ""
         return visible(" ".join(first.split()), strict=True)[:TITLE_CHARS]
 
@@ -124,7 +124,7 @@ class KeptSession:
         Write the session atomically.
 
         Raises:
-            SessionError: when it cannot be written.
+            SessionError: If the session cannot be written.
         """
         self.updated = datetime.now(UTC).isoformat(timespec="milliseconds")
         about = {
@@ -138,7 +138,7 @@ class KeptSession:
         _write_file_atomically(self.folder / ABOUT, json.dumps(about))
 
 
-class KeptSessions:
+class SessionStorage:
     """
     The stored sessions in a folder, which is created for its owner alone and to which no other user may write.
 
@@ -149,9 +149,9 @@ class KeptSessions:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def create_session(self, cwd: Path) -> KeptSession:
+    def create_session(self, cwd: Path) -> StoredSession:
         """Create and store an empty session for a workspace, in a private folder of its own."""
-        session = KeptSession(secrets.token_hex(8), Path(), cwd)
+        session = StoredSession(secrets.token_hex(8), Path(), cwd)
         session.folder = self._folder / session.id
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -162,7 +162,7 @@ class KeptSessions:
             raise _make_storage_error(self._folder, error) from None
         return session
 
-    def load_session(self, session_id: str) -> KeptSession:
+    def load_session(self, session_id: str) -> StoredSession:
         """Return a stored session by its id; raise an error if it is missing or cannot be read."""
         folder = self._folder / session_id
         if not ID.fullmatch(session_id) or not (folder / ABOUT).is_file():
@@ -172,7 +172,7 @@ class KeptSessions:
             self._require_private_folder()
             about = _read_json(folder / ABOUT)
             turns = [PromptRun.from_dict(turn, folder) for turn in about["turns"]]
-            return KeptSession(
+            return StoredSession(
                 session_id, folder, Path(about["cwd"]), turns, str(about["updated"]), _parse_choices(about)
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -186,7 +186,7 @@ class KeptSessions:
             msg = f"other users can write to the folder {str(self._folder)!r}; make it private with `chmod 700`"
             raise SessionError(msg)
 
-    def copy_session(self, source: KeptSession, cwd: Path) -> KeptSession:
+    def copy_session(self, source: StoredSession, cwd: Path) -> StoredSession:
         """Create a session with copies of another one's turns, journals and images."""
         made = self.create_session(cwd)
         made.chosen = source.chosen
@@ -212,7 +212,7 @@ class KeptSessions:
         except OSError as error:
             raise _make_storage_error(self._folder, error) from None
 
-    def list_sessions(self, cwd: Path | None) -> list[KeptSession]:
+    def list_sessions(self, cwd: Path | None) -> list[StoredSession]:
         """Return the sessions of a workspace, or with ``None`` all; the newest first, without unreadable ones."""
         found = []
         for folder in self._folder.iterdir() if self._folder.is_dir() else ():

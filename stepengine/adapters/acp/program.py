@@ -25,7 +25,7 @@ from stepengine.workspace.environment import SUPERVISOR, find_program
 LINE_BYTES = 16 * 1024 * 1024
 """The longest line: a whole file, or an image, is one."""
 JUNK_LINES = 200
-"""How many lines that are no messages are passed over: what a program prints that did not expect to be spoken with."""
+"""The most lines that are skipped because they are not messages, such as output of a program that does not speak the protocol."""
 SAID_BYTES = 8_192
 SAID_CHARS = 2_000
 EOF_SECONDS = 2.0
@@ -36,7 +36,7 @@ END_SECONDS = 5.0
 LINGER_SECONDS = 1.0
 START_SECONDS = 60.0
 ALWAYS = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR", "TERM")
-"""What a program sees of our variables: what it needs to find itself and its own settings, and no keys."""
+"""The variables of this process that a program gets: those that it needs to find its files and settings, and no keys."""
 REASONS = {2: "there is no such program", 13: "it is not executable", 8: "it is not a program for this system"}
 
 
@@ -67,7 +67,7 @@ class AgentProgram:
         self._ended = ""
         self._has_ended = asyncio.Event()
         self._pid = 0
-        self._tasks = [asyncio.create_task(self._collect_stderr_tail())]
+        self._tasks = [asyncio.create_task(self._store_stderr_tail())]
 
     @classmethod
     async def start(cls, command: Sequence[str], env: Mapping[str, str], folder: Path) -> AgentProgram:
@@ -75,7 +75,7 @@ class AgentProgram:
         Start a program below a supervisor, and wait until it runs.
 
         Raises:
-            ExternalAgentError: when it cannot be.
+            ExternalAgentError: If the program cannot be started.
         """
         path = find_program(command[0], env.get("PATH", os.defpath), ())
         if path is None:
@@ -134,7 +134,7 @@ class AgentProgram:
             await asyncio.sleep(LINGER_SECONDS)
             self._line.send(b"end")
 
-    async def _collect_stderr_tail(self) -> None:
+    async def _store_stderr_tail(self) -> None:
         """Read stderr until it ends, and store its last bytes for error messages."""
         stream = self._process.stderr
         assert stream is not None  # noqa: S101 - it was asked for

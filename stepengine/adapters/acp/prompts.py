@@ -1,5 +1,5 @@
 """
-What a person says in an editor: prompts of text, links, files and images, and the skills that begin one as commands.
+Prompts of an editor: text, links, files and images, and the skills with which a prompt may start as commands.
 
 What must not be here: sessions, and how a turn is run.
 """
@@ -42,7 +42,7 @@ class EditorPrompt:
     One prompt.
 
     Attributes:
-        text: Its text; links are named in it, and embedded texts stand in it.
+        text: Its text, with the names of links and with embedded texts.
         media: Its images and documents.
     """
 
@@ -55,7 +55,7 @@ def parse_prompt(blocks: Iterable[Any]) -> EditorPrompt:
     Return the prompt in the content blocks of an editor. A link becomes its name and address; nothing is fetched.
 
     Raises:
-        InputError: for a block that this agent did not offer to take, and for what is no base64.
+        InputError: For a block of an unsupported type, and for invalid base64.
     """
     texts, media = list[str](), list[Media]()
     for block in blocks:
@@ -101,7 +101,7 @@ def _decode_base64(text: str) -> bytes:
         raise InputError(msg) from None
 
 
-def append_media_message(state: AgentState | None, media: Sequence[Media]) -> AgentState | None:
+def with_media_message(state: AgentState | None, media: Sequence[Media]) -> AgentState | None:
     """Return the state with images and documents added as a user message before the next prompt."""
     if not media:
         return state

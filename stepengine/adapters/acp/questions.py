@@ -34,23 +34,23 @@ def make_question_call(question: Question) -> schema.ToolCallUpdate:
     import acp
     from acp import schema
 
-    content: list[Any] = [acp.tool_content(acp.text_block(question_text(question).strip()))]
+    content: list[Any] = [acp.tool_content(acp.text_block(format_question(question).strip()))]
     return schema.ToolCallUpdate(
         tool_call_id=f"question-{question.id}", title=question.text, kind="other", status="pending", content=content
     )
 
 
-def question_text(question: Question) -> str:
+def format_question(question: Question) -> str:
     """Return a question with its options as text."""
     said = zip_longest(question.options, question.descriptions, fillvalue="")
     choices = "".join([f"\n- {option}" + (f": {about}" if about else "") for option, about in said])
     return f"\n\n{question.text}{choices}"
 
 
-def open_question_text(question: Question) -> str:
+def format_open_question(question: Question) -> str:
     """Return the text that shows an open question of a reopened session; the resumed run requests a permission itself."""
     if question.tool_name is None:
-        return question_text(question)
+        return format_question(question)
     return f"\n\n{question.text} The run continues with your next prompt, and asks for this permission again.\n\n"
 
 

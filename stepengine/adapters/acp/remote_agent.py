@@ -39,17 +39,17 @@ from stepengine.adapters.external.turns import (
     NAME_CHARS,
     SHOWN_CHARS,
     TurnOutput,
-    dict_or_empty,
-    dicts_in_list,
     finish_shielded,
+    get_dict_or_empty,
+    list_dicts,
     make_external_handler,
     make_failed_result,
     make_permission_input,
     make_permission_tools,
     make_shown_input,
     permission_kind_from_category,
-    start_of_json,
-    start_of_text,
+    shorten_json,
+    shorten_text,
 )
 from stepengine.data.definition import AgentDefinition, InputSchema
 from stepengine.data.hooks import Change, StepContext
@@ -78,10 +78,10 @@ CANCEL_SECONDS = 3.0
 CLOSE_SECONDS = 2.0
 """How long it may take to close its session, where it offers that."""
 SESSION = "external_session"
-"""Where a run keeps the session, so that a run with ``previous=`` goes on with it."""
+"""The member of a run's context with the session id, with which a run with ``previous=`` resumes the session."""
 READ_BYTES = 4 * 1024 * 1024
 INPUT_CHARS = 16 * 1024 * 1024
-"""How much of the inputs of a program's calls is kept in a turn, since it may ask about a call by its id; as JSON."""
+"""The most characters, as JSON, of the stored inputs of a program's calls in a turn. It may ask about a call by its id."""
 KINDS: Mapping[str, str] = {
     "read": "read",
     "search": "read",
@@ -129,38 +129,38 @@ class _ProgramSettings:
 
 class ExternalAgent(AgentDefinition[ExternalReply]):
     """
-    An agent that another program is: one that speaks the Agent Client Protocol over its stdin and stdout.
+    An agent that is another program, which speaks the Agent Client Protocol over its stdin and stdout.
 
-    It stands where any agent stands: ``AgentCall``, ``Parallel``, ``spawn_agents``, ``Start``, ``engine.run``. A call starts the
-    program, gives it the prompt in a session, and ends it with everything that it started. The turn is one recorded effect, with what
-    the program said beside its result, so that a replay needs no such program; each time that it asks for permission is another one,
-    judged by the engine's policy and its people as a call of ``ID_edit``, ``ID_execute``, ``ID_read``, ``ID_fetch`` or ``ID_other``,
-    of the categories ``"write"``, ``"execute"``, ``"read"``, ``"network"`` and ``""``. So is each file that it reads or writes through us,
-    and each command that it has us run, unless the same was just allowed. Without a policy everything is allowed, as for
-    tools. Its params are ``{"session": ...}``, to go on with an earlier reply's session, which the program must be able to load.
+    It is used like any agent: ``AgentCall``, ``Parallel``, ``spawn_agents``, ``Start``, ``engine.run``. A call starts the program,
+    sends it the prompt in a session, and ends it with all processes that it started. The turn is one recorded effect with the
+    program's output, so a replay needs no program. Each permission request of the program is another effect: the engine's policy and
+    people decide it as a call of ``ID_edit``, ``ID_execute``, ``ID_read``, ``ID_fetch`` or ``ID_other``, of the categories ``"write"``,
+    ``"execute"``, ``"read"``, ``"network"`` and ``""``. The same applies to each file and each command that the program requests from
+    the engine, unless that was just allowed. Without a policy everything is allowed, as for tools. Its params are
+    ``{"session": ...}``, to continue the session of an earlier reply, which the program must be able to load.
 
     It needs the extra ``acp``.
 
     Args:
         id: The agent's id, at most 56 characters.
-        command: The program and its arguments; no shell reads them.
-        description: What other agents are shown.
-        env: Variables that the program sees beside ``PATH``, ``HOME``, ``USER``, ``SHELL``, ``TERM``, ``TMPDIR``, ``TZ`` and the
+        command: The program and its arguments; no shell is used.
+        description: The description for other agents.
+        env: Variables that the program gets in addition to ``PATH``, ``HOME``, ``USER``, ``SHELL``, ``TERM``, ``TMPDIR``, ``TZ`` and the
             locale: a list of names of this process's variables, such as ``["ANTHROPIC_API_KEY"]``, or a mapping to values.
-        workspace: The folder of its sessions; the engine's workspace by default. It must be a folder of this machine, which that of
-            a sandbox, or of a container whose root is mounted, is, too.
-        files: What the program may ask us to do with files of the workspace: ``"write"`` and read them, ``"read"`` them or
-            ``"none"``. What it does to files by itself is not bound by that, or by anything of ours.
-        terminals: Whether it may have us run commands in the workspace, without any of our keys. Each that it was not just allowed
-            is a call of ``ID_execute``; all of them end with the turn. They run in the sandbox or container that the workspace is;
-            the program itself does not.
-        mode: The mode that a new session is set to, by the program's own name for it; ``""`` leaves it as it is.
-        start_seconds: How long the program may take until a session is open.
-        timeout: How many seconds a turn may take; ``None`` for as long as it takes.
+        workspace: The folder of its sessions; the engine's workspace by default. It must be a folder on this machine, such as that of
+            a sandbox, or of a container whose root is mounted.
+        files: The requests for files of the workspace that the engine performs: ``"write"`` for reads and writes, ``"read"`` or
+            ``"none"``. It does not limit the program's own access to files.
+        terminals: Whether the engine runs commands in the workspace on request, without keys in their environment. Each command that
+            was not just allowed is a call of ``ID_execute``; all of them end with the turn. They run in the sandbox or container of the
+            workspace; the program itself does not.
+        mode: The mode of a new session, by the program's name for it; ``""`` for the program's default.
+        start_seconds: The most seconds until a session is open.
+        timeout: The most seconds of a turn; ``None`` for no limit.
         **fields: Other fields of ``AgentDefinition``, such as ``display_name``, ``hooks`` and ``limits``.
 
     Raises:
-        DefinitionError: for an unusable command, or another option that cannot be used.
+        DefinitionError: For an invalid command or another invalid option.
     """
 
     __slots__ = ()
@@ -366,10 +366,10 @@ class _ProgramConversation:
             raise ExternalAgentError(msg, kind="start")
         return place
 
-    async def _start_program_and_session(self, resumed_session: str, place: Workspace) -> None:
+    async def _start_program_and_session(self, resumed_session: str, workspace: Workspace) -> None:
         """Start the program, and open a session or resume *resumed_session*."""
-        assert place.local_folder is not None  # noqa: S101 - it was looked at
-        folder = place.local_folder.resolve()
+        assert workspace.local_folder is not None  # noqa: S101 - it was checked
+        folder = workspace.local_folder.resolve()
         try:
             from acp.connection import Connection
         except ImportError:
@@ -377,7 +377,7 @@ class _ProgramConversation:
             raise ExternalAgentError(msg, kind="start") from None
         settings = self._settings
         self._files = ProgramFileAccess(folder, settings.files)
-        self._terminals = BorrowedTerminals(folder, place) if settings.terminals else None
+        self._terminals = BorrowedTerminals(folder, workspace) if settings.terminals else None
         env = select_default_and_named_variables(settings.names) | dict(settings.env)
         self._program = await AgentProgram.start(settings.command, env, folder)
         self._connection = Connection(self._dispatch_message, self._program)
@@ -403,20 +403,22 @@ class _ProgramConversation:
             )
             raise ExternalAgentError(msg, kind="protocol")
         methods = answer.get("authMethods")
-        self._methods = [start_of_text(one.get("name")) for one in dicts_in_list(methods)]
-        return dict_or_empty(answer.get("agentCapabilities"))
+        self._methods = [shorten_text(one.get("name")) for one in list_dicts(methods)]
+        return get_dict_or_empty(answer.get("agentCapabilities"))
 
     async def _open_or_resume_session(self, resumed_session: str, cwd: str, capabilities: Mapping[str, Any]) -> str:
         """Resume *resumed_session*, or open a new session in the configured mode if it is empty; return the id."""
-        self._closes = "close" in dict_or_empty(capabilities.get("sessionCapabilities"))
+        self._closes = "close" in get_dict_or_empty(capabilities.get("sessionCapabilities"))
         where = {"cwd": cwd, "mcpServers": []}
         if resumed_session:
-            resumes = "resume" in dict_or_empty(capabilities.get("sessionCapabilities"))
+            resumes = "resume" in get_dict_or_empty(capabilities.get("sessionCapabilities"))
             if not (resumes or capabilities.get("loadSession")):
                 msg = f"the program of {self._settings.id!r} cannot resume a session; call it without a session to start a new one"
                 raise ExternalAgentError(msg, kind="session")
             await self._send_request(
-                "session/resume" if resumes else "session/load", {"sessionId": resumed_session, **where}, kind="session"
+                "session/resume" if resumes else "session/load",
+                {"sessionId": resumed_session, **where},
+                error_kind="session",
             )
             return resumed_session
         answer = await self._send_request("session/new", where)
@@ -428,12 +430,14 @@ class _ProgramConversation:
             await self._send_request("session/set_mode", {"sessionId": made, "modeId": self._settings.mode})
         return replace_lone_surrogates(made)
 
-    async def _send_request(self, method: str, params: Mapping[str, Any], *, kind: str = "failed") -> Mapping[str, Any]:
+    async def _send_request(
+        self, method: str, params: Mapping[str, Any], *, error_kind: str = "failed"
+    ) -> Mapping[str, Any]:
         """
         Send a request to the program, and return its result.
 
         Raises:
-            ExternalAgentError: when it answers with an error, ends, or answers nonsense.
+            ExternalAgentError: If the program replies with an error, whose kind is *error_kind*, sends an invalid reply, or ends.
         """
         from acp import RequestError
 
@@ -443,7 +447,7 @@ class _ProgramConversation:
         try:
             answer = await connection.send_request(method, dict(params))
         except RequestError as error:
-            raise self._make_refusal_error(method, error, kind) from None
+            raise self._make_refusal_error(method, error, error_kind) from None
         except (ConnectionError, RuntimeError, OSError):
             why = await program.describe_end()
             msg = f"the program of {self._settings.id!r} did not answer {method}: {why}"
@@ -457,14 +461,14 @@ class _ProgramConversation:
             raise ExternalAgentError(msg, kind="protocol")
         return answer
 
-    def _make_refusal_error(self, method: str, error: Any, kind: str) -> ExternalAgentError:
+    def _make_refusal_error(self, method: str, error: Any, error_kind: str) -> ExternalAgentError:
         if error.code == AUTH_REQUIRED:
             ways = f"; it offers: {', '.join(filter(None, self._methods))}" if self._methods else ""
-            msg = f"{self._settings.id!r} requires a sign-in before {method}: {start_of_text(str(error))}{ways}"
+            msg = f"{self._settings.id!r} requires a sign-in before {method}: {shorten_text(str(error))}{ways}"
             return ExternalAgentError(replace_lone_surrogates(msg), kind="auth_required")
-        details = f" ({start_of_json(error.data)})" if error.data is not None else ""
-        msg = f"{self._settings.id!r} answered {method} with an error: {start_of_text(str(error))}{details}"
-        return ExternalAgentError(replace_lone_surrogates(msg), kind=kind)
+        details = f" ({shorten_json(error.data)})" if error.data is not None else ""
+        msg = f"{self._settings.id!r} answered {method} with an error: {shorten_text(str(error))}{details}"
+        return ExternalAgentError(replace_lone_surrogates(msg), kind=error_kind)
 
     async def _wait_for_end_or_request(self, ctx: ToolContext) -> ToolResult:
         """Wait until the turn ends or the program asks for a permission, and return the output; end the program with the turn."""
@@ -488,9 +492,9 @@ class _ProgramConversation:
         """Record an update, or return the answer to a request of the program; ignore other notifications."""
         from acp import RequestError
 
-        given = dict_or_empty(params)
+        given = get_dict_or_empty(params)
         if method == "session/update":
-            self.said.emit_and_record_update(dict_or_empty(given.get("update")))
+            self.said.emit_and_record_update(get_dict_or_empty(given.get("update")))
             return None
         if is_notification:
             return None
@@ -517,8 +521,8 @@ class _ProgramConversation:
 
     async def _answer_permission_request(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Ask for a permission of the program, grant an approved action once, and return the chosen option."""
-        call = dict_or_empty(request.get("toolCall"))
-        options = {str(one.get("kind")): one.get("optionId") for one in reversed(dicts_in_list(request.get("options")))}
+        call = get_dict_or_empty(request.get("toolCall"))
+        options = {str(one.get("kind")): one.get("optionId") for one in reversed(list_dicts(request.get("options")))}
         told = {
             **self.said.find_call_members(call.get("toolCallId")),
             **{k: v for k, v in call.items() if v is not None},
@@ -546,14 +550,14 @@ class _ProgramConversation:
         line = shlex.join(words)
         # A person has to see where a command runs, and which variables change what it does. A permission says neither.
         around = {name: request[name] for name in ("cwd", "env") if request.get(name)}
-        is_at_top = self._path_relative_to_workspace(start_of_text(around.get("cwd"))) == "."
+        is_at_top = self._path_relative_to_workspace(shorten_text(around.get("cwd"))) == "."
         variables = parse_variables(request)
         if variables or not is_at_top or not self._permissions.is_command_granted(line):
             # As our shell tool would be given it: a variable such as PATH decides which program runs.
             judged = ["env", *[f"{name}={value}" for name, value in variables.items()], *words] if variables else words
             asked: dict[str, Any] = {"title": f"Run {shlex.join(judged)}"[:SHOWN_CHARS], "command": judged}
             if around:
-                asked["details"] = start_of_json(around)
+                asked["details"] = shorten_json(around)
             if not await self._request_permission("execute", asked):
                 msg = "the command was not allowed"
                 raise ToolError(msg)
@@ -601,7 +605,7 @@ class _ProgramConversation:
         Check a request for a file like a tool call, and return the file rules for it.
 
         Raises:
-            ToolError: when it is not allowed.
+            ToolError: If the request is not allowed.
         """
         if self._permissions.consume_file_grants(kind, file.paths):
             return GUARD.get()
@@ -670,7 +674,7 @@ class _ProgramConversation:
 def _make_resume_prompt(answers: Sequence[Mapping[str, Any]]) -> str:
     """Return a prompt that resumes an ended program and lists the allowed and denied actions."""
     said = [
-        f"- {'allowed' if one['allowed'] else 'denied'}: {dict_or_empty(one.get('input')).get('title', '')}"
+        f"- {'allowed' if one['allowed'] else 'denied'}: {get_dict_or_empty(one.get('input')).get('title', '')}"
         for one in answers
     ]
     return "\n".join(["You were stopped while you waited for a permission. Go on from there. It was decided:", *said])
@@ -685,12 +689,12 @@ def _permission_input_from_call(call: Mapping[str, Any]) -> dict[str, Any]:
     Return the input of a tool call for rules and people.
 
     Raises:
-        ToolError: if rules cannot judge it since it is too long.
+        ToolError: If the input is too long for rules to judge.
     """
     details = _format_call_content(call.get("content"))
     return make_permission_input(
-        start_of_text(call.get("title")),
-        dict_or_empty(call.get("rawInput")),
+        shorten_text(call.get("title")),
+        get_dict_or_empty(call.get("rawInput")),
         paths=_list_location_paths(call),
         details=details,
     )
@@ -699,7 +703,7 @@ def _permission_input_from_call(call: Mapping[str, Any]) -> dict[str, Any]:
 def _list_location_paths(call: Mapping[str, Any]) -> list[str]:
     """Return the paths of a tool call, all of them, since rules judge by them."""
     listed = call.get("locations")
-    found = [dict_or_empty(one).get("path") for one in listed] if isinstance(listed, list) else []
+    found = [get_dict_or_empty(one).get("path") for one in listed] if isinstance(listed, list) else []
     return [path for path in found if isinstance(path, str)]
 
 
@@ -721,24 +725,24 @@ class _ProgramOutput(TurnOutput):
         """Emit and record the text, thought, tool call, plan or cost in an update from the program."""
         match update.get("sessionUpdate"):
             case "usage_update":
-                self._record_session_cost(dict_or_empty(update.get("cost")))
+                self._record_session_cost(get_dict_or_empty(update.get("cost")))
             case _ if not self.is_live:
                 pass  # what was said in an earlier turn, and is told again when its session is loaded
             case "agent_message_chunk":
                 self.emit_and_record_text(
-                    "text", start_of_text(dict_or_empty(update.get("content")).get("text"), self.chars_left)
+                    "text", shorten_text(get_dict_or_empty(update.get("content")).get("text"), self.chars_left)
                 )
             case "agent_thought_chunk":
                 self.emit_and_record_text(
-                    "thought", start_of_text(dict_or_empty(update.get("content")).get("text"), self.chars_left)
+                    "thought", shorten_text(get_dict_or_empty(update.get("content")).get("text"), self.chars_left)
                 )
             case "tool_call" | "tool_call_update":
                 self._record_call_update(update)
             case "plan":
-                told = dicts_in_list(update.get("entries"))[:200]
+                told = list_dicts(update.get("entries"))[:200]
                 self.emit_and_record_plan(
                     [
-                        {"task": start_of_text(one.get("content")), "completed": one.get("status") == "completed"}
+                        {"task": shorten_text(one.get("content")), "completed": one.get("status") == "completed"}
                         for one in told
                     ]
                 )
@@ -760,7 +764,7 @@ class _ProgramOutput(TurnOutput):
 
     def _record_call_update(self, update: Mapping[str, Any]) -> None:
         """Merge an update into the known members of a call, and record its progress; ignore new calls without room."""
-        call = start_of_text(update.get("toolCallId"))
+        call = shorten_text(update.get("toolCallId"))
         if not call or (call not in self._raw and not self.chars_left):
             return
         members = ("title", "kind", "locations", "rawInput")
@@ -769,14 +773,14 @@ class _ProgramOutput(TurnOutput):
         self._input_left -= _count_json_chars(told)
         if self._input_left > 0:
             self._raw[call] = raw
-        title = start_of_text(raw.get("title"))
-        given = make_shown_input(title, dict_or_empty(raw.get("rawInput")), paths=_list_location_paths(raw))
+        title = shorten_text(raw.get("title"))
+        given = make_shown_input(title, get_dict_or_empty(raw.get("rawInput")), paths=_list_location_paths(raw))
         self.emit_and_record_call(
             call,
-            name=start_of_text(raw.get("kind"), 40) or "other",
+            name=shorten_text(raw.get("kind"), 40) or "other",
             category=_category_from_kind(raw.get("kind")),
             title=title,
-            status=start_of_text(update.get("status"), 40),
+            status=shorten_text(update.get("status"), 40),
             input={key: value for key, value in given.items() if key != "details"},
             kept={key: given[key] for key in ("paths", "command", "url") if key in given},
             output=_format_call_content(update.get("content")),
@@ -793,7 +797,7 @@ class _ProgramOutput(TurnOutput):
     def make_final_result(self, session: str, answer: Mapping[str, Any]) -> ToolResult:
         """Return the output up to the end of the turn as the result of the call."""
         text = self.emit_full_text()
-        reason = start_of_text(answer.get("stopReason"), 100) or "end_turn"
+        reason = shorten_text(answer.get("stopReason"), 100) or "end_turn"
         data: Any = {"text": text, "session": session, "stop_reason": reason, "transcript": self.drain_record()}
         usage, cost = _parse_usage(answer.get("usage")), self._compute_turn_cost()
         if usage is None and cost is not None:
@@ -817,7 +821,7 @@ def _count_json_chars(value: object) -> int:
 
 def _parse_usage(usage: object) -> Usage | None:
     """Return the token usage of a turn, if the program reported it."""
-    given = dict_or_empty(usage)
+    given = get_dict_or_empty(usage)
     if not given:
         return None
 
@@ -837,10 +841,10 @@ def _parse_usage(usage: object) -> Usage | None:
 def _format_call_content(content: object) -> str:
     """Return the texts and differences of a tool call's content."""
     said: list[str] = []
-    for one in dicts_in_list(content):
+    for one in list_dicts(content):
         match one.get("type"):
             case "content":
-                said.append(start_of_text(dict_or_empty(one.get("content")).get("text"), ENTRY_CHARS))
+                said.append(shorten_text(get_dict_or_empty(one.get("content")).get("text"), ENTRY_CHARS))
             case "diff":
                 said.append(_format_diff(one))
             case _:
@@ -852,5 +856,5 @@ def _format_diff(diff: Mapping[str, Any]) -> str:
     from stepengine.tools.bundled.files.edits import unified_diff
 
     old, new = diff.get("oldText"), diff.get("newText")
-    before = start_of_text(old, READ_BYTES) if isinstance(old, str) else None
-    return unified_diff(before, start_of_text(new, READ_BYTES), start_of_text(diff.get("path")).lstrip("/"))
+    before = shorten_text(old, READ_BYTES) if isinstance(old, str) else None
+    return unified_diff(before, shorten_text(new, READ_BYTES), shorten_text(diff.get("path")).lstrip("/"))

@@ -1,7 +1,7 @@
 """
 The MCP servers that an editor names for a session, as sources of tools of its agent.
 
-What lives here: names, and servers that do not start. What must not: MCP itself, which whoever serves an editor brings along.
+This module has the names of servers, and handles servers that do not start. MCP itself is passed in by the program that serves an editor.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stepengine.errors import DefinitionError, ToolError
 NAME_CHARS = 28
 SHOWN_CHARS = 300
 START_SECONDS = 60.0
-"""How long a server may take to start: editors name many that `npx` or `uvx` fetch first."""
+"""Seconds that a server may take to start: editors name many that `npx` or `uvx` download first."""
 
 
 McpMaker: TypeAlias = Callable[..., ToolSource]
@@ -45,7 +45,7 @@ def make_session_sources(
         warn: Called with a message when a run continues without a server.
 
     Raises:
-        DefinitionError: for a server with an unsupported transport.
+        DefinitionError: For a server with an unsupported transport.
     """
     made = list[ToolSource]()
     for server in servers:

@@ -18,7 +18,7 @@ from attrs import frozen
 
 from stepengine.adapters.acp import prompts, questions
 from stepengine.adapters.acp.editor import ConnectedEditor
-from stepengine.adapters.acp.kept import KeptSession, PromptRun
+from stepengine.adapters.acp.kept import PromptRun, StoredSession
 from stepengine.adapters.acp.protocol_errors import INTERNAL, make_protocol_error
 from stepengine.adapters.acp.session_engines import SessionEngines
 from stepengine.adapters.acp.shown_questions import ShownQuestions
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 PATIENCE = 10 * 365 * 86_400.0
 """Seconds that a question stays open: for ever, but that a run which only waits for a time or a message is suspended."""
 RESUME = "/resume"
-"""What a person says to a run that sleeps, to have it go on now."""
+"""The prompt with which a person resumes a sleeping run at once."""
 REASONS = {
     RunStatus.CANCELLED: "cancelled",
     RunStatus.MAX_STEPS: "max_turn_requests",
@@ -101,7 +101,7 @@ class EditorSession:
         asleep: The last turn, while its run is suspended: it waits for no person, or was closed with an open question.
     """
 
-    def __init__(self, editor: ConnectedEditor, engines: SessionEngines, kept: KeptSession) -> None:
+    def __init__(self, editor: ConnectedEditor, engines: SessionEngines, kept: StoredSession) -> None:
         self._editor = editor
         self._engines = engines
         self.kept = kept
@@ -197,7 +197,7 @@ class EditorSession:
             for update in self._make_shown_turn(number=0, is_live=False).make_context_update(self.state, model):
                 await self.send_update(update)
         if self.asleep is not None and self.asleep.question is not None:
-            await self._send_agent_text(questions.open_question_text(self.asleep.question))
+            await self._send_agent_text(questions.format_open_question(self.asleep.question))
 
     async def _replay_turn(self, number: int, turn: PromptRun, *, shows_turn: bool, is_last: bool) -> None:
         """Replay the journal of a turn, and show it if *shows_turn*; the last turn sets the state and the sleep."""
@@ -301,7 +301,7 @@ class EditorSession:
             handle = self._engine.start(
                 self._agent,
                 text,
-                previous=prompts.append_media_message(self.state, prompt.media),
+                previous=prompts.with_media_message(self.state, prompt.media),
                 session_id=kept.id,
                 journal=turn.journal,
                 wait_for_answers=PATIENCE,
@@ -356,16 +356,18 @@ class EditorSession:
             msg = "a prompt that resumes a run can contain only text; send images and files with the next prompt"
             raise InputError(msg)
         await self._rebuild_engine_if_changed()
-        run = await self._resume_run(suspended, answers=answers, now=is_woken)
+        run = await self._resume_run(suspended, answers=answers, immediately=is_woken)
         run.answered = next(iter(answers), "")
         if text and not answers:
             run.handle.send_input(text)
         return True
 
-    async def _resume_run(self, suspended: _SuspendedTurn, *, answers: dict[str, str], now: bool = False) -> _LiveRun:
+    async def _resume_run(
+        self, suspended: _SuspendedTurn, *, answers: dict[str, str], immediately: bool = False
+    ) -> _LiveRun:
         """Resume a suspended run, and make it the current one."""
         handle = await self._engine.start_resume(
-            suspended.turn.journal, agent=self._agent, answers=answers, now=now, wait_for_answers=PATIENCE
+            suspended.turn.journal, agent=self._agent, answers=answers, now=immediately, wait_for_answers=PATIENCE
         )
         self.asleep = None
         return self._set_live_run(handle, suspended.turn)
@@ -412,7 +414,7 @@ class EditorSession:
                     run.handle, event.question
                 ):
                     run.question = event.question
-                    await self._send_agent_text(questions.question_text(event.question))
+                    await self._send_agent_text(questions.format_question(event.question))
                     # The run waits in its record from now on: a later session can answer it.
                     self.kept.save_turn_end(run.turn, is_in_conversation=True)
                     run.turn = self.kept.turns[-1]

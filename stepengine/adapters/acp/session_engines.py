@@ -48,7 +48,7 @@ class SessionEngines:
         mcp: As given.
 
     Raises:
-        DefinitionError: for an offered choice that *make* does not take.
+        DefinitionError: For an offered choice that *make* does not accept.
     """
 
     def __init__(

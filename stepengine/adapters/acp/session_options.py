@@ -1,7 +1,7 @@
 """
 The options of an editor's session: the permission mode and the model.
 
-What lives here: which choices there are, and how the protocol shows them. What must not: engines and sessions.
+This module has the choices and their form in the protocol. Engines and sessions do not belong here.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SessionChoices:
     The permission mode and the model for the turns of a session.
 
     Attributes:
-        mode: The mode of the policy; ``""`` for that of the engine's maker.
+        mode: The mode of the policy; ``""`` for the mode of the engine's maker.
         model: The model of all agents; ``""`` for those that the agents and the engine's maker name.
     """
 
@@ -55,7 +55,7 @@ class OfferedChoices:
         models: Models, likewise; ``""`` stands for those that the agents name.
 
     Raises:
-        DefinitionError: for a mode that no policy has.
+        DefinitionError: For an unknown permission mode.
     """
 
     modes: tuple[str, ...] = attrs.field(default=(), converter=to_tuple)
@@ -71,7 +71,7 @@ class OfferedChoices:
         """The initial choices."""
         return SessionChoices(self.modes[0] if self.modes else "", self.models[0] if self.models else "")
 
-    def replace_unoffered(self, kept: SessionChoices) -> SessionChoices:
+    def replace_unoffered_choices(self, kept: SessionChoices) -> SessionChoices:
         """Return earlier choices, with the default in place of each one that is no longer offered."""
         # A kept choice may be of a time when more was offered. What is no longer offered is not in force, whatever an
         # editor remembers.

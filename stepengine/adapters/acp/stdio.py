@@ -67,7 +67,7 @@ async def serve(
         models: The models that can be chosen, likewise, ``""`` for those that the agents name; *make* takes ``model`` then.
 
     Raises:
-        DefinitionError: when ``agent-client-protocol`` is not installed, stdin is not a pipe, or a choice cannot be offered.
+        DefinitionError: If ``agent-client-protocol`` is not installed, stdin is not a pipe, or a choice cannot be offered.
     """
     try:
         import acp
@@ -148,7 +148,7 @@ class _MessageReader(asyncio.StreamReader):
 
 
 def parse_message(line: bytes) -> dict[str, Any] | None:
-    """Parse a line as a JSON-RPC message; return ``None`` if it is none."""
+    """Parse a line as a JSON-RPC message; return ``None`` if the line is not a message."""
     try:
         message = json.loads(line)
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
 """
 Our events as updates of the Agent Client Protocol.
 
-What lives here: what an editor is shown of a run, and how a question about a tool call looks. What must not: sessions and connections.
+This module converts events and permission requests to updates of the protocol. Sessions and connections do not belong here.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class ShownTurn:
     Converts the events of one turn into updates for an editor.
 
     Args:
-        turn: The turn's number in its session: ids of calls and messages begin with it.
+        turn: The number of the turn in its session, with which ids of calls and messages start.
         cwd: The workspace; paths of files are absolute in the protocol.
-        is_live: Whether the run happens now, so that files hold what is about to be replaced.
+        is_live: Whether the run is executed now, so that files still have the content before its writes.
         cost: What the turns before it cost in US dollars; ``None`` when a part of it is unknown.
     """
 

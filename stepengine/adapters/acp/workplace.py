@@ -19,7 +19,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.adapters.acp.program import ALWAYS, select_default_and_named_variables
-from stepengine.adapters.external.turns import start_of_text
+from stepengine.adapters.external.turns import shorten_text
 from stepengine.data.json import JsonDict, replace_lone_surrogates
 from stepengine.data.visible import cut_end, visible
 from stepengine.errors import PathOutsideRoot, ToolError
@@ -50,7 +50,7 @@ def parse_command(request: Mapping[str, Any]) -> list[str]:
     Return the command line that a program requests to run, as a list of words.
 
     Raises:
-        ToolError: where they are none.
+        ToolError: If they are not a list of words.
     """
     command, more = request.get("command"), request.get("args") or []
     words = [command, *more] if isinstance(more, list) else []
@@ -87,7 +87,7 @@ class ProgramFileAccess:
         Return the file that a read request names; raise an error if the program may not read it.
 
         Raises:
-            ToolError: where no files are read, and for a path outside of the workspace.
+            ToolError: If the program may not read files, and for a path outside of the workspace.
         """
         if self._may == "none":
             msg = "this client does not allow reading files"
@@ -99,7 +99,7 @@ class ProgramFileAccess:
         Return the file that a write request names; raise an error if the program may not write it.
 
         Raises:
-            ToolError: where no files are written, for a path outside of the workspace, and for content that is no text.
+            ToolError: If the program may not write files, for a path outside of the workspace, and for content that is not text.
         """
         if self._may != "write" or not isinstance(request.get("content"), str):
             msg = (
@@ -112,7 +112,7 @@ class ProgramFileAccess:
 
     def _resolve_file(self, request: Mapping[str, Any]) -> RequestedFile:
         """Return the file of a request, with links resolved; raise an error if it is outside of the workspace."""
-        path = start_of_text(request.get("path"), 4_096)
+        path = shorten_text(request.get("path"), 4_096)
         if not path or "\0" in path:
             msg = "path must be the path of a file"
             raise ToolError(msg)
@@ -142,7 +142,7 @@ class ProgramFileAccess:
         Return the text of a file.
 
         Raises:
-            ToolError: for a file that is missing, withheld, too large or no text, and for one that a link leads elsewhere by now.
+            ToolError: If the file is missing, withheld, too large or not text, or its path now leads through a link.
         """
         from stepengine.workspace.root import Root
         from stepengine.workspace.text import read_if_small
@@ -207,12 +207,12 @@ class BorrowedTerminals:
 
     Args:
         folder: The folder of this machine that the workspace is: the program knows no other.
-        place: The workspace; where it is a container or a sandbox, commands run in there.
+        workspace: The workspace; in a container or a sandbox, commands run there.
     """
 
-    def __init__(self, folder: Path, place: Workspace) -> None:
+    def __init__(self, folder: Path, workspace: Workspace) -> None:
         self._folder = folder
-        self._place = place
+        self._place = workspace
         self._root: Root | None = None
         self._ids = itertools.count(1)
         self._open: dict[str, _Terminal] = {}
@@ -275,14 +275,14 @@ class BorrowedTerminals:
     def _resolve_working_folder(self, cwd: object) -> Path:
         if cwd is None:
             return self._folder
-        place = Path(os.path.realpath(self._folder / start_of_text(cwd, 4_096)))
+        place = Path(os.path.realpath(self._folder / shorten_text(cwd, 4_096)))
         if not place.is_relative_to(self._folder):
             msg = "cwd must be a folder of the workspace"
             raise PathOutsideRoot(msg)
         return place
 
     def _get_terminal(self, request: Mapping[str, Any]) -> _Terminal:
-        found = self._open.get(start_of_text(request.get("terminalId"), 100))
+        found = self._open.get(shorten_text(request.get("terminalId"), 100))
         if found is None:
             msg = "there is no such terminal"
             raise ToolError(msg)
@@ -310,7 +310,7 @@ class BorrowedTerminals:
     async def release_terminal(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """End a command, and remove its output."""
         found = self._get_terminal(request)
-        self._open.pop(start_of_text(request.get("terminalId"), 100), None)
+        self._open.pop(shorten_text(request.get("terminalId"), 100), None)
         await _end_command(found)
         return {}
 

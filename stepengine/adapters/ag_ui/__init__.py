@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import attrs
 
 from stepengine.adapters.ag_ui.asked import (
-    Asked,
-    asked_of,
+    PageRequest,
     find_page_tool_name,
     find_permission_call_id,
     list_waiting_page_call_ids,
     page_hooks,
+    parse_page_request,
     run_turns,
 )
 from stepengine.adapters.display_items import FAILURES, CallEvent, CallItems, TextEvent, TextItem, TextItems
@@ -73,38 +73,43 @@ if TYPE_CHECKING:
     from stepengine.runtime.handle import RunHandle
 
 __all__ = (
-    "Asked",
+    "PageRequest",
     "RunningTurn",
     "ag_ui",
-    "asked_of",
-    "connected",
-    "input_of",
     "page_hooks",
+    "parse_page_request",
+    "parse_run_input",
     "run_turns",
     "sse",
+    "stream_reconnection",
 )
 
 
 async def ag_ui(
-    events: AsyncIterable[Event], *, thread_id: str, run_id: str, verbose: bool = False, asked: Asked | None = None
+    events: AsyncIterable[Event],
+    *,
+    thread_id: str,
+    run_id: str,
+    verbose: bool = False,
+    asked: PageRequest | None = None,
 ) -> AsyncGenerator[BaseEvent, None]:
     """
     Yield the events of a run as AG-UI 1.0 events.
 
-    A suspended run ends with the outcome ``interrupt``, which has its open questions; ``asked_of`` parses the answers. What
-    ends in an error, also one that *events* raises, ends with ``RUN_ERROR``. Leaving the iteration early closes *events*.
+    A suspended run ends with the outcome ``interrupt``, which has its open questions; ``parse_page_request`` parses the answers. A run
+    that fails, or an error that *events* raises, ends with ``RUN_ERROR``. Leaving the iteration early closes *events*.
 
     Args:
-        events: Those of a run, such as ``engine.stream(...)`` or ``handle.events()``.
-        thread_id: The conversation's id, as the page gave it.
-        run_id: The run's id, as the page gave it; ours is in the metadata of ``RUN_STARTED``.
-        verbose: Whether events that the protocol has no place for are given as ``CUSTOM``, too.
-        asked: What the page asks for: with it, calls of the page's own tools are left to the page, calls that it has been shown
-            before the run was suspended are not begun again, and the members of the state that it shares are ``STATE_SNAPSHOT`` at
-            the beginning, ``STATE_DELTA`` where a tool changes them, and ``STATE_SNAPSHOT`` at the end where more has changed.
+        events: The events of a run, such as ``engine.stream(...)`` or ``handle.events()``.
+        thread_id: The id that the page gave to the conversation.
+        run_id: The id that the page gave to the run; the engine's id is in the metadata of ``RUN_STARTED``.
+        verbose: Whether events without an equivalent in the protocol are sent as ``CUSTOM``.
+        asked: The request of the page. With it, the page executes calls of its own tools, calls that it saw before the run was suspended
+            are not started again, and the shared members of the state are sent: as ``STATE_SNAPSHOT`` at the start, as
+            ``STATE_DELTA`` when a tool changes them, and as ``STATE_SNAPSHOT`` at the end after other changes.
 
     Raises:
-        DefinitionError: when ``ag_ui`` is not installed.
+        DefinitionError: If ``ag_ui`` is not installed.
     """
     async for shown in _translate_events(
         events, _EventTranslator(_import_core(), thread_id, run_id, verbose=verbose, asked=asked)
@@ -112,16 +117,16 @@ async def ag_ui(
         yield shown
 
 
-def input_of(value: object) -> RunAgentInput:
+def parse_run_input(value: object) -> RunAgentInput:
     """
-    Validate a request body of a page, and return it as the protocol's object.
+    Validate the request body of a page, and return it as the protocol's object.
 
     Args:
-        value: The JSON of its request's body.
+        value: The JSON of the body.
 
     Raises:
-        DefinitionError: when ``ag_ui`` is not installed.
-        InputError: with a sentence for each member that cannot be used, and for another major version of the protocol.
+        DefinitionError: If ``ag_ui`` is not installed.
+        InputError: With an issue for each invalid member, and for another major version of the protocol.
     """
     core = _import_core()
     from pydantic import ValidationError
@@ -160,7 +165,7 @@ class RunningTurn(Protocol):
         """Yield all events of the run from the first one."""
 
 
-async def connected(
+async def stream_reconnection(
     given: RunAgentInput,
     session: Session,
     handle: RunHandle | RunningTurn | None = None,
@@ -170,19 +175,19 @@ async def connected(
     """
     Yield the events for a page that reconnects: the conversation, and the current run or the end of the last.
 
-    The conversation is ``MESSAGES_SNAPSHOT``, what the page shares ``STATE_SNAPSHOT``. A run that is under way is shown from its beginning;
-    one that waits for answers is an interrupt again.
+    The conversation is a ``MESSAGES_SNAPSHOT``, the shared state a ``STATE_SNAPSHOT``. A running run is shown from its start; a run that
+    waits for answers is an interrupt again.
 
     Args:
-        given: What the page sends; its thread and run count.
+        given: The request of the page, of which only the ids of thread and run are used.
         session: The session of its thread.
-        handle: The run that is under way, such as ``engine.get(thread_id)``.
-        shares: As for ``asked_of``.
+        handle: The running run, such as ``engine.get(thread_id)``; ``None`` if no run is running.
+        shares: As for ``parse_page_request``.
 
     Raises:
-        DefinitionError: when ``ag_ui`` is not installed.
+        DefinitionError: If ``ag_ui`` is not installed.
     """
-    asked = Asked(given.thread_id, given.run_id, "", {}, {}, session, tuple(shares))
+    asked = PageRequest(given.thread_id, given.run_id, "", {}, {}, session, tuple(shares))
     page = _EventTranslator(_import_core(), asked.thread_id, asked.run_id, verbose=False, asked=asked)
     page.history = to_protocol_messages(page.core, _list_messages_before_run(asked.session, handle), asked.thread_id)
     if handle is not None:
@@ -245,7 +250,9 @@ class _Lane:
 class _EventTranslator:
     """Translates the events of one run to AG-UI events; closes all open messages and steps before the run ends, innermost first."""
 
-    def __init__(self, core: ModuleType, thread_id: str, run_id: str, *, verbose: bool, asked: Asked | None) -> None:
+    def __init__(
+        self, core: ModuleType, thread_id: str, run_id: str, *, verbose: bool, asked: PageRequest | None
+    ) -> None:
         self.core = core
         self.history: list[object] | None = None
         self._ids = {"thread_id": thread_id, "run_id": run_id}

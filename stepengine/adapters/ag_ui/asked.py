@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from stepengine.runtime.handle import RunHandle
 
 KEY = "ag_ui"
-"""The member of a run's metadata that holds what its page sent beside words and answers."""
+"""The member of a run's metadata with the tools, context and state that its page sent."""
 PAGE_TOOL = "page_tool"
-"""The member of a question's details that names the page's tool whose result is waited for."""
+"""The member of a question's details with the name of the page's tool for whose result the run waits."""
 MAX_PROMPT = 1_048_576
 """Characters of a prompt that a page may send, and of its tools, context and state as JSON."""
 MAX_TOOLS = 100
@@ -45,20 +45,20 @@ NO_INPUT = {"type": "object", "properties": {}}
 
 
 @frozen
-class Asked:
+class PageRequest:
     """
-    The request of a page; ``asked_of`` parses it.
+    The request of a page; ``parse_page_request`` returns it.
 
     Attributes:
-        thread_id: The conversation's id: the session's.
-        run_id: The run's id, as the page gave it.
-        prompt: What the page's user says; ``""`` where there is nothing but answers.
+        thread_id: The id of the conversation, which is the session's.
+        run_id: The id that the page gave to the run.
+        prompt: The text of the user; ``""`` if the request has only answers.
         answers: Answers to open questions, by question id; the results of the page's tools are among them.
-        metadata: For ``engine.start``: the page's tools, context and state, which ``page_hooks`` gives to the run.
-        session: The session as the page found it.
+        metadata: The metadata for ``engine.start``: the page's tools, context and state, which ``page_hooks`` adds to the run.
+        session: The session before the request.
         shares: The members of ``AgentState.context`` that the page shares.
-        results: What waiting calls of the page's tools gave, by call id; they are answered one after the other.
-        warnings: What the page sent that nothing reads; ``ag_ui`` tells the page.
+        results: The results of waiting calls of the page's tools, by call id; the questions about them are answered one at a time.
+        warnings: Warnings about ignored members of the request, which ``ag_ui`` sends to the page.
     """
 
     thread_id: str
@@ -86,31 +86,33 @@ class Asked:
         }
 
 
-def asked_of(given: Any, session: Session, *, shares: Collection[str] = ()) -> Asked:
+def parse_page_request(given: Any, session: Session, *, shares: Collection[str] = ()) -> PageRequest:
     """
-    Parse the request of a page.
+    Validate and parse the request of a page: prompt, answers, and the metadata of the run.
 
     Args:
         given: The ``RunAgentInput``.
         session: The session of its thread, such as ``sessions.load(given.thread_id)``.
-        shares: The members of ``AgentState.context`` that the page is shown and may set; what it sends beside them is refused.
+        shares: The members of ``AgentState.context`` that the page sees and may set; it may send no other members.
 
     Raises:
-        InputError: for a last message that is no text of the user, unreadable answers, state that is not shared, tools that cannot be
-            offered, and more than 1,048,576 characters of tools, context and state.
+        InputError: For a last message that is not a text of the user, invalid answers, state that is not shared, invalid tools, and
+            more than 1,048,576 characters of tools, context and state.
     """
     waiting = {message.tool_call_id for message in list_waiting_call_placeholders(session.state)}
     results = dict(_parse_page_results([m for m in given.messages if m.role == "tool" and m.tool_call_id in waiting]))
-    answers = {**find_next_page_answer(session.state, results), **parse_interrupt_answers(given)}
+    answers = {**select_next_page_answer(session.state, results), **parse_interrupt_answers(given)}
     says_more = bool(answers) and not given.resume and bool(given.messages) and given.messages[-1].role == "user"
-    prompt = "" if answers and not says_more else extract_prompt(given)
-    metadata = _make_page_metadata(given, session.state, tuple(shares))
+    prompt = "" if answers and not says_more else parse_prompt(given)
+    metadata = _run_metadata_from_page(given, session.state, tuple(shares))
     sent = {"forwardedProps": given.forwarded_props, "parentRunId": given.parent_run_id}
     unread = tuple([f"the run ignores {name} of the page" for name, value in sent.items() if value])
-    return Asked(given.thread_id, given.run_id, prompt, answers, metadata, session, tuple(shares), results, unread)
+    return PageRequest(
+        given.thread_id, given.run_id, prompt, answers, metadata, session, tuple(shares), results, unread
+    )
 
 
-def extract_prompt(request: Any) -> str:
+def parse_prompt(request: Any) -> str:
     """
     Return the prompt: the text of the last message of a page. The rest of its history is ignored.
 
@@ -118,7 +120,7 @@ def extract_prompt(request: Any) -> str:
         request: The ``RunAgentInput``.
 
     Raises:
-        InputError: when the last message is none of the user's, holds something that is not text, or is too long.
+        InputError: If the last message is not the user's, contains something other than text, or is too long.
     """
     last = request.messages[-1] if request.messages else None
     if last is None or last.role != "user":
@@ -153,7 +155,7 @@ def parse_interrupt_answers(request: Any) -> dict[str, AnswerLike]:
         request: The ``RunAgentInput``.
 
     Raises:
-        InputError: when an id is none of ours, the entries are of several runs, or a payload cannot be read.
+        InputError: If an id is unknown, the entries are of several runs, or a payload is invalid.
     """
     found: dict[str, AnswerLike] = {}
     runs = set()
@@ -231,8 +233,8 @@ def list_waiting_page_call_ids(state: AgentState | None) -> list[str]:
     return [m.tool_call_id for m in waiting if m.tool_name in specs and specs[m.tool_name].category == PAGE]
 
 
-def find_next_page_answer(state: AgentState | None, results: Mapping[str, Answer]) -> dict[str, AnswerLike]:
-    """Return a known result as the answer to the first open page tool question with one, by question id; else an empty dict."""
+def select_next_page_answer(state: AgentState | None, results: Mapping[str, Answer]) -> dict[str, AnswerLike]:
+    """Return the answer to the first open question about a page tool with a result in *results*, by question id; else ``{}``."""
     names = {call.tool_call_id: call.tool_name for call in list_waiting_call_placeholders(state)}
     for question in state.pending if state is not None else ():
         name = find_page_tool_name(question)
@@ -247,7 +249,7 @@ def make_page_tool(name: str, description: str, schema: Mapping[str, Any]) -> To
     Return a tool that the page executes. A call suspends the run until the page sends the result.
 
     Raises:
-        DefinitionError: for a name that no provider takes, or a schema that cannot be checked.
+        DefinitionError: For a name that no provider accepts, or an invalid schema.
     """
     check_tool_name(name)
     if not isinstance(schema, Mapping):
@@ -276,7 +278,7 @@ def _result_from_page_answer(answers: Sequence[Answer]) -> ToolResult:
 
 
 async def run_turns(
-    asked: Asked, start: Callable[[str, Mapping[str, AnswerLike]], RunHandle]
+    asked: PageRequest, start: Callable[[str, Mapping[str, AnswerLike]], RunHandle]
 ) -> AsyncGenerator[Event, None]:
     """
     Start a run for a page and yield its events; repeat while the run waits for a result that the page already sent.
@@ -294,27 +296,38 @@ async def run_turns(
         async for event in handle.events():
             if isinstance(event, RunFinished) and not event.path:
                 answers = (
-                    find_next_page_answer(event.result.state, asked.results) if event.result.pending_questions else {}
+                    select_next_page_answer(event.result.state, asked.results) if event.result.pending_questions else {}
                 )
             if not answers:
                 yield event
 
 
-# --- what a run is given ----------------------------------------------------------------------------------------------
+# --- metadata of a run -----------------------------------------------------------------------------------------------
 
 
-def _make_page_metadata(request: Any, state: AgentState | None, shares: tuple[str, ...]) -> dict[str, Any]:
-    """Return the checked tools, context and shared state of a page as metadata of its run; empty without any."""
+def _run_metadata_from_page(request: Any, state: AgentState | None, shares: tuple[str, ...]) -> dict[str, Any]:
+    """
+    Validate the tools, context and shared state that a page sent, and return them as metadata of the run; empty without any.
+
+    The tools of waiting calls are included, also if the page no longer offers them.
+
+    Raises:
+        InputError: If they are invalid or too long.
+    """
     tools = [
         {"name": tool.name, "description": tool.description, "parameters": tool.parameters or NO_INPUT}
         for tool in request.tools or ()
     ]
-    # A page that is loaded again may offer nothing any more; a call that waits for it goes on nevertheless.
+    # A reloaded page may offer no tools; a call that waits for its result is resumed nevertheless.
     tools += [
         tool for tool in _list_tools_of_waiting_calls(state) if tool["name"] not in {own["name"] for own in tools}
     ]
     context = [{"description": each.description, "value": each.value} for each in request.context or ()]
-    page = {"tools": _check_page_tools(tools), "context": context, "state": _parse_shared_state(request.state, shares)}
+    page = {
+        "tools": _validate_page_tools(tools),
+        "context": context,
+        "state": _parse_shared_state(request.state, shares),
+    }
     page = {name: value for name, value in page.items() if value}
     if len(size := repr(page)) > MAX_PROMPT:
         msg = f"a page sent {len(size)} characters of tools, context and state; at most {MAX_PROMPT} are allowed"
@@ -332,7 +345,7 @@ def _list_tools_of_waiting_calls(state: AgentState | None) -> list[dict[str, Any
     ]
 
 
-def _check_page_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _validate_page_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return *tools* unchanged; raise ``InputError`` for too many, a taken name, or one that no model can be offered."""
     names = [tool["name"] for tool in tools]
     if len(tools) > MAX_TOOLS or len(set(names)) < len(names) or set(names) & get_control_tools_by_name().keys():
@@ -372,7 +385,7 @@ def add_page_data(ctx: HookContext) -> Change | None:
     Add the page's tools, context and state to a root run.
 
     Raises:
-        InputError: when the agent already has a tool of that name.
+        InputError: If the agent already has a tool with the name of a page's tool.
     """
     page = ctx.metadata.get(KEY)
     if ctx.path or not isinstance(page, JsonDict):

@@ -1,5 +1,5 @@
 """
-Agents that somebody else runs, where agents of ours stand: what leading them has in common, and agents of another server of ours.
+Agents of other programs and servers, used like the agents of this package: the code for their turns, and agents on a stepengine server.
 
 An agent that is led is an ``AgentDefinition`` whose handler calls one tool: a turn of the other agent is one call of it. So journals,
 replay, cancelling, limits and the doubt after a crash are those of every tool, and the machine knows nothing of agents elsewhere. What
@@ -8,10 +8,10 @@ no person would see it: the call ends with what is wanted, the handler yields th
 brings the decision back. A replay therefore needs neither the program nor the server.
 
 What comes from there is foreign: it is cut to a size, believed only as far as it has the shape that was asked for, and never a rule.
-A call of a remote agent has a key that is made of its place in the run, so that whoever makes it again after a crash finds the run
-that is under way there and does not begin a second one.
+A call of a remote agent has a key made from its position in the run, so that a call that is repeated after a crash finds its running
+run and does not start a second one.
 
-What lives here: ``turns``, what all agents that are led have in common, and ``remote``, agents of a server of ours.
+``turns`` has the code for the turns of all external agents, and ``remote`` agents on another stepengine server.
 
 Must not be here: the Agent Client Protocol, which is ``stepengine.adapters.acp``'s, and the server's own code.
 

@@ -30,17 +30,17 @@ from stepengine.adapters.external.turns import (
     OPEN_ASKS,
     QUESTION,
     TurnOutput,
-    dict_or_empty,
-    dicts_in_list,
     finish_shielded,
+    get_dict_or_empty,
+    list_dicts,
     make_external_handler,
     make_failed_result,
     make_permission_input,
     make_permission_tools,
     make_shown_input,
     permission_kind_from_category,
-    start_of_json,
-    start_of_text,
+    shorten_json,
+    shorten_text,
 )
 from stepengine.data.definition import AgentDefinition, InputSchema
 from stepengine.data.hooks import StepContext
@@ -103,32 +103,32 @@ class RemoteAgent(AgentDefinition[Any]):
     """
     An agent on another server, run by ``stepengine serve`` or ``stepengine.server.app``.
 
-    It stands where any agent stands: ``AgentCall``, ``Parallel``, ``spawn_agents``, ``Start``, ``engine.run``. Prompt and params
-    are those of the agent there, and so is what it gives. A turn is one recorded effect, with what the agent said and called beside
-    its result, so that a replay needs no server; what it spent is counted as the run's. A question of it is a question of ours, and
-    the answer goes back. Cancelling the call cancels the run there.
+    It is used like any agent: ``AgentCall``, ``Parallel``, ``spawn_agents``, ``Start``, ``engine.run``. Prompt, params and output are
+    those of the remote agent. A turn is one recorded effect with the agent's texts and calls, so a replay needs no server. Its tokens
+    and cost count as the run's. Questions of the remote run become questions of this run, and the answers are sent back. Cancelling the
+    call cancels the remote run.
 
-    The run there is started under a key that is made of the call: a call that a crash cut off is made again and finds its run,
-    within the day for which a server knows keys.
+    The remote run is started with an idempotency key made from the call. A call that is repeated after a crash finds its run, within
+    the day for which a server stores keys.
 
     Args:
         id: The agent's id here, at most 56 characters.
-        url: Where the server is, such as ``"https://agents.example.com"``, or below which path of it.
-        token: The server's token, with the scopes ``run``, ``read`` and ``answer``; by default what the variable *token_env* holds
-            when it is called. Journals, events and messages never hold it.
+        url: The URL of the server, such as ``"https://agents.example.com"``, with the path below which it is mounted.
+        token: The server's token, with the scopes ``run``, ``read`` and ``answer``; by default the value of the environment variable
+            *token_env* at the time of the call. Journals, events and messages never contain it.
         token_env: The name of that variable.
-        agent: The agent's id there; by default as here.
-        description: What other agents are shown.
-        permissions: Who decides about what the run there wants to be allowed, where the server's own policy leaves that to a person:
-            ``"people"`` of ours, as about any question, or ``"policy"``: rules, hooks and people judge it as a call of ``ID_edit``,
-            ``ID_execute``, ``ID_read``, ``ID_fetch`` or ``ID_other``, which an engine without a policy allows.
-        allow_http: Whether the token may go over plain HTTP to another machine.
-        away_seconds: How long the server may be away before the call fails.
-        timeout: How many seconds a turn may take; ``None`` for as long as it takes.
+        agent: The agent's id on the server; *id* by default.
+        description: The description for other agents.
+        permissions: Who decides permission requests that the server's policy leaves to a person: ``"people"``, as questions of this
+            run, or ``"policy"``: rules, hooks and people decide them as calls of ``ID_edit``, ``ID_execute``, ``ID_read``, ``ID_fetch``
+            or ``ID_other``, which an engine without a policy allows.
+        allow_http: Whether the token may be sent over plain HTTP to another machine.
+        away_seconds: The most seconds that the server may be unreachable before the call fails.
+        timeout: The most seconds of a turn; ``None`` for no limit.
         **fields: Other fields of ``AgentDefinition``, such as ``input_schema``, ``hooks`` and ``limits``.
 
     Raises:
-        DefinitionError: for a URL or a token that cannot be used, or another option.
+        DefinitionError: For an invalid URL, token or other option.
     """
 
     __slots__ = ()
@@ -368,10 +368,10 @@ class _RemoteRun:
         )
         self._answered[name] = asyncio.get_running_loop().time()
         if refused.get("type") == "urn:stepengine:problem:answer_rejected" and name in [
-            one.get("id") for one in dicts_in_list(refused.get("open"))
+            one.get("id") for one in list_dicts(refused.get("open"))
         ]:
             # It is open, and this is no answer to it: to ask about it again would go on for ever.
-            msg = f"{self._settings.id!r} rejected the answer to {name!r}: {start_of_text(refused.get('detail'))}"
+            msg = f"{self._settings.id!r} rejected the answer to {name!r}: {shorten_text(refused.get('detail'))}"
             raise ExternalAgentError(_clean_text(msg), kind="failed")
 
     async def cancel(self) -> None:
@@ -408,9 +408,9 @@ class _RemoteRun:
         """Emit and record the content of an event, and return True if the run has to be fetched."""
         match kind:
             case "question_asked" | "permission_requested" | "run_finished":
-                name = dict_or_empty(event.get("question")).get("id")
+                name = get_dict_or_empty(event.get("question")).get("id")
                 if isinstance(name, str):
-                    self._kinds[name] = permission_kind_from_category(start_of_text(event.get("category"), 40))
+                    self._kinds[name] = permission_kind_from_category(shorten_text(event.get("category"), 40))
                 return True
             case "text_delta" | "thinking_delta" | "text_completed" | "thinking_completed":
                 self._emit_and_record_text(kind, event)
@@ -436,7 +436,7 @@ class _RemoteRun:
             return
         what = "text" if kind.startswith("text") else "thought"
         if not kind.endswith("completed"):
-            self._said.emit_and_record_text(what, start_of_text(text, self._said.chars_left), reply=seq)
+            self._said.emit_and_record_text(what, shorten_text(text, self._said.chars_left), reply=seq)
         elif (what, seq, text) not in self._completed_texts:
             self._completed_texts.add((what, seq, text))
             self._said.complete_text(what, text, reply=seq)
@@ -445,32 +445,34 @@ class _RemoteRun:
         """Remove the texts of a reply that was interrupted. Its retry has the same number."""
         seq = event.get("seq")
         if event.get("path") == "" and isinstance(seq, int):
-            self._said.discard_reply(seq, start_of_text(event.get("model"), 100))
+            self._said.discard_reply(seq, shorten_text(event.get("model"), 100))
 
     def _emit_and_record_call(self, kind: str, event: Mapping[str, Any]) -> None:
-        call = start_of_text(event.get("tool_call_id"))
+        call = shorten_text(event.get("tool_call_id"))
         if not call:
             return
-        result = dict_or_empty(event.get("result"))
+        result = get_dict_or_empty(event.get("result"))
         given = event.get("input")
         status = "" if kind == "tool_started" else "completed" if result.get("status") in (None, "ok") else "failed"
-        kept = {"input": start_of_json(given)} if kind == "tool_started" and given else {}
+        kept = {"input": shorten_json(given)} if kind == "tool_started" and given else {}
         self._said.emit_and_record_call(
-            f"{start_of_text(event.get('path'), 100)}/{call}",
-            name=start_of_text(event.get("tool_name"), 100) or "other",
-            category=start_of_text(event.get("category"), 40),
-            title=start_of_text(event.get("tool_name"), 100),
+            f"{shorten_text(event.get('path'), 100)}/{call}",
+            name=shorten_text(event.get("tool_name"), 100) or "other",
+            category=shorten_text(event.get("category"), 40),
+            title=shorten_text(event.get("tool_name"), 100),
             status=status,
-            input=make_shown_input(start_of_text(event.get("tool_name"), 100), dict_or_empty(given)) if given else {},
+            input=make_shown_input(shorten_text(event.get("tool_name"), 100), get_dict_or_empty(given))
+            if given
+            else {},
             kept=kept,
             output=_format_tool_result(result) if kind == "tool_finished" else "",
         )
 
     def _emit_and_record_todos(self, event: Mapping[str, Any]) -> None:
-        todos = dicts_in_list(event.get("todos"))[:200]
+        todos = list_dicts(event.get("todos"))[:200]
         if event.get("path") == "":
             self._said.emit_and_record_plan(
-                [{"task": start_of_text(one.get("task")), "completed": one.get("completed") is True} for one in todos]
+                [{"task": shorten_text(one.get("task")), "completed": one.get("completed") is True} for one in todos]
             )
 
     # --- what comes of it ---------------------------------------------------------------------------------------------
@@ -498,7 +500,7 @@ class _RemoteRun:
     def _list_open_questions(self, view: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         """Return the open questions of a run, without just answered ones; raise an error for one without an id."""
         now = asyncio.get_running_loop().time()
-        found, listed = [], dicts_in_list(view["questions"])
+        found, listed = [], list_dicts(view["questions"])
         names = [one.get("id") for one in listed]
         self._kinds = {name: kind for name, kind in self._kinds.items() if name in names}
         for one in listed[:OPEN_ASKS]:
@@ -514,14 +516,14 @@ class _RemoteRun:
         self._said.emit_full_text()
         spent = {"usage": _parse_usage(view.get("usage")), "cost": _parse_cost(view.get("cost_usd"))}
         if view["status"] != "completed":
-            why = start_of_text(view.get("error")) or "it did not say why"
+            why = shorten_text(view.get("error")) or "it did not say why"
             msg = (
                 f"the run {self._run} of {self._settings.id!r} at {self._settings.url} ended as {view['status']}: {why}"
             )
             return make_failed_result(ExternalAgentError(_clean_text(msg), kind="failed"), **spent)
         data: Any = {
             "output": view.get("output"),
-            "text": start_of_text(view.get("text"), ANSWER_BYTES),
+            "text": shorten_text(view.get("text"), ANSWER_BYTES),
             "run": self._run,
             "transcript": self._said.drain_record(),
         }
@@ -530,19 +532,19 @@ class _RemoteRun:
 
 def _make_permission_ask(question: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """Return an open question of the remote run as a permission request for the policy; raise ``ToolError`` if it is too long."""
-    given = make_permission_input(_make_call_title(question), dict_or_empty(question.get("details")))
+    given = make_permission_input(_make_call_title(question), get_dict_or_empty(question.get("details")))
     return {"id": replace_lone_surrogates(question["id"]), "kind": kind, "input": given}
 
 
 def _make_person_ask(question: Mapping[str, Any]) -> dict[str, Any]:
     """Return an open question of the remote run as a question to a person."""
-    tool, details = start_of_text(question.get("tool_name"), 200), question.get("details")
-    options = [start_of_text(option) for option in question.get("options") or () if isinstance(option, str)][:100]
+    tool, details = shorten_text(question.get("tool_name"), 200), question.get("details")
+    options = [shorten_text(option) for option in question.get("options") or () if isinstance(option, str)][:100]
     options = list(dict.fromkeys(filter(None, options)))
     if len(options) == 1:
         options = []
     asked: dict[str, Any] = {
-        "text": start_of_text(question.get("text"), ENTRY_CHARS)
+        "text": shorten_text(question.get("text"), ENTRY_CHARS)
         or (f"May {tool} run?" if tool else "A question without text"),
         "options": options,
         "multi_select": bool(options) and question.get("multi_select") is True,
@@ -550,16 +552,16 @@ def _make_person_ask(question: Mapping[str, Any]) -> dict[str, Any]:
         "allow_text": bool(options) and (question.get("allow_text") is True or bool(tool)),
     }
     if tool:
-        asked["details"] = make_shown_input(_make_call_title(question), dict_or_empty(details))
+        asked["details"] = make_shown_input(_make_call_title(question), get_dict_or_empty(details))
     elif details is not None:
-        asked["details"] = {"details": start_of_json(details)}
+        asked["details"] = {"details": shorten_json(details)}
     return {"id": replace_lone_surrogates(question["id"]), "kind": QUESTION, "input": asked}
 
 
 def _make_call_title(question: Mapping[str, Any]) -> str:
     """Return the action that the preview of a call names; else a text with the name of its tool."""
-    parts = [part.get("value") for part in dicts_in_list(question.get("preview_parts")) if part.get("kind") == "action"]
-    return start_of_text(next(iter(parts), "")) or f"Call {start_of_text(question.get('tool_name'), 200)}"
+    parts = [part.get("value") for part in list_dicts(question.get("preview_parts")) if part.get("kind") == "action"]
+    return shorten_text(next(iter(parts), "")) or f"Call {shorten_text(question.get('tool_name'), 200)}"
 
 
 def _clean_text(text: str) -> str:
@@ -569,9 +571,9 @@ def _clean_text(text: str) -> str:
 
 def _format_tool_result(result: Mapping[str, Any]) -> str:
     """Return the text of a tool result."""
-    parts = dicts_in_list(result.get("parts")) or dicts_in_list(result.get("content"))
+    parts = list_dicts(result.get("parts")) or list_dicts(result.get("content"))
     said = [
-        start_of_text(one.get("text"), ENTRY_CHARS) or start_of_json(one["value"])
+        shorten_text(one.get("text"), ENTRY_CHARS) or shorten_json(one["value"])
         for one in parts
         if one.get("text") or "value" in one
     ]
@@ -580,7 +582,7 @@ def _format_tool_result(result: Mapping[str, Any]) -> str:
 
 def _parse_usage(usage: object) -> Usage | None:
     """Return the token usage that a server reported."""
-    given = dict_or_empty(usage)
+    given = get_dict_or_empty(usage)
     names = [field.name for field in attrs.fields(Usage) if field.name != "at_least"]
     counted = {name: given[name] for name in names if type(given.get(name)) is int and 0 <= given[name] < 2**53}
     return Usage(**counted, at_least=given.get("at_least") is True) if counted else None
@@ -610,7 +612,7 @@ class _ServerClient:
 
         from stepengine.models._transport import decompress_and_limit_response, get_ssl_context
 
-        settings, token = self._settings, self._get_token()
+        settings, token = self._settings, self._require_token()
         register_secret(settings.id, token, "token")
         timeout = httpx2.Timeout(connect=10.0, read=READ_SECONDS, write=60.0, pool=60.0)
         headers = {"authorization": f"Bearer {token.reveal()}", "accept-encoding": "identity"}
@@ -626,7 +628,7 @@ class _ServerClient:
         assert self._client is not None  # noqa: S101
         await self._client.aclose()
 
-    def _get_token(self) -> Secret:
+    def _require_token(self) -> Secret:
         """Return the token of the settings or of the environment; raise an error if it is missing or invalid."""
         settings = self._settings
         if settings.token is not None:
@@ -663,7 +665,7 @@ class _ServerClient:
         Send a request, retry while the server is unreachable, and return its reply; *accepted_errors* are no failures.
 
         Raises:
-            ExternalAgentError: when it refuses, is away for too long, or gives no such answer.
+            ExternalAgentError: If the server refuses the request, is unreachable too long, or sends an invalid reply.
         """
         import httpx2
 
@@ -701,7 +703,7 @@ class _ServerClient:
         """Return the JSON object of a reply; raise an error for a redirect, a refusal or another content."""
         status = response.status_code
         if 300 <= status < 400:  # noqa: PLR2004
-            where = start_of_text(response.headers.get("location"), 200)
+            where = shorten_text(response.headers.get("location"), 200)
             msg = f"{self._settings.url} redirects {request} to {where!r}; the token is not sent there: pass that address as url="
             raise ExternalAgentError(_clean_text(msg), kind="protocol")
         told: Any = None
@@ -712,8 +714,8 @@ class _ServerClient:
         if status in OK:
             self.raise_invalid_reply(f"{request} was answered by {status} without a JSON object")
         if status in accepted_errors:
-            return dict_or_empty(told)
-        detail = start_of_text(dict_or_empty(told).get("detail")) or f"it answered {status}"
+            return get_dict_or_empty(told)
+        detail = shorten_text(get_dict_or_empty(told).get("detail")) or f"it answered {status}"
         msg = f"{self._settings.url} refused {request} for {self._settings.id!r}: {detail}"
         raise ExternalAgentError(
             _clean_text(msg), kind=PROBLEMS.get(status, "start" if request == "POST /runs" else "failed")

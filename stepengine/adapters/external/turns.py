@@ -71,7 +71,7 @@ def make_external_handler(
     Return the step handler of an external agent: it runs turns, asks their questions, and returns the output.
 
     Args:
-        name: The agent's id, which is that of the tool whose calls are its turns.
+        name: The agent's id, which is also the name of the tool whose calls are its turns.
         make_input: Returns the input of the first call.
         make_output: Returns the output of the agent from the data of the last call.
         carried: The members of a call's data that the input of the next call of the turn repeats.
@@ -208,13 +208,13 @@ def make_permission_input(
         details: More to look at; *tool_input* itself by default.
 
     Raises:
-        ToolError: if paths, command and URL are too long.
+        ToolError: If paths, command and URL are too long.
     """
     judged = _find_judged_members(tool_input, paths)
     if len(canonical(judged)) > JUDGED_CHARS:
         msg = f"{title[:100]!r} has more than {JUDGED_CHARS:,} characters of paths, command and URL; request less at a time"
         raise ToolError(msg)
-    return _make_titled_input(title, judged, details or (start_of_json(tool_input) if tool_input else ""))
+    return _make_titled_input(title, judged, details or (shorten_json(tool_input) if tool_input else ""))
 
 
 def make_shown_input(title: str, tool_input: Mapping[str, Any], *, paths: Sequence[str] = ()) -> dict[str, Any]:
@@ -222,7 +222,7 @@ def make_shown_input(title: str, tool_input: Mapping[str, Any], *, paths: Sequen
     try:
         return make_permission_input(title, tool_input, paths=paths)
     except ToolError:
-        return _make_titled_input(title, {}, start_of_json(tool_input))
+        return _make_titled_input(title, {}, shorten_json(tool_input))
 
 
 def _make_titled_input(title: str, judged: Mapping[str, Any], details: str) -> dict[str, Any]:
@@ -249,7 +249,7 @@ def _find_command(tool_input: Mapping[str, Any]) -> str | list[str]:
     if not command:
         return ""
     several = [*(command if isinstance(command, list) else [command]), *(args if isinstance(args, list) else ())]
-    words = [replace_lone_surrogates(one) if isinstance(one, str) else start_of_json(one) or "?" for one in several]
+    words = [replace_lone_surrogates(one) if isinstance(one, str) else shorten_json(one) or "?" for one in several]
     if isinstance(args, str) and args:
         line = words[0] if isinstance(command, str) else shlex.join(words)
         return f"{line} {replace_lone_surrogates(args)}"
@@ -318,7 +318,7 @@ class TurnOutput:
         """Record the whole text of a *reply* in place of its pieces, since some may be lost; emit a missing end."""
         pieces = self._pieces.get((kind, reply), [])
         recorded = "".join([texts[place] for *_, (texts, place) in pieces])
-        whole = start_of_text(text, self.chars_left + len(recorded))
+        whole = shorten_text(text, self.chars_left + len(recorded))
         if whole.startswith(recorded):
             self.emit_and_record_text(kind, whole[len(recorded) :], reply=reply)
         else:
@@ -461,22 +461,22 @@ class TurnOutput:
 # --- foreign values ---------------------------------------------------------------------------------------------------
 
 
-def dict_or_empty(value: object) -> Mapping[str, Any]:
+def get_dict_or_empty(value: object) -> Mapping[str, Any]:
     """Return *value* if it is a dict, else an empty dict."""
     return value if isinstance(value, dict) else {}
 
 
-def dicts_in_list(value: object) -> list[Mapping[str, Any]]:
+def list_dicts(value: object) -> list[Mapping[str, Any]]:
     """Return the dicts among the first 1,000 items of a list; none if *value* is no list."""
     return [one for one in value[:1_000] if isinstance(one, dict)] if isinstance(value, list) else []
 
 
-def start_of_text(value: object, most: int = SHOWN_CHARS) -> str:
-    """Return a text, cut with a note after *most* characters; ``""`` if *value* is no text."""
-    return replace_lone_surrogates(cut_end(value, most)) if isinstance(value, str) else ""
+def shorten_text(value: object, max_chars: int = SHOWN_CHARS) -> str:
+    """Return a text, cut with a note after *max_chars* characters; ``""`` if *value* is not a text."""
+    return replace_lone_surrogates(cut_end(value, max_chars)) if isinstance(value, str) else ""
 
 
-def start_of_json(value: object) -> str:
+def shorten_json(value: object) -> str:
     """Return a value as JSON, cut with a note; ``""`` if it is nested too deep."""
     try:
         return replace_lone_surrogates(cut_end(json.dumps(value, ensure_ascii=False, default=str), SHOWN_CHARS))

@@ -1,5 +1,5 @@
 """
-Tools that come from MCP servers, and agents that are offered as such tools.
+Tools of MCP servers, and agents that are offered as MCP tools.
 
 A server's tools are found when a run begins, by an effect that is recorded, and become ``Tool`` objects of that run; each call is an
 effect like any other. So a replay starts no server, and an agent whose server has other tools today diverges where it asks for one.
@@ -16,10 +16,19 @@ Begin with ``source`` and ``connection``; ``agent_server`` for the other directi
 
 from __future__ import annotations
 
-from stepengine.adapters.mcp.agent_server import AgentServer, Offered
+from stepengine.adapters.mcp.agent_server import AgentServer, OfferedAgent
 from stepengine.adapters.mcp.http import McpRun
 from stepengine.adapters.mcp.notices import Notice
-from stepengine.adapters.mcp.results import BinaryContent, blobs_of
+from stepengine.adapters.mcp.results import BinaryContent, get_binary_content
 from stepengine.adapters.mcp.source import McpTools, mcp_tools
 
-__all__ = ("AgentServer", "BinaryContent", "McpRun", "McpTools", "Notice", "Offered", "blobs_of", "mcp_tools")
+__all__ = (
+    "AgentServer",
+    "BinaryContent",
+    "McpRun",
+    "McpTools",
+    "Notice",
+    "OfferedAgent",
+    "get_binary_content",
+    "mcp_tools",
+)

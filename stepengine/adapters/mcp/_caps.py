@@ -11,7 +11,7 @@ LINE_BYTES = 16 * MIB
 JUNK_LINES = 100
 """Servers print some lines of their own at the start by mistake; a program that prints more does not speak MCP."""
 JUNK_LINES_KEPT = 3
-"""The first lines tell which program it is."""
+"""The first lines show which program it is."""
 JUNK_CHARS = 200
 """About two lines of a terminal for each."""
 STDERR_BYTES = 64 * 1024
@@ -23,7 +23,7 @@ FLUSH_SECONDS = 0.5
 CLOSE_SECONDS = 2.0
 """How long a process has to end after its input was closed, and once more after SIGTERM."""
 RESTART_WAITS = (0.5, 2.0)
-"""How long is waited before a server is started again, in one run; after the last one it is gone."""
+"""Seconds before each restart of a server in one run; after the last restart it is lost."""
 RUNS_KEPT = 1_000
 """Runs whose restarts of a server are counted: more than are in progress at once, and no leak in a process that runs for months."""
 OWNER_IDLE_SECONDS = 600.0
@@ -85,7 +85,7 @@ STUBS_BYTES = 16 * 1024
 MAX_ROUNDS = 10
 """A tool asks once or twice and then answers; one that always asks again would hold its run."""
 MAX_ATTEMPTS = 3
-"""A person mistypes once; after three wrong answers the server is told that there is none."""
+"""The most attempts of a person at a field; after three invalid answers the field is declined."""
 SAMPLED_TOKENS = 8_192
 """A server asks for a model's reply at the expense of the user: this is a long one."""
 
@@ -95,7 +95,7 @@ ODD_CHARS = 300
 LOG_LINES, LOG_CHARS = 1_000, 1_000
 """How many lines of a server are logged before it is started again, and how much of each."""
 LISTEN_SECONDS, LISTEN_MOST = 1.0, 60.0
-"""How long is waited before a server whose stream of changes ended is listened to again: twice as long each time, and at most so long."""
+"""The first and the longest pause, in seconds, before a stream of changes that ended is reopened; the pause doubles each time."""
 
 # tasks
 POLL_SECONDS = 1.0

@@ -57,13 +57,13 @@ WAITING = 100
 SHUTDOWN_SECONDS = 2
 """Open streams never end by themselves; a person who pressed Ctrl-C waits no longer."""
 UNASKED = 10
-"""How many questions that nobody was asked a result names."""
+"""The most unasked questions that a result names."""
 JOURNAL = "stepengine/journal"
 """The member of a result's ``_meta`` that names the journal of its run."""
 
 
 @frozen
-class Offered:
+class OfferedAgent:
     """
     One agent that is offered.
 
@@ -91,7 +91,7 @@ class OfferedCall:
         unasked: The questions that were declined because the client shows no questions.
     """
 
-    offered: Offered
+    offered: OfferedAgent
     run: Any
     meta: dict[str, Any] | None = None
     goes_on: str = ""
@@ -110,7 +110,7 @@ class CallRunner(Protocol):
     """Executes the calls of clients; ``ctx`` is the package's context of a request."""
 
     async def start_and_wait(
-        self, ctx: Any, offered: Offered, prompt: str, params: Any, on_event: Callable[[Event], Awaitable[object]]
+        self, ctx: Any, offered: OfferedAgent, prompt: str, params: Any, on_event: Callable[[Event], Awaitable[object]]
     ) -> tuple[OfferedCall, RunResult]:
         """Run an agent until it ends or waits, and call *on_event* with its events."""
 
@@ -118,7 +118,7 @@ class CallRunner(Protocol):
         """Resume a waiting run with *answers* until it ends or waits again."""
 
     def may_answer(self, ctx: Any) -> bool:
-        """Return True if the caller may answer the questions of a run."""
+        """Return whether the caller may answer the questions of a run."""
 
     def store_waiting_call(self, waiting: WaitingCall) -> str:
         """Store a call whose run waits for answers, and return a key that only its caller can use."""
@@ -140,13 +140,13 @@ class LocalRuns:
         self._waiting: dict[str, WaitingCall] = {}
 
     async def start_and_wait(
-        self, ctx: Any, offered: Offered, prompt: str, params: Any, on_event: Callable[[Event], Awaitable[object]]
+        self, ctx: Any, offered: OfferedAgent, prompt: str, params: Any, on_event: Callable[[Event], Awaitable[object]]
     ) -> tuple[OfferedCall, RunResult]:
-        """Run an agent until it ends or waits, and call *on_event* with its events. *ctx* is unused here."""
+        """Run an agent until it ends or waits, and call *on_event* with its events. *ctx* is ignored."""
         call = self._make_call_with_journal(offered)
         return call, await _run_in_own_task(self._run_and_forward_events(call, prompt, params, on_event))
 
-    def _make_call_with_journal(self, offered: Offered) -> OfferedCall:
+    def _make_call_with_journal(self, offered: OfferedAgent) -> OfferedCall:
         """Return a call whose run has a new journal."""
         if self._journals is None:
             return OfferedCall(offered, MemoryJournal())
@@ -179,7 +179,7 @@ class LocalRuns:
         return result
 
     async def answer_and_wait(self, ctx: Any, call: OfferedCall, answers: Mapping[str, AnswerLike]) -> RunResult:
-        """Resume a waiting run with *answers* until it ends or waits again. *ctx* is unused here."""
+        """Resume a waiting run with *answers* until it ends or waits again. *ctx* is ignored."""
         return await _run_in_own_task(call.offered.engine.resume(call.run, answers=answers))
 
     def may_answer(self, ctx: Any) -> bool:
@@ -195,7 +195,7 @@ class LocalRuns:
         return key
 
     async def find_waiting_call(self, ctx: Any, key: str) -> WaitingCall | None:
-        """Remove and return the call stored under *key*; ``None`` if there is none. *ctx* is unused here."""
+        """Remove and return the call stored under *key*; ``None`` for an unknown key. *ctx* is ignored."""
         return self._waiting.pop(key, None)
 
 
@@ -218,17 +218,17 @@ class AgentServer:
 
     Args:
         offered: The agents; each is a tool with its id, ``-`` as ``_``.
-        journals: The folder in which each call's run is recorded, in a file of its own that the result's ``_meta`` names; by
-            default nothing is kept.
+        journals: The folder in which the run of each call is recorded in its own file, whose path is in the result's ``_meta``; by
+            default nothing is stored on disk.
         runner: Executes the calls; a ``LocalRuns`` with *journals* by default.
 
     Raises:
-        DefinitionError: when two agents would be the same tool, there is none, or the package is not installed.
+        DefinitionError: If two agents have the same tool name, *offered* is empty, or the package is not installed.
     """
 
     def __init__(
         self,
-        offered: Sequence[Offered],
+        offered: Sequence[OfferedAgent],
         *,
         journals: str | os.PathLike[str] | None = None,
         runner: CallRunner | None = None,
@@ -237,7 +237,7 @@ class AgentServer:
         from mcp.server import Server
 
         self._runner: CallRunner = LocalRuns(journals) if runner is None else runner
-        self._offered: dict[str, Offered] = {}
+        self._offered: dict[str, OfferedAgent] = {}
         self._tools: list[Any] = []
         self.replace_agents(offered)
         self.server: Server[Any] = Server(
@@ -247,14 +247,14 @@ class AgentServer:
             on_call_tool=self._call_agent_tool,
         )
 
-    def replace_agents(self, offered: Sequence[Offered]) -> None:
+    def replace_agents(self, offered: Sequence[OfferedAgent]) -> None:
         """
         Offer these agents in place of the present ones, to all clients from their next request on.
 
         Raises:
-            DefinitionError: when two agents would be the same tool, or there is none; nothing was changed.
+            DefinitionError: If two agents have the same tool name, or *offered* is empty; nothing was changed.
         """
-        known: dict[str, Offered] = {}
+        known: dict[str, OfferedAgent] = {}
         for one in offered:
             name = make_spawnable_agent_tool(one.definition).spec.name
             if name in known:
@@ -294,7 +294,7 @@ class AgentServer:
             ready: Called with the URL when the port is open.
 
         Raises:
-            DefinitionError: for an address that other machines can reach without a token, or one that is not available.
+            DefinitionError: Without a token, for an address that other machines can reach; and for an address that is not available.
         """
         import uvicorn
         from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -371,7 +371,7 @@ class AgentServer:
             )
 
     async def _run_agent(
-        self, ctx: Any, offered: Offered, arguments: Mapping[str, Any]
+        self, ctx: Any, offered: OfferedAgent, arguments: Mapping[str, Any]
     ) -> tuple[OfferedCall, RunResult]:
         """Run an agent, and notify the client of its tool calls if requested."""
         count = 0

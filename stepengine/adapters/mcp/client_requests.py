@@ -1,7 +1,7 @@
 """
 Requests of an MCP server during a call: elicitation becomes a question of the run, sampling a call of its model.
 
-Only JSON comes in and goes out, so that a replay goes the same way without the package.
+Requests and answers are JSON, so that a replay needs no package.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class ServerQuestions:
 
     Args:
         server: Its name, which every question says.
-        roots: Addresses of the folders that it is told of.
+        roots: The URLs of the folders that the server receives as roots.
         elicitation: Whether it may ask people.
         sampling: Whether it may have the run's model called.
     """
@@ -123,7 +123,7 @@ class ServerQuestions:
         """
         Ask for the fields of a form one by one, and return its content; decline it if a required field is declined.
 
-        Before a form of very many it is asked whether to begin.
+        Before a form with very many fields, the person is asked whether to start.
         """
         schema, message = params["requestedSchema"], str(params.get("message", ""))
         if not isinstance(schema, Mapping):
@@ -229,7 +229,7 @@ def mark_oversized_requests(server: str, requests: Mapping[str, Any], state: str
     Return the requests of one round for the journal; those that are too large are marked, and will be declined.
 
     Raises:
-        ToolError: when what is left is too large even so.
+        ToolError: If the marked requests are still too large.
     """
     left, kept = REQUEST_BYTES - _json_size(state or ""), dict[str, Any]()
     for key, request in sorted(requests.items()):
@@ -273,7 +273,7 @@ class _FormField:
 
     Attributes:
         name: What the server calls it.
-        schema: What it says of it; nobody has checked that.
+        schema: The server's schema of the field, which is not validated.
         is_required: Whether the form has no answer without it.
     """
 

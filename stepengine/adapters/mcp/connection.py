@@ -43,7 +43,7 @@ from stepengine.adapters.mcp.lenient_messages import (
     read_result_as_sent,
 )
 from stepengine.adapters.mcp.notices import LogLevel, Notice, Notices
-from stepengine.adapters.mcp.stdio import Pipe, ServerProgram
+from stepengine.adapters.mcp.stdio import ServerProcess, ServerProgram
 from stepengine.data.visible import cut_middle, visible
 from stepengine.errors import DefinitionError, ToolError, ToolServerError
 from stepengine.runtime.logs import LOGGER
@@ -198,7 +198,7 @@ class OpenCall:
         await asyncio.wait((self.task,), timeout=CLOSE_SECONDS)
 
 
-class _Live:
+class _OpenClient:
     """An MCP client that is open, and the task that owns it."""
 
     def __init__(
@@ -207,13 +207,15 @@ class _Live:
         self._options = options
         self._answer = answer
         self._on_tools = on_tools
-        self._notices = Notices(options.name, log_level=options.log_level, told=options.on_notice, on_tools=on_tools)
+        self._notices = Notices(
+            options.name, log_level=options.log_level, on_notice=options.on_notice, on_tools=on_tools
+        )
         self._over = asyncio.Event()
         self._closed = False
-        self.pipe: Pipe | None = None
+        self.pipe: ServerProcess | None = None
         self.answers: EndpointAnswers | None = None
         self.why = ""
-        self.client: Client = self._make_client()
+        self.client: Client = self._make_client_and_store_transport()
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.task = _start_detached_task(self._run_client(), f"mcp server {options.name}")
 
@@ -226,7 +228,7 @@ class _Live:
         """The reason why the endpoint refuses requests, with a remedy; ``""`` if it does not."""
         return "" if self.answers is None else self.answers.describe_refusal()
 
-    def _make_client(self) -> Client:
+    def _make_client_and_store_transport(self) -> Client:
         """Return a client for the server, and store its pipe or the answers of its endpoint."""
         from mcp import Client
         from mcp_types import Implementation
@@ -235,11 +237,11 @@ class _Live:
         server: Any = options.server
         repair = MessageRepair(self._protocol_version)
         if isinstance(server, ServerProgram):
-            self.pipe = Pipe(server, self._over.set, repair)
-            server = self.pipe.open_streams()
+            self.pipe = ServerProcess(server, self._over.set, repair)
+            server = self.pipe.start_and_open_streams()
         elif isinstance(server, str):
             self.answers = EndpointAnswers(server, options.headers or {}, auth=options.auth, repair=repair)
-            server = self.answers.open_streams()
+            server = self.answers.connect_and_open_streams()
         asked: Any = self._answer_server_request
         roots: Any = None if options.roots is None else self._list_roots
         lowest: LogLevel | None = "debug" if options.on_notice is not None else None
@@ -415,7 +417,7 @@ class ServerConnection:
         offered: Those of the tools that runs are offered.
         promises: The output schemas of that list, by the server's names.
         is_stale: Whether that list may have changed since.
-        used_at: The time of the last ``get_connection``, by the clock of the loop.
+        used_at: The time of the last ``get_connection_and_add_user``, by the clock of the loop.
     """
 
     def __init__(self, options: ConnectionOptions) -> None:
@@ -423,7 +425,7 @@ class ServerConnection:
         self._options = options
         self.loop = asyncio.get_running_loop()
         self._lock = asyncio.Lock()
-        self._live: _Live | None = None
+        self._live: _OpenClient | None = None
         self._restarts: dict[str, int] = {}
         self._was_up = False
         self._open: dict[str, OpenCall] = {}
@@ -458,7 +460,7 @@ class ServerConnection:
         Return the session of the server, which is started if needed; restarts are limited to two for the root run *run*.
 
         Raises:
-            ToolError: when the server cannot be started, or has died too often.
+            ToolError: If the server cannot be started, or has ended too often.
         """
         async with self._lock:
             while self._live is None or self._live.is_over:
@@ -472,7 +474,7 @@ class ServerConnection:
             await before.end_and_wait()
         if before is not None or self._restarts.get(run, 0) > len(RESTART_WAITS):
             await self._count_and_wait_before_restart(run, "" if before is None else before.why)
-        self._live = live = _Live(self._options, self._pass_request_to_open_call, self._mark_stale)
+        self._live = live = _OpenClient(self._options, self._pass_request_to_open_call, self._mark_stale)
         try:
             await live.wait_until_ready()
             self._was_up = True
@@ -527,7 +529,7 @@ class ServerConnection:
         A list of prompts that cannot be read costs the prompts, and ``prompts_problem`` says why.
 
         Raises:
-            ToolError: when the server cannot be started, or gives no list of tools.
+            ToolError: If the server cannot be started, or returns no list of tools.
         """
         self._restarts.pop("", None)
         session = await self.open_session()
@@ -582,7 +584,7 @@ class ServerConnection:
 
         Raises:
             ConnectionLost: when the connection ended meanwhile.
-            ToolError: for everything else that the server, or the way to it, answered with.
+            ToolError: For any other error of the server or the transport.
         """
         from anyio import BrokenResourceError, ClosedResourceError
         from mcp import MCPError
@@ -612,7 +614,9 @@ class ServerConnection:
         finally:
             ANSWER.reset(token)
 
-    def _make_error_from_answer(self, live: _Live | None, answer: HttpAnswer, code: int, message: str) -> ToolError:
+    def _make_error_from_answer(
+        self, live: _OpenClient | None, answer: HttpAnswer, code: int, message: str
+    ) -> ToolError:
         """Return the ``ToolError`` for a protocol error; a lost connection or unknown session also ends the client."""
         name = self._options.name
         answers = None if live is None else live.answers
@@ -627,7 +631,7 @@ class ServerConnection:
         kind = NoSuchMethod if code == NO_METHOD_CODE else ToolError
         return kind(f"the MCP server {name!r} answered with an error: {_clean_error_text(message)}")
 
-    def _end_and_make_loss_error(self, live: _Live | None) -> ConnectionLost:
+    def _end_and_make_loss_error(self, live: _OpenClient | None) -> ConnectionLost:
         """End *live* and return the error for its loss, without affecting a client that was started since."""
         if live is not None:
             live.request_end()
@@ -653,13 +657,13 @@ class ServerConnection:
         result = await self.await_response(sent)
         task = (result.meta or {}).get(TASK)
         if task is not None:
-            result = await self._await_task_result(session, task, progress)
+            result = await self._poll_until_task_result(session, task, progress)
         said = read_result_as_sent(result)
         if isinstance(result, types.InputRequiredResult):
             return ServerRequests(said.get("inputRequests") or {}, result.request_state or "")
         return said
 
-    async def _await_task_result(self, session: ClientSession, started: Any, progress: Any) -> Any:
+    async def _poll_until_task_result(self, session: ClientSession, started: Any, progress: Any) -> Any:
         """Wait until a task ends, report its progress, and return its result. Cancellation also cancels the task."""
         import mcp_types as types
         from pydantic import ValidationError

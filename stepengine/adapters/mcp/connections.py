@@ -33,7 +33,7 @@ class ServerConnections(dict[tuple[int, str], ServerConnection]):
         self._by_owner = needs_run_for_headers(options.auth)
         self._closing: set[asyncio.Task[None]] = set()
 
-    def get_connection(self, run: McpRun, engine: object) -> ServerConnection:
+    def get_connection_and_add_user(self, run: McpRun, engine: object) -> ServerConnection:
         """
         Return the connection for a run in the running event loop, and register *engine* as its user.
 
@@ -76,8 +76,8 @@ class ServerConnections(dict[tuple[int, str], ServerConnection]):
 
         Args:
             engine: The source of the engine that is closed.
-            is_shared: Whether a connection that another engine has is kept.
-            blocked: The event loop that stands still, if one does.
+            is_shared: Whether a connection that another engine uses stays open.
+            blocked: The event loop that is blocked by the caller, or ``None``.
         """
         here = asyncio.get_running_loop()
         closing = [task for task in self._closing if task.get_loop() is here]

@@ -1,8 +1,8 @@
 """
-A server behind an address: the client of its requests, and what its refusals mean.
+The HTTP client for a server with a URL, and descriptions of its error responses.
 
-The package tells no status of a request that failed, so it is noted here as it comes in: by the request, since several are
-under way at once. The package sends each in the context of whoever asked, and so the note finds its request.
+The package does not report the status of a failed request, so it is recorded here when the response arrives, for each request, since
+several are concurrent. The package sends each request in the context of its caller, by which the record finds the request.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class EndpointAnswers:
         self._failed = ""
 
     @asynccontextmanager
-    async def open_streams(self) -> Any:
+    async def connect_and_open_streams(self) -> Any:
         """Connect to the endpoint, and yield its streams of messages."""
         import anyio
         import httpx2

@@ -25,7 +25,7 @@ LEFT_OUT, AS_SENT = "stepengine/left_out", "stepengine/as_sent"
 
 LISTS = {"tools": "tools/list", "prompts": "prompts/list"}
 BARE = {"resources": "resources/list", "resourceTemplates": "resources/templates/list"}
-"""Lists whose members are data: what is odd there is left out of the list and named in its ``_meta``."""
+"""Lists of data: an invalid entry is left out of the list and named in its ``_meta``."""
 LIST_METHODS = frozenset({*LISTS.values(), *BARE.values()})
 RESULTS = {"tools/call": "content", "prompts/get": "messages", "resources/read": "contents"}
 """Requests whose results are also read when the package would reject them, and the member that it requires of each."""

@@ -19,7 +19,7 @@ def check_server_name(name: object) -> None:
     Raise an error if a server name cannot be a prefix of tool names.
 
     Raises:
-        DefinitionError: unless it is 1 to 32 letters, digits and ``-``.
+        DefinitionError: Unless the name is 1 to 32 letters, digits and ``-``.
     """
     if not isinstance(name, str) or not SERVER.fullmatch(name):
         msg = f"{name!r} is not a valid server name; tool names start with it, so it must be 1 to 32 letters, digits and '-'"

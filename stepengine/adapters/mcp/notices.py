@@ -26,7 +26,7 @@ LEVELS: dict[str, int] = {
     "alert": logging.CRITICAL,
     "emergency": logging.CRITICAL,
 }
-"""Levels of the protocol, and what they are in a log of Python."""
+"""The level of Python's ``logging`` for each level of the protocol."""
 
 
 @frozen(kw_only=True)
@@ -59,7 +59,7 @@ class Notices:
     Args:
         server: Its name.
         log_level: From which level on lines are logged; ``None`` logs none.
-        told: Called with each notice, in the event loop of the connection.
+        on_notice: Called with each notice, in the event loop of the connection.
         on_tools: Called when the list of tools changed.
     """
 
@@ -68,19 +68,19 @@ class Notices:
         server: str,
         *,
         log_level: LogLevel | None,
-        told: Callable[[Notice], object] | None,
+        on_notice: Callable[[Notice], object] | None,
         on_tools: Callable[[], None],
     ) -> None:
         self._server = server
         self._level = log_level
-        self._told = told
+        self._on_notice = on_notice
         self._on_tools = on_tools
         self._logged = 0
 
     @property
     def wants_logs(self) -> bool:
         """Whether the application or the log receives log lines of the server."""
-        return self._level is not None or self._told is not None
+        return self._level is not None or self._on_notice is not None
 
     async def forward_log_line(self, params: Any) -> None:
         """Pass a log line to the application; log it if its level is high enough, up to ``LOG_LINES`` lines."""
@@ -127,10 +127,10 @@ class Notices:
 
     def _notify_application(self, notice: Notice) -> None:
         """Call the function of the application with a notice; an error in it is logged."""
-        if self._told is None:
+        if self._on_notice is None:
             return
         try:
-            self._told(notice)
+            self._on_notice(notice)
         except Exception:  # noqa: BLE001  (the caller's own code; the connection is not its victim)
             LOGGER.exception(
                 "on_notice= of the MCP server %r raised an exception; the connection stays open", self._server

@@ -131,7 +131,7 @@ def _split_message_blocks(message: object) -> list[tuple[str, dict[str, Any]]]:
     if not isinstance(message, Mapping):
         return [("?", block) for block in readable_blocks([message])]
     role = message.get("role")
-    blocks = readable_blocks(wrap_in_list(message.get("content"), none=[None]))
+    blocks = readable_blocks(wrap_in_list(message.get("content"), default=[None]))
     return [(role if isinstance(role, str) else "?", block) for block in blocks]
 
 

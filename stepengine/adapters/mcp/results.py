@@ -43,11 +43,11 @@ BEGIN_CHARS = 64
 PDF = "application/pdf"
 SHOWN = "[shown beside this]"
 HELD_DEPTH = 3
-"""How deep a value is searched for what the texts beside it say."""
+"""The depth to which a value is searched for the texts next to it."""
 UNREAD = "stepengine/unread"
 """The type that a block gets which cannot be read; its text says why."""
 REQUIRED = {"text": ("text",), "image": ("data", "mimeType"), "audio": ("data", "mimeType"), "resource_link": ("uri",)}
-"""The members without which a block of content is none, by its type; each is a text."""
+"""The required members of a block of content, by its type; each is a text."""
 OF_RESULT = frozenset({"content", "structuredContent", "isError", "_meta", "resultType", "ttlMs", "cacheScope"})
 NO = ("", "false", "0", "no", "off")
 
@@ -60,12 +60,12 @@ def error_result(text: str) -> ToolResult:
 def failed_result(server: str, error: ToolError) -> ToolResult:
     """Return the result of a call that failed with *error*. A lost server is distinguished from a refusal."""
     if isinstance(error, ToolServerError):
-        return cut_off_result(server, error.message)
+        return lost_server_result(server, error.message)
     return error_result(error.message)
 
 
-def cut_off_result(server: str, text: str) -> ToolResult:
-    """Return the error result of a call whose *server* is gone."""
+def lost_server_result(server: str, text: str) -> ToolResult:
+    """Return the error result of a call that was open when *server* ended."""
     return attrs.evolve(error_result(text), side_effects=(SideEffect(CUT_OFF, server),))
 
 
@@ -85,7 +85,7 @@ class BinaryContent:
     uri: str = ""
 
 
-def blobs_of(result: ToolResult) -> tuple[BinaryContent, ...]:
+def get_binary_content(result: ToolResult) -> tuple[BinaryContent, ...]:
     """
     Return the binary content of an MCP tool result that models are not shown, in order.
 
@@ -169,10 +169,10 @@ def make_result(raw: Mapping[str, Any], channel: Channel = "once", *, page: str 
     data: JsonValue = None
     if structured is not None:
         if channel == "text" and any(isinstance(part, TextPart) for part in parts):
-            data = freeze(_replace_media(structured, _collect_media_data(given)))
+            data = freeze(_replace_media(structured, _list_media_data(given)))
         elif channel == "structured":
             others = [part for part in parts if not isinstance(part, TextPart)]
-            parts = [JsonPart(freeze(_replace_media(structured, _collect_media_data(given)))), *others]
+            parts = [JsonPart(freeze(_replace_media(structured, _list_media_data(given)))), *others]
         else:
             parts = _merge_structured_value(parts, structured, given)
     is_unread = bool(given) and structured is None and all(block["type"] == UNREAD for block in given)
@@ -205,9 +205,9 @@ def readable_blocks(content: object) -> list[dict[str, Any]]:
     return [_readable_block(block) for block in wrap_in_list(content)]
 
 
-def wrap_in_list(value: object, *, none: Sequence[Any] = ()) -> list[Any]:
-    """Return the items of a list; of anything else a list of it alone, and *none* for nothing."""
-    return list(value if isinstance(value, list | tuple) else none if value is None else [value])
+def wrap_in_list(value: object, *, default: Sequence[Any] = ()) -> list[Any]:
+    """Return the items of a list; another value as a list with one item, and *default* for ``None``."""
+    return list(value if isinstance(value, list | tuple) else default if value is None else [value])
 
 
 def _readable_block(block: object) -> dict[str, Any]:
@@ -274,7 +274,7 @@ def replace_excess_media(content: Sequence[Mapping[str, Any]]) -> Sequence[Mappi
     return kept
 
 
-def _collect_media_data(content: Sequence[Mapping[str, object]]) -> set[str]:
+def _list_media_data(content: Sequence[Mapping[str, object]]) -> set[str]:
     return {data for block in content if (data := _base64_data(block))}
 
 
@@ -284,9 +284,9 @@ def _merge_structured_value(
     """
     Merge the structured value of a result into *parts*, so that nothing is there twice.
 
-    Texts that the value holds are left out. A value that is nothing but the text, or the content itself, is left out in its
-    turn, so that a model reads a file as it is. A plain value comes in an object with the one member ``result``; where the
-    text says it without, so does this. Media stay what they are, and are no text in the value.
+    Texts that the value contains are left out. A value that only repeats the text or the content is left out itself, so that a
+    model reads the text of a file. If the value is an object with the single member ``result`` and the text is its value, only
+    that value is used. Media remain parts, and their data in the value is replaced by placeholders.
     """
     others = [part for part in parts if not isinstance(part, TextPart)]
     texts = [part.text for part in parts if isinstance(part, TextPart)]
@@ -298,7 +298,7 @@ def _merge_structured_value(
             _does_only_text_encode(texts, plain) or (isinstance(plain, list | tuple) and _do_texts_encode(texts, plain))
         ):
             return [JsonPart(freeze(plain)), *others]
-    value = freeze(_replace_media(structured, _collect_media_data(content)))
+    value = freeze(_replace_media(structured, _list_media_data(content)))
     if _does_only_text_encode(texts, structured):
         return [JsonPart(value), *others]
     held = set(_iter_value_texts(value, HELD_DEPTH))

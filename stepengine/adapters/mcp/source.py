@@ -34,10 +34,10 @@ from stepengine.adapters.mcp.notices import LEVELS, LogLevel, Notice
 from stepengine.adapters.mcp.resources import make_prompt_tool, make_resource_tools
 from stepengine.adapters.mcp.results import (
     Channel,
-    cut_off_result,
     error_result,
     failed_result,
     find_schema_mismatch,
+    lost_server_result,
     make_recordable,
     make_result,
 )
@@ -107,52 +107,51 @@ def mcp_tools(
     """
     Return the tools of an MCP server, for ``AgentDefinition(tools=[...])`` or ``Engine(tools=[...])``.
 
-    The server is started, or connected to, when a run first needs it, once in each event loop, and closed with the engine. One
-    that dies is started again twice in a run; the call that was open has an error result, since nobody knows what became of it.
+    The engine starts the server, or connects to it, when a run first needs it, once in each event loop, and closes it with the engine. A
+    server that ends is restarted at most twice in a run; an open call gets an error result, since its outcome is unknown.
 
-    What a server says of its tools is a stranger's word: their descriptions are shown to the model without hidden characters,
-    and their hints loosen no rule unless *trust_hints* is set. Its tools are called ``name__tool``, in the category ``"mcp"``.
+    Definitions of a server are untrusted: the model sees descriptions without hidden characters, and hints relax no rule unless
+    *trust_hints* is set. Its tools are named ``name__tool``, in the category ``"mcp"``.
 
     Args:
-        server: The command as a list of words (no shell reads it), the URL of a streamable HTTP endpoint, a
+        server: The command as a list of words (no shell is used), the URL of a streamable HTTP endpoint, a
             ``StdioServerParameters`` of the package ``mcp``, or a server object of it in this process.
-        name: What stands before the names of its tools: letters, digits and ``-``.
-        env: Variables that the process sees beside ``PATH``, ``HOME``, ``USER``, ``LOGNAME``, ``TMPDIR``, ``TZ`` and the locale.
-        cwd: The folder that the process works in.
+        name: The prefix of the names of its tools: letters, digits and ``-``.
+        env: Variables that the process gets in addition to ``PATH``, ``HOME``, ``USER``, ``LOGNAME``, ``TMPDIR``, ``TZ`` and the locale.
+        cwd: The working folder of the process.
         headers: HTTP headers of every request to a URL, such as its authorization.
-        auth: What signs requests to a URL: an ``Auth`` of httpx2 or httpx, such as ``OAuthClientProvider`` of the package
+        auth: Authenticates requests to a URL: an ``Auth`` of httpx2 or httpx, such as ``OAuthClientProvider`` of the package
             ``mcp``; or a function of the ``McpRun``, ``async`` or not, that returns headers. It is called before every
-            request, and once more when these headers are refused with 401. With a function each owner has a session of
-            its own.
-        include: The server's names of the tools to take; all by default.
+            request, and once more after status 401. With a function each owner has a separate session.
+        include: The server's names of the tools to include; all by default.
         exclude: The server's names of tools to leave out.
         resources: Whether to offer ``mcp_resources_NAME``, which lists them, and ``mcp_read_NAME``, which reads one.
-        prompts: Whether to offer ``mcp_prompt_NAME``, which gives one of the server's prompts.
-        results: What the model is shown of a result that has texts and a structured value: ``"once"`` both, and what both say
-            once; ``"text"`` the texts, so that the value is only ``ToolResult.data``; ``"structured"`` the value and no texts.
-            Media are never shown as JSON.
-        trust_hints: Whether the server's hints count: ``readOnlyHint`` for rules, ``idempotentHint`` for calling again.
-        roots: Folders, or addresses that begin with ``file:``, that the server is told of; by default it gets no answer. They
-            are a wish and confine nothing: what a process may reach is for ``cwd``, its own arguments or a sandbox to say.
-        log_level: From which level on what the server logs goes to the logger ``stepengine``, such as ``"warning"``; none by
+        prompts: Whether to offer ``mcp_prompt_NAME``, which reads one of the server's prompts.
+        results: The parts of a result with texts and a structured value that the model sees: ``"once"`` both, without repetitions;
+            ``"text"`` the texts, so that the value is only ``ToolResult.data``; ``"structured"`` the value and no texts. Media are
+            never shown as JSON.
+        trust_hints: Whether to trust the server's hints: ``readOnlyHint`` for rules, ``idempotentHint`` for repeated calls.
+        roots: Folders, or URLs that start with ``file:``, for the server's request for roots; by default the request is not
+            supported. They do not restrict the process: use ``cwd``, its own arguments or a sandbox for that.
+        log_level: The lowest level of the server's log lines that go to the logger ``stepengine``, such as ``"warning"``; none by
             default.
-        subscribe: Addresses of resources whose changes are told to *on_notice*.
-        on_notice: Called in the event loop with each ``Notice``: a line of the server's log, a list or a resource that
-            changed. What it raises is logged.
-        elicitation: Whether the server may ask a person; its questions become the run's.
-        sampling: Whether the server may have the run's model called, within the run's limits; it sees what is replied.
-        defer: Whether the model searches the tools instead of being shown all, as with ``defer_loading=True`` of ``tool``;
+        subscribe: URIs of resources whose changes are passed to *on_notice*.
+        on_notice: Is called in the event loop with each ``Notice``: a line of the server's log, or a change of a list or a
+            resource. Its errors are logged.
+        elicitation: Whether the server may ask a person; its questions become questions of the run.
+        sampling: Whether the server may call the run's model, within the run's limits; it gets the reply.
+        defer: Whether the model searches the tools instead of seeing all, as with ``defer_loading=True`` of ``tool``;
             ``"auto"`` from 41 tools or about 8,000 tokens on.
-        pins: Digests of definitions, by the server's name of the tool; a tool that is another one is left out. Without one the
-            first list that this process sees counts.
+        pins: Digests of definitions, by the server's name of the tool; a tool with another definition is left out. A tool without a
+            pin must match the first list that this process received.
         about: The files and web addresses of calls, by the server's name of the tool, such as ``{"write_file": "{path}"}``; see
-            ``ToolOptions``. Of another tool, rules about files ask about each text that may name a file.
-        timeout: Seconds that a call may take, not counting the time in which a person is asked.
-        start_timeout: Seconds that starting the server may take.
-        protocol: ``"legacy"`` greets the server as before 2026-07-28, for one that is silent when it is asked what it speaks.
+            ``ToolOptions``. For other tools, rules about files check each text that may name a file.
+        timeout: The most seconds of a call, without the time in which a person is asked.
+        start_timeout: The most seconds until the server has started.
+        protocol: ``"legacy"`` initializes the connection as before 2026-07-28, for a server that does not answer the newer request.
 
     Raises:
-        DefinitionError: for a name or a server that cannot be used.
+        DefinitionError: For an invalid name, server or option.
     """
     check_server_name(name)
     target = _make_target(server, env, cwd)
@@ -380,14 +379,14 @@ class McpTools:
         return connection, await connection.open_session()
 
     def _get_connection(self, run: McpRun) -> ServerConnection:
-        return self._connections.get_connection(run, self)
+        return self._connections.get_connection_and_add_user(run, self)
 
     async def listing(self, name: str, *, run: McpRun = NO_RUN) -> dict[str, Any]:
         """
         Fetch the tools and prompts of the server; runs in the effect that records them.
 
         Raises:
-            ToolServerError: when it cannot be asked.
+            ToolServerError: If the server cannot be reached.
         """
         connection = self._get_connection(run)
         try:
@@ -570,7 +569,9 @@ class McpTools:
         """Return the result that ``going_on`` recorded."""
         if "error" not in outcome:
             return make_result(outcome["result"], self._channel, page=listed.page)
-        return cut_off_result(self.name, outcome["error"]) if outcome.get("lost") else error_result(outcome["error"])
+        return (
+            lost_server_result(self.name, outcome["error"]) if outcome.get("lost") else error_result(outcome["error"])
+        )
 
     async def going_on(
         self,
@@ -675,12 +676,12 @@ class _ServerOfRun:
     bytes_left: int = RUN_LIST_BYTES
     reported: set[str] = attrs.field(factory=set)
 
-    def reserve_tool_room(self, tools: int, recorded: Mapping[str, Any]) -> int:
-        """Count a recorded list with *tools* new tools, and return how many of them the run may add."""
+    def reserve_tool_room(self, tool_count: int, recorded: Mapping[str, Any]) -> int:
+        """Count a recorded list with *tool_count* new tools, and return how many of them the run may add."""
         self.bytes_left -= len(compact(freeze_object(recorded)))
-        kept = min(tools, self.tools_left) if self.bytes_left >= 0 else 0
+        kept = min(tool_count, self.tools_left) if self.bytes_left >= 0 else 0
         # A server that fills the room has no more of it: each further list would be one more record.
-        self.tools_left = self.tools_left - kept if kept == tools else 0
+        self.tools_left = self.tools_left - kept if kept == tool_count else 0
         return kept
 
     def has_unknown_tool(self, offered: Mapping[str, str]) -> bool:

@@ -57,9 +57,9 @@ class ServerProgram:
     The command, environment and folder of a server.
 
     Attributes:
-        argv: The program and its arguments; no shell reads them.
-        env: Variables beside those that every server sees.
-        cwd: The folder that it works in; this process's own by default.
+        argv: The program and its arguments; no shell is used.
+        env: Variables in addition to those that every server gets.
+        cwd: The working folder; by default the one of this process.
     """
 
     argv: tuple[str, ...]
@@ -70,19 +70,19 @@ class ServerProgram:
         return visible(" ".join(self.argv), strict=True)
 
 
-class Pipe:
+class ServerProcess:
     """
-    The connection to one process.
+    The process of one server, and the messages from and to it.
 
     Args:
-        program: How it is started.
-        ended: Called when nothing comes from it any more.
-        repair: Makes of each message one that the package can read; without it, messages stay as they are.
+        program: The command of the server.
+        ended: Is called when the output of the process ends.
+        repair: Converts each message into one that the package accepts; without it, messages are not changed.
 
     Attributes:
-        problem: Why the connection was ended from this side; ``""`` when it was not.
-        junk: The first lines that were no messages.
-        junk_count: How many there were.
+        problem: Why this side ended the connection; ``""`` if it did not.
+        junk: The first lines that were not messages.
+        junk_count: The number of lines that were not messages.
     """
 
     def __init__(self, program: ServerProgram, ended: Callable[[], None], repair: MessageRepair | None = None) -> None:
@@ -102,16 +102,16 @@ class Pipe:
         return visible(text)
 
     @asynccontextmanager
-    async def open_streams(
+    async def start_and_open_streams(
         self,
     ) -> AsyncIterator[
         tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]]
     ]:
         """
-        Start the process, yield its streams, and end it with all its processes.
+        Start the process, yield its streams (read, write), and end it with all its descendants at the end of the block.
 
         Raises:
-            OSError: when there is no such program.
+            OSError: If the program cannot be started.
         """
         import anyio
         from mcp.shared.message import SessionMessage
@@ -130,7 +130,7 @@ class Pipe:
         write, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
         reading = asyncio.create_task(self._read_and_forward_messages(process, incoming))
         writing = asyncio.create_task(self._write_messages(process, outgoing, incoming))
-        listening = asyncio.create_task(self._collect_stderr_tail(process))
+        listening = asyncio.create_task(self._store_stderr_tail(process))
         try:
             yield read, write
         finally:
@@ -192,7 +192,7 @@ class Pipe:
             return None
 
     def _pop_answered_id(self, line: bytes) -> int | str | None:
-        """Return the id of the waiting request that an unreadable line answers; ``None`` if there is none."""
+        """Remove and return the id of the waiting request that an unreadable line answers; ``None`` if it answers none."""
         if not ANSWER.search(line):
             return None
         for found in ID.finditer(line):
@@ -217,7 +217,7 @@ class Pipe:
         except (ConnectionError, RuntimeError):
             incoming.close()  # so that no request waits for an answer
 
-    async def _collect_stderr_tail(self, process: asyncio.subprocess.Process) -> None:
+    async def _store_stderr_tail(self, process: asyncio.subprocess.Process) -> None:
         """Read stderr until it ends, and store its last bytes."""
         assert process.stderr is not None  # noqa: S101
         while chunk := await process.stderr.read(CHUNK_BYTES):
@@ -257,7 +257,7 @@ async def _drain_stdout(process: asyncio.subprocess.Process) -> None:
 
 
 async def _wait_briefly_until_gone(process: asyncio.subprocess.Process) -> None:
-    """Wait until the process and its group are gone, but only some seconds. ``wait()`` would also wait for its children's pipes."""
+    """Wait some seconds until the process and its group have ended. ``wait()`` would also wait for its children's pipes."""
     loop = asyncio.get_running_loop()
     end = loop.time() + CLOSE_SECONDS
     while loop.time() < end and (process.returncode is None or _signal_group(process, 0)):  # noqa: ASYNC110  (no event tells of a group)
@@ -265,7 +265,7 @@ async def _wait_briefly_until_gone(process: asyncio.subprocess.Process) -> None:
 
 
 def _signal_group(process: asyncio.subprocess.Process, number: int) -> bool:
-    """Send a signal to the group of a process, and return False if the group is gone."""
+    """Send a signal to the group of a process, and return False if the group has ended."""
     try:
         os.killpg(process.pid, number)
     except (ProcessLookupError, PermissionError):

@@ -43,13 +43,13 @@ class ListedTool:
     One tool of a server.
 
     Attributes:
-        name: What the server calls it.
-        tool: What it is called here.
-        description: For the model, without what has no picture, cut.
-        input_schema: For the model, and checked before a call.
-        hints: What the server says of it; nobody has to believe it.
-        digest: SHA-256 of what the server sent of it.
-        task: Whether a call of it is a task of the server's, whose result is waited for.
+        name: The server's name of the tool.
+        tool: The name of the tool in runs.
+        description: Its description for the model, cut and without hidden characters.
+        input_schema: Its input schema for the model, with which inputs are validated before a call.
+        hints: The server's hints about it, which are untrusted.
+        digest: The SHA-256 digest of the definition that the server sent.
+        task: Whether a call of it becomes a task of the server, which is polled for its result.
         page: The ``ui://`` address of the page that shows its results; ``""`` for none.
         promise: Its output schema as sent, which no record has; ``None`` for none.
     """
@@ -203,7 +203,7 @@ def clean_server_text(text: str) -> str:
 
 
 def definition_digest(tool: Mapping[str, object]) -> str:
-    """Return the digest by which a definition is pinned; the order of members does not count."""
+    """Return the digest by which a tool definition is pinned; it does not depend on the order of members."""
     members = ("name", "title", "description", "inputSchema", "outputSchema", "annotations")
     said = {member: tool[member] for member in members if tool.get(member) is not None}
     return hashlib.sha256(canonical(freeze(said)).encode("utf-8", "surrogatepass")).hexdigest()
@@ -213,8 +213,8 @@ def annotations_from_hints(hints: Mapping[str, object], *, trusted: bool) -> Too
     """
     Return the annotations of a tool from its hints if they are *trusted*, else the worst case.
 
-    Hints that nobody vouches for loosen nothing: such a tool changes things, may destroy some, and reaches out. Of a trusted
-    server they count, and what is missing is the worst, as the protocol says.
+    In the worst case a tool is not read-only, destructive, not idempotent, and reaches the open world. A missing hint of a trusted
+    server also means the worst case, as the protocol says.
     """
     said = hints if trusted else {}
     read_only = bool(said.get("readOnlyHint", False))
@@ -226,23 +226,23 @@ def annotations_from_hints(hints: Mapping[str, object], *, trusted: bool) -> Too
     )
 
 
-def select_usable_prompts(listed: Sequence[Mapping[str, Any]], left_out: list[str]) -> list[dict[str, Any]]:
-    """Return the usable prompts of a server. Problems are appended to *left_out*."""
+def select_usable_prompts(listed: Sequence[Mapping[str, Any]], problems: list[str]) -> list[dict[str, Any]]:
+    """Return the usable prompts of a server. A line for each other prompt is appended to *problems*."""
     if len(listed) > PROMPTS:
-        left_out.append(f"{len(listed) - PROMPTS:,} prompts after the first {PROMPTS:,}")
+        problems.append(f"{len(listed) - PROMPTS:,} prompts after the first {PROMPTS:,}")
     made: list[dict[str, object]] = []
     for prompt in listed[:PROMPTS]:
         name = prompt["name"]
         if odd := find_recorded_problem(prompt):
-            left_out.append(f"the prompt {_quote_tool_name(prompt)}: {odd}")
+            problems.append(f"the prompt {_quote_tool_name(prompt)}: {odd}")
             continue
         if not 0 < len(name) <= PROMPT_CHARS or visible(name, strict=True) != name:
-            left_out.append(
+            problems.append(
                 f"the prompt {_quote_tool_name(prompt)}: its name is empty, too long, or has hidden characters"
             )
             continue
         if any(one["name"] == name for one in made):
-            left_out.append(f"the prompt {_quote_tool_name(prompt)}: it is listed twice, and the first one is used")
+            problems.append(f"the prompt {_quote_tool_name(prompt)}: it is listed twice, and the first one is used")
             continue
         arguments = [
             {"name": clean_server_text(one["name"]), "required": bool(one.get("required"))}
@@ -261,10 +261,10 @@ def adapt_schema(name: str, given: Mapping[str, object]) -> JsonDict:
     """
     Return a third-party input schema in a form that providers accept and that inputs can be validated with.
 
-    What cannot be checked here, and what providers refuse at the top, is taken out: the server checks its input itself.
+    Keywords that cannot be validated here, or that providers refuse at the top level, are removed: the server validates its input itself.
 
     Raises:
-        DefinitionError: when it is too large, too deep, or no schema of an object even so.
+        DefinitionError: If the schema is too large, too deep, or not the schema of an object.
     """
     if _nesting_depth(given) > SCHEMA_DEPTH:
         msg = f"its input schema is nested more than {SCHEMA_DEPTH} deep"

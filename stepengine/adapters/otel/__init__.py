@@ -1,13 +1,12 @@
 """
 Spans and metrics from run events, under OpenTelemetry's conventions for generative AI.
 
-Everything that a span says stands in events, so tracing is one observer and no part of the machine: a span begins with one event and
-ends with another, and the few that are open are found by run, path and number. Parents are named explicitly and not taken from the
-current context, since the children of a run go on side by side in one event loop; only a root run asks for the span that is current
-where it was called. An observer hears of what happens, never of what is replayed: a resumed run has spans of its new part alone.
-What was said is left out unless it is asked for, because spans go to places where nobody expects secrets.
+Spans are made from events alone, so tracing is an observer. A span starts with one event and ends with another; open spans are found by
+run, path and number. Parents are set explicitly and not taken from the current context, since the children of a run are concurrent in
+one event loop. Only the parent of a root run is the current span of its caller. An observer gets no replayed events: a resumed run
+has only spans of its new part. Contents are left out by default, because spans are sent to systems where secrets are not expected.
 
-What lives here: an observer. The package `opentelemetry` (its API alone) is imported only here, on first use. The names of the
+The package `opentelemetry` (its API alone) is imported only here, on first use. The names of the
 conventions are in development, so they are copied and not imported; those of OpenInference stand beside them where viewers of such
 spans know no others.
 
@@ -124,21 +123,21 @@ class Tracing:
     An observer that creates spans and metrics: ``Engine(observers=[Tracing()])``; it needs the extra ``otel``.
 
     A run is a span ``invoke_agent AGENT``, each of its steps one ``stepengine.step N``, each model call ``chat MODEL``, each tool
-    call ``execute_tool TOOL``, nested as they happened: what the body of a tool that yields asks for below its call, a root run below
-    the span that is current where it was called, a child below the tool call or the step that spawned it. Every span has
-    ``stepengine.run_id`` (the root's) and ``stepengine.path``. A resumed run has spans of what it does itself, none of what is recorded.
+    call ``execute_tool TOOL``. Effects in the body of a tool are below its call, a root run below the current span of its caller, and a
+    child below the tool call or step that spawned it. Every span has ``stepengine.run_id`` (the root's) and ``stepengine.path``. A
+    resumed run has only spans of its new part.
 
-    Without an SDK, or another provider than the API's own, all of it does nothing.
+    Without an SDK or another provider, nothing is recorded.
 
     Args:
         tracer_provider: Where spans go; the global provider by default.
         meter_provider: Where metrics go (``gen_ai.client.operation.duration``, ``.time_to_first_chunk`` and ``.token.usage``);
             the global provider by default.
-        content: Whether spans hold what was said: prompts, replies, inputs and results of tools, messages of errors.
-        steps: Whether steps have spans; without, model calls and tools stand directly below their run.
+        content: Whether spans include prompts, replies, inputs and results of tools, and messages of errors.
+        steps: Whether steps have spans; if not, model calls and tools are directly below their run.
 
     Raises:
-        DefinitionError: when ``opentelemetry`` is not installed.
+        DefinitionError: If ``opentelemetry`` is not installed.
     """
 
     def __init__(
@@ -501,7 +500,7 @@ def _output_attributes(text: str) -> Attributes:
 
 
 def _format_output(result: RunResult[Any]) -> str:
-    """Return the output of a run as text; its last text if there is none, or if the output is its messages."""
+    """Return the output of a run as text; its last text if it has no output, or if the output is its messages."""
     output = result.output
     if output is None or (isinstance(output, Sequence) and any(isinstance(one, Message) for one in output)):
         return result.text

@@ -53,7 +53,7 @@ from stepengine.data.state import RunStatus
 from stepengine.data.waits import describe_waits
 from stepengine.errors import InputError, StepEngineError
 
-__all__ = ("HEADERS", "prompt_of", "read_approvals", "sse", "vercel")
+__all__ = ("HEADERS", "parse_prompt", "read_approvals", "sse", "vercel")
 
 HEADERS: Mapping[str, str] = {
     "content-type": "text/event-stream",
@@ -81,19 +81,18 @@ async def vercel(
     Yield the events of a run as chunks of a UI message stream, for ``sse``.
 
     Texts, thoughts and tool calls of the root run are parts of the message; each child run is one part ``data-agent``, replaced in
-    place. A permission is a ``tool-approval-request``, another question a part ``data-question``; ``read_approvals`` reads what comes
-    back. Leaving the iteration early closes *events*.
+    place. A permission is a ``tool-approval-request``, another question a part ``data-question``; ``read_approvals`` parses the
+    approvals. Leaving the iteration early closes *events*.
 
     Args:
-        events: Those of a run, such as ``engine.stream(...)`` or ``handle.events()``.
-        message_id: The id of the message that the page is sent; that of its last message, when that is the assistant's.
+        events: The events of a run, such as ``engine.stream(...)`` or ``handle.events()``.
+        message_id: The id of the message for the page; the id of its last message if that is the assistant's.
         version: The major version of the page's package ``ai``: 5, 6 or 7. Before 6 there are no approvals: permissions are parts
-            ``data-question``, too; before 7 no chunk says how somebody else decided, only what became of the call.
-        earlier: The events of the runs that this one goes on from, in the same message: for a page that comes back, because it makes
-            the message anew of what it is sent.
+            ``data-question``, too; before 7 no chunk has the decision of another person, only the result of the call.
+        earlier: The events of the earlier runs of the same message, for a page that reconnects, because it rebuilds the whole message.
 
     Raises:
-        InputError: for another version.
+        InputError: For another version.
     """
     if version not in VERSIONS:
         msg = f"version={version!r} of the package ai is not supported; supported versions: {', '.join(map(str, VERSIONS))}"
@@ -128,9 +127,9 @@ async def _close_if_generator(source: object) -> None:
         await close()
 
 
-def prompt_of(messages: Sequence[object], *, trigger: str = "submit-message", message_id: str | None = None) -> str:
+def parse_prompt(messages: Sequence[object], *, trigger: str = "submit-message", message_id: str | None = None) -> str:
     """
-    Return the prompt: the text of the last message of a page. The rest of its history is ignored.
+    Validate the last message of a page, and return its text, the prompt. Earlier messages are ignored.
 
     Args:
         messages: The member ``messages`` of the request's body.
@@ -138,8 +137,8 @@ def prompt_of(messages: Sequence[object], *, trigger: str = "submit-message", me
         message_id: The member ``messageId``.
 
     Raises:
-        InputError: when the last message is none of the user's, holds something that is not text, or is too long; or when the page wants
-            an answer anew or edits what was said (``regenerate()``, ``sendMessage({messageId})``): what was said stands on the server.
+        InputError: If the last message is not the user's, contains something other than text, or is too long; and if the page
+            regenerates a reply or edits a message (``regenerate()``, ``sendMessage({messageId})``), since the server has the history.
     """
     last = _get_last_message(messages)
     if trigger != "submit-message" or (message_id is not None and last.get("role") == "user"):
@@ -171,7 +170,7 @@ def read_approvals(messages: Sequence[object]) -> dict[str, AnswerLike]:
         messages: The member ``messages`` of the request's body.
 
     Raises:
-        InputError: when there is no message, or an approval cannot be read.
+        InputError: If there is no message, or an approval is invalid.
     """
     last = _get_last_message(messages)
     found: dict[str, AnswerLike] = {}
@@ -402,7 +401,7 @@ class _ChunkTranslator:
         yield self._make_data_chunk("progress", told, transient=True)
 
     def _show_permission_request(self, event: PermissionRequested) -> Iterator[Chunk]:
-        """Yield a call and the request for its approval; for older pages a question. Nothing if the tool refuses by itself."""
+        """Yield a call and the request for its approval; for older pages a question. Nothing if the tool itself refuses the call."""
         if event.question.problem:
             return  # the tool refuses the call by itself
         if self._version < APPROVALS_FROM:

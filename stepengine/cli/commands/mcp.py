@@ -159,7 +159,7 @@ def _serve_agents(
     # Standard output belongs to the protocol: what an agent file prints goes where people look.
     out, sys.stdout = sys.stdout, sys.stderr
     try:
-        from stepengine.adapters.mcp.agent_server import AgentServer, Offered
+        from stepengine.adapters.mcp.agent_server import AgentServer, OfferedAgent
         from stepengine.engine import load_agent
 
         offered = []
@@ -168,7 +168,7 @@ def _serve_agents(
             agent = load_agent(name, folders=options.settings.agent_folders)
             bench = make_engine_setup(one, agent, is_new=True, asks_nobody=True, headless=False)
             limits = choose_limits(one, agent)
-            offered.append(Offered(bench.engine, agent, {} if limits is None else {"limits": limits}))
+            offered.append(OfferedAgent(bench.engine, agent, {} if limits is None else {"limits": limits}))
         server = AgentServer(offered, journals=journals)
         engines = [one.engine for one in offered]
         if address is not None:

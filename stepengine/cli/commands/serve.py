@@ -226,11 +226,11 @@ def serve_runs(options: Options, wanted: ServeOptions) -> Exit:
     """
     from stepengine.server import app
     from stepengine.server.access import LOOPBACK, Logins
-    from stepengine.server.extra import check_extra_installed
+    from stepengine.server.extra import require_extra_package
     from stepengine.server.quotas import parse_quotas
 
-    check_extra_installed()
-    check_extra_installed("uvicorn")
+    require_extra_package()
+    require_extra_package("uvicorn")
     _require_tokens_for_public_host(wanted)
     _refuse_unusable_script(options, wanted)
     sources, left_out = None, list[str]()
@@ -531,7 +531,7 @@ def _print_links_and_open_browser(
     if script:
         print(f"stepengine: the script {visible(script)} supplies the replies; no model is called", file=sys.stderr)
     if logins is not None:
-        link = f"{url}{logins.make()}"
+        link = f"{url}{logins.make_link()}"
         print(
             f"stepengine: open the studio with this link (for one browser, valid for a minute): {link}", file=sys.stderr
         )

@@ -84,7 +84,7 @@ def list_tokens(
       stepengine tokens list --file tokens.json --json
     """
     try:
-        found = _open_existing_tokens(file).listed()
+        found = _open_existing_tokens(file).list_tokens()
     except (DefinitionError, DataError) as error:
         return print_error(error.message)
     if as_json:

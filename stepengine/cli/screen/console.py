@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
-from stepengine.adapters.display_items import drop_if_shown
+from stepengine.adapters.display_items import get_text_unless_shown
 from stepengine.cli.screen.confirm import NO, YES, is_about_effect_in_doubt, is_doubt_result_answer, parse_result_answer
 from stepengine.cli.screen.progress import COLORS, ProgressDisplay, style_diff_lines
 from stepengine.cli.screen.render import (
@@ -276,7 +276,7 @@ class Screen(ProgressDisplay):
     def print_run_summary(self, result: RunResult) -> None:
         """Print the output of the run if its model did not print it, and the summary line."""
         came_to = _format_output(result)
-        if result.status is RunStatus.COMPLETED and drop_if_shown(came_to, self._said):
+        if result.status is RunStatus.COMPLETED and get_text_unless_shown(came_to, self._said):
             self.close_line_or_block()
             self.add_streamed_text("", came_to)
         self._said.clear()

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from stepengine.adapters.acp.kept import KeptSessions
+from stepengine.adapters.acp.kept import SessionStorage
 from stepengine.errors import SessionError
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> KeptSessions:
-    return KeptSessions(tmp_path / "editors")
+def kept(tmp_path: Path) -> SessionStorage:
+    return SessionStorage(tmp_path / "editors")
 
 
 @pytest.mark.spec("interfaces:IF50")
-def test_session_is_reloaded_unchanged_and_a_copy_diverges(kept: KeptSessions, tmp_path: Path) -> None:
+def test_session_is_reloaded_unchanged_and_a_copy_diverges(kept: SessionStorage, tmp_path: Path) -> None:
     session = kept.create_session(tmp_path)
     turn = session.add_turn("Fix\n\x1b[2J it")
     turn.journal.write_text("recorded")
@@ -44,7 +44,7 @@ def test_session_is_reloaded_unchanged_and_a_copy_diverges(kept: KeptSessions, t
 @pytest.mark.deep
 @pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF50")
-def test_session_with_very_long_prompts_is_loaded_again(kept: KeptSessions, tmp_path: Path) -> None:
+def test_session_with_very_long_prompts_is_loaded_again(kept: SessionStorage, tmp_path: Path) -> None:
     session = kept.create_session(tmp_path)
     session.add_turn("x" * 17 * 1_048_576)
 
@@ -52,7 +52,7 @@ def test_session_with_very_long_prompts_is_loaded_again(kept: KeptSessions, tmp_
     assert [session.id] == [each.id for each in kept.list_sessions(tmp_path)]
 
 
-def test_failed_session_write_raises_and_adds_no_turn(kept: KeptSessions, tmp_path: Path) -> None:
+def test_failed_session_write_raises_and_adds_no_turn(kept: SessionStorage, tmp_path: Path) -> None:
     session = kept.create_session(tmp_path)
     (session.folder / "session.json").unlink()
     (session.folder / "session.json").mkdir()
@@ -74,7 +74,7 @@ def test_failed_session_write_raises_and_adds_no_turn(kept: KeptSessions, tmp_pa
         "\xff",
     ],
 )
-def test_unreadable_session_raises_and_is_not_listed(kept: KeptSessions, tmp_path: Path, about: str) -> None:
+def test_unreadable_session_raises_and_is_not_listed(kept: SessionStorage, tmp_path: Path, about: str) -> None:
     session = kept.create_session(tmp_path)
     (session.folder / "session.json").write_text(about, encoding="latin-1")
 
@@ -83,7 +83,7 @@ def test_unreadable_session_raises_and_is_not_listed(kept: KeptSessions, tmp_pat
     assert [] == kept.list_sessions(None)
 
 
-def test_session_files_stay_inside_their_folder(kept: KeptSessions, tmp_path: Path) -> None:
+def test_session_files_stay_inside_their_folder(kept: SessionStorage, tmp_path: Path) -> None:
     session = kept.create_session(tmp_path)
     for wrong in ("..", ".", "", "../editors", "A" * 16, "0" * 16, f"{session.id}/"):
         with pytest.raises(SessionError):
@@ -94,7 +94,7 @@ def test_session_files_stay_inside_their_folder(kept: KeptSessions, tmp_path: Pa
 
 
 @pytest.mark.spec("interfaces:IF94")
-def test_session_folder_writable_by_others_is_refused(kept: KeptSessions, tmp_path: Path) -> None:
+def test_session_folder_writable_by_others_is_refused(kept: SessionStorage, tmp_path: Path) -> None:
     session = kept.create_session(tmp_path)
     assert 0o700 == session.folder.stat().st_mode & 0o777
     assert 0o600 == (session.folder / "session.json").stat().st_mode & 0o777

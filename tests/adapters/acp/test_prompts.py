@@ -44,12 +44,12 @@ def test_prompt_images_and_files_reach_the_model_and_are_replayed(
     document = DocumentPart(data=b"%PDF", mime_type="application/pdf", name="b.pdf")
     assert (text, (*[ImagePart(data=one) for one in images], document)) == (said.text, said.media)
 
-    state = prompts.append_media_message(None, said.media)
+    state = prompts.with_media_message(None, said.media)
     assert state is not None
-    again = prompts.append_media_message(state, said.media)
+    again = prompts.with_media_message(state, said.media)
     assert again is not None
     assert [said.media] * 2 == [message.content for message in again.message_history] == [m.content for m in again.view]
-    assert prompts.append_media_message(state, ()) is state
+    assert prompts.with_media_message(state, ()) is state
     assert isinstance(state, AgentState)
 
     file = tmp_path_factory.mktemp("kept") / "0001.media.json"

@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from stepengine import AgentDefinition, Ask, Engine, ToolCall, tool
-from stepengine.adapters.mcp import AgentServer, Offered
+from stepengine.adapters.mcp import AgentServer, OfferedAgent
 from stepengine.errors import ToolError
 
 ADDRESS = {"type": "object", "properties": {"street": {"type": "string"}, "city": {"type": "string"}}}
@@ -66,7 +66,7 @@ AGENTS = (
 
 async def main() -> None:
     async with Engine(AGENTS) as engine:
-        server = AgentServer([Offered(engine, agent) for agent in AGENTS])
+        server = AgentServer([OfferedAgent(engine, agent) for agent in AGENTS])
         serving = asyncio.create_task(server.serve_http(port=0, ready=lambda url: print(url, flush=True)))
         await asyncio.to_thread(os.read, sys.stdin.fileno(), 1)
         serving.cancel()

@@ -7,7 +7,7 @@ import pytest
 from mcp import Client
 
 from stepengine import AgentDefinition, Ask, Engine, Steps, ToolCall, tool
-from stepengine.adapters.mcp.agent_server import AgentServer, Offered
+from stepengine.adapters.mcp.agent_server import AgentServer, OfferedAgent
 from stepengine.testing import ScriptedModel, text, tool_call
 
 
@@ -41,7 +41,7 @@ async def test_tool_body_question_reaches_the_client_as_a_form(by_model: bool) -
         asked.append(params.message)
         return types.ElicitResult(action="accept", content={"answer": "2"})
 
-    server = AgentServer([Offered(engine, shop)]).server
+    server = AgentServer([OfferedAgent(engine, shop)]).server
     async with engine, Client(server, elicitation_callback=person) as client:
         result = await client.call_tool("shop", {})
 

@@ -19,7 +19,7 @@ from mcp import Client, StdioServerParameters
 
 from stepengine import AgentDefinition, Ask, Engine, Perform, Sleep, ToolCall, tool
 from stepengine.adapters.mcp import mcp_tools
-from stepengine.adapters.mcp.agent_server import AgentServer, LocalRuns, Offered
+from stepengine.adapters.mcp.agent_server import AgentServer, LocalRuns, OfferedAgent
 from stepengine.errors import DefinitionError
 from stepengine.permissions import Policy
 from stepengine.testing import ScriptedModel, tool_call
@@ -72,7 +72,7 @@ def accepted(answer: Any) -> dict[str, Any]:
 
 def served(*agents: AgentDefinition[Any], **options: Any) -> tuple[Any, Engine]:
     engine = Engine(agents, **options)
-    return AgentServer([Offered(engine, agent) for agent in agents]).server, engine
+    return AgentServer([OfferedAgent(engine, agent) for agent in agents]).server, engine
 
 
 def said(result: Any) -> str:
@@ -90,7 +90,7 @@ def shop(**options: Any) -> tuple[AgentServer, Engine]:
     An agent that asks for a size and a colour.
     """
     engine = Engine([AgentDefinition("shop", handle_steps=asking)], models=ScriptedModel([]))
-    return AgentServer([Offered(engine, engine.agent("shop"))], **options), engine
+    return AgentServer([OfferedAgent(engine, engine.agent("shop"))], **options), engine
 
 
 async def call_shop(mode: str, **options: Any) -> Any:
@@ -446,7 +446,7 @@ async def test_tool_calls_of_a_run_are_reported_as_progress() -> None:
 def test_duplicate_or_missing_agents_are_refused() -> None:
     agent = AgentDefinition("shop", handle_steps=asking)
     with pytest.raises(DefinitionError, match="two agents have the tool name 'shop'"):
-        AgentServer([Offered(Engine(models=ScriptedModel([])), agent)] * 2)
+        AgentServer([OfferedAgent(Engine(models=ScriptedModel([])), agent)] * 2)
     with pytest.raises(DefinitionError, match="needs at least one agent"):
         AgentServer([])
 
@@ -599,7 +599,7 @@ async def test_sleeping_run_returns_a_notice_and_is_not_continued(mode: str, pro
         return {}
 
     engine = Engine([AgentDefinition("napper", handle_steps=sleeping, output_schema=promise)], models=ScriptedModel([]))
-    offered = [Offered(engine, engine.agent("napper"))]
+    offered = [OfferedAgent(engine, engine.agent("napper"))]
     kept, lost = AgentServer(offered, journals=tmp_path / "kept"), AgentServer(offered)
 
     with anyio.fail_after(20):
