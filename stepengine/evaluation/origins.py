@@ -36,7 +36,7 @@ def find_agent_origin(agent: AgentDefinition) -> Origin | None:
     modules = [
         one
         for one in _list_modules_outside_package()
-        if any(_is_same_agent(agent, held) for held in _find_agents_in_module(one))
+        if any(_is_same_agent(agent, held) for held in _list_agents_in_module(one))
     ]
     own = next((one for one in modules if one.__file__ == handled), modules[0] if modules else None)
     if own is not None and own.__file__ is not None:
@@ -55,7 +55,7 @@ def _list_modules_outside_package() -> Iterator[ModuleType]:
             yield module
 
 
-def _find_agents_in_module(module: ModuleType) -> Iterator[AgentDefinition]:
+def _list_agents_in_module(module: ModuleType) -> Iterator[AgentDefinition]:
     """Yield the agents that a module holds in its variables, directly or in a list or tuple."""
     for value in list(vars(module).values()):
         if isinstance(value, AgentDefinition):
