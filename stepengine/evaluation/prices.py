@@ -116,7 +116,7 @@ def list_answered_calls(journal: Journal) -> list[RecordedCall]:
 
 
 def _cacheable_share(previous_request: ModelRequest | None, request: ModelRequest) -> float:
-    """Return the share of a prompt that a cache could hold: the common start with the previous request, if system prompt and tools are equal."""
+    """Return the share of a prompt that a cache could hold: the common start of both requests; 0 for another system prompt or tools."""
     if previous_request is None or (previous_request.system_prompt, previous_request.tools) != (
         request.system_prompt,
         request.tools,

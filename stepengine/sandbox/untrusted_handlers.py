@@ -71,7 +71,7 @@ from stepengine.sandbox.sessions import (
 )
 from stepengine.sandbox.source_rewriter import AgentText, rewrite_for_sandbox
 from stepengine.tools.schemas import JsonSchema
-from stepengine.workspace.paths import find_similar_path
+from stepengine.workspace.paths import describe_similar_path
 
 NAME = "<agent>"
 LIMITS = ProgramLimits()
@@ -122,7 +122,7 @@ def load_file(path: Path) -> tuple[AgentDefinition, ...]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        msg = f"there is no agent file {str(path)!r}{find_similar_path(path)}"
+        msg = f"there is no agent file {str(path)!r}{describe_similar_path(path)}"
         raise DefinitionError(msg) from None
     except (OSError, UnicodeDecodeError) as error:
         msg = f"{path}: the agent file cannot be read: {error}"

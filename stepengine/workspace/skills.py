@@ -93,8 +93,8 @@ class SkillCatalog:
     warnings: list[str] = attrs.field(factory=list)
 
 
-def find_project_root(folder: Path) -> Path:
-    """Return the nearest folder with ``.git`` from *folder* upwards, at most 8 levels, below the home folder and ``/``; else *folder*."""
+def get_project_root(folder: Path) -> Path:
+    """Return the nearest folder with ``.git`` from *folder* upwards, at most 8 levels and below the home folder; else *folder*."""
     home, here = Path(os.path.expanduser("~")), folder  # noqa: PTH111  (never raises)
     for _ in range(MAX_PARENT_FOLDERS + 1):
         if here in (home, here.parent):
@@ -116,10 +116,10 @@ def user_config_folder() -> Path | None:
 
 def read_file_start(root: Root, path: str, limit: int) -> tuple[bytes, os.stat_result]:
     """
-    Return the first *limit* + 1 bytes of a file below *root*, and its status.
+    Return the first *limit* + 1 bytes of a file below *root*, and the status of the file.
 
     Raises:
-        ToolError: as ``Root.open_file`` does.
+        ToolError: when ``Root.open_file`` raises it.
     """
     opened = root.open_file(path)
     try:
@@ -170,10 +170,10 @@ def find_skills(folder: Path, *, user: bool) -> SkillCatalog:
 
     The folders are scanned once, and again after one of the seen folders or heads has changed, or if the time for the scan was too short.
     """
-    places = tuple(_skill_places(folder, user=user))
+    places = tuple(_iter_skill_search_folders(folder, user=user))
     known = _scans.get(places)
     if known is None or not known.is_current():
-        known = _scan_skill_places(places)
+        known = _scan_skill_folders(places)
         while len(_scans) >= KEPT_SCANS:
             _scans.pop(next(iter(_scans), places), None)
         if not known.is_late and not _has_recent_change(known):
@@ -181,9 +181,9 @@ def find_skills(folder: Path, *, user: bool) -> SkillCatalog:
     return _open_catalog(known)
 
 
-def _skill_places(folder: Path, *, user: bool) -> Iterator[Place]:
+def _iter_skill_search_folders(folder: Path, *, user: bool) -> Iterator[Place]:
     """Yield the folders in which skills of the project are searched, with *user* also the user's own."""
-    top = find_project_root(folder)
+    top = get_project_root(folder)
     yield from [(top, place, "project") for place in PLACES]
     if user:
         own, home = user_config_folder(), os.environ.get("HOME", "")
@@ -191,7 +191,7 @@ def _skill_places(folder: Path, *, user: bool) -> Iterator[Place]:
         yield from [(Path(home), place, "user") for place in PLACES[1:]] if home.startswith("/") else []
 
 
-def _scan_skill_places(places: Iterable[Place]) -> _Scan:
+def _scan_skill_folders(places: Iterable[Place]) -> _Scan:
     """Scan the folders for skills within the time limit, and record the stamps of all folders and heads that were seen."""
     left, stamps = WalkBudget(MAX_FOLDERS * 10, SCAN_SECONDS), dict[str, Stamp]()
     found: list[tuple[Path, Mapping[str, Any] | str]] = []
@@ -216,7 +216,7 @@ def _scan_skill_places(places: Iterable[Place]) -> _Scan:
 
 
 def _open_catalog(known: _Scan) -> SkillCatalog:
-    """Return the skills of a scan with open roots, without those that rules withhold from the current call."""
+    """Open the roots of a scan's skills again, and return the skills without those that rules withhold from the current call."""
     found, roots = SkillCatalog(), dict[Path, Root | None]()
     for base, one in known.found:
         if isinstance(one, str):
@@ -233,7 +233,7 @@ def _open_catalog(known: _Scan) -> SkillCatalog:
 
 
 def _add_to_catalog(found: SkillCatalog, skill: Skill) -> None:
-    """Add a skill that the current call may read, unless its name is taken or the catalog is full; else a warning."""
+    """Add a skill that the current call may read; add a warning instead if its name is taken or the catalog is full."""
     try:
         if current_file_guard() is not None:
             calls.close(skill.root.open_file(f"{skill.folder}/SKILL.md").fd)
@@ -278,7 +278,7 @@ def _iter_skill_folders(
     """
     Yield the folders with a ``SKILL.md``, at most three below *place*, and the root that they are read below.
 
-    What was looked at is added to *stamps*.
+    The stamps of all visited folders are added to *stamps*.
     """
     top = f"{base}/{place}"
     stamps[top] = _read_stamp(top)
@@ -338,7 +338,7 @@ def _read_skill_file(root: Root, folder: str) -> tuple[Mapping[str, Any], str]:
     Return the head and the body of a ``SKILL.md``.
 
     Raises:
-        ToolError: when it cannot be read, or its head is missing, too large, or no mapping.
+        ToolError: when the file cannot be read, or its head is missing, too large, or not a mapping.
     """
     data, _ = read_file_start(root, f"{folder}/SKILL.md", FILE_BYTES)
     text = data.decode("utf-8-sig", "replace").replace("\r\n", "\n")
@@ -376,7 +376,7 @@ def _parse_skill_head(head: str) -> Mapping[str, object]:
 
 
 def _quote_description(head: str) -> str:
-    """Return a head with its description in quotes: many have a colon in it."""
+    """Return a head with its description in quotes, since many descriptions contain a colon."""
     lines = head.split("\n")
     for number, line in enumerate(lines):
         key, colon, value = line.partition(":")
@@ -407,7 +407,7 @@ def read_skill_instructions(found: Skill) -> str:
     Return the instructions and the file list of a skill, as untrusted text.
 
     Raises:
-        ToolError: when it cannot be read any more.
+        ToolError: when the skill can no longer be read.
     """
     head, body = _read_skill_file(found.root, found.folder)
     files = _list_skill_files(found)

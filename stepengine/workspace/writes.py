@@ -72,9 +72,9 @@ class FileWrite:
     Attributes:
         root: The id of the root folder; see ``root_id``.
         path: The file, relative to the root.
-        before: The file as it was; ``None`` when there was none.
-        after: The hash of the new content; ``None`` when the file was deleted.
-        folders: The folders that were made for it, outermost first.
+        before: The file before the write; ``None`` if it did not exist.
+        after: The hash of the new content; ``None`` if the file was deleted.
+        folders: The folders that were created for the file, outermost first.
         doubtful: Whether *before* is uncertain: a process ended during the call, which was then repeated.
     """
 
@@ -105,7 +105,7 @@ class FileWrite:
         Return the write that JSON describes.
 
         Raises:
-            DataError: when it describes none.
+            DataError: when the JSON is invalid.
         """
         try:
             old, after = form["before"], form["after"]
