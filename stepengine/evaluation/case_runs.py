@@ -674,7 +674,7 @@ class _EvaluationRun:
             await engine.aclose()
 
     def get_replay_engine(self, side: Side) -> Engine:
-        """Return the engine that replays the runs of *side*; it is created once."""
+        """Return the engine that replays the runs of *side*; the first call creates the engine."""
         if side.name not in self.readers:
             self.readers[side.name] = self.bench(side.agent, self.root, performs=False)
         return self.readers[side.name]
@@ -786,7 +786,7 @@ class _EvaluationRun:
         except ReplayDivergence as error:
             differs = error.address
         else:
-            if not changed and result.status is not RunStatus.CANCELLED and _status_or_provider_error(result) != ERROR:
+            if not changed and result.status is not RunStatus.CANCELLED and _get_status_or_error(result) != ERROR:
                 slot.replace_files_from(old)
                 return _EndedSample(result, note, "journal", self.models(slot.case))
         # Calls answered from the record write no files, and a journal cannot be replaced by its own continuation.
@@ -840,7 +840,7 @@ class _EvaluationRun:
         """Run the checks of an ended run, store their verdicts in its note, and return its sample."""
         result, note = made.result, made.note
         cut = _describe_first_interrupted_effect(FileJournal(slot.journal_path).history())
-        status = ERROR if cut else _status_or_provider_error(result)
+        status = ERROR if cut else _get_status_or_error(result)
         checks = self.evaluation.get_named_checks(slot.case)
         if status == RunStatus.COMPLETED.value:
             run = JudgedRun(slot.case, result, FileJournal(slot.journal_path), note.files)
@@ -953,7 +953,7 @@ def _is_judge(check: CheckFunction) -> bool:
     return isinstance(check, Criterion) and check.is_judge
 
 
-def _status_or_provider_error(result: RunResult) -> str:
+def _get_status_or_error(result: RunResult) -> str:
     """Return the status of a run; ``"error"`` if its provider failed after all retries."""
     is_provider = result.status is RunStatus.FAILED and isinstance(result.error, ModelError)
     return ERROR if is_provider else result.status.value

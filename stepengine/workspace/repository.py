@@ -33,7 +33,7 @@ from stepengine.workspace.guard import GUARD, current_file_guard, make_project_g
 from stepengine.workspace.path_policy import PathPolicy
 from stepengine.workspace.path_rules import INSTRUCTION_FILES
 from stepengine.workspace.root import Missing, Root
-from stepengine.workspace.skills import find_skills, get_project_root, read_file_start, user_config_folder
+from stepengine.workspace.skills import get_project_root, get_skill_catalog, read_file_start, user_config_folder
 from stepengine.workspace.walk import WalkBudget, walk
 from stepengine.workspace.workspace import WORKSPACE
 
@@ -101,7 +101,7 @@ def read_project(
 
 def _add_skills(folder: Path, made: dict[str, Any], *, user: bool) -> None:
     """Add the skills of a project, within the size limit, and their warnings to *made*."""
-    catalog = find_skills(folder, user=user)
+    catalog = get_skill_catalog(folder, user=user)
     made["warnings"] += catalog.warnings
     left = CATALOG_BYTES
     for skill in catalog.skills.values():

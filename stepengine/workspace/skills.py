@@ -164,9 +164,9 @@ _scans: dict[tuple[Place, ...], _Scan] = {}
 """The last scans: a scan of thousands of folders needs seconds, and every call of ``skill`` would need one."""
 
 
-def find_skills(folder: Path, *, user: bool) -> SkillCatalog:
+def get_skill_catalog(folder: Path, *, user: bool) -> SkillCatalog:
     """
-    Return the skills of the project of *folder*; with *user*, the user's skills are added at the end.
+    Scan the folders of skills, and return the skills of the project of *folder*, and with *user* then those of the user.
 
     The folders are scanned once, and again after one of the seen folders or heads has changed, or if the time for the scan was too short.
     """
@@ -392,7 +392,7 @@ def get_skill(folder: Path, name: str, *, user: bool) -> Skill:
     Raises:
         ToolError: when there is no skill of this name; the message lists similar names.
     """
-    known = find_skills(folder, user=user).skills
+    known = get_skill_catalog(folder, user=user).skills
     found = known.get(name)
     if found is None:
         near = find_nearest(name[:NAME_CHARS], known) or sorted(known)

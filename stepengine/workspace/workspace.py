@@ -293,7 +293,9 @@ class Workspace:
         start_seconds: float = IMAGE_SECONDS,
     ) -> Workspace:
         """
-        Return a new container of an image, which is deleted with its connection unless ``keep=`` is set, or a running container.
+        Return a workspace in a new container of *image*, or in the running *container*.
+
+        A new container starts at the first use. It is deleted when its connection ends, unless ``keep=`` is set.
 
         Args:
             image: The image, such as ``"python:3.13"``; it must contain Python.
