@@ -212,9 +212,9 @@ def _sum_counts(counts: Iterable[tuple[int, int]]) -> tuple[int, int]:
     return passed, known
 
 
-def _log_likelihood(passed: int, known: int) -> float:
-    """Return the logarithm of the likelihood of *passed* of *known* runs, at their own rate."""
-    parts = ((passed, passed / known), (known - passed, 1 - passed / known))
+def _log_likelihood(passed: int, ended: int) -> float:
+    """Return the logarithm of the likelihood of *passed* of *ended* runs, at their own rate."""
+    parts = ((passed, passed / ended), (ended - passed, 1 - passed / ended))
     return sum(number * math.log(share) for number, share in parts if number)
 
 
@@ -354,12 +354,12 @@ class _BlameSearch:
     """
 
     def __init__(
-        self, steps: Sequence[RetriedStep], again: Callable[..., Awaitable[ForkReport | None]], check: Check, k: int
+        self, steps: Sequence[RetriedStep], fork_at: Callable[..., Awaitable[ForkReport | None]], check: Check, k: int
     ) -> None:
         self.steps = [*steps]
         self.tried: set[int] = set()
         self.performed = 0
-        self._again = again
+        self._again = fork_at
         self._check = check
         self._k = k
 

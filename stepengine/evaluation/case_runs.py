@@ -836,9 +836,9 @@ class _EvaluationRun:
 
     # --- checks -------------------------------------------------------------------------------------------------------
 
-    async def _judge_and_store(self, slot: _SampleSlot, made: _EndedSample) -> Sample:
+    async def _judge_and_store(self, slot: _SampleSlot, ended_sample: _EndedSample) -> Sample:
         """Run the checks of an ended run, store their verdicts in its note, and return its sample."""
-        result, note = made.result, made.note
+        result, note = ended_sample.result, ended_sample.note
         cut = _describe_first_interrupted_effect(FileJournal(slot.journal_path).history())
         status = ERROR if cut else _get_status_or_error(result)
         checks = self.evaluation.get_named_checks(slot.case)
@@ -846,7 +846,7 @@ class _EvaluationRun:
             run = JudgedRun(slot.case, result, FileJournal(slot.journal_path), note.files)
             scores = dict[str, Score]()
             for name, check in checks.items():
-                judged = attrs.evolve(run, ask=partial(self._recall_or_ask_judge, slot, name, made.models))
+                judged = attrs.evolve(run, ask=partial(self._recall_or_ask_judge, slot, name, ended_sample.models))
                 scores[name] = await _run_and_score_check(check, judged, note.scores.get(name))
         else:
             reason = f"the run ended as {status}" + (f": {result.error}" if result.error is not None else "")
@@ -868,7 +868,7 @@ class _EvaluationRun:
             tokens=result.usage.total_tokens,
             steps=result.state.step_index,
             seconds=note.seconds,
-            reused=made.reused,
+            reused=ended_sample.reused,
         )
 
     async def _recall_or_ask_judge(self, slot: _SampleSlot, check: str, models: Any, agent: Any, prompt: str) -> Any:

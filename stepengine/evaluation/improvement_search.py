@@ -205,9 +205,11 @@ def _load_unsandboxed_agent_file(agent: str | Path, folders: Iterable[Path]) -> 
     return AgentFile.load(location)
 
 
-def _report_case_result(on_progress: Callable[[str], object], version: str, case: str, made: Mapping[str, Any]) -> None:
-    score = "not measured" if made["score"] is None else f"{made['score']:.2f}"
-    on_progress(f"{version} {case}: {score}, ${made['spent']}")
+def _report_case_result(
+    on_progress: Callable[[str], object], version: str, case: str, result: Mapping[str, Any]
+) -> None:
+    score = "not measured" if result["score"] is None else f"{result['score']:.2f}"
+    on_progress(f"{version} {case}: {score}, ${result['spent']}")
 
 
 @frozen
@@ -421,10 +423,10 @@ class _PlannedSearch:
         return True
 
 
-def _write_results(made: Improvement) -> None:
+def _write_results(improvement: Improvement) -> None:
     """Write ``results.json``, ``report.html``, and ``improvement.diff`` for a better version."""
     redactor = make_redactor("all", os.environ)
-    page = render_improvement(made, lambda text: visible(redactor.text(text)))
-    files = {RESULTS: f"{to_ascii_json(redactor.value(made.to_json()))}\n", "report.html": page}
-    for name, text in (files | ({"improvement.diff": made.diff} if made.is_better else {})).items():
-        replace_file(made.folder / name, text.encode())
+    page = render_improvement(improvement, lambda text: visible(redactor.text(text)))
+    files = {RESULTS: f"{to_ascii_json(redactor.value(improvement.to_json()))}\n", "report.html": page}
+    for name, text in (files | ({"improvement.diff": improvement.diff} if improvement.is_better else {})).items():
+        replace_file(improvement.folder / name, text.encode())

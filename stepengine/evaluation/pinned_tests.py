@@ -195,15 +195,15 @@ def pinned(
     return made.result
 
 
-def _assert_nothing_unrecorded(made: ForkReport) -> None:
+def _assert_nothing_unrecorded(report: ForkReport) -> None:
     """Raise if the run made a call whose result is neither in the record nor in the test."""
-    if made.refused is not None:
-        called = truncate_text(json.dumps(plain(made.refused.input), ensure_ascii=False), SHOWN)
-        msg = f"the run now calls {made.refused.name} {called} at {made.refused.address}, which is not recorded; add its result to RESULTS"
+    if report.refused is not None:
+        called = truncate_text(json.dumps(plain(report.refused.input), ensure_ascii=False), SHOWN)
+        msg = f"the run now calls {report.refused.name} {called} at {report.refused.address}, which is not recorded; add its result to RESULTS"
         raise AssertionError(msg)
-    error: BaseException | None = made.result.error
+    error: BaseException | None = report.result.error
     if isinstance(error, ModelError) and error.kind == "script":
-        msg = f"from {made.broke_at} on, the run sends requests that are not recorded; add their replies to REPLIES: {error.message}"
+        msg = f"from {report.broke_at} on, the run sends requests that are not recorded; add their replies to REPLIES: {error.message}"
         raise AssertionError(msg)
 
 

@@ -74,7 +74,7 @@ class ProgramProblem:
     text: str
 
 
-def find_program_problems(code: str, stubs: Stubs, known: Collection[str] = ()) -> tuple[ProgramProblem, ...]:
+def find_program_problems(code: str, stubs: Stubs, known_names: Collection[str] = ()) -> tuple[ProgramProblem, ...]:
     """
     Return the certain problems of a program, in line order.
 
@@ -84,12 +84,12 @@ def find_program_problems(code: str, stubs: Stubs, known: Collection[str] = ()) 
     Args:
         code: The program.
         stubs: The functions that it may call.
-        known: The names that earlier programs defined, as ``find_defined_names`` returns them.
+        known_names: The names that earlier programs defined, as ``find_defined_names`` returns them.
     """
     tree = parse_program(code)
     if isinstance(tree, ProgramProblem):
         return (tree,)
-    return _ProgramAnalyzer(code, tree, stubs, known).find_problems() if tree is not None else ()
+    return _ProgramAnalyzer(code, tree, stubs, known_names).find_problems() if tree is not None else ()
 
 
 def find_defined_names(code: str) -> frozenset[str]:
@@ -108,11 +108,11 @@ def find_defined_names(code: str) -> frozenset[str]:
     return frozenset([*analyzer.module.bindings, *([ANY_NAME] if analyzer.runs_text else ())])
 
 
-def format_problems(found: Sequence[ProgramProblem], code: str) -> str:
+def format_problems(problems: Sequence[ProgramProblem], code: str) -> str:
     """Render at most twenty problems for a model, each with its line and a caret."""
     lines = LINE.split(code)
     parts = [
-        _format_problem(problem, lines[problem.line - 1] if problem.line <= len(lines) else "") for problem in found
+        _format_problem(problem, lines[problem.line - 1] if problem.line <= len(lines) else "") for problem in problems
     ]
     if len(parts) > MOST_SHOWN:
         parts[MOST_SHOWN:] = [f"... and {len(parts) - MOST_SHOWN} more."]
@@ -303,7 +303,7 @@ INSTEAD = {
 class _ProgramAnalyzer:
     """Analyzes a program in two passes: one collects bindings and uses, the other finds the problems of the uses."""
 
-    def __init__(self, code: str, tree: ast.Module, stubs: Stubs, known: Collection[str]) -> None:
+    def __init__(self, code: str, tree: ast.Module, stubs: Stubs, known_names: Collection[str]) -> None:
         self._lines = LINE.split(code)
         self._ends: dict[int, list[int]] = {}
         """The end of each character in bytes, by line, for lines that are not ASCII."""
@@ -318,12 +318,12 @@ class _ProgramAnalyzer:
         self._values: dict[int, ast.expr] = {}
         """The value that is assigned to a name, by the id of the name's node."""
         self.module = _Scope("module", None)
-        self.runs_text = ANY_NAME in known
+        self.runs_text = ANY_NAME in known_names
         self.good_imports: set[int] = set()
         """The lines of imports that certainly work or whose errors are caught."""
         self._exempt: list[tuple[str, tuple[int, int], tuple[int, int]]] = []
         """The kind, start and end of each span where such a problem is harmless: in annotations, and where errors are caught."""
-        for name in known:
+        for name in known_names:
             self.module.bind(name, _Binding("known"))
         self._visit_nodes(tree)
 
@@ -671,10 +671,10 @@ class _ProgramAnalyzer:
                     pass
         return [(node.value, context)]
 
-    def _record_unawaited(self, node: ast.expr | None, how: str) -> None:
-        """Record that a node is used without ``await``, if it is a call; *how* is the use, for the message."""
+    def _record_unawaited(self, node: ast.expr | None, use: str) -> None:
+        """Record that a node is used without ``await``, if it is a call; *use* is the use, for the message."""
         if isinstance(node, ast.Call):
-            self._unawaited[id(node)] = how
+            self._unawaited[id(node)] = use
 
     def _visit_attribute(self, node: ast.Attribute, context: _NodeContext) -> NodesWithContext:
         """Record a read of an attribute, and a call before it that lacks its ``await``."""
@@ -775,14 +775,14 @@ class _ProgramAnalyzer:
             return None
         return found[1][0].of.partition(".")[2]
 
-    def _check_function_call(self, node: ast.Call, name: str, how: str | None, context: _NodeContext) -> None:
+    def _check_function_call(self, node: ast.Call, name: str, use: str | None, context: _NodeContext) -> None:
         """Record the problems of a call by name: a missing ``await``, wrong arguments, or a local variable of that name."""
         found = context.scope.resolve(name)
         if found is not None:
             scope, bindings = found
             is_async = {binding.kind for binding in bindings} == {"async"}
-            if is_async and how is not None:
-                self._add_problem(node, _missing_await_text(name, how))
+            if is_async and use is not None:
+                self._add_problem(node, _missing_await_text(name, use))
             if name in self._stubs.functions and self._is_unbound_at_call(node, scope, bindings, context):
                 self._add_problem(
                     node, f"`{name}` is a variable of this function, so it cannot be called; name it otherwise"
@@ -791,8 +791,8 @@ class _ProgramAnalyzer:
         stub = self._stubs.functions.get(name)
         if stub is None:
             return
-        if how is not None:
-            self._add_problem(node, _missing_await_text(name, how))
+        if use is not None:
+            self._add_problem(node, _missing_await_text(name, use))
         is_whole = not any(isinstance(a, ast.Starred) for a in node.args) and all(k.arg for k in node.keywords)
         if is_whole and "arguments" not in context.caught:
             fault = stub.find_call_error(len(node.args), [k.arg for k in node.keywords if k.arg])
@@ -851,11 +851,11 @@ def _parameter_defaults(args: ast.arguments) -> list[ast.expr]:
     return [*args.defaults, *[default for default in args.kw_defaults if default is not None]]
 
 
-def _missing_await_text(name: str, how: str) -> str:
-    """Return the message for a call without ``await``; *how* is its use, ``""`` if its value is dropped."""
-    if not how:
+def _missing_await_text(name: str, use: str) -> str:
+    """Return the message for a call without ``await``; *use* is its use, ``""`` if its value is dropped."""
+    if not use:
         return f"`{name}(...)` is never awaited, so nothing happens; write `await {name}(...)`"
-    return f"`{name}(...)` is {how} before it is awaited; write `(await {name}(...))`"
+    return f"`{name}(...)` is {use} before it is awaited; write `(await {name}(...))`"
 
 
 def _caught_problem_kinds(node: ast.expr | None) -> set[str]:
@@ -939,7 +939,7 @@ class CheckedProgram:
     is_whole: bool = True
 
 
-def check_with_monty(checkout: Checkout, code: str, stubs: Stubs, known: Collection[str] = ()) -> CheckedProgram:
+def check_with_monty(checkout: Checkout, code: str, stubs: Stubs, known_names: Collection[str] = ()) -> CheckedProgram:
     """
     Check a program in separate sandbox sessions that stop before its first line.
 
@@ -950,7 +950,7 @@ def check_with_monty(checkout: Checkout, code: str, stubs: Stubs, known: Collect
         checkout: Opens a session in a worker.
         code: The program.
         stubs: The functions that it may call.
-        known: The names that earlier programs defined, as ``find_defined_names`` returns them.
+        known_names: The names that earlier programs defined, as ``find_defined_names`` returns them.
     """
     from pydantic_monty import MontyError
 
@@ -961,7 +961,7 @@ def check_with_monty(checkout: Checkout, code: str, stubs: Stubs, known: Collect
         text = stubs.text + BESIDE
         if not _can_check_with_stubs(checkout, text):
             return CheckedProgram(is_whole=False)
-        return _make_checked_program(_run_checker(checkout, code, text, known), code, stubs, known)
+        return _make_checked_program(_run_checker(checkout, code, text, known_names), code, stubs, known_names)
     except MontyError:
         # The worker died or reached a limit. The sandbox parses the program again before it runs.
         return CheckedProgram(is_whole=False)
@@ -1013,15 +1013,15 @@ def _can_check_with_stubs(checkout: Checkout, stubs_text: str) -> bool:
     return True
 
 
-def _run_checker(checkout: Checkout, code: str, stubs_text: str, known: Collection[str]) -> list[dict[str, Any]]:
-    """Run the type checker on a program, which itself does not run, and return the findings. Names in *known* have any type."""
+def _run_checker(checkout: Checkout, code: str, stubs_text: str, known_names: Collection[str]) -> list[dict[str, Any]]:
+    """Run the type checker on a program, which itself does not run, and return the findings. Names in *known_names* have any type."""
     from pydantic_monty import CollectString, MontyTypingError
 
     # The names are assigned in the program, since the checker does not see stubs with a leading underscore. The assignment also hides
     # a function of the same name, as at run time.
     names = [
         name
-        for name in sorted(known)
+        for name in sorted(known_names)
         if name.isidentifier() and not keyword.iskeyword(name) and name not in BUILTINS and not name.startswith("__")
     ]
     first = "; ".join([f"{STOP}()", *[f"{name} = {STOP}()" for name in names]])
@@ -1051,19 +1051,19 @@ def _run_until_stop(snapshot: SyncSnapshot) -> None:
 
 
 def _make_checked_program(
-    found: list[dict[str, Any]], code: str, stubs: Stubs, known: Collection[str]
+    findings: list[dict[str, Any]], code: str, stubs: Stubs, known_names: Collection[str]
 ) -> CheckedProgram:
     """Sort the checker's findings into refusals and warnings, without those known to be wrong."""
     tree = parse_program(code)
-    analyzer = _ProgramAnalyzer(code, tree, stubs, known) if isinstance(tree, ast.Module) else None
+    analyzer = _ProgramAnalyzer(code, tree, stubs, known_names) if isinstance(tree, ast.Module) else None
     refused, told = [], []
-    for each in found[:MOST_PROBLEMS]:
+    for each in findings[:MOST_PROBLEMS]:
         problem = ProgramProblem(each["location"]["row"] - 1, each["location"]["column"], each["message"])
         kind = each["name"]
         if problem.line < 1 or kind == "invalid-syntax":
             # The sandbox has parsed the program, so its syntax is valid: `return` outside of a function is allowed, too.
             continue
-        if kind in REFERENCES and ANY_NAME in known:
+        if kind in REFERENCES and ANY_NAME in known_names:
             continue
         rating = _rate_problem(problem, kind, stubs, analyzer)
         if rating == "fails":
@@ -1073,9 +1073,9 @@ def _make_checked_program(
     return CheckedProgram(_sort_distinct_problems(refused), _sort_distinct_problems(told))
 
 
-def _sort_distinct_problems(found: Iterable[ProgramProblem]) -> tuple[ProgramProblem, ...]:
+def _sort_distinct_problems(problems: Iterable[ProgramProblem]) -> tuple[ProgramProblem, ...]:
     """Return the distinct problems in order of their positions, at most 200."""
-    distinct = dict.fromkeys(sorted(found, key=lambda problem: (problem.line, problem.column)))
+    distinct = dict.fromkeys(sorted(problems, key=lambda problem: (problem.line, problem.column)))
     return tuple(distinct)[:MOST_PROBLEMS]
 
 

@@ -497,12 +497,12 @@ class _ProgramRun(RunningProgram):
             form["told"] = self._told
         return form
 
-    def _find_exceeded_limit(self, turn: ProgramWaiting, form: Mapping[str, Any]) -> str:
+    def _find_exceeded_limit(self, turn: ProgramWaiting, encoded_turn: Mapping[str, Any]) -> str:
         """Return which limit the calls of all turns exceed, or ``""``."""
         limits = self._programs.limits
         if self._calls + len(turn.calls) > limits.calls:
             return f"it made more than {limits.calls:,} calls"
-        if self._moved + _approximate_input_bytes(form["calls"]) > limits.total:
+        if self._moved + _approximate_input_bytes(encoded_turn["calls"]) > limits.total:
             return f"the values of its calls have more than {limits.total:,} bytes"
         return ""
 
@@ -626,20 +626,20 @@ class _ProgramRun(RunningProgram):
         except (TypeError, ValueError, StepEngineError) as error:
             return CallAnswer(str(error), "TypeError")
 
-    def _make_member(self, function: ProgramFunction, given: Mapping[str, Any]) -> Member[Any] | CallAnswer:
+    def _make_member(self, function: ProgramFunction, tool_input: Mapping[str, Any]) -> Member[Any] | CallAnswer:
         """Return the effect for a call of a tool, an agent or ``ask``; for the catalogue's functions the answer."""
         match function.kind:
             case "tool":
-                return ToolCall(function.of, given)
+                return ToolCall(function.of, tool_input)
             case "agent":
-                return AgentCall(function.of, given.get("prompt") or "", params=given.get("params"))
+                return AgentCall(function.of, tool_input.get("prompt") or "", params=tool_input.get("params"))
             case "ask":
-                return Ask(given["question"], options=given.get("options") or ())
+                return Ask(tool_input["question"], options=tool_input.get("options") or ())
             # Answered here: a search of the catalogue is no effect, since its result depends only on the tools.
             case "search":
-                return CallAnswer(self._programs.stubs.search(str(given["query"])))
+                return CallAnswer(self._programs.stubs.search(str(tool_input["query"])))
             case "describe":
-                return CallAnswer(self._programs.stubs.describe(str(given["name"])))
+                return CallAnswer(self._programs.stubs.describe(str(tool_input["name"])))
             case _ as never:
                 assert_never(never)
 

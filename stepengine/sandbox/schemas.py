@@ -440,11 +440,11 @@ class _SchemaClassReader:
         return self._record_kinds_and_sort_classes(found, bases)
 
     def _record_kinds_and_sort_classes(
-        self, found: Sequence[ast.ClassDef], bases: Mapping[str, str]
+        self, classes: Sequence[ast.ClassDef], bases: Mapping[str, str]
     ) -> list[ast.ClassDef]:
         """Record the kinds of the classes that derive from ``BaseModel`` or ``TypedDict``, and return these, bases first."""
         chains = {}
-        for node in found:
+        for node in classes:
             chain = [bases[node.name]]
             while chain[-1] in bases and len(chain) <= MAX_DEPTH_LEVELS:
                 chain.append(bases[chain[-1]])
@@ -455,7 +455,7 @@ class _SchemaClassReader:
                 continue
             chains[node.name] = len(chain)
             self._kinds[node.name] = "model" if chain[-1] == "pydantic.BaseModel" else "typed_dict"
-        return sorted([node for node in found if node.name in chains], key=lambda node: chains[node.name])
+        return sorted([node for node in classes if node.name in chains], key=lambda node: chains[node.name])
 
     def _find_schema_base(self, node: ast.ClassDef) -> str:
         """Return the base that makes or may make a class a schema class; ``""`` for other classes."""
@@ -606,12 +606,12 @@ class _SchemaClassReader:
             return {key.value: value for key, value in zip(node.keys, node.values, strict=True)}  # type: ignore[union-attr]
         return self._refuse(f'{_describe_node(node)} is not supported here; use ConfigDict(extra="forbid")')
 
-    def _read_extra_setting(self, words: Mapping[str | None, ast.expr], *, extra: bool | None) -> bool | None:
-        """Return ``additionalProperties`` for the settings in *words*, ``None`` for ``"ignore"``; *extra* if they do not set it."""
-        strange = [word for word in words if word not in {"extra", "title"}]
+    def _read_extra_setting(self, settings: Mapping[str | None, ast.expr], *, extra: bool | None) -> bool | None:
+        """Return ``additionalProperties`` for the settings in *settings*, ``None`` for ``"ignore"``; *extra* if they do not set it."""
+        strange = [word for word in settings if word not in {"extra", "title"}]
         if strange:
             self._refuse(f"the setting {strange[0]!r} is not supported here; use extra='forbid' or title='...'")
-        for word, node in words.items():
+        for word, node in settings.items():
             value = self._evaluate_literal(_NodeAtDepth(node, 0))
             if word == "extra":
                 if not isinstance(value, str) or value not in EXTRA:
@@ -689,25 +689,25 @@ class _SchemaClassReader:
                 parsed_type = self._apply_constraint(parsed_type, word, values[word])
         return attrs.evolve(parsed_type, schema={**parsed_type.schema, **self._read_documentation(values)}, given=given)
 
-    def _read_default_and_alias(self, words: Mapping[str | None, ast.expr]) -> dict[str, Any]:
+    def _read_default_and_alias(self, arguments: Mapping[str | None, ast.expr]) -> dict[str, Any]:
         """Return the default and the alias of a ``Field``, which only fields have."""
         given: dict[str, Any] = {}
-        default = words.get("default")
+        default = arguments.get("default")
         if default is not None:
             is_required = isinstance(default, ast.Constant) and default.value is ...
             given = {
                 "default": NOTHING if is_required else self._evaluate_literal(_NodeAtDepth(default, 0)),
                 "is_made": False,
             }
-        if "default_factory" in words:
-            made = FACTORIES.get(self._resolve_binding(words["default_factory"]).what)
+        if "default_factory" in arguments:
+            made = FACTORIES.get(self._resolve_binding(arguments["default_factory"]).what)
             if made is None or given:
                 self._refuse(
                     "default_factory must be `list` or `dict`, without another default; or write a literal default"
                 )
             given = {"default": made(), "is_made": True}
-        if "alias" in words:
-            given["alias"] = self._require_text("alias", self._evaluate_literal(_NodeAtDepth(words["alias"], 0)))
+        if "alias" in arguments:
+            given["alias"] = self._require_text("alias", self._evaluate_literal(_NodeAtDepth(arguments["alias"], 0)))
         return given
 
     def _read_documentation(self, values: Mapping[str | None, Any]) -> dict[str, Any]:
@@ -1182,9 +1182,9 @@ def _unique_items_keyword(type_name: str) -> dict[str, Any]:
     return {"uniqueItems": True} if type_name in SETS else {}
 
 
-def _format_shape(form: str, shape: str) -> str:
-    """Return *form* with *shape* inserted; ``"Any"`` if the value has no schema classes."""
-    return shape if shape == LEFT_OUT else form.format(shape)
+def _format_shape(template: str, shape: str) -> str:
+    """Return *template* with *shape* inserted; ``"Any"`` if the value has no schema classes."""
+    return shape if shape == LEFT_OUT else template.format(shape)
 
 
 def _join_shapes(shapes: Sequence[str]) -> str:

@@ -441,15 +441,15 @@ class _StubBuilder:
         return function, _make_arguments([ast.arg("args", kind)], defaults)
 
     def _build_with_parameters(
-        self, schema: Mapping[str, Any], found: list[_Parameter]
+        self, schema: Mapping[str, Any], parameters: list[_Parameter]
     ) -> tuple[ProgramFunction, ast.arguments]:
         """Return a function with one parameter for each member of the input, and their syntax."""
         made = [
             ast.arg(p.name, self.types.annotate(p.schema, f"{_to_camel_case(self.name)}{_to_camel_case(p.name)}"))
-            for p in found
+            for p in parameters
         ]
-        defaults = [_default_expression(p.schema) for p in found if not p.is_required]
-        names = tuple([p.name for p in found])
+        defaults = [_default_expression(p.schema) for p in parameters if not p.is_required]
+        names = tuple([p.name for p in parameters])
         more: ast.arg | None = None
         others = schema.get("additionalProperties")
         if others is True or (isinstance(others, Mapping) and others.get("not") != {}):
@@ -515,8 +515,8 @@ PLAIN = {"string": "str", "integer": "int", "number": "float", "boolean": "bool"
 class _AnnotationBuilder:
     """Converts JSON Schemas to annotations; objects become ``TypedDict`` classes."""
 
-    def __init__(self, root: Any, taken: set[str], left: int) -> None:
-        self._root, self._taken, self._left = root, taken, left
+    def __init__(self, root: Any, taken: set[str], max_types: int) -> None:
+        self._root, self._taken, self._left = root, taken, max_types
         self.classes: list[ast.stmt] = []
 
     def annotate(self, schema: Any, hint: str, depth: int = 0) -> ast.expr:

@@ -157,8 +157,8 @@ def load_source(
     Raises:
         DefinitionError: with file and line, for code that the sandbox cannot run; also if the extra ``programs`` is not installed.
     """
-    known = rewrite_for_sandbox(text, file)
-    if not known.holds:
+    agent_text = rewrite_for_sandbox(text, file)
+    if not agent_text.holds:
         msg = f"{file}:1: expected `agent = AgentDefinition(...)` or `agents = [AgentDefinition(...), ...]` at module level"
         raise DefinitionError(msg)
     home = sandbox or _get_installed_sandbox()
@@ -166,16 +166,16 @@ def load_source(
         _refuse_host_call, seconds=limits.seconds, memory=limits.memory, printed=limits.printed, seed=0
     )
     try:
-        _run_prelude_and_file(session, known, BEFORE, limits)
-        turn = session.feed(known.holds, BEFORE)
-        value = _get_ended_turn_value(turn, known, limits)
+        _run_prelude_and_file(session, agent_text, BEFORE, limits)
+        turn = session.feed(agent_text.holds, BEFORE)
+        value = _get_ended_turn_value(turn, agent_text, limits)
         check_depth_and_size(value, limits.value)
     except (ToolError, ValueError) as error:
-        msg = f"{file}:{known.line}: {error}"
+        msg = f"{file}:{agent_text.line}: {error}"
         raise DefinitionError(msg) from error
     finally:
         session.close()
-    return _DefinitionReader(known, limits, home).read_agents(value)
+    return _DefinitionReader(agent_text, limits, home).read_agents(value)
 
 
 def _get_installed_sandbox() -> MontySandbox:
@@ -185,7 +185,7 @@ def _get_installed_sandbox() -> MontySandbox:
     return sandbox
 
 
-def _run_prelude_and_file(session: ProgramSession, known: AgentText, now: datetime, limits: ProgramLimits) -> None:
+def _run_prelude_and_file(session: ProgramSession, agent_text: AgentText, now: datetime, limits: ProgramLimits) -> None:
     """Run the prelude and the agent file in a session; raise ``DefinitionError`` if one of them fails."""
     fields = {
         name: {
@@ -199,10 +199,10 @@ def _run_prelude_and_file(session: ProgramSession, known: AgentText, now: dateti
             "models": {name: _parse_shape(how) for name, how in one.models.items()},
             "is_dict": one.kind == "typed_dict",
         }
-        for name, one in known.schemas.items()
+        for name, one in agent_text.schemas.items()
     }
-    for code in (f"{BEGIN}_se_fields.update({fields!r})\n", known.code):
-        _get_ended_turn_value(session.feed(code, now), known, limits)
+    for code in (f"{BEGIN}_se_fields.update({fields!r})\n", agent_text.code):
+        _get_ended_turn_value(session.feed(code, now), agent_text, limits)
 
 
 def _python_field_names(schema: SchemaClass) -> list[str]:
@@ -234,18 +234,20 @@ def _shape_from_expression(node: ast.expr) -> list[Any]:
             return ["as it is", None]
 
 
-def _get_ended_turn_value(turn: ProgramTurn, known: AgentText, limits: ProgramLimits) -> Any:
+def _get_ended_turn_value(turn: ProgramTurn, agent_text: AgentText, limits: ProgramLimits) -> Any:
     """Return the last value of a turn; raise ``DefinitionError`` if the turn waits for the host or failed."""
     if isinstance(turn, ProgramEnded):
         return turn.value
     line = f":{turn.line}" if turn.line else ""
     if isinstance(turn, ProgramWaiting):
-        msg = f"{known.file}{line}: an agent file cannot use the host while it is loaded; move this into a function"
+        msg = (
+            f"{agent_text.file}{line}: an agent file cannot use the host while it is loaded; move this into a function"
+        )
         raise DefinitionError(msg)
     if turn.is_fatal:
-        msg = f"{known.file}{line or ':1'}: {_turn_failure_text(turn, limits)}"
+        msg = f"{agent_text.file}{line or ':1'}: {_turn_failure_text(turn, limits)}"
     else:
-        msg = f"{known.file}{line or ':1'}: {turn.kind}: {replace_lone_surrogates(turn.text)}"
+        msg = f"{agent_text.file}{line or ':1'}: {turn.kind}: {replace_lone_surrogates(turn.text)}"
     raise DefinitionError(msg)
 
 
@@ -268,8 +270,8 @@ def _refuse_host_call(_: Sequence[Any]) -> CallAnswer:
 class _DefinitionReader:
     """Reads the agent definitions in the value that the sandbox returned."""
 
-    def __init__(self, known: AgentText, limits: ProgramLimits, sandbox: MontySandbox) -> None:
-        self._known = known
+    def __init__(self, agent_text: AgentText, limits: ProgramLimits, sandbox: MontySandbox) -> None:
+        self._known = agent_text
         self._limits = limits
         self._sandbox = sandbox
         self._count = 0
@@ -513,7 +515,7 @@ def _short_repr(value: Any) -> str:
 
 
 def make_sandboxed_handler(
-    known: AgentText,
+    agent_text: AgentText,
     name: str,
     *,
     limits: ProgramLimits = LIMITS,
@@ -522,16 +524,16 @@ def make_sandboxed_handler(
     """Return a handler that runs the function *name* of an agent file in the sandbox."""
 
     def handle_steps(ctx: StepContext[Any]) -> Generator[Any, Any, Any]:
-        return (yield from _HandlerRun(known, name, ctx, limits, sandbox or _get_installed_sandbox()).run())
+        return (yield from _HandlerRun(agent_text, name, ctx, limits, sandbox or _get_installed_sandbox()).run())
 
     handle_steps.__name__ = handle_steps.__qualname__ = name
     # Tools that look for the definition or its source find the file; a waiting handler reports its own line.
     handle_steps.__code__ = handle_steps.__code__.replace(
-        co_filename=known.file, co_firstlineno=known.lines[name], co_name=name, co_qualname=name
+        co_filename=agent_text.file, co_firstlineno=agent_text.lines[name], co_name=name, co_qualname=name
     )
-    if not Path(known.file).is_file():
-        lines = known.source.splitlines(keepends=True)
-        linecache.cache[known.file] = (len(known.source), None, lines, known.file)
+    if not Path(agent_text.file).is_file():
+        lines = agent_text.source.splitlines(keepends=True)
+        linecache.cache[agent_text.file] = (len(agent_text.source), None, lines, agent_text.file)
     mark_as_sandboxed(handle_steps)
     return handle_steps
 
@@ -552,10 +554,10 @@ class _HandlerRun(RunningProgram):
     """
 
     def __init__(
-        self, known: AgentText, name: str, ctx: StepContext[Any], limits: ProgramLimits, sandbox: MontySandbox
+        self, agent_text: AgentText, name: str, ctx: StepContext[Any], limits: ProgramLimits, sandbox: MontySandbox
     ) -> None:
-        self.code, self.file = known.source, known.file
-        self._known = known
+        self.code, self.file = agent_text.source, agent_text.file
+        self._known = agent_text
         self._name = name
         self._ctx = ctx
         self._limits = limits
@@ -563,7 +565,7 @@ class _HandlerRun(RunningProgram):
         self._session: ProgramSession | None = None
         self._is_stopped = False
         self._asked = 0
-        self.line = known.lines[name]
+        self.line = agent_text.lines[name]
         self._thrown: BaseException | None = None
         self._states: list[AgentState] = [ctx.agent_state]
         self._sent: list[Message] = []
@@ -1207,8 +1209,8 @@ SENTINEL = "_se_Sentinel"
 class _YieldDecoder:
     """Decodes the yields of a handler; an invalid one raises ``BadYield``."""
 
-    def __init__(self, known: AgentText, offered: Collection[str] = ()) -> None:
-        self._known = known
+    def __init__(self, agent_text: AgentText, offered: Collection[str] = ()) -> None:
+        self._known = agent_text
         self._offered = offered
 
     def decode_yield(self, encoded: Any) -> Any:

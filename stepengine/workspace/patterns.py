@@ -144,9 +144,9 @@ def find_pattern_problem(pattern: str) -> str:
     return "" if blank == pattern else f"a name in it starts or ends with a blank; if that is intended, write {blank!r}"
 
 
-def _compile_components(form: str, pattern: str, *, dotfiles: bool) -> list[Component]:
+def _compile_components(expanded: str, pattern: str, *, dotfiles: bool) -> list[Component]:
     """Return the matchers for the components of a pattern without braces; raise ``ToolError`` for more than 64."""
-    names = [n for n in form.split("/") if n not in {"", "."}]
+    names = [n for n in expanded.split("/") if n not in {"", "."}]
     if len(names) > MAX_COMPONENTS:
         msg = f"the pattern {pattern!r} cannot be used: it has more than {MAX_COMPONENTS} components"
         raise ToolError(msg)
@@ -160,24 +160,24 @@ def _compile_components(form: str, pattern: str, *, dotfiles: bool) -> list[Comp
     return made
 
 
-def _matches_components(form: Sequence[Component], parts: Sequence[str], *, dotfiles: bool = True) -> bool:
+def _matches_components(components: Sequence[Component], parts: Sequence[str], *, dotfiles: bool = True) -> bool:
     """Return whether the names of a path match the components of a pattern, all of both."""
-    if form and parts and form[0] is not None and not form[0](parts[0]):
+    if components and parts and components[0] is not None and not components[0](parts[0]):
         return False  # so it is with most files that a rule is not about
-    places = _add_positions_after_stars(form, {0})
+    places = _add_positions_after_stars(components, {0})
     for part in parts:
         if not places:
             return False
         after: set[int] = set()
         for place in places:
-            if place < len(form):
-                one = form[place]
+            if place < len(components):
+                one = components[place]
                 if one is None:
                     after.update((place,) if dotfiles or not part.startswith(".") else ())
                 elif one(part):
                     after.add(place + 1)
-        places = _add_positions_after_stars(form, after)
-    return len(form) in places
+        places = _add_positions_after_stars(components, after)
+    return len(components) in places
 
 
 def _have_common_path(one: Sequence[str], other: Sequence[str]) -> bool:

@@ -99,20 +99,20 @@ def read_project(
     return made
 
 
-def _add_skills(folder: Path, made: dict[str, Any], *, user: bool) -> None:
-    """Add the skills of a project, within the size limit, and their warnings to *made*."""
+def _add_skills(folder: Path, project: dict[str, Any], *, user: bool) -> None:
+    """Add the skills of a project, within the size limit, and their warnings to *project*."""
     catalog = get_skill_catalog(folder, user=user)
-    made["warnings"] += catalog.warnings
+    project["warnings"] += catalog.warnings
     left = CATALOG_BYTES
     for skill in catalog.skills.values():
         left -= len(skill.name) + len(skill.description.encode())
         if left < 0:
-            made["warnings"].append(
+            project["warnings"].append(
                 f"the skill {skill.name!r} and those after it are not listed: all names and descriptions of skills together may have "
                 f"at most {CATALOG_BYTES:,} bytes. Shorten descriptions, or remove skills"
             )
             break
-        made["skills"].append({"name": skill.name, "description": skill.description, "scope": skill.scope})
+        project["skills"].append({"name": skill.name, "description": skill.description, "scope": skill.scope})
 
 
 class _InstructionReader:

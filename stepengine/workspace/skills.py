@@ -215,10 +215,10 @@ def _scan_skill_folders(places: Iterable[Place]) -> _Scan:
     return _Scan(tuple(found), left.cut, bool(left.cut) and left.is_late, stamps)
 
 
-def _open_catalog(known: _Scan) -> SkillCatalog:
+def _open_catalog(scan: _Scan) -> SkillCatalog:
     """Open the roots of a scan's skills again, and return the skills without those that rules withhold from the current call."""
     found, roots = SkillCatalog(), dict[Path, Root | None]()
-    for base, one in known.found:
+    for base, one in scan.found:
         if isinstance(one, str):
             found.warnings.append(one)
             continue
@@ -227,26 +227,28 @@ def _open_catalog(known: _Scan) -> SkillCatalog:
         root = roots[base]
         if root is not None:
             _add_to_catalog(found, Skill(root=root, **one))
-    if known.cut:
-        found.warnings.append(f"some folders of skills were not searched: {known.cut}")
+    if scan.cut:
+        found.warnings.append(f"some folders of skills were not searched: {scan.cut}")
     return found
 
 
-def _add_to_catalog(found: SkillCatalog, skill: Skill) -> None:
+def _add_to_catalog(catalog: SkillCatalog, skill: Skill) -> None:
     """Add a skill that the current call may read; add a warning instead if its name is taken or the catalog is full."""
     try:
         if current_file_guard() is not None:
             calls.close(skill.root.open_file(f"{skill.folder}/SKILL.md").fd)
     except (ToolError, OSError) as error:
-        found.warnings.append(f"the skill in {skill.path!r} was skipped: {error}")
+        catalog.warnings.append(f"the skill in {skill.path!r} was skipped: {error}")
         return
     where = f"the skill {skill.name!r} in {skill.path!r} was skipped"
-    if skill.name in found.skills:
-        found.warnings.append(f"{where}: the skill of that name in {found.skills[skill.name].path!r} takes precedence")
-    elif len(found.skills) >= MAX_SKILLS:
-        found.warnings.append(f"{where}: at most {MAX_SKILLS} skills are allowed")
+    if skill.name in catalog.skills:
+        catalog.warnings.append(
+            f"{where}: the skill of that name in {catalog.skills[skill.name].path!r} takes precedence"
+        )
+    elif len(catalog.skills) >= MAX_SKILLS:
+        catalog.warnings.append(f"{where}: at most {MAX_SKILLS} skills are allowed")
     else:
-        found.skills[skill.name] = skill
+        catalog.skills[skill.name] = skill
 
 
 def _try_open_root(base: Path) -> Root | None:
@@ -273,26 +275,28 @@ def _has_recent_change(scan: _Scan) -> bool:
 
 
 def _iter_skill_folders(
-    base: Path, place: str, left: WalkBudget, stamps: dict[str, Stamp]
+    base: Path, path: str, budget: WalkBudget, stamps: dict[str, Stamp]
 ) -> Generator[tuple[Root, str], None, None]:
     """
-    Yield the folders with a ``SKILL.md``, at most three below *place*, and the root that they are read below.
+    Yield the folders with a ``SKILL.md``, at most three below *path*, and the root that they are read below.
 
     The stamps of all visited folders are added to *stamps*.
     """
-    top = f"{base}/{place}"
+    top = f"{base}/{path}"
     stamps[top] = _read_stamp(top)
     root = _try_open_root(base)
     if root is None:
         return
     try:
-        opened = root.open_folder(place)
+        opened = root.open_folder(path)
     except ToolError:
         return
     try:
         start = len(opened.parts)
         with closing(
-            walk(root.may_enter, opened.fd, opened.parts, left, lambda parts, _: len(parts) <= start + MAX_DEPTH_LEVELS)
+            walk(
+                root.may_enter, opened.fd, opened.parts, budget, lambda parts, _: len(parts) <= start + MAX_DEPTH_LEVELS
+            )
         ) as entries:
             for parts, entry in entries:
                 is_head = entry.name == "SKILL.md"
@@ -402,15 +406,15 @@ def get_skill(folder: Path, name: str, *, user: bool) -> Skill:
     return found
 
 
-def read_skill_instructions(found: Skill) -> str:
+def read_skill_instructions(skill: Skill) -> str:
     """
     Return the instructions and the file list of a skill, as untrusted text.
 
     Raises:
         ToolError: when the skill can no longer be read.
     """
-    head, body = _read_skill_file(found.root, found.folder)
-    files = _list_skill_files(found)
+    head, body = _read_skill_file(skill.root, skill.folder)
+    files = _list_skill_files(skill)
     parts = [visible(body)]
     if allowed := head.get("allowed-tools"):
         parts.append(
@@ -420,19 +424,19 @@ def read_skill_instructions(found: Skill) -> str:
         more = f"\n- and {len(files) - SHOWN_FILES} more" if len(files) > SHOWN_FILES else ""
         listed = "\n".join([f"- {visible(name, strict=True)}" for name in files[:SHOWN_FILES]])
         parts.append(f"Files of this skill:\n{listed}{more}")
-    return f"# Skill {found.name} ({found.path})\n\n" + "\n\n".join(parts)
+    return f"# Skill {skill.name} ({skill.path})\n\n" + "\n\n".join(parts)
 
 
-def _list_skill_files(found: Skill) -> list[str]:
+def _list_skill_files(skill: Skill) -> list[str]:
     """Return the paths of a skill's files that tools may read, without its ``SKILL.md``."""
-    opened = found.root.open_folder(found.folder)
+    opened = skill.root.open_folder(skill.folder)
     try:
         start, budget = len(opened.parts), WalkBudget(MAX_FOLDERS, SCAN_SECONDS)
-        with closing(walk(found.root.may_enter, opened.fd, opened.parts, budget, lambda *_: True)) as entries:
+        with closing(walk(skill.root.may_enter, opened.fd, opened.parts, budget, lambda *_: True)) as entries:
             names = [
                 "/".join(parts[start:])
                 for parts, entry in entries
-                if entry.is_file(follow_symlinks=False) and not found.root.is_withheld(parts)
+                if entry.is_file(follow_symlinks=False) and not skill.root.is_withheld(parts)
             ]
     finally:
         calls.close(opened.fd)

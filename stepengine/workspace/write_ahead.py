@@ -163,15 +163,15 @@ def _read_file_status(path: str) -> os.stat_result:
         raise _make_changed_error(path) from error
 
 
-def _read_unchanged_status(path: str, known: os.stat_result) -> os.stat_result:
+def _read_unchanged_status(path: str, known_status: os.stat_result) -> os.stat_result:
     """
-    Return the status of a file, which must still be the file with the status *known*.
+    Return the status of a file, which must still be the file with the status *known_status*.
 
     Raises:
         OSError: when the name belongs to another file, or to none.
     """
     status = _read_file_status(path)
-    if os.path.samestat(known, status):
+    if os.path.samestat(known_status, status):
         return status
     raise _make_changed_error(path)
 
