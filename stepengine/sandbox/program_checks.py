@@ -672,7 +672,7 @@ class _ProgramAnalyzer:
         return [(node.value, context)]
 
     def _record_unawaited(self, node: ast.expr | None, use: str) -> None:
-        """Record that a node is used without ``await``, if it is a call; *use* is the use, for the message."""
+        """Record that a node is used without ``await``, if it is a call; *use* describes the use in the message."""
         if isinstance(node, ast.Call):
             self._unawaited[id(node)] = use
 
@@ -852,7 +852,7 @@ def _parameter_defaults(args: ast.arguments) -> list[ast.expr]:
 
 
 def _missing_await_text(name: str, use: str) -> str:
-    """Return the message for a call without ``await``; *use* is its use, ``""`` if its value is dropped."""
+    """Return the message for a call without ``await``; *use* describes its use, ``""`` if its value is dropped."""
     if not use:
         return f"`{name}(...)` is never awaited, so nothing happens; write `await {name}(...)`"
     return f"`{name}(...)` is {use} before it is awaited; write `(await {name}(...))`"
