@@ -78,7 +78,7 @@ def improved(task: str, seed: int, folder: Path) -> Found:
 def naive(task: str, seed: int, folder: Path) -> Found:
     """Search by guessing."""
     folder.mkdir(parents=True)
-    file = AgentFile.read(AgentLocation(HERE / f"{task}.py"))
+    file = AgentFile.load(AgentLocation(HERE / f"{task}.py"))
     evaluation = load_evaluation(HERE / f"{task}.py")
     search, held_out = split_cases(evaluation, seed)
     with ReplyBook(folder / "bought.jsonl", Decimal(BUDGET)) as book:

@@ -48,13 +48,13 @@ def read_placeholders(names: Sequence[str]) -> dict[str, Any]:
 def _format_file_tree(folder: Path, tokens: int) -> str:
     """Return the file tree of a folder as a prompt section, in at most *tokens* tokens."""
     from stepengine.tools.bundled.search.overview import format_file_tree
-    from stepengine.workspace.guard import GUARD, project_guard
+    from stepengine.workspace.guard import GUARD, make_project_guard
     from stepengine.workspace.path_policy import PathPolicy
     from stepengine.workspace.root import Root
-    from stepengine.workspace.skills import find_project_root
+    from stepengine.workspace.skills import get_project_root
 
     # No call requests these names, but they reach the model: rules about files apply to them as to a tool.
-    token = GUARD.set(project_guard(folder, find_project_root(folder), folder))
+    token = GUARD.set(make_project_guard(folder, get_project_root(folder), folder))
     try:
         with closing(Root(folder, PathPolicy(allow_wide_root=True))) as root:
             tree = format_file_tree(root, tokens)

@@ -260,12 +260,12 @@ def _find_trust_record_folder(real: Path) -> Path | None:
 
 def _explain_unsafe_state_folder(real: Path) -> str:
     """Return why the state folder cannot hold a trust record for the folder *real*; ``""`` if it can."""
-    from stepengine.workspace.skills import find_project_root
+    from stepengine.workspace.skills import get_project_root
 
     state = state_folder()
     if state is None:
         return "missing, because there is no home folder"
-    top, home = find_project_root(real.parent), Path(os.path.expanduser("~")).resolve()  # noqa: PTH111  (never raises)
+    top, home = get_project_root(real.parent), Path(os.path.expanduser("~")).resolve()  # noqa: PTH111  (never raises)
     if state.resolve().is_relative_to(top) and not home.is_relative_to(top):
         return f"{str(state)!r}, inside the project {str(top)!r} itself"
     for folder in (state, state / TRUSTED):

@@ -55,7 +55,7 @@ class Part:
     _is_docstring: bool = attrs.field(default=False, repr=False)
 
     def find_value_problem(self, value: object) -> str:
-        """Return why *value* cannot replace the literal, as far as known without loading it; ``""`` if it can."""
+        """Return why *value* cannot replace the literal, as far as this is known before the file is loaded, or ``""``."""
         if type(value) is not type(self.value) and not (isinstance(self.value, float) and type(value) is int):
             return f"{self.name} must have the type {type(self.value).__name__}, not {type(value).__name__}"
         if isinstance(value, float) and not math.isfinite(value):
@@ -92,31 +92,31 @@ class AgentFile:
     fixed: Mapping[str, str]
 
     @classmethod
-    def read(cls, place: AgentLocation) -> AgentFile:
+    def load(cls, location: AgentLocation) -> AgentFile:
         """
-        Load an agent, and return its file with the changeable literals.
+        Load an agent, which runs the code of its file, and return the file with the changeable literals.
 
         Raises:
-            DataError: when it cannot be read.
-            DefinitionError: when it holds no such agent.
+            DataError: when the file cannot be read.
+            DefinitionError: when the file has no such agent.
         """
-        agent = place.load()
+        agent = location.load()
         try:
-            source = place.file.read_bytes()
+            source = location.file.read_bytes()
             source.decode()
         except (OSError, UnicodeDecodeError) as error:
-            msg = f"{place.file} cannot be read as UTF-8: {error}"
+            msg = f"{location.file} cannot be read as UTF-8: {error}"
             raise DataError(msg) from None
         if len(source) > MAX_SOURCE:
-            msg = f"{place.file} is larger than {MAX_SOURCE} bytes"
+            msg = f"{location.file} is larger than {MAX_SOURCE} bytes"
             raise DataError(msg)
-        found = _AgentSource(source, agent, place.file.resolve())
+        found = _AgentSource(source, agent, location.file.resolve())
         # A text that is used twice is one part: both uses change with it.
         places: dict[int, Part] = {}
         for part in found.find_parts():
             places.setdefault(part._start, part)  # noqa: SLF001
         parts = {part.name: part for part in places.values()}
-        return cls(place.file, agent.id, source, parts, found.fixed)
+        return cls(location.file, agent.id, source, parts, found.fixed)
 
     def source_with_changes(self, changes: Mapping[str, Any]) -> bytes:
         """
@@ -145,11 +145,11 @@ class AgentFile:
 
     def load_with_changes(self, changes: Mapping[str, Any]) -> AgentDefinition:
         """
-        Return the agent with *changes* made to its source.
+        Load the agent from its source with *changes*, without a change of the file.
 
         Raises:
-            DataError: as ``source_with_changes``.
-            DefinitionError: when it cannot be loaded so.
+            DataError: as in ``source_with_changes``.
+            DefinitionError: when the changed source cannot be loaded.
         """
         found = load_agents_from_source(self.file, self.source_with_changes(changes))
         for agent in found:
@@ -174,8 +174,8 @@ class _AgentSource:
     The syntax tree of an agent's file.
 
     Args:
-        source: What it holds.
-        agent: The agent, as it was loaded.
+        source: The content of the file.
+        agent: The loaded agent.
         file: The file.
     """
 
@@ -191,22 +191,22 @@ class _AgentSource:
         self._family = _collect_agent_and_descendants(agent)
 
     def find_parts(self) -> Iterator[Part]:
-        """Yield the changeable parts: of the agent, of other agents in the file, and of tools."""
+        """Yield the changeable parts of all agents and tools in the file, and record computed prompts in ``fixed``."""
         for call in self._find_agent_constructors():
             own = self._resolve_constant(_find_argument(call, "id", 0))
             agent_id = normalised_id(str(own.value)) if own is not None else ""
             if agent_id in self._family:
                 before = "" if agent_id == normalised_id(self._agent.id) else f"{agent_id}."
-                yield from self._parts_of_agent(call, before)
-        yield from self._parts_of_tool_functions()
-        yield from self._parts_of_tool_constructors()
+                yield from self._find_agent_parts(call, before)
+        yield from self._find_tool_function_parts()
+        yield from self._find_tool_constructor_parts()
 
     def _find_agent_constructors(self) -> list[ast.Call]:
         """Return the expressions ``AgentDefinition(...)`` in the file, those of the agent itself first."""
         found = [
             node
             for node in ast.walk(self._tree)
-            if isinstance(node, ast.Call) and _name_of_callee(node.func) == AgentDefinition.__name__
+            if isinstance(node, ast.Call) and _get_callee_name(node.func) == AgentDefinition.__name__
         ]
         return sorted(found, key=lambda node: (not self._is_own_constructor(node), node.lineno))
 
@@ -215,33 +215,33 @@ class _AgentSource:
         literal = self._resolve_constant(_find_argument(call, "id", 0))
         return literal is not None and normalised_id(str(literal.value)) == normalised_id(self._agent.id)
 
-    def _parts_of_agent(self, call: ast.Call, before: str) -> Iterator[Part]:
+    def _find_agent_parts(self, call: ast.Call, prefix: str) -> Iterator[Part]:
         """Yield the prompts, settings and defaults of params in an ``AgentDefinition(...)``; record computed prompts as fixed."""
-        for name in (*PROMPTS, *(["description"] if before else [])):
+        for name in (*PROMPTS, *(["description"] if prefix else [])):
             value = _find_argument(call, name)
             if value is None:
                 continue
             literal = self._resolve_constant(value)
             if literal is not None and isinstance(literal.value, str):
-                yield self._make_part(f"{before}{name}", literal)
+                yield self._make_part(f"{prefix}{name}", literal)
             else:
-                self.fixed[f"{before}{name}"] = f"code computes it (line {value.lineno}); write it as {FORMS}"
+                self.fixed[f"{prefix}{name}"] = f"code computes it (line {value.lineno}); write it as {FORMS}"
         settings = _find_argument(call, "settings")
         for keyword in settings.keywords if isinstance(settings, ast.Call) else []:
-            yield from self._find_scalar_part(f"{before}settings.{keyword.arg}", keyword.value)
+            yield from self._find_scalar_part(f"{prefix}settings.{keyword.arg}", keyword.value)
         schema = _find_argument(call, "input_schema")
         if isinstance(schema, ast.Name):
-            yield from self._parts_of_params(schema.id, f"{before}params")
+            yield from self._find_params_parts(schema.id, f"{prefix}params")
 
-    def _parts_of_params(self, name: str, before: str) -> Iterator[Part]:
+    def _find_params_parts(self, name: str, prefix: str) -> Iterator[Part]:
         """Yield the default values of a params class in the file."""
         classes = [node for node in self._tree.body if isinstance(node, ast.ClassDef) and node.name == name]
         for node in classes[-1].body if classes else []:
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
                 default = node.value
-                if isinstance(default, ast.Call) and _name_of_callee(default.func) == "Field":
+                if isinstance(default, ast.Call) and _get_callee_name(default.func) == "Field":
                     default = _find_argument(default, "default", 0) or default
-                yield from self._find_scalar_part(f"{before}.{node.target.id}", default)
+                yield from self._find_scalar_part(f"{prefix}.{node.target.id}", default)
 
     def _find_scalar_part(self, name: str, node: ast.expr) -> Iterator[Part]:
         """Yield the literal of a string, number or bool as a part; nothing for another expression."""
@@ -252,9 +252,9 @@ class _AgentSource:
         if isinstance(value, SCALARS) and not isinstance(node, ast.Name):
             yield self._make_part(name, node)
 
-    def _parts_of_tool_functions(self) -> Iterator[Part]:
+    def _find_tool_function_parts(self) -> Iterator[Part]:
         """Yield the descriptions of tools that are functions in the file: their docstrings, or constant ``description=``."""
-        known = {_find_function_name_and_file(tool): tool for agent in self._family.values() for tool in agent.tools}
+        known = {_get_function_name_and_file(tool): tool for agent in self._family.values() for tool in agent.tools}
         for node in ast.walk(self._tree):
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or (node.name, self._file) not in known:
                 continue
@@ -275,13 +275,13 @@ class _AgentSource:
                     self._make_part(name, first.value), value=inspect.cleandoc(first.value.value), is_docstring=True
                 )
 
-    def _parts_of_tool_constructors(self) -> Iterator[Part]:
+    def _find_tool_constructor_parts(self) -> Iterator[Part]:
         """Yield the descriptions in the expressions ``Tool(name=..., description=...)`` of the file."""
         known = {
             tool.spec.name for agent in self._family.values() for tool in agent.tools if isinstance(tool, ToolLike)
         }
         for node in ast.walk(self._tree):
-            if isinstance(node, ast.Call) and _name_of_callee(node.func) == "Tool":
+            if isinstance(node, ast.Call) and _get_callee_name(node.func) == "Tool":
                 name, text = (
                     self._resolve_constant(_find_argument(node, "name", 0)),
                     self._resolve_constant(_find_argument(node, "description", 1)),
@@ -328,8 +328,8 @@ def _find_module_assignments(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]
             yield from [(target.id, value) for target in targets if isinstance(target, ast.Name)]
 
 
-def _name_of_callee(function: ast.expr) -> str:
-    """Return the last name of a called expression, without subscripts; ``""`` if it has none."""
+def _get_callee_name(function: ast.expr) -> str:
+    """Return the last name of a called expression, without subscripts, or ``""``."""
     while isinstance(function, ast.Subscript):
         function = function.value
     return (
@@ -344,8 +344,8 @@ def _find_argument(call: ast.Call, name: str, position: int | None = None) -> as
     return next((keyword.value for keyword in call.keywords if keyword.arg == name), None)
 
 
-def _find_function_name_and_file(tool: object) -> tuple[str, Path]:
-    """Return the name and the file of a tool's function."""
+def _get_function_name_and_file(tool: object) -> tuple[str, Path]:
+    """Return the name and the file of a tool's function; ``""`` and ``Path()`` if they are unknown."""
     code = getattr(inspect.unwrap(getattr(getattr(tool, "body", None), "fn", tool)), "__code__", None)  # type: ignore[arg-type]
     return ("", Path()) if code is None else (code.co_name, Path(code.co_filename).resolve())
 

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 from attrs import frozen
@@ -27,7 +27,7 @@ from stepengine.evaluation.samples import (
     Confirm,
     CostEstimate,
     Models,
-    confirm_estimate,
+    confirm_cost_and_get_budget,
     finished_model_call_addresses,
     fork_sample,
     format_dollars,
@@ -53,12 +53,12 @@ class RetriedStep:
 
     Attributes:
         index: Its number among the model steps of the whole run, from 1.
-        step: The step of the root that it belongs to, as ``stepengine show`` numbers them.
-        address: Its model call.
-        ok: How many runs from there passed.
-        failed: How many did not.
-        unknown: How many left the record, waited for an answer, or could not be paid.
-        tool: The tool that most of those called which left the record.
+        step: The number of the root's step that contains it, as in ``stepengine show``.
+        address: The address of its model call.
+        ok: The number of repeated runs that passed.
+        failed: The number of repeated runs that did not pass.
+        unknown: The number of runs that left the record, waited for an answer, or were not paid.
+        tool: The tool that most of the runs called when they left the record.
     """
 
     index: int
@@ -97,9 +97,9 @@ class Blamed:
     The step at which the pass rate falls, and the steps nearby that are also likely.
 
     Attributes:
-        step: The most likely one.
-        first: The first that is likely.
-        last: The last that is likely.
+        step: The most likely step.
+        first: The first likely step.
+        last: The last likely step.
     """
 
     step: RetriedStep
@@ -165,15 +165,30 @@ class Blame:
         yield f"spent {format_dollars(self.spent)}{done}" + (f"; stopped: {self.stopped}" if self.stopped else "")
 
 
-def find_rate_fall(counts: Sequence[tuple[int, int]]) -> tuple[int, int, int] | None:
+class PassRateDrop(NamedTuple):
     """
-    Return how many of *counts* are before the most likely fall of a rate, and before its first and last likely position.
+    The most likely position of a drop in the pass rate; a position is the number of steps before the drop.
+
+    Attributes:
+        position: The most likely position.
+        earliest: The first likely position.
+        latest: The last likely position.
+    """
+
+    position: int
+    earliest: int
+    latest: int
+
+
+def find_pass_rate_drop(counts: Sequence[tuple[int, int]]) -> PassRateDrop | None:
+    """
+    Return the most likely position of a drop in the pass rate, with the first and last likely positions.
 
     Args:
-        counts: For each step in order how many runs passed, and how many came to an end.
+        counts: For each step in order: the number of runs that passed, and the number of runs that ended.
 
     Returns:
-        ``None`` where the rates before and after do not differ more than chance explains: their Wilson intervals overlap.
+        ``None`` if chance explains the difference: the Wilson intervals of the rates before and after the drop overlap.
     """
     likely: dict[int, float] = {}
     for place in range(1, len(counts)):
@@ -186,20 +201,20 @@ def find_rate_fall(counts: Sequence[tuple[int, int]]) -> tuple[int, int, int] | 
     if wilson_interval(*_sum_counts(counts[:best]))[0] <= wilson_interval(*_sum_counts(counts[best:]))[1]:
         return None
     near = [place for place, value in likely.items() if value >= likely[best] - LIKELY]
-    return best, min(near), max(near)
+    return PassRateDrop(best, min(near), max(near))
 
 
 def _sum_counts(counts: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """Return the sums of passed and of ended runs."""
+    """Return the sums of both members of the pairs: passed runs, and ended runs."""
     passed = known = 0
     for ok, of in counts:
         passed, known = passed + ok, known + of
     return passed, known
 
 
-def _log_likelihood(passed: int, known: int) -> float:
-    """Return the logarithm of the likelihood of *passed* of *known* runs, at their own rate."""
-    parts = ((passed, passed / known), (known - passed, 1 - passed / known))
+def _log_likelihood(passed: int, ended: int) -> float:
+    """Return the logarithm of the likelihood of *passed* of *ended* runs, at their own rate."""
+    parts = ((passed, passed / ended), (ended - passed, 1 - passed / ended))
     return sum(number * math.log(share) for number, share in parts if number)
 
 
@@ -278,17 +293,17 @@ async def blame(
     chosen = _get_addresses_in_range(finished_model_call_addresses(history), steps)
     if not chosen:
         return Blame(check.text, k, (), None, "this run called no model, so no step is to blame", spent)
-    money = await confirm_estimate(confirm, partial(estimate_blame_cost, journal, k, steps), budget)
+    money = await confirm_cost_and_get_budget(confirm, partial(estimate_blame_cost, journal, k, steps), budget)
     first = 1 if steps is None else steps[0]
     search = _BlameSearch(
-        [RetriedStep(index, step, a) for index, (step, a) in enumerate(zip(_root_step_numbers(history, chosen), chosen, strict=True), first)],
+        [RetriedStep(index, step, a) for index, (step, a) in enumerate(zip(_list_root_step_numbers(history, chosen), chosen, strict=True), first)],
         partial(fork_sample, engine, journal, budget=money, models=models, agent=agent, reuse=False,
                 **options),
         check, k,
     )  # fmt: skip
     await search.repeat_needed_steps()
     tried = tuple([search.steps[i] for i in sorted(search.tried)])
-    found = find_rate_fall([*[(s.ok, s.known) for s in tried if s.is_measurable], (0, k)])
+    found = find_pass_rate_drop([*[(s.ok, s.known) for s in tried if s.is_measurable], (0, k)])
     measurable = [step for step in tried if step.is_measurable]
     blamed = None if found is None else Blamed(*[measurable[place - 1] for place in found])
     why = _explain_blame(tried, blamed, str(options["tools"]))
@@ -296,7 +311,7 @@ async def blame(
     return Blame(check.text, k, tried, blamed, why, money.spent_if_known, search.performed, stopped)
 
 
-def _root_step_numbers(history: History, addresses: Iterable[str]) -> Iterator[int]:
+def _list_root_step_numbers(history: History, addresses: Iterable[str]) -> Iterator[int]:
     """Yield the numbers of the root's steps in which it or its children made model calls."""
     calls = sorted([seq for (path, seq), intent in history.intents.items() if not path and intent.type == "model_call"])
     for path, seq in map(parse_address, addresses):
@@ -333,23 +348,23 @@ class _BlameSearch:
 
     Args:
         steps: The steps.
-        again: Runs the journal again, given ``at=``.
-        check: What a run has to do.
-        k: How many runs from each step.
+        again: Forks the journal at the address ``at=``.
+        check: The condition of a run that passes.
+        k: The number of runs from each step.
     """
 
     def __init__(
-        self, steps: Sequence[RetriedStep], again: Callable[..., Awaitable[ForkReport | None]], check: Check, k: int
+        self, steps: Sequence[RetriedStep], fork_at: Callable[..., Awaitable[ForkReport | None]], check: Check, k: int
     ) -> None:
         self.steps = [*steps]
         self.tried: set[int] = set()
         self.performed = 0
-        self._again = again
+        self._again = fork_at
         self._check = check
         self._k = k
 
     async def repeat_needed_steps(self) -> None:
-        """Repeat all steps; if there are many, only those of a binary search, and the steps near its result twice as often."""
+        """Repeat all steps with new model calls; of more than 12 steps only those of a binary search and near its result."""
         last = len(self.steps) - 1
         if last < MOST_STEPS:
             await self._fork_steps_and_count(range(last + 1), self._k)
@@ -366,17 +381,21 @@ class _BlameSearch:
             [place for place in (low - 1, low, high, high + 1) if 0 <= place <= last], 2 * self._k
         )
 
-    async def _fork_steps_and_count(self, places: Iterable[int], times: int) -> None:
-        """Repeat steps some times each, and add the results to their counts."""
-        works = [partial(self._again, at=self.steps[place].address) for place in places for _ in range(times)]
+    async def _fork_steps_and_count(self, step_indices: Iterable[int], run_count: int) -> None:
+        """Fork the run *run_count* times at each of the steps, with new model calls, and add the results to the counts."""
+        works = [
+            partial(self._again, at=self.steps[step_index].address)
+            for step_index in step_indices
+            for _ in range(run_count)
+        ]
         given = await run_concurrently(works)
-        for number, place in enumerate(places):
-            self.tried.add(place)
-            self._add_report_counts(place, given[number * times : (number + 1) * times])
+        for number, step_index in enumerate(step_indices):
+            self.tried.add(step_index)
+            self._add_report_counts(step_index, given[number * run_count : (number + 1) * run_count])
 
-    def _add_report_counts(self, place: int, reports: Sequence[ForkReport | None]) -> None:
-        """Add passed, failed and unknown forks to the counts of a step, and the tool that most unknown ones called."""
-        step, called = self.steps[place], dict[str, int]()
+    def _add_report_counts(self, step_index: int, reports: Sequence[ForkReport | None]) -> None:
+        """Add passed, failed and unknown forks to the counts of a step, and store the tool that most unknown forks called."""
+        step, called = self.steps[step_index], dict[str, int]()
         ok = failed = unknown = 0
         for report in reports:
             if report is None or report.refused is not None or report.result.status is RunStatus.SUSPENDED:
@@ -389,7 +408,7 @@ class _BlameSearch:
                 ok += 1
             self.performed += 0 if report is None else report.performed
         most: Mapping[str, int] = called
-        self.steps[place] = attrs.evolve(
+        self.steps[step_index] = attrs.evolve(
             step,
             ok=step.ok + ok,
             failed=step.failed + failed,

@@ -117,8 +117,8 @@ class Evaluation:
     keep: tuple[str, ...] = attrs.field(default=(), converter=as_tuple_or_raise)
     gates: tuple[str, ...] = attrs.field(default=(), converter=as_tuple_or_raise)
 
-    def checks_of(self, case: Case) -> dict[str, CheckFunction]:
-        """Return the checks of a case and of the evaluation by name; a name that is taken gets a number."""
+    def get_named_checks(self, case: Case) -> dict[str, CheckFunction]:
+        """Return the checks of the evaluation and of a case by name; a name that is used already gets a number."""
         named: dict[str, CheckFunction] = {}
         for check in (*self.checks, *case.checks):
             name = get_check_name(check)
@@ -146,29 +146,29 @@ class Evaluation:
             found.append("it has no agents; add agents={'base': ..., 'new': ...}")
         if self.n < 1:
             found.append(f"n is {self.n!r}; the number of samples must be at least 1")
-        named = dict.fromkeys([name for case in self.cases for name in self.checks_of(case)])
+        named = dict.fromkeys([name for case in self.cases for name in self.get_named_checks(case)])
         found += [
             f"the check {name!r} has the name of a built-in measure; rename it, such as {f'my_{name}'!r}"
             for name in named
             if name in MEASURED
         ]
         return found + [
-            f"case {case.id!r}: {problem}" for case in self.cases for problem in self._case_problems(case, root)
+            f"case {case.id!r}: {problem}" for case in self.cases for problem in self._find_case_problems(case, root)
         ]
 
-    def _case_problems(self, case: Case, root: Path) -> Iterator[str]:
+    def _find_case_problems(self, case: Case, root: Path) -> Iterator[str]:
         checks: list[object] = [*self.checks, *case.checks]
         if not checks:
             yield "it has no check; add at least one with checks=[...]"
         yield from [f"{check!r} is not a check; a check must be a function" for check in checks if not callable(check)]
-        yield from _file_problems(self.files_of(case), root)
+        yield from _find_file_problems(self.get_files(case), root)
 
-    def files_of(self, case: Case) -> Files:
+    def get_files(self, case: Case) -> Files:
         """Return the files that a case starts with."""
         return self.files if case.files is None else case.files
 
 
-def _file_problems(files: Files, root: Path) -> Iterator[str]:
+def _find_file_problems(files: Files, root: Path) -> Iterator[str]:
     if files is None:
         return
     if isinstance(files, Mapping):
@@ -193,11 +193,11 @@ class Score:
     The verdict of a check on a sample.
 
     Attributes:
-        score: From 0 to 1; ``None`` where it said nothing.
-        passed: Whether that is enough.
-        reason: Why.
-        state: ``"ok"``; ``"broken"`` for a check that raised; ``"unknown"`` for one whose files are gone; ``"not asked"`` for
-            a run that did not complete, which scores 0.
+        score: From 0 to 1; ``None`` without a verdict.
+        passed: Whether the run passes; ``None`` without a verdict.
+        reason: The reason for the verdict.
+        state: ``"ok"``; ``"broken"`` if the check raised an error; ``"unknown"`` if its files or its judge are missing; ``"not asked"``
+            for a run that did not complete, which scores 0.
         is_judge: Whether an agent decided.
         of: A digest of the check; a recheck without the data of the check reuses only a verdict with the same digest.
     """
@@ -223,15 +223,15 @@ class Sample:
         case: The id of the case.
         side: The side.
         n: Its number, from 1.
-        journal: Its journal, from the folder of the results on.
-        status: How the run ended; ``"error"`` where its provider failed after all retries, or a server of tools was lost.
-        scores: What the checks say.
-        cost: In US dollars; ``None`` when unknown.
-        tokens: What it used.
-        steps: Its steps.
-        seconds: How long it took.
-        reused: ``"new"``, ``"journal"`` for one that was read, ``"from #14"`` for one that was run again from there.
-        counts: Whether it is in the summary: not with such an error, nor where another side of it is missing.
+        journal: The path of its journal, relative to the folder of the results.
+        status: The status of the run; ``"error"`` if its provider failed after all retries, or a tool server was lost.
+        scores: The verdicts of the checks, by name.
+        cost: The cost in US dollars; ``None`` if it is unknown.
+        tokens: The number of tokens.
+        steps: The number of steps.
+        seconds: The duration of the run.
+        reused: ``"new"``; ``"journal"`` for a replayed run; ``"from #14"`` for a recorded run that was continued from there.
+        counts: Whether the summary includes it: not if its status is ``"error"``, nor if the sample of another side is missing.
     """
 
     case: str
@@ -275,7 +275,7 @@ class Side:
         agent: The agent.
         definition: The digest of its definition and of those of its children.
         tools: The digest of each tool's function, by the name of the tool.
-        models: The models that it and its children name.
+        models: The models of the agent and of its children.
     """
 
     name: str
@@ -295,8 +295,8 @@ class Outcome:
         sides: Its sides.
         samples: The samples, by case, side and number.
         seed: The seed.
-        spent: What the new runs cost, as far as prices are known.
-        stopped: Why not all of it was run; ``""`` when it was.
+        spent: The cost of the new runs in US dollars, as far as prices are known.
+        stopped: Why some samples were not run; ``""`` if all were.
     """
 
     evaluation: Evaluation
@@ -334,13 +334,13 @@ def make_side(name: str, agent: AgentDefinition) -> Side:
 
 
 def _collect_identifying_texts(
-    agent: AgentDefinition, tool_digests: dict[str, str], models: list[str], seen: set[str]
+    agent: AgentDefinition, tool_digests: dict[str, str], model_names: list[str], seen_ids: set[str]
 ) -> Iterator[str]:
     """Yield texts that identify a definition and its children; add tool digests and model names to the two collections."""
-    if agent.id in seen:
+    if agent.id in seen_ids:
         return
-    seen.add(agent.id)
-    models += [agent.model] if agent.model else []
+    seen_ids.add(agent.id)
+    model_names += [agent.model] if agent.model else []
     for tool in agent.tools:
         spec = getattr(tool, "spec", None)
         if spec is not None:
@@ -349,7 +349,7 @@ def _collect_identifying_texts(
     for child in agent.spawnable_agents:
         yield f"child {getattr(child, 'id', child)}"
         if isinstance(child, AgentDefinition):
-            yield from _collect_identifying_texts(child, tool_digests, models, seen)
+            yield from _collect_identifying_texts(child, tool_digests, model_names, seen_ids)
     for field in attrs.fields(AgentDefinition):
         value = getattr(agent, field.name, None)
         if field.name not in ("tools", "spawnable_agents"):
@@ -369,19 +369,19 @@ ADDRESS = re.compile(r" at 0x[0-9a-f]{1,16}")
 
 
 @frozen
-class Copy:
+class WorkingCopy:
     """A private working copy of the files of a case, and a list of its initial content."""
 
     root: Path
     before: Mapping[str, str]
 
     @classmethod
-    def create(cls, files: Files, root: Path) -> Copy:
+    def create(cls, files: Files, root: Path) -> WorkingCopy:
         """
-        Create a working copy without links, which only its owner can read.
+        Copy *files*, without links, to a new temporary folder that only its owner can read, and hash them.
 
         Raises:
-            DataError: when there is more than a working copy holds.
+            DataError: when they are too many or too large.
         """
         folder = Path(tempfile.mkdtemp(prefix="stepengine-eval-")).resolve() / "work"
         folder.mkdir()
@@ -397,10 +397,10 @@ class Copy:
             shutil.rmtree(folder.parent, ignore_errors=True)
             raise
 
-    def snapshot_files(self, keep: Sequence[str]) -> WorkingFiles:
-        """Return the hashes of the files at the start and now, with the texts of files that match *keep*."""
+    def snapshot_files(self, patterns: Sequence[str]) -> WorkingFiles:
+        """Hash the files, and return their hashes at the start and now, with the texts of files that match *patterns*."""
         after = hash_files(self.root)
-        wanted = [path for path in after if any(fnmatchcase(path, pattern) for pattern in keep)]
+        wanted = [path for path in after if any(fnmatchcase(path, pattern) for pattern in patterns)]
         return WorkingFiles(
             self.before, after, {path: read_capped_text(self.root / path) for path in wanted}, self.root
         )
@@ -462,7 +462,7 @@ class EvaluationBudget:
         return attrs.evolve(limits, max_cost_usd=most, allow_unpriced=is_scripted or None)
 
     def stop_if_run_spent_budget(self, result: RunResult) -> bool:
-        """Prevent further runs if a run ended because the budget is spent, not by a limit of its own; return whether it did."""
+        """Prevent further runs if *result* shows that the whole budget is spent, and return whether it does."""
         error = result.error
         if self.budget is None or not isinstance(error, LimitExceeded):
             return False
@@ -473,9 +473,10 @@ class EvaluationBudget:
 
     async def wait_and_reserve_cost(self, limits: Limits) -> Decimal | None:
         """
-        Return the amount that is reserved for a run; ``None`` if nothing is left for a run, which ends the evaluation.
+        Wait until the budget has room for a run, reserve a part of it, and return the amount in US dollars.
 
-        If there is no room, it waits until a running run has ended.
+        Returns:
+            ``None`` if nothing is left; then no further run starts.
         """
         assert self.budget is not None  # noqa: S101 - whoever asks has one
         own = limits.max_cost_usd
@@ -502,7 +503,7 @@ class EvaluationBudget:
         self.stopped = self.stopped or f"the budget of {self.budget} US dollars is spent"
 
     def settle_run_cost(self, reserved: Decimal | None, cost: Decimal | None) -> None:
-        """Replace the reservation of a run by its cost, and wake waiting runs; an unknown cost counts as 0."""
+        """Replace the reservation of a run by its cost, and wake the runs that wait for room; an unknown cost counts as 0."""
         if reserved is not None:
             self._reserved.remove(reserved)
             self._is_price_known = True
@@ -563,7 +564,7 @@ async def run_samples(
         done: Called with each sample when it has ended.
 
     Returns:
-        The samples. A cancelled evaluation returns those that ended, and says so.
+        The samples. A cancelled evaluation returns the ended samples; ``stopped`` then contains the reason.
 
     Raises:
         ReplayDivergence: when a journal is to be read again and does not fit the code.
@@ -607,19 +608,19 @@ class _SampleSlot:
 
     @property
     def journal_path(self) -> Path:
-        """The path of its journal."""
+        """The path of the sample's journal."""
         return self.folder / "cases" / self.case.id / self.side.name / f"{self.number}.jsonl"
 
-    def make_folder_without_old_files(self) -> None:
-        """Create the folder of the journal, and remove the files of an earlier attempt."""
+    def create_folder_and_delete_old_files(self) -> None:
+        """Create the folder of the journal, and delete the files of an earlier attempt at this sample."""
         self.journal_path.parent.mkdir(parents=True, exist_ok=True)
         for path in self.journal_path.parent.glob(f"{self.number}.*"):
             path.unlink(missing_ok=True)
 
     def replace_files_from(self, other: _SampleSlot) -> None:
-        """Replace the files of this slot by copies of those of *other*, the same sample in another folder."""
+        """Replace the files of this slot by copies of the files of *other*, the same sample in another folder."""
         if other.journal_path != self.journal_path:
-            self.make_folder_without_old_files()
+            self.create_folder_and_delete_old_files()
             for path in other.journal_path.parent.glob(f"{self.number}.*"):
                 shutil.copy2(path, self.journal_path.parent / path.name, follow_symlinks=False)
 
@@ -654,7 +655,7 @@ class _EvaluationRun:
 
     async def reuse_or_run_sample(self, slot: _SampleSlot) -> None:
         """Judge a recorded sample or run a new one, and report it; do nothing if the budget is spent or a recheck has no record."""
-        made = await self._reuse_recorded_sample(slot)
+        made = await self._replay_or_continue_sample(slot)
         if made is not None:
             sample = await self._judge_and_store(slot, made)
         elif self.recheck:
@@ -673,7 +674,7 @@ class _EvaluationRun:
             await engine.aclose()
 
     def get_replay_engine(self, side: Side) -> Engine:
-        """Return the engine that replays the runs of *side*; it is created once."""
+        """Return the engine that replays the runs of *side*; the first call creates the engine."""
         if side.name not in self.readers:
             self.readers[side.name] = self.bench(side.agent, self.root, performs=False)
         return self.readers[side.name]
@@ -689,7 +690,7 @@ class _EvaluationRun:
             if reserved is None:
                 return None
             limits = self.ledger.make_run_limits(limits, is_scripted=models is not None)
-        slot.make_folder_without_old_files()
+        slot.create_folder_and_delete_old_files()
 
         async def run_and_settle_cost(engine: Engine) -> tuple[RunResult, str]:
             result: RunResult | None = None
@@ -707,19 +708,23 @@ class _EvaluationRun:
             if reserved is not None and isinstance(error, LimitExceeded) and error.kind == "unpriced_model":
                 raise error
             if self.ledger.stop_if_run_spent_budget(made.result):
-                slot.make_folder_without_old_files()
+                slot.create_folder_and_delete_old_files()
                 return None
             # The files are still there for checks that need them.
             return await self._judge_and_store(slot, made)
 
     async def _run_and_store_note(
-        self, slot: _SampleSlot, copy: Copy, run: Callable[[Engine], Awaitable[tuple[RunResult, str]]], models: Any
+        self,
+        slot: _SampleSlot,
+        copy: WorkingCopy,
+        run_sample: Callable[[Engine], Awaitable[tuple[RunResult, str]]],
+        models: Any,
     ) -> _EndedSample:
-        """Call *run* with a new engine, and store a note about the ended run."""
+        """Run a sample with a new engine, and store its files and duration in its note."""
         began = time.monotonic()
         async with self.bench(slot.side.agent, copy.root, performs=True) as engine:
             with engine.override(models=models, budget=self.ledger.shared_budget):
-                result, reused = await run(engine)
+                result, reused = await run_sample(engine)
         seconds = time.monotonic() - began
         files = await asyncio.to_thread(copy.snapshot_files, self.evaluation.keep)
         note = _Note(self.make_case_key(slot.case, copy.before), slot.side.definition, slot.side.tools, files, seconds)
@@ -727,10 +732,10 @@ class _EvaluationRun:
         return _EndedSample(result, note, reused, models)
 
     @asynccontextmanager
-    async def _open_working_copy(self, case: Case) -> AsyncIterator[Copy]:
+    async def _open_working_copy(self, case: Case) -> AsyncIterator[WorkingCopy]:
         """Yield a working copy of the files of a case, and delete it afterwards unless copies are kept."""
         # In the loop's own thread: one that is cancelled would go on copying when everything was removed.
-        copy = Copy.create(self.evaluation.files_of(case), self.root)
+        copy = WorkingCopy.create(self.evaluation.get_files(case), self.root)
         try:
             yield copy
         finally:
@@ -744,11 +749,11 @@ class _EvaluationRun:
 
     # --- an earlier run -----------------------------------------------------------------------------------------------
 
-    async def _reuse_recorded_sample(self, slot: _SampleSlot) -> _EndedSample | None:
+    async def _replay_or_continue_sample(self, slot: _SampleSlot) -> _EndedSample | None:
         """
-        Return the earlier run of a sample, replayed or continued from a change; ``None`` without a usable one.
+        Replay the recorded run of a sample, or continue the run with new calls from the first change; ``None`` without a usable record.
 
-        A recheck replays it even if the case has changed. Otherwise a changed case or a damaged journal gives ``None``.
+        A recheck replays the run even if the case has changed. Otherwise a changed case or a damaged journal returns ``None``.
         """
         if self.earlier is None:
             return None
@@ -770,7 +775,7 @@ class _EvaluationRun:
             return None
 
     async def _replay_or_continue_run(self, slot: _SampleSlot, old: _SampleSlot, note: _Note) -> _EndedSample | None:
-        """Return an earlier run, replayed or continued with new calls from its first change; ``None`` if neither is possible."""
+        """Replay an earlier run, or continue it with new calls from its first change; ``None`` if neither is possible."""
         journal = FileJournal(old.journal_path)
         history = journal.history()
         if not history.is_complete or _describe_first_interrupted_effect(history):
@@ -781,7 +786,7 @@ class _EvaluationRun:
         except ReplayDivergence as error:
             differs = error.address
         else:
-            if not changed and result.status is not RunStatus.CANCELLED and _status_or_provider_error(result) != ERROR:
+            if not changed and result.status is not RunStatus.CANCELLED and _get_status_or_error(result) != ERROR:
                 slot.replace_files_from(old)
                 return _EndedSample(result, note, "journal", self.models(slot.case))
         # Calls answered from the record write no files, and a journal cannot be replaced by its own continuation.
@@ -792,8 +797,8 @@ class _EvaluationRun:
         return await self._continue_from_change(slot, journal, changed)
 
     async def _continue_from_change(self, slot: _SampleSlot, journal: Journal, changed: str) -> _EndedSample:
-        """Return a run continued from the first call of a changed tool, or from the first request that differs."""
-        slot.make_folder_without_old_files()
+        """Fork a run with new calls at the address *changed* of a changed tool's call, or at the first request that differs."""
+        slot.create_folder_and_delete_old_files()
         into, agent, limits = FileJournal(slot.journal_path), slot.side.agent, self.evaluation.limits
 
         async def fork_and_answer_questions(engine: Engine) -> tuple[RunResult, str]:
@@ -817,7 +822,7 @@ class _EvaluationRun:
 
     def _hash_case_files(self, case: Case) -> Mapping[str, str]:
         """Return the hashes of the files of a case, from a temporary working copy."""
-        copy = Copy.create(self.evaluation.files_of(case), self.root)
+        copy = WorkingCopy.create(self.evaluation.get_files(case), self.root)
         copy.remove()
         return copy.before
 
@@ -831,18 +836,18 @@ class _EvaluationRun:
 
     # --- checks -------------------------------------------------------------------------------------------------------
 
-    async def _judge_and_store(self, slot: _SampleSlot, made: _EndedSample) -> Sample:
+    async def _judge_and_store(self, slot: _SampleSlot, ended_sample: _EndedSample) -> Sample:
         """Run the checks of an ended run, store their verdicts in its note, and return its sample."""
-        result, note = made.result, made.note
+        result, note = ended_sample.result, ended_sample.note
         cut = _describe_first_interrupted_effect(FileJournal(slot.journal_path).history())
-        status = ERROR if cut else _status_or_provider_error(result)
-        checks = self.evaluation.checks_of(slot.case)
+        status = ERROR if cut else _get_status_or_error(result)
+        checks = self.evaluation.get_named_checks(slot.case)
         if status == RunStatus.COMPLETED.value:
             run = JudgedRun(slot.case, result, FileJournal(slot.journal_path), note.files)
             scores = dict[str, Score]()
             for name, check in checks.items():
-                judged = attrs.evolve(run, ask=partial(self._recall_or_ask_judge, slot, name, made.models))
-                scores[name] = await _score_check(check, judged, note.scores.get(name))
+                judged = attrs.evolve(run, ask=partial(self._recall_or_ask_judge, slot, name, ended_sample.models))
+                scores[name] = await _run_and_score_check(check, judged, note.scores.get(name))
         else:
             reason = f"the run ended as {status}" + (f": {result.error}" if result.error is not None else "")
             reason = f"{cut}, so the run is no measure of the agent" if cut else reason
@@ -863,12 +868,12 @@ class _EvaluationRun:
             tokens=result.usage.total_tokens,
             steps=result.state.step_index,
             seconds=note.seconds,
-            reused=made.reused,
+            reused=ended_sample.reused,
         )
 
     async def _recall_or_ask_judge(self, slot: _SampleSlot, check: str, models: Any, agent: Any, prompt: str) -> Any:
         """
-        Return the output of a judge, recorded if the question is the same, or new. Its tools work in an empty folder of its own.
+        Return the recorded output of a judge for the same question, or run the judge. The judge's tools work in an empty folder.
 
         Args:
             slot: The sample.
@@ -883,7 +888,7 @@ class _EvaluationRun:
         """
         journal_path = slot.journal_path.with_name(f"{slot.journal_path.stem}.{check}.jsonl")
         definition = agent if isinstance(agent, AgentDefinition) else self.load(agent)
-        copy = Copy.create(None, self.root)
+        copy = WorkingCopy.create(None, self.root)
         try:
             if journal_path.is_file():
                 async with self.bench(definition, copy.root, performs=False) as engine:
@@ -893,12 +898,12 @@ class _EvaluationRun:
             if self.recheck:
                 msg = "no verdict of the judge is recorded for this sample, and recheck calls no model"
                 raise JudgeNeeded(msg)
-            return await self._ask_judge(definition, prompt, journal_path, copy, models)
+            return await self._run_and_record_judge(definition, prompt, journal_path, copy, models)
         finally:
             copy.remove()
 
-    async def _ask_judge(
-        self, definition: AgentDefinition, prompt: str, journal_path: Path, copy: Copy, models: Any
+    async def _run_and_record_judge(
+        self, definition: AgentDefinition, prompt: str, journal_path: Path, copy: WorkingCopy, models: Any
     ) -> Any:
         """Run a judge, record it at *journal_path*, and return its output; arguments and errors are those of ``_recall_or_ask_judge``."""
         limits, reserved = definition.limits, None
@@ -924,13 +929,17 @@ class _EvaluationRun:
         return plain(result.output)
 
 
-async def _score_check(check: CheckFunction, run: JudgedRun, known: Score | None) -> Score:
-    """Return the verdict of a check; the earlier one, *known*, if the check is unchanged and its data are gone."""
+async def _run_and_score_check(check: CheckFunction, run: JudgedRun, earlier_score: Score | None) -> Score:
+    """Run a check and return its score; *earlier_score* if the check is unchanged and its files are gone."""
     of, is_judge = hash_function(check), _is_judge(check)
     try:
         verdict = await run_check(check, run)
     except FilesGone as gone:
-        return known if known is not None and known.of == of else Score(None, None, str(gone), "unknown", is_judge, of)
+        return (
+            earlier_score
+            if earlier_score is not None and earlier_score.of == of
+            else Score(None, None, str(gone), "unknown", is_judge, of)
+        )
     except JudgeNeeded as needed:
         # The known verdict is that of another judge or question: a recorded one would have been found.
         return Score(None, None, str(needed), "unknown", is_judge, of)
@@ -944,14 +953,14 @@ def _is_judge(check: CheckFunction) -> bool:
     return isinstance(check, Criterion) and check.is_judge
 
 
-def _status_or_provider_error(result: RunResult) -> str:
+def _get_status_or_error(result: RunResult) -> str:
     """Return the status of a run; ``"error"`` if its provider failed after all retries."""
     is_provider = result.status is RunStatus.FAILED and isinstance(result.error, ModelError)
     return ERROR if is_provider else result.status.value
 
 
 def _describe_first_interrupted_effect(history: History) -> str:
-    """Return address and cause of the first effect that was cut off from outside, such as by a lost tool server; ``""`` if none was."""
+    """Return address and cause of the first effect that was interrupted, for example by a lost tool server, or ``""``."""
     for address, intent in sort_effects_in_program_order(history):
         known = history.results.get(address)
         if known is None or not KINDS[intent.type].changes_world:
@@ -967,7 +976,7 @@ def _describe_first_interrupted_effect(history: History) -> str:
 
 
 def _find_interruption_message(value: object) -> str:
-    """Return the message of an outcome that was cut off by a lost connection or server; ``""`` for other outcomes."""
+    """Return the message of an outcome that a lost connection or server interrupted; ``""`` for other outcomes."""
     if isinstance(value, Mapping) and value.get("lost") is True and "error" in value:
         return str(value["error"])  # what a server said when a person had answered it
     if not isinstance(value, ToolResult) or not value.is_error:
@@ -1007,7 +1016,7 @@ async def _resume_with_answers(engine: Engine, slot: _SampleSlot, result: RunRes
 
 
 async def _replay_judge_output(engine: Engine, agent: AgentDefinition, prompt: str, journal_path: Path) -> object:
-    """Return the recorded output of a judge for the same prompt; ``None`` if it does not fit or is incomplete."""
+    """Replay a judge's journal, and return the output if the prompt is the same; ``None`` if it differs or the run is incomplete."""
     journal = FileJournal(journal_path)
     try:
         if not journal.records():

@@ -23,7 +23,7 @@ from stepengine.journal import Journal
 from stepengine.journal.programs import find_program_text
 from stepengine.runtime.performer import child_path
 from stepengine.workspace.file_formats import read_regular_file
-from stepengine.workspace.paths import find_similar_path
+from stepengine.workspace.paths import describe_similar_path
 
 PLACE = re.compile(r"[A-Za-z0-9_./-]{1,200}:[A-Za-z_][A-Za-z0-9_]{0,100}")
 MAX_FILE = 4 * 1024 * 1024
@@ -64,8 +64,8 @@ class Check:
     A condition that a run has to meet.
 
     Attributes:
-        text: How it was written.
-        judge: Takes a result and returns whether it passes; an ``AssertionError`` fails with its text.
+        text: The condition as it was written.
+        judge: Returns whether a result passes; the text of an ``AssertionError`` is the reason of the failure.
     """
 
     text: str
@@ -90,10 +90,10 @@ class Check:
         """
         Return a check of an expression over ``output, text, status, tools, steps, cost, error, result``.
 
-        It is code of whoever writes it, and runs as such.
+        The expression is evaluated as code, so it must be trusted.
 
         Raises:
-            DataError: when it is not an expression.
+            DataError: when *text* is not an expression.
         """
         try:
             code = compile(text, "--check", "eval")
@@ -108,7 +108,7 @@ class Check:
 
     def find_failure(self, result: RunResult) -> str:
         """
-        Return why *result* does not pass; ``""`` if it does.
+        Evaluate the condition for *result*, and return why it does not pass, or ``""``.
 
         Raises:
             DataError: when the check itself fails.
@@ -129,7 +129,7 @@ def _expression_variables(result: RunResult) -> dict[str, object]:
         "output": plain(result.output),
         "text": result.text,
         "status": result.status.value,
-        "tools": [*[call.tool_name for call in result.tool_calls], *_tools_called_by_programs(result)],
+        "tools": [*[call.tool_name for call in result.tool_calls], *_list_tools_called_by_programs(result)],
         "steps": result.state.step_index,
         "cost": None if result.cost is None else float(result.cost),
         "error": None if result.error is None else str(result.error),
@@ -137,7 +137,7 @@ def _expression_variables(result: RunResult) -> dict[str, object]:
     }
 
 
-def _tools_called_by_programs(result: RunResult) -> Iterator[str]:
+def _list_tools_called_by_programs(result: RunResult) -> Iterator[str]:
     """Yield the tools that programs of the run called, in order, from the journal."""
     if not isinstance(result.journal, Journal):
         return
@@ -151,19 +151,18 @@ def _tools_called_by_programs(result: RunResult) -> Iterator[str]:
             ]
 
 
-def load_function(place: str, root: Path | None = None) -> Callable[..., object]:
+def load_function(reference: str, root: Path | None = None) -> Callable[..., object]:
     """
-    Return the function of ``MODULE:FN``, such as ``checks:is_short`` or ``./checks.py:is_short``.
+    Import the module of ``MODULE:FN``, such as ``checks:is_short`` or ``./checks.py:is_short``, and return the function.
 
     Args:
-        place: The name.
-        root: The folder in which modules and files are looked up before any other; the working folder by default. It is added
-            to ``sys.path``.
+        reference: The module and the function.
+        root: The folder in which modules and files are looked up first; the working folder by default. It is added to ``sys.path``.
 
     Raises:
-        DataError: when there is none.
+        DataError: when there is no such function, or the module cannot be imported.
     """
-    module, _, name = place.rpartition(":")
+    module, _, name = reference.rpartition(":")
     folder = root or Path.cwd()
     # The search path of an installed command does not contain the working folder, which the caller means.
     if str(folder) not in sys.path:
@@ -175,10 +174,10 @@ def load_function(place: str, root: Path | None = None) -> Callable[..., object]
         try:
             found = getattr(importlib.import_module(module), name)
         except (Exception, SystemExit) as error:
-            msg = f"{place} cannot be loaded: {type(error).__name__}: {error}"
+            msg = f"{reference} cannot be loaded: {type(error).__name__}: {error}"
             raise DataError(msg) from error
     if not callable(found):
-        msg = f"{place} is {found!r}, which is not a function"
+        msg = f"{reference} is {found!r}, which is not a function"
         raise DataError(msg)
     made: Callable[..., object] = found
     return made
@@ -186,13 +185,13 @@ def load_function(place: str, root: Path | None = None) -> Callable[..., object]
 
 def load_file_member(file: Path, name: str) -> Any:
     """
-    Return the object *name* of a Python file, which may import its neighbours as an agent file may.
+    Run a Python file, which may import other files of its folder, and return its object *name*.
 
     Raises:
-        DataError: when it cannot be loaded, or holds nothing of that name.
+        DataError: when the file cannot be loaded, or does not define *name*.
     """
     if not file.is_file():
-        msg = f"there is no file {str(file)!r}{find_similar_path(file)}"
+        msg = f"there is no file {str(file)!r}{describe_similar_path(file)}"
         raise DataError(msg)
     try:
         module = load_fresh_module(file)
@@ -211,14 +210,14 @@ def load_json_or_yaml(file: Path) -> Any:
     Return the content of a JSON or YAML file as plain values; its content, not its suffix, decides the format.
 
     Raises:
-        DataError: when it cannot be read, is larger than 4 MiB, is neither, or holds an alias.
+        DataError: when the file cannot be read, is larger than 4 MiB, is neither JSON nor YAML, or contains an alias.
     """
     import yaml
 
     try:
         raw = read_regular_file(file, MAX_FILE)
     except OSError as error:
-        near = find_similar_path(file) if isinstance(error, FileNotFoundError) else ""
+        near = describe_similar_path(file) if isinstance(error, FileNotFoundError) else ""
         msg = f"{file} cannot be read: {error.strerror}{near}"
         raise DataError(msg) from None
     if len(raw) > MAX_FILE:

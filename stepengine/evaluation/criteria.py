@@ -68,14 +68,14 @@ class Case:
 
     Attributes:
         id: Its name, unique in the evaluation; letters, digits, ``.``, ``_`` and ``-``.
-        prompt: What the agent is asked.
+        prompt: The prompt of the agent.
         params: The agent's params.
-        files: What the working copy holds: a folder beside the evaluation's file, or texts by path.
+        files: The content of the working copy: a folder next to the evaluation's file, or texts by path.
         checks: Checks of this case, after those of the evaluation.
         answers: Answers to questions: by id or text, one text for all of them, or a function of the ``Question``.
-        tags: Words to choose cases by.
-        group: What the case is a variant of: cases of a group are no independent evidence, and are averaged.
-        replies: Replies in place of a model, as ``ScriptedModel`` takes them.
+        tags: Words for the selection of cases.
+        group: The name that variants of a case share: cases of a group are not independent, so they are averaged.
+        replies: Replies in place of a model, as for ``ScriptedModel``.
     """
 
     id: str
@@ -113,9 +113,9 @@ class Verdict:
 
     Attributes:
         score: From 0 to 1.
-        passed: Whether that is enough; by default from a half on.
-        reason: Why, in a sentence.
-        label: A word for the kind of answer, such as that of a person who judged it, too.
+        passed: Whether the run passes; by default if *score* is at least 0.5.
+        reason: The reason, in a sentence.
+        label: A word for the kind of answer, for example the label that a person gave it.
     """
 
     score: float
@@ -159,10 +159,10 @@ class WorkingFiles:
     The files of a working copy at the end of its run, without links.
 
     Attributes:
-        before: The path of each file that was there at first, with the SHA-256 of its bytes.
-        after: The same of what was there in the end.
-        kept: Texts that were kept of them.
-        root: The working copy; ``None`` when it is gone.
+        before: The SHA-256 of each file at the start of the run, by path.
+        after: The SHA-256 of each file at the end of the run, by path.
+        kept: The stored texts of files, by path.
+        root: The folder of the working copy; ``None`` if it was deleted.
     """
 
     before: Mapping[str, str] = attrs.field(factory=dict)
@@ -183,7 +183,7 @@ class WorkingFiles:
         Return the text of a file; ``""`` if it does not exist.
 
         Raises:
-            FilesGone: when the working copy is gone and the text was not kept.
+            FilesGone: when the working copy was deleted and the text was not stored.
         """
         if path not in self.after:
             return ""
@@ -248,7 +248,7 @@ class JudgedRun:
         result: Its result.
         journal: Its journal.
         files: The files of its working copy.
-        ask: Asks a judge: an agent and a prompt give its output. Without one no judge can be asked.
+        ask: Runs a judge, an agent, with a prompt and returns its output; ``None`` if no judge can be run.
     """
 
     case: Case
@@ -259,7 +259,7 @@ class JudgedRun:
 
     @property
     def output(self) -> Any:
-        """The output of the run, as ``RunResult.output``: of an agent with a pydantic model as ``output_schema`` that model."""
+        """The output of the run, as in ``RunResult.output``; an instance of the model if ``output_schema`` is a pydantic model."""
         return self.result.output
 
     @property
@@ -331,11 +331,9 @@ def get_check_name(check: CheckFunction) -> str:
 
 def hash_function(function: Any) -> str:
     """
-    Return a digest of a function: its source and the plain values that it captures, without the functions that it calls.
+    Return a digest of a function: of its source and the plain values that it captures, without the functions that it calls.
 
-    Of an object that can be called, the source is that of its class.
-
-    The digest of a ``Criterion`` is that of its text ``of``, or without one that of its function.
+    For a callable object, the source of its class is used. For a ``Criterion``, the text ``of`` is used, or without it the function.
     """
     if isinstance(function, Criterion):
         return digest_json(["criterion", function.of or hash_function(function.function)])
@@ -366,11 +364,11 @@ def digest_json(value: object) -> str:
 
 async def run_check(check: CheckFunction, run: JudgedRun) -> Verdict:
     """
-    Return the verdict of a check on a run.
+    Run a check on a run, and return its verdict.
 
     Raises:
-        DataError: when it says something that is not a verdict.
-        Exception: whatever the check raises.
+        DataError: when the check returns a value that is not a verdict.
+        Exception: any error of the check.
     """
     said: object = check(run)
     if inspect.isawaitable(said):
@@ -446,10 +444,10 @@ def matches(pattern: str) -> Criterion:
     """
     Return a check that the pattern matches a part of the text.
 
-    The syntax is that of RE2 and Rust, without look-around: whatever the text is, a search takes time in proportion to it.
+    The syntax is that of RE2 and Rust, without look-around, so that the time of a search is proportional to the length of the text.
 
     Raises:
-        DataError: when it is not such an expression.
+        DataError: when *pattern* is not a valid expression.
     """
     from pydantic_core import SchemaError, SchemaValidator, ValidationError, core_schema
 
@@ -475,7 +473,7 @@ def fits(schema: Any) -> Criterion:
     Return a check that the output is valid for a JSON Schema or pydantic model.
 
     Raises:
-        DefinitionError: when it is not a schema that can be checked.
+        DefinitionError: when *schema* is invalid or has unsupported keywords.
     """
     raw: Any = schema if isinstance(schema, Mapping) else schema.model_json_schema()
     compiled = JsonSchema("the schema of fits()", raw)
@@ -498,8 +496,8 @@ def called(tool: str, input: Mapping[str, object] | None = None) -> Criterion:
     Return a check that the run or a child called *tool*.
 
     Args:
-        tool: Its name.
-        input: Members that the input of one such call has; ``ANY`` stands for any value.
+        tool: The name of the tool.
+        input: Members that the input of one of the calls must have; ``ANY`` equals any value.
     """
     expected = dict(input or {})
 
@@ -513,7 +511,7 @@ def called(tool: str, input: Mapping[str, object] | None = None) -> Criterion:
 
 
 def never_called(*tools: str) -> Criterion:
-    """Return a check that neither the run nor a child called one of *tools*, not even without success."""
+    """Return a check that neither the run nor a child called one of *tools*; failed and denied calls count, too."""
 
     def check_tools_not_called(run: JudgedRun) -> Verdict:
         made = sorted({call.tool for call in run.tool_calls} & {*tools})
@@ -561,16 +559,16 @@ def command(argv: Sequence[str], *, seconds: float = COMMAND_SECONDS, code: int 
     """
     Return a check that a command in the working copy exits with *code*.
 
-    It is started without a shell and without variables that are named like secrets, and ended with all that it started.
-    What it runs may be code that a model wrote, and is not kept from the rest of the machine.
+    The command starts without a shell, and without variables whose names look like secrets. At its end its process group is killed.
+    It runs without a sandbox, even if it executes code that a model wrote.
 
     Args:
         argv: The program and its arguments.
-        seconds: How long it may take.
+        seconds: The time limit.
         code: The exit code that passes.
 
     Raises:
-        DataError: for what is not a command.
+        DataError: when *argv* is not a list of strings.
     """
     words = [*argv] if not isinstance(argv, str) else []
     if not words or not all(isinstance(word, str) for word in words):
@@ -639,9 +637,9 @@ def judge(agent: object, rubric: str) -> Criterion:
     Return a check that an agent decides; the judge's runs are recorded next to the judged run.
 
     Args:
-        agent: The judge, a definition or the path or id of an agent. It is given rubric, task and answer as its prompt, and
-            says ``{"score": ..., "reason": ...}`` as output or as text. Its tools work in an empty folder.
-        rubric: What makes an answer good.
+        agent: The judge: a definition, or the path or id of an agent. Its prompt contains rubric, task and answer, and its output or
+            text must be ``{"score": ..., "reason": ...}``. Its tools work in an empty folder.
+        rubric: The description of a good answer.
     """
 
     async def check_with_judge(run: JudgedRun) -> Verdict:

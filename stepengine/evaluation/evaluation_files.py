@@ -18,7 +18,7 @@ from stepengine.evaluation import criteria
 from stepengine.evaluation.case_runs import Evaluation
 from stepengine.evaluation.checks import load_file_member, load_json_or_yaml
 from stepengine.evaluation.criteria import Case
-from stepengine.workspace.paths import find_similar_path
+from stepengine.workspace.paths import describe_similar_path
 
 MAKERS: Mapping[str, Callable[..., criteria.Criterion]] = {
     name: getattr(criteria, name)
@@ -45,10 +45,10 @@ def load_evaluation(file: Path) -> Evaluation:
     Return the evaluation of a file.
 
     Raises:
-        DataError: when it cannot be read, or holds none; of YAML with all that is wrong in it.
+        DataError: when the file cannot be read or has no evaluation; for YAML with all problems.
     """
     if not file.is_file():
-        msg = f"there is no evaluation file {str(file)!r}{find_similar_path(file)}"
+        msg = f"there is no evaluation file {str(file)!r}{describe_similar_path(file)}"
         raise DataError(msg)
     if file.suffix == ".py":
         found = load_file_member(file, "evaluation")
@@ -77,7 +77,7 @@ class _EvaluationReader:
     problems: list[str] = attrs.field(factory=list)
 
     def read_evaluation(self, data: object) -> Evaluation:
-        """Return the evaluation in plain values; raise ``DataError`` with all problems."""
+        """Parse an evaluation from plain values; raise ``DataError`` with all problems."""
         if not isinstance(data, Mapping):
             msg = f"{self.name} is not an evaluation: write an object with name, cases, agents and checks"
             raise DataError(msg)

@@ -44,7 +44,7 @@ from stepengine.evaluation.result_folders import (
     refuse_foreign_result_folder,
     replace_file,
 )
-from stepengine.evaluation.samples import Confirm, CostEstimate, confirm_estimate
+from stepengine.evaluation.samples import Confirm, CostEstimate, confirm_cost_and_get_budget
 from stepengine.evaluation.scoring import PASS, Scores, parse_gates, score_outcome
 from stepengine.journal import SharedBudget
 from stepengine.models.scripted import ScriptedModel
@@ -182,7 +182,7 @@ async def evaluate(
     Raises:
         DataError: when the evaluation cannot be run; all problems at once, and nothing was spent.
     """
-    where = find_evaluation_root(evaluation, root)
+    where = get_evaluation_root(evaluation, root)
     loaded = evaluation if isinstance(evaluation, Evaluation) else load_evaluation(Path(evaluation))
     loaded = _select_cases_and_agents(loaded, to_string_tuple(cases), to_string_tuple(tags), agents)
     earlier = _find_earlier_folder(against, recheck, resume)
@@ -195,14 +195,14 @@ async def evaluate(
     asked = parse_gates(loaded, gates)
     load = load_agent or partial(load_evaluation_agent, root=where)
     known = {name: load(agent) for name, agent in loaded.agents.items()}
-    scripted, shared_budget = _make_models_of_case_factory(replies), _make_shared_budget(budget)
+    scripted, shared_budget = _make_case_models_factory(replies), _make_shared_budget(budget)
     make = make_engine or partial(make_sample_engine, models=models, agent_models={} if model is None else {"": model})
     if not recheck:
         await try_making_engines(known.values(), make)
         live = [case for case in loaded.cases if scripted(case) is None]
         runs = len(live) * len(known) * loaded.n
         estimate = partial(CostEstimate, runs, None, None)
-        shared_budget = await confirm_estimate(confirm, estimate, shared_budget)
+        shared_budget = await confirm_cost_and_get_budget(confirm, estimate, shared_budget)
     refuse_foreign_result_folder(place)
     outcome = await run_samples(
         loaded,
@@ -232,7 +232,7 @@ def evaluate_sync(evaluation: Evaluation | str | Path, **options: Any) -> Evalua
     return asyncio.run(evaluate(evaluation, **options))
 
 
-def find_evaluation_root(evaluation: Evaluation | str | Path, root: str | Path | None) -> Path:
+def get_evaluation_root(evaluation: Evaluation | str | Path, root: str | Path | None) -> Path:
     """Return the folder that the paths of an evaluation start from."""
     if root is not None:
         return Path(root).resolve()
@@ -271,7 +271,7 @@ def _find_earlier_folder(*folders: str | Path | None) -> Path | None:
 
 
 async def try_making_engines(agents: Iterable[AgentDefinition], make: EngineMaker) -> None:
-    """Raise if the engine of an agent cannot be made, such as for a tool that is not available."""
+    """Create and close an engine for each agent; raise if one cannot be created, for example for lack of a tool."""
     with tempfile.TemporaryDirectory(prefix="stepengine-eval-") as folder:
         for agent in agents:
             await _make_engine_in_folder(folder, agent, make).aclose()
@@ -282,14 +282,14 @@ def _make_engine_in_folder(folder: str, agent: AgentDefinition, make: EngineMake
 
 
 def load_evaluation_agent(agent: Any, *, root: Path, folders: Iterable[Path] = ()) -> AgentDefinition:
-    """Return an agent of an evaluation; a path starts from *root*, and ids are also looked up in *folders*."""
+    """Return a definition unchanged, or load the agent of a path below *root* or of an id, also from *folders*."""
     if isinstance(agent, AgentDefinition):
         return agent
     return loader.load_agent(resolve_agent_path(agent, root), folders=folders)
 
 
-def _make_models_of_case_factory(replies: Any) -> Callable[[Case], Any]:
-    """Check the script, and return the function that makes the models of one sample; it returns ``None`` for real models."""
+def _make_case_models_factory(replies: Any) -> Callable[[Case], Any]:
+    """Check the script *replies*, and return a function of a case that returns its scripted models, or ``None`` for real ones."""
 
     def make_models_of_case(case: Case) -> Any:
         script = replies if case.replies is None else case.replies

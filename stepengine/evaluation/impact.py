@@ -32,7 +32,7 @@ from stepengine.evaluation.samples import (
     CostEstimate,
     Course,
     Models,
-    confirm_estimate,
+    confirm_cost_and_get_budget,
     fork_sample,
     format_dollars,
     run_concurrently,
@@ -55,7 +55,7 @@ from stepengine.journal.recorded_part import parse_address
 FORMAT = "stepengine.impact/1"
 SAME, ASKED, HANDLER, UNREADABLE = "same", "asked", "handler changed", "unreadable"
 END = "#-1"
-"""The place of a difference that is only in how the run ends."""
+"""The address of a difference that is only in the end of the run."""
 
 
 @frozen
@@ -114,11 +114,11 @@ def _make_repeated_journal(file: str, journal: Journal, history: History, error:
     return RepeatedJournal(file, ASKED if by_request else HANDLER, journal, error.address, error.step, fields, said)
 
 
-def estimate_impact_cost(found: Sequence[RepeatedJournal], n: int) -> CostEstimate:
+def estimate_impact_cost(repeated_journals: Sequence[RepeatedJournal], n: int) -> CostEstimate:
     """Return the estimated model calls and cost of *n* samples of each journal."""
     calls, cost = 0, Decimal(0)
     is_known = True
-    for one in found:
+    for one in repeated_journals:
         if one.needs_model_calls and one.journal is not None:
             part = summarize_run_from(one.journal.history(), one.broke_at)
             calls += part.steps * n
@@ -133,10 +133,10 @@ class ForkSample:
     A fork, compared with its recorded run.
 
     Attributes:
-        course: What it did from the place on.
-        changed: Whether the first reply there called other tools, or with other inputs; texts are not compared.
-        output_equal: Whether it ended with the recorded status and output.
-        report: How the fork went.
+        course: The course of the fork from the first difference on.
+        changed: Whether the first reply called other tools or used other inputs; texts are not compared.
+        output_equal: Whether the fork ended with the recorded status and output.
+        report: The report of the fork.
     """
 
     course: Course
@@ -291,7 +291,7 @@ class Impact:
             counts[_describe_replay_result(one.found)] = counts.get(_describe_replay_result(one.found), 0) + 1
         return ", ".join([f"{number} {what}" for what, number in {"unchanged": 0, **counts}.items()])
 
-    def _describe_findings(self, left: Sequence[Judged]) -> Iterator[str]:
+    def _describe_findings(self, left_record: Sequence[Judged]) -> Iterator[str]:
         changed, number = (
             self.estimate_rate("changed"),
             len([one for one in self.journals if one.found.kind != UNREADABLE]),
@@ -303,10 +303,10 @@ class Impact:
         else:
             runs = sum((one.share_of_samples("changed") or 0) >= 0.5 for one in self.journals)  # noqa: PLR2004 - most of the samples
             yield f"{runs} of {number} chose another tool in most samples ({_format_rate_interval(changed)})"
-        calls = [each.report.refused for one in left for each in one.samples if each.report.refused is not None]
+        calls = [each.report.refused for one in left_record for each in one.samples if each.report.refused is not None]
         if calls:
             called = f"{calls[0].name} {json.dumps(plain(calls[0].input), ensure_ascii=False)}"
-            yield f"{len(left)} left the record: {called}"
+            yield f"{len(left_record)} left the record: {called}"
         failed = self.estimate_rate("has_failed")
         if self.has_baseline and not math.isnan(failed.mean):
             yield f"failed {_format_signed_interval(failed)} more often than the old agent"
@@ -322,14 +322,14 @@ class Impact:
             yield "model noise is not subtracted (--baseline repeats the runs with the old agent to measure it)"
 
 
-def _describe_replay_result(found: RepeatedJournal) -> str:
-    if found.kind == SAME:
+def _describe_replay_result(repeated: RepeatedJournal) -> str:
+    if repeated.kind == SAME:
         return "unchanged"
-    if found.kind == UNREADABLE:
+    if repeated.kind == UNREADABLE:
         return UNREADABLE
-    if found.broke_at == END:
+    if repeated.broke_at == END:
         return "with a different end"
-    return f"repeated from step {found.step}" if found.kind == ASKED else "with a different handler"
+    return f"repeated from step {repeated.step}" if repeated.kind == ASKED else "with a different handler"
 
 
 def _format_rate_interval(estimate: Estimate) -> str:
@@ -415,7 +415,7 @@ async def impact(
         engine: The engine that performs the runs.
         journals: The runs, or the results of ``replay_to_first_difference`` for them, which are performed by their own engines.
         agent: The current agent; by default the engine's agent with the recorded id.
-        old: The agent before the change: it is sampled as often from the same place, and the report compares with it.
+        old: The agent before the change. It gets as many samples from the same effect, and the report compares with them.
         n: The number of samples of each run; 5 by default.
         budget: The budget; unlimited by default.
         models: Creates the models of each sample, in place of the engine's.
@@ -435,7 +435,9 @@ async def impact(
         else await replay_to_first_difference(engine, (journal := as_journal(one)).name, journal, agent)
         for one in journals
     ]
-    money = await confirm_estimate(confirm, partial(estimate_impact_cost, found, n * (1 if old is None else 2)), budget)
+    money = await confirm_cost_and_get_budget(
+        confirm, partial(estimate_impact_cost, found, n * (1 if old is None else 2)), budget
+    )
     ask = partial(fork_sample, budget=money, models=models, **options)
     asked = [one for one in found if one.needs_model_calls]
     made_by = [(partial(ask, one.engine or engine), one) for one in asked for _ in range(n)]
@@ -454,36 +456,41 @@ async def impact(
         start = next(i for i, each in enumerate(asked) if each is one) * n
         mine = [tuple([each for each in some[start : start + n] if each is not None]) for some in (now, was)]
         judged.append(Judged(one, summarize_run_from(one.journal.history(), one.broke_at), *mine))
-    agents = [_find_current_or_recorded_agent_id(one, agent) for one in found if one.journal is not None]
+    agents = [_get_current_or_recorded_agent_id(one, agent) for one in found if one.journal is not None]
     stopped = "the budget is spent; unfinished samples are left out" if money.is_empty else ""
     tools = str(options.get("tools", "recorded"))
     return Impact(", ".join(dict.fromkeys(agents)), n, tools, tuple(judged), money.spent_if_known, stopped)
 
 
-def _find_current_or_recorded_agent_id(found: RepeatedJournal, agent: AgentDefinition | None) -> str:
-    """Return the id of the journal's current agent, else of *agent*, else the recorded one, or ``""`` without a journal."""
-    known = found.agent or agent
+def _get_current_or_recorded_agent_id(repeated: RepeatedJournal, agent: AgentDefinition | None) -> str:
+    """Return the id of the journal's current agent, else of *agent*, else the recorded id; ``""`` without a journal."""
+    known = repeated.agent or agent
     if known is not None:
         return known.id
-    return "" if found.journal is None else str(found.journal.history().root["agent_id"])
+    return "" if repeated.journal is None else str(repeated.journal.history().root["agent_id"])
 
 
 async def _fork_and_compare(
-    ask: Callable[..., Any], found: RepeatedJournal, *, agent: AgentDefinition | None, is_old: bool = False
+    fork: Callable[..., Any], repeated: RepeatedJournal, *, agent: AgentDefinition | None, is_old: bool = False
 ) -> ForkSample | None:
-    """Fork a run at its first difference, and compare it with the record; ``None`` if the fork fails or the old agent lacks the place."""
-    assert found.journal is not None  # noqa: S101 - a run that is asked was read
-    if is_old and parse_address(found.broke_at) not in found.journal.history().intents:
+    """
+    Fork a run at its first difference with new model calls, and compare the fork with the record.
+
+    Returns:
+        ``None`` if the budget does not suffice, or the old agent does not reach the difference.
+    """
+    assert repeated.journal is not None  # noqa: S101 - a run that is asked was read
+    if is_old and parse_address(repeated.broke_at) not in repeated.journal.history().intents:
         return None  # the old agent does nothing there
-    place = {"at": found.broke_at, "reuse": False} if is_old else {}
-    report: ForkReport | None = await ask(found.journal, agent=agent, **place)
+    place = {"at": repeated.broke_at, "reuse": False} if is_old else {}
+    report: ForkReport | None = await fork(repeated.journal, agent=agent, **place)
     if report is None:
         return None
-    before = found.journal.history()
+    before = repeated.journal.history()
     now = report.journal.history()
     recorded, course = (
-        summarize_run_from(before, found.broke_at),
-        summarize_run_from(now, report.broke_at or found.broke_at),
+        summarize_run_from(before, repeated.broke_at),
+        summarize_run_from(now, report.broke_at or repeated.broke_at),
     )
     if not now.is_complete:
         course = attrs.evolve(course, status=report.result.status.value)

@@ -16,7 +16,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import attrs
 from attrs import frozen
@@ -33,11 +33,11 @@ from stepengine.evaluation.alterations import AgentFile
 from stepengine.evaluation.blame import blame
 from stepengine.evaluation.case_runs import (
     ERROR,
-    Copy,
     EngineMaker,
     Evaluation,
     Outcome,
     Sample,
+    WorkingCopy,
     make_side,
     run_samples,
 )
@@ -104,7 +104,7 @@ def find_improvement_problems(file: AgentFile, parts: Sequence[str], evaluation:
         )
     if "system_prompt" in file.fixed and not parts:
         found.append(f"system_prompt: {file.fixed['system_prompt']}")
-    names = {name for case in evaluation.cases for name in evaluation.checks_of(case)}
+    names = {name for case in evaluation.cases for name in evaluation.get_named_checks(case)}
     if by != PASS and by not in names:
         found.append(f"by= or --by {by!r} is not a check; checks: {list_names([PASS, *sorted(names)], by)}")
     if by == PASS:
@@ -118,11 +118,18 @@ def find_improvement_problems(file: AgentFile, parts: Sequence[str], evaluation:
 
 def _list_non_judge_checks(evaluation: Evaluation, case: Case) -> list[str]:
     """Return the names of the checks of a case that no agent decides."""
-    checks = evaluation.checks_of(case)
+    checks = evaluation.get_named_checks(case)
     return [name for name, check in checks.items() if not (isinstance(check, Criterion) and check.is_judge)]
 
 
 # --- trials -----------------------------------------------------------------------------------------------------------
+
+
+class _SampleWithReuse(NamedTuple):
+    """A sample, and the number of its model replies that were not paid again."""
+
+    sample: Sample
+    reused_reply_count: int
 
 
 @attrs.define
@@ -141,7 +148,7 @@ class Trials:
         models: Returns the models of a case; for ``None`` those of the reflecting model.
         pricing: The prices of models.
         by: The measure to improve: ``"pass"``, or the name of a check.
-        is_free: Whether models without a price may be asked, such as scripted ones.
+        is_free: Returns whether models without a price may be called for a case, such as scripted ones.
         done: Called after each case with the version, the case, and the return value of ``run_case``.
         error: The error that prevented the run of a case, such as a missing key.
     """
@@ -165,17 +172,17 @@ class Trials:
         self, changes: Mapping[str, Any], case: str, parent_changes: Mapping[str, Any] | None
     ) -> dict[str, Any]:
         """
-        Return the score of a version in a case, with a description of its run.
+        Run a case with a version of the agent, and return the score with a description of the run.
 
         Args:
-            changes: What differs from the agent as it is, by the names of parts; ``{}`` for nothing.
+            changes: The new values of changed parts, by name; ``{}`` for the unchanged agent.
             case: The id of the case.
-            parent_changes: The changes of the version that this one was made of; its recorded replies answer equal requests.
+            parent_changes: The changes of the version from which this one was made; its recorded replies answer equal requests.
 
         Returns:
-            ``score`` from 0 to 1, or ``None`` with a ``problem``; ``said`` by the checks that do not hold; ``did``, the course of
-            a run that does not pass; its ``steps``; ``spent`` and ``cost`` in US dollars; ``served``, how many replies were not
-            paid again; ``journal``. ``stopped`` says that nothing more may be spent.
+            ``score`` from 0 to 1, or ``None`` with a ``problem``; ``said``, the reasons of the failed checks; ``did``, the course of
+            a run that does not pass; ``steps``; ``spent`` and ``cost`` in US dollars; ``served``, the number of replies that were not
+            paid again; ``journal``; ``stopped``, the reason if the budget is spent.
         """
         try:
             made = await self._run_and_summarize_samples(changes, self._get_case(case), parent_changes)
@@ -200,7 +207,7 @@ class Trials:
         samples = [sample for sample, _ in made]
         scores = [self._find_sample_score(sample) for sample in samples]
         problem = next((said for sample in samples if (said := self._explain_unmeasured(sample))), "")
-        worst = self._find_worst_sample(samples)
+        worst = self._get_worst_sample(samples)
         known = [score for score in scores if score is not None]
         costs = [sample.cost for sample in samples]
         return {
@@ -230,8 +237,8 @@ class Trials:
 
     async def _get_or_run_sample(
         self, changes: Mapping[str, Any], case: Case, number: int, parent_changes: Mapping[str, Any] | None
-    ) -> tuple[Sample, int]:
-        """Return a sample, recorded or new, and the number of reused replies; raise if the budget is spent."""
+    ) -> _SampleWithReuse:
+        """Return a recorded sample, or run a new one, with the number of reused replies; raise if the budget is spent."""
         agent, folder = self._load_agent_version(changes), self.folder / "versions" / version_name(changes)
         pages = [] if parent_changes is None else [_reply_page_name(parent_changes, case, number)]
         provider = self._make_caching_provider(_reply_page_name(changes, case, number), case, pages)
@@ -244,7 +251,7 @@ class Trials:
             raise asyncio.CancelledError
         if provider.refused is not None:
             raise provider.refused
-        return outcome.samples[0], provider.served
+        return _SampleWithReuse(outcome.samples[0], provider.served)
 
     def _make_caching_provider(self, page: str, case: Case, earlier_pages: Sequence[str] = ()) -> CachingProvider:
         free = self.is_free(case)
@@ -260,7 +267,7 @@ class Trials:
         raise DataError(msg)
 
     def _load_agent_version(self, changes: Mapping[str, Any]) -> AgentDefinition:
-        """Return the agent with *changes*, loaded from its changed source in memory, once for each version."""
+        """Return the agent with *changes*; the first call for a version loads the changed source from memory."""
         version = version_name(changes)
         if version not in self._agents:
             self._agents[version] = self.file.load_with_changes(changes)
@@ -277,12 +284,12 @@ class Trials:
             return None if sample.passed is None else float(sample.passed)
         return sample.scores[self.by].score if self.by in sample.scores else None
 
-    def _find_worst_sample(self, samples: Sequence[Sample]) -> Sample:
-        """Return the first sample with the lowest score, which describes a case with several ones."""
+    def _get_worst_sample(self, samples: Sequence[Sample]) -> Sample:
+        """Return the first sample with the lowest score; an unknown score counts as 0."""
         return min(samples, key=lambda sample: self._find_sample_score(sample) or 0.0)
 
     def _explain_unmeasured(self, sample: Sample) -> str:
-        """Return why a sample has no score: a failed provider or a broken check; ``""`` if it has one."""
+        """Return why a sample has no score: a failed provider, or a check without a verdict; ``""`` if it has a score."""
         if sample.status == ERROR:
             return f"in case {sample.case}, the provider failed or the connection to a tool server was lost"
         broken = {name: score.reason for name, score in sample.scores.items() if score.state in ("broken", "unknown")}
@@ -302,7 +309,7 @@ class Trials:
 
     async def blame_case(self, changes: Mapping[str, Any], case: str, k: int) -> dict[str, Any]:
         """
-        Return the step at which the chance to pass falls in a version's worst sample of a case.
+        Find the step at which the chance to pass falls in a version's worst sample of a case, with *k* new runs from each step.
 
         Returns:
             ``step``, 0 if none is found; ``why``, the reason for the step, or an error such as a check that needs files; ``spent``
@@ -311,11 +318,11 @@ class Trials:
         known, page = self._get_case(case), f"blame/{version_name(changes)}/{case}"
         agent, provider = self._load_agent_version(changes), self._make_caching_provider(page, known)
         numbers = range(1, self.evaluation.n + 1)
-        copy = Copy.create(self.evaluation.files_of(known), self.root)
+        copy = WorkingCopy.create(self.evaluation.get_files(known), self.root)
         step, why = 0, ""
         try:
             samples = [(await self._get_or_run_sample(changes, known, number, None))[0] for number in numbers]
-            file = FileJournal(self._journal_path(changes, self._find_worst_sample(samples)))
+            file = FileJournal(self._journal_path(changes, self._get_worst_sample(samples)))
             async with self.bench(agent, copy.root, performs=True) as engine:
                 found = await blame(
                     engine, file, self._make_blame_check(known), agent=agent, k=k, models=lambda: provider
@@ -333,7 +340,7 @@ class Trials:
 
     def _make_blame_check(self, case: Case) -> Check:
         """Return a check for ``blame`` that runs the measured check of a case, or all its checks without a judge."""
-        checks = self.evaluation.checks_of(case)
+        checks = self.evaluation.get_named_checks(case)
         asked = (
             [checks[self.by]]
             if self.by in checks
@@ -350,9 +357,10 @@ class Trials:
 
     async def compare_with_original(self, changes: Mapping[str, Any], cases: Sequence[str], seed: int) -> Scores:
         """
-        Return the scores of the agent before and after *changes* on *cases*, as of an evaluation with two sides.
+        Run the missing samples of *cases*, and return the scores of the agent before and after *changes*.
 
-        Samples that are not recorded are run. A spent budget raises ``LimitExceeded``.
+        Raises:
+            LimitExceeded: when the budget is spent.
         """
         sides, samples = [], []
         for name, version in ((BEFORE, {}), (AFTER, changes)):
@@ -369,7 +377,7 @@ class Trials:
 
 
 class _NoFiles:
-    """The missing files of a continued run; a check that uses them gets an error instead of an empty list."""
+    """The missing files of a continued run. A check that uses them gets ``FilesGone`` instead of an empty list."""
 
     def __getattr__(self, name: str) -> Any:
         msg = "a run that continues from a recorded step has no files"
@@ -401,8 +409,8 @@ def version_name(changes: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical(plain(changes)).encode()).hexdigest()[:12] if changes else "as-it-is"
 
 
-def _reply_page_name(changes: Mapping[str, Any], case: Case, number: int) -> str:
-    return f"{version_name(changes)}/{case.id}/{number}"
+def _reply_page_name(changes: Mapping[str, Any], case: Case, sample_number: int) -> str:
+    return f"{version_name(changes)}/{case.id}/{sample_number}"
 
 
 def _make_unmeasured_result(problem: str) -> dict[str, Any]:
@@ -412,8 +420,8 @@ def _make_unmeasured_result(problem: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _visible_excerpt(text: str, most: int) -> str:
-    return cut_middle(visible(text), most, "[...]")
+def _visible_excerpt(text: str, max_chars: int) -> str:
+    return cut_middle(visible(text), max_chars, "[...]")
 
 
 def _conversation_lines(result: RunResult) -> list[str]:

@@ -40,7 +40,7 @@ from stepengine.evaluation.criteria import Case, digest_json, hash_files, hash_f
 from stepengine.evaluation.evaluation_files import load_evaluation
 from stepengine.evaluation.evaluation_report import (
     MAX_SEED,
-    find_evaluation_root,
+    get_evaluation_root,
     load_evaluation_agent,
     make_sample_engine,
     try_making_engines,
@@ -126,10 +126,10 @@ async def improve(
     Raises:
         DataError: when the agent cannot be improved by the evaluation; all problems at once, and nothing was spent.
     """
-    where, folders, patterns = find_evaluation_root(evaluation, root), tuple(agent_folders), to_string_tuple(only)
+    where, folders, patterns = get_evaluation_root(evaluation, root), tuple(agent_folders), to_string_tuple(only)
     amount = "" if resume and not budget else _validate_budget(budget)
     loaded = evaluation if isinstance(evaluation, Evaluation) else load_evaluation(Path(evaluation))
-    file = _read_unsandboxed_agent_file(agent, folders)
+    file = _load_unsandboxed_agent_file(agent, folders)
     original = file.load_with_changes({})
     sides: dict[str, Any] = {original.id: original}
     default = default_model or (None if replies is None else SCRIPTED)
@@ -196,18 +196,20 @@ def _validate_budget(budget: Decimal | float | str | None) -> str:
     raise DataError(msg)
 
 
-def _read_unsandboxed_agent_file(agent: str | Path, folders: Iterable[Path]) -> AgentFile:
-    """Read the file of an agent; raise ``DataError`` if the agent may run only in the sandbox."""
+def _load_unsandboxed_agent_file(agent: str | Path, folders: Iterable[Path]) -> AgentFile:
+    """Load the agent of a file with its changeable parts; raise ``DataError`` if the agent may run only in the sandbox."""
     location = locate_agent(str(agent), folders=folders)
     if location.sandboxed or is_sandboxed(location.file):
         msg = f"{location.file} may run only in the sandbox, but improve imports the versions that it tries; use another agent"
         raise DataError(msg)
-    return AgentFile.read(location)
+    return AgentFile.load(location)
 
 
-def _report_case_result(on_progress: Callable[[str], object], version: str, case: str, made: Mapping[str, Any]) -> None:
-    score = "not measured" if made["score"] is None else f"{made['score']:.2f}"
-    on_progress(f"{version} {case}: {score}, ${made['spent']}")
+def _report_case_result(
+    on_progress: Callable[[str], object], version: str, case: str, result: Mapping[str, Any]
+) -> None:
+    score = "not measured" if result["score"] is None else f"{result['score']:.2f}"
+    on_progress(f"{version} {case}: {score}, ${result['spent']}")
 
 
 @frozen
@@ -221,11 +223,11 @@ class _SearchModels:
     pricing: Pricing
 
     def is_free(self, case: Case | None) -> bool:
-        """Return whether a script replaces the model in a case; ``None`` for the reflecting model."""
+        """Return True if a script replaces the model in *case*; *case* is ``None`` for the reflecting model."""
         return self.replies is not None or (case is not None and case.replies is not None)
 
     def models_for_case(self, case: Case | None) -> Models:
-        """Return the scripted models of a case or search, else the real ones; ``None`` is the reflecting model."""
+        """Return the scripted models of a case or search, else the real ones; *case* is ``None`` for the reflecting model."""
         script = self.replies if case is None or case.replies is None else case.replies
         return self.registry if script is None else Models.from_value(ScriptedModel(script))
 
@@ -289,7 +291,7 @@ class _PlannedSearch:
         Make the plan of a new search from its options.
 
         Raises:
-            DataError: when the folder holds a search, or no model is named that could reflect.
+            DataError: when the folder contains a search, or no model for the search is named.
         """
         if self.has_first_record():
             msg = f"{self.folder} already contains a search; continue it with resume= or --continue, or name another folder"
@@ -307,7 +309,7 @@ class _PlannedSearch:
         Load the plan of a search to continue, and check it against the current inputs and options.
 
         Raises:
-            DataError: when the folder holds no search, or the search had other inputs.
+            DataError: when the folder contains no search, or the search had other inputs.
         """
         if not self.has_first_record():
             msg = f"{str(self.folder)!r} contains no search: it has no {JOURNAL} with a run; start a search with folder= or --out"
@@ -342,7 +344,7 @@ class _PlannedSearch:
                 self._digest_case_files(case),
                 case.group,
                 [*case.tags],
-                [hash_function(c) for c in self.evaluation.checks_of(case).values()],
+                [hash_function(c) for c in self.evaluation.get_named_checks(case).values()],
             ]
             for case in self.evaluation.cases
         ]
@@ -351,7 +353,7 @@ class _PlannedSearch:
         return digest_json([source, cases, self.evaluation.n, limits, self.by, [*self.parts], models])
 
     def _digest_case_files(self, case: Case) -> str:
-        files = self.evaluation.files_of(case)
+        files = self.evaluation.get_files(case)
         folder = None if files is None or isinstance(files, Mapping) else (self.root / files).resolve()
         return digest_json(hash_files(folder) if folder is not None and folder.is_dir() else repr(files))
 
@@ -384,7 +386,7 @@ class _PlannedSearch:
         Run or resume the search, and compare the best version with the original on held-out cases.
 
         Raises:
-            DataError: when the search fails; its journal shows how far it came.
+            DataError: when the search fails; its journal shows the progress.
         """
         improver = find_bundled_agent(IMPROVER)
         assert improver is not None  # noqa: S101 - it comes with the package
@@ -412,7 +414,7 @@ class _PlannedSearch:
         )  # fmt: skip
 
     def _archive_failed_run(self) -> bool:
-        """Rename the journal of a failed search, so that a new one can start; return whether it had failed."""
+        """Rename the journal if the search failed, so that a new search can start; return whether it failed."""
         history = self.journal.history()
         if not history.is_complete or status_of(history) == RunStatus.COMPLETED.value:
             return False
@@ -421,10 +423,10 @@ class _PlannedSearch:
         return True
 
 
-def _write_results(made: Improvement) -> None:
+def _write_results(improvement: Improvement) -> None:
     """Write ``results.json``, ``report.html``, and ``improvement.diff`` for a better version."""
     redactor = make_redactor("all", os.environ)
-    page = render_improvement(made, lambda text: visible(redactor.text(text)))
-    files = {RESULTS: f"{to_ascii_json(redactor.value(made.to_json()))}\n", "report.html": page}
-    for name, text in (files | ({"improvement.diff": made.diff} if made.is_better else {})).items():
-        replace_file(made.folder / name, text.encode())
+    page = render_improvement(improvement, lambda text: visible(redactor.text(text)))
+    files = {RESULTS: f"{to_ascii_json(redactor.value(improvement.to_json()))}\n", "report.html": page}
+    for name, text in (files | ({"improvement.diff": improvement.diff} if improvement.is_better else {})).items():
+        replace_file(improvement.folder / name, text.encode())

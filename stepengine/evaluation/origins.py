@@ -36,12 +36,12 @@ def find_agent_origin(agent: AgentDefinition) -> Origin | None:
     modules = [
         one
         for one in _list_modules_outside_package()
-        if any(_is_same_agent(agent, held) for held in _find_agents_in_module(one))
+        if any(_is_same_agent(agent, held) for held in _list_agents_in_module(one))
     ]
     own = next((one for one in modules if one.__file__ == handled), modules[0] if modules else None)
     if own is not None and own.__file__ is not None:
         file = Path(own.__file__)
-        at = _find_definition_line(file, agent.id)
+        at = _get_definition_line(file, agent.id)
         return Origin(file, at or (int(line) if handled == own.__file__ else 0))
     return Origin(Path(handled), int(line)) if handled and line.isdecimal() and Path(handled).is_file() else None
 
@@ -55,7 +55,7 @@ def _list_modules_outside_package() -> Iterator[ModuleType]:
             yield module
 
 
-def _find_agents_in_module(module: ModuleType) -> Iterator[AgentDefinition]:
+def _list_agents_in_module(module: ModuleType) -> Iterator[AgentDefinition]:
     """Yield the agents that a module holds in its variables, directly or in a list or tuple."""
     for value in list(vars(module).values()):
         if isinstance(value, AgentDefinition):
@@ -70,7 +70,7 @@ def _is_same_agent(agent: AgentDefinition, other: AgentDefinition) -> bool:
     return normalised_id(agent.id) == normalised_id(other.id) and agent.handle_steps is other.handle_steps
 
 
-def _find_definition_line(file: Path, agent_id: str) -> int:
+def _get_definition_line(file: Path, agent_id: str) -> int:
     """Return the line of the first call with the literal id of an agent; 0 if there is none."""
     try:
         source = file.read_bytes()

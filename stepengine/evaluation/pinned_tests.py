@@ -46,10 +46,10 @@ SHOWN = 300
 
 def make_pin_name(text: str) -> str:
     """
-    Return a text as the name of a pin, fit for file and function names.
+    Return a text as the name of a pin, in which only characters for file and function names remain.
 
     Raises:
-        DataError: when it cannot.
+        DataError: when no valid name remains.
     """
     made = re.sub(r"[^a-z0-9]+", "_", text[:60].lower()).strip("_")
     made = f"run_{made}" if made[:1].isdigit() else made
@@ -61,10 +61,10 @@ def make_pin_name(text: str) -> str:
 
 def copy_without_secrets(journal: Journal, target: Path) -> int:
     """
-    Copy *journal* to *target* without what looks like a secret, and return the number of changed records.
+    Copy *journal* to *target* without texts that look like secrets, and return the number of changed records.
 
     Raises:
-        DataError: when something is still found in the copy, which is then gone again, or *target* exists.
+        DataError: when *target* exists, or the copy still contains a possible secret; the copy is then deleted.
         JournalError: when the journal cannot be read.
     """
     if target.exists():
@@ -175,8 +175,8 @@ def pinned(
         check: An expression over ``output, text, status, tools, steps, cost, error, result``, ``MODULE:FN``, or a function of
             the result.
         agent: The agent; by default the engine's of the recorded id.
-        results: What tools and functions give to calls that are not recorded, by name.
-        root: The folder that ``MODULE:FN`` is looked for in; the working folder by default.
+        results: The results of calls that are not recorded, by the name of the tool or function.
+        root: The folder in which ``MODULE:FN`` is looked up; the working folder by default.
 
     Raises:
         AssertionError: when it does not pass, with the reason; or when a reply or result is neither recorded nor in the test.
@@ -195,15 +195,15 @@ def pinned(
     return made.result
 
 
-def _assert_nothing_unrecorded(made: ForkReport) -> None:
+def _assert_nothing_unrecorded(report: ForkReport) -> None:
     """Raise if the run made a call whose result is neither in the record nor in the test."""
-    if made.refused is not None:
-        called = truncate_text(json.dumps(plain(made.refused.input), ensure_ascii=False), SHOWN)
-        msg = f"the run now calls {made.refused.name} {called} at {made.refused.address}, which is not recorded; add its result to RESULTS"
+    if report.refused is not None:
+        called = truncate_text(json.dumps(plain(report.refused.input), ensure_ascii=False), SHOWN)
+        msg = f"the run now calls {report.refused.name} {called} at {report.refused.address}, which is not recorded; add its result to RESULTS"
         raise AssertionError(msg)
-    error: BaseException | None = made.result.error
+    error: BaseException | None = report.result.error
     if isinstance(error, ModelError) and error.kind == "script":
-        msg = f"from {made.broke_at} on, the run sends requests that are not recorded; add their replies to REPLIES: {error.message}"
+        msg = f"from {report.broke_at} on, the run sends requests that are not recorded; add their replies to REPLIES: {error.message}"
         raise AssertionError(msg)
 
 
@@ -214,9 +214,9 @@ class PinnedTest:
 
     Attributes:
         file: The test.
-        journal: The journal that it runs again.
+        journal: The journal of the repeated run.
         reason: Why the test fails.
-        changed: How many records of the journal were cleaned of what looks like a secret.
+        changed: The number of records from which possible secrets were removed.
     """
 
     file: Path
@@ -270,7 +270,7 @@ def pin(
     def list_agent_references(file: Path) -> list[str]:
         if by_origin:
             return [f"{relative_to_tests_parent(origin.file, file)}#{name}" for name, origin in origins.items()]
-        named = [_format_agent_reference(one, "", folders, file) for one in _find_referenced_ids(family)]
+        named = [_format_agent_reference(one, "", folders, file) for one in _list_referenced_ids(family)]
         return [_format_agent_reference(root.id, agent_file, folders, file), *named]
 
     clean = make_redactor("all", os.environ).value
@@ -336,16 +336,16 @@ def _get_agent_origins(agents: Iterable[AgentDefinition]) -> dict[str, Origin]:
     return {name: origin for name, origin in found.items() if origin is not None}
 
 
-def _format_agent_reference(agent_id: str, given: str, folders: Iterable[Path], test_file: Path) -> str:
-    """Return how a test names an agent: the id of a bundled agent, else the agent's file relative to the test."""
-    place = loader.locate_agent(given or agent_id, folders=folders)
+def _format_agent_reference(agent_id: str, agent_file: str, folders: Iterable[Path], test_file: Path) -> str:
+    """Return the reference to an agent in a test: the id of a bundled agent, else the path of the agent's file."""
+    location = loader.locate_agent(agent_file or agent_id, folders=folders)
     package = Path(loader.__file__).resolve().parents[1]
-    if place.file.resolve().parent in (package / "_agents", package.parent / "agents"):
+    if location.file.resolve().parent in (package / "_agents", package.parent / "agents"):
         return agent_id
-    return str(attrs.evolve(place, file=Path(relative_to_tests_parent(place.file, test_file))))
+    return str(attrs.evolve(location, file=Path(relative_to_tests_parent(location.file, test_file))))
 
 
-def _find_referenced_ids(agents: Sequence[AgentDefinition]) -> list[str]:
+def _list_referenced_ids(agents: Sequence[AgentDefinition]) -> list[str]:
     """Return the ids by which agents refer to others, except those whose definition another agent holds."""
     children = [child for agent in agents for child in agent.spawnable_agents]
     held = {normalised_id(child.id) for child in (*agents[:1], *children) if not isinstance(child, str)}
@@ -370,7 +370,7 @@ def _run_test_and_find_failure(file: Path, name: str) -> str:
 
 def replay_and_find_failure(engine: Engine, journal: Journal, check: Check, agent: AgentDefinition) -> str:
     """
-    Return why a recorded run fails its check; ``""`` if it passes. A divergence raises, and is no failure.
+    Replay a recorded run, and return why it fails its check, or ``""``. A divergence raises an error.
 
     Raises:
         DataError: when the check itself fails.

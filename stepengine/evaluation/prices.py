@@ -39,10 +39,10 @@ class RecordedCall:
     A recorded model call.
 
     Attributes:
-        model: The model that was asked.
-        usage: What it used; ``None`` when that is unknown.
-        cost: What it cost; ``None`` when that is unknown.
-        shared: Which share of its prompt the request before it in the same run had, too, from 0 to 1.
+        model: The model that was called.
+        usage: The usage; ``None`` if it is unknown.
+        cost: The cost in US dollars; ``None`` if it is unknown.
+        shared: The share of the prompt, from 0 to 1, that the previous request of the same run contains, too.
     """
 
     model: str
@@ -115,15 +115,18 @@ def list_answered_calls(journal: Journal) -> list[RecordedCall]:
     return calls
 
 
-def _cacheable_share(before: ModelRequest | None, request: ModelRequest) -> float:
-    """Return the share of a prompt that a cache could hold: its common start with *before*; 0 for another system prompt or tools."""
-    if before is None or (before.system_prompt, before.tools) != (request.system_prompt, request.tools):
+def _cacheable_share(previous_request: ModelRequest | None, request: ModelRequest) -> float:
+    """Return the share of a prompt that a cache could hold: the common start of both requests; 0 for another system prompt or tools."""
+    if previous_request is None or (previous_request.system_prompt, previous_request.tools) != (
+        request.system_prompt,
+        request.tools,
+    ):
         return 0.0
-    same = before.messages.shared_prefix_length(request.messages)
-    if not same or not len(before.messages):
+    same = previous_request.messages.shared_prefix_length(request.messages)
+    if not same or not len(previous_request.messages):
         return 0.0
     whole = estimate_request_tokens(request)
-    held = estimate_request_tokens(attrs.evolve(before, tail=())) * same / len(before.messages)
+    held = estimate_request_tokens(attrs.evolve(previous_request, tail=())) * same / len(previous_request.messages)
     return min(1.0, held / whole) if whole else 0.0
 
 
@@ -149,10 +152,10 @@ def price_calls(
     Return the cost of *calls* with another model.
 
     Args:
-        calls: What was recorded.
+        calls: The recorded calls.
         model: The model, ``provider/name``.
-        price: What usage costs.
-        now: When: prices change.
+        price: Returns the cost of a usage, or ``None``.
+        now: The time whose prices are used.
     """
     known = [call for call in calls if call.usage is not None]
     low, high = Decimal(0), Decimal(0)

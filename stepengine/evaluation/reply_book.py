@@ -64,7 +64,7 @@ class ReplyBook:
         self._number = 0
         self._is_alone = False
         self._waiting: list[asyncio.Future[None]] = []
-        self._load_file(file)
+        self._load_and_repair_file(file)
         self._cut = sum(self._open.values(), Decimal(0))
         self._open.clear()
         self._file = file.open("ab")
@@ -102,7 +102,7 @@ class ReplyBook:
         key: str,
         call: Callable[[], Awaitable[ModelReply]],
         *,
-        most: Decimal | None,
+        max_cost: Decimal | None,
         price: Callable[[Usage], Decimal | None],
     ) -> ModelReply:
         """
@@ -112,15 +112,15 @@ class ReplyBook:
             name: The name.
             key: The key of the request.
             call: Makes the call; the reply has its cost.
-            most: The highest possible cost; ``None`` if it is unknown, so that the call runs alone.
+            max_cost: The highest possible cost; ``None`` if it is unknown, so that the call runs alone.
             price: Returns the cost of a failed call by its usage.
 
         Raises:
-            LimitExceeded: when nothing is left.
-            ModelError: as the call does.
+            LimitExceeded: when the budget is spent.
+            ModelError: the error of the call.
         """
-        number = await self._wait_for_budget(most)
-        reply, paid = None, most or Decimal(0)
+        number = await self._wait_and_record_call_start(max_cost)
+        reply, paid = None, max_cost or Decimal(0)
         try:
             reply = await call()
             paid = paid if reply.cost is None else reply.cost
@@ -131,11 +131,11 @@ class ReplyBook:
             self._record_purchase_and_wake(number, name, key, reply, paid)
         return reply
 
-    async def _wait_for_budget(self, most: Decimal | None) -> int:
+    async def _wait_and_record_call_start(self, max_cost: Decimal | None) -> int:
         """Wait until the budget allows another call, record its start, and return its number; raise if the budget is spent."""
         while True:
             left = self.budget - self.spent - sum(self._open.values())
-            if most is not None and most <= left and not self._is_alone:
+            if max_cost is not None and max_cost <= left and not self._is_alone:
                 break
             if not self._open:
                 if left <= 0:
@@ -147,14 +147,14 @@ class ReplyBook:
             self._waiting.append(turn)
             await turn
         self._number += 1
-        self._open[self._number] = most or Decimal(0)
-        self._append_line({"number": self._number, "most": str(most or 0)})
+        self._open[self._number] = max_cost or Decimal(0)
+        self._append_line({"number": self._number, "most": str(max_cost or 0)})
         return self._number
 
     def _record_purchase_and_wake(
         self, number: int, name: str, key: str, reply: ModelReply | None, paid: Decimal
     ) -> None:
-        """Write the end of a call to the file, free its part of the budget, and wake waiting calls."""
+        """Append the end of a call to the file, free its part of the budget, and wake waiting calls."""
         line: dict[str, object] = {"name": name, "key": key, "paid": str(paid)}
         self._append_line({"number": number, **line, "reply": None if reply is None else to_json(reply)})
         self._add_purchase_in_memory(name, key, reply, paid)
@@ -179,8 +179,8 @@ class ReplyBook:
         self._file.write(f"{text}\n".encode())
         self._file.flush()
 
-    def _load_file(self, file: Path) -> None:
-        """Load the purchases in the file, and cut off an incomplete last line that a crash left."""
+    def _load_and_repair_file(self, file: Path) -> None:
+        """Load the purchases in the file, and remove an incomplete last line of a crash from the file."""
         if not file.is_file():
             return
         REPLIES_FILE.check(file)
@@ -255,16 +255,16 @@ class CachingProvider(Provider):
         return True
 
     def check(self, model: str) -> None:
-        """Check a model with the real providers; errors are theirs."""
+        """Check a model with the real providers, and raise their errors."""
         self._models.check(model)
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         """
-        Return the bought or new reply to a request.
+        Return the recorded reply to a request, or call the model within the budget.
 
         Raises:
-            LimitExceeded: when it is not in the book, and the budget is spent or its price is unknown.
-            ModelError: as the model does.
+            LimitExceeded: when the reply is not in the book, and the budget is spent or the price is unknown.
+            ModelError: the error of the model.
         """
         key = self._book.request_key(request)
         if known := self._own.get(key):
@@ -292,7 +292,7 @@ class CachingProvider(Provider):
                 self._name,
                 key,
                 lambda: self._call_real_provider(request),
-                most=most,
+                max_cost=most,
                 price=lambda usage: self._compute_price(model, usage),
             )
         except LimitExceeded as error:

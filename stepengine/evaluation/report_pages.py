@@ -83,14 +83,16 @@ def _remark_lines(scores: Scores) -> Iterator[str]:
     yield f"spent ${scores.outcome.spent}"
 
 
-def failed_sample_lines(scores: Scores, folder: Path, agent: Callable[[Sample], str] = lambda _: "") -> Iterator[str]:
-    """Yield the first failed samples with their journals; *agent* returns the options by which a debugger finds the agent."""
+def failed_sample_lines(
+    scores: Scores, folder: Path, get_agent_options: Callable[[Sample], str] = lambda _: ""
+) -> Iterator[str]:
+    """Yield the first failed samples with the commands that debug them; *get_agent_options* returns more options of a command."""
     failed = [s for s in scores.outcome.samples if s.status == "error" or s.passed is not True]
     failed = [s for s in failed if s.status == "error" or any(x.passed is not True for x in s.scores.values())]
     for sample in failed[:SHOWN]:
         why = next((f"{name}: {x.reason}" for name, x in sample.scores.items() if x.passed is not True), sample.status)
         yield f"{sample.case} {sample.side} {sample.n}: {why}"
-        yield f"    stepengine debug {shlex.quote(str(folder / sample.journal))}{agent(sample)}"
+        yield f"    stepengine debug {shlex.quote(str(folder / sample.journal))}{get_agent_options(sample)}"
     if len(failed) > SHOWN:
         yield f"and {len(failed) - SHOWN} more"
 
@@ -137,32 +139,32 @@ def render_report(
     Return the report as HTML without scripts and external resources. All texts are escaped; links lead to pages of runs only.
 
     Args:
-        scores: What the evaluation says.
-        gates: What was said of each gate.
-        clean: Takes out of a text what must not be shown.
-        pages: Files of pages by the journals whose runs they show, both from the folder of the results on.
+        scores: The scores of the evaluation.
+        gates: A line for each gate.
+        clean: Removes secrets from a text.
+        pages: The paths of the pages of runs by the paths of their journals, relative to the folder of the results.
     """
-    put = partial(_clean_and_escape, clean)
+    escape = partial(_clean_and_escape, clean)
     outcome = scores.outcome
     parts = [
-        *_render_summary(scores, gates, put),
-        *([f"<p><strong>{put(f'partial: {outcome.stopped}')}</strong></p>"] if outcome.stopped else []),
+        *_render_summary(scores, gates, escape),
+        *([f"<p><strong>{escape(f'partial: {outcome.stopped}')}</strong></p>"] if outcome.stopped else []),
         *[
-            _render_table(caption, names, rows, put)
+            _render_table(caption, names, rows, escape)
             for caption, names, rows in (*_make_score_tables(scores), *_make_sample_tables(scores, pages or {}))
         ],
     ]
-    return _render_page(outcome.evaluation.name, parts, put)
+    return _render_page(outcome.evaluation.name, parts, escape)
 
 
-def _render_summary(scores: Scores, gates: Sequence[str], put: Callable[[object], str]) -> Iterator[str]:
+def _render_summary(scores: Scores, gates: Sequence[str], escape: Callable[[object], str]) -> Iterator[str]:
     """Yield the summary, remarks and gates as paragraphs of HTML."""
     told = [line for line in summary_lines(scores) if not line.startswith("side ")]
-    yield f"<p>{put(told[0])}</p>"
-    yield from [f"<p>{put(line)}</p>" for line in [*_remark_lines(scores), *gates]]
+    yield f"<p>{escape(told[0])}</p>"
+    yield from [f"<p>{escape(line)}</p>" for line in [*_remark_lines(scores), *gates]]
 
 
-def _render_page(title: str, parts: Sequence[str], put: Callable[[object], str]) -> str:
+def _render_page(title: str, parts: Sequence[str], escape: Callable[[object], str]) -> str:
     """Return a whole HTML page with a title and style, which loads nothing."""
     style = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
     head = [
@@ -170,23 +172,23 @@ def _render_page(title: str, parts: Sequence[str], put: Callable[[object], str])
         '<html lang="en"><head><meta charset="utf-8">',
         f"<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'sha256-{style}'; base-uri 'none'; form-action 'none'\">",
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{put(title)}</title><style>{STYLE}</style></head><body><main>",
-        f"<h1>{put(title)}</h1>",
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><main>",
+        f"<h1>{escape(title)}</h1>",
     ]
     return "\n".join([*head, *parts, "</main></body></html>"]) + "\n"
 
 
-def render_improvement(made: Improvement, clean: Callable[[str], str]) -> str:
+def render_improvement(improvement: Improvement, clean: Callable[[str], str]) -> str:
     """
     Return the result of a search for a better version as HTML, like ``render_report``.
 
     Args:
-        made: The result.
-        clean: Takes out of a text what must not be shown.
+        improvement: The result.
+        clean: Removes secrets from a text.
     """
-    put = partial(_clean_and_escape, clean)
-    found, scores = made.found, made.scores
-    changed = [(name, made.parts[name], value) for name, value in found["changes"].items()]
+    escape = partial(_clean_and_escape, clean)
+    found, scores = improvement.found, improvement.scores
+    changed = [(name, improvement.parts[name], value) for name, value in found["changes"].items()]
     versions = [
         (
             "-" if v["number"] is None else v["number"], ", ".join(map(str, v["parents"])), ", ".join(v["changes"]), v["why"], v["came_of_it"],
@@ -194,15 +196,15 @@ def render_improvement(made: Improvement, clean: Callable[[str], str]) -> str:
         )
         for v in found["versions"]
     ]  # fmt: skip
-    names = ("version", "parent", "changes", "reason", "outcome", f"mean {made.by}", "cases", "spent so far")
+    names = ("version", "parent", "changes", "reason", "outcome", f"mean {improvement.by}", "cases", "spent so far")
     told = [
-        f"<p><strong>{put(made.describe())}</strong></p>", f"<p>{put(found['why'])}; spent ${put(made.spent)}</p>",
-        *([] if not changed else [_render_table("Changes", ("part", "before", "after"), changed, put)]),
-        *([] if not made.diff else [f"<pre><code>{put(made.diff)}</code></pre>"]),
-        *([] if scores is None else [*_render_summary(scores, (), put), *[_render_table(*table, put) for table in (*_make_score_tables(scores), *_make_sample_tables(scores, {}))]]),
-        _render_table("Tried versions", names, versions, put),
+        f"<p><strong>{escape(improvement.describe())}</strong></p>", f"<p>{escape(found['why'])}; spent ${escape(improvement.spent)}</p>",
+        *([] if not changed else [_render_table("Changes", ("part", "before", "after"), changed, escape)]),
+        *([] if not improvement.diff else [f"<pre><code>{escape(improvement.diff)}</code></pre>"]),
+        *([] if scores is None else [*_render_summary(scores, (), escape), *[_render_table(*table, escape) for table in (*_make_score_tables(scores), *_make_sample_tables(scores, {}))]]),
+        _render_table("Tried versions", names, versions, escape),
     ]  # fmt: skip
-    return _render_page("improvement", told, put)
+    return _render_page("improvement", told, escape)
 
 
 Table = tuple[str, Sequence[str], Sequence[Sequence[object]]]
@@ -258,17 +260,21 @@ def _make_sample_tables(scores: Scores, pages: Mapping[str, str]) -> Iterator[Ta
 
 
 def _render_table(
-    caption: str, names: Sequence[str], rows: Sequence[Sequence[object]], put: Callable[[object], str]
+    caption: str, names: Sequence[str], rows: Sequence[Sequence[object]], escape: Callable[[object], str]
 ) -> str:
-    head = "".join([f'<th scope="col">{put(name)}</th>' for name in names])
-    body = "\n".join([f"<tr>{''.join([_render_cell(value, put) for value in row])}</tr>" for row in rows])
-    return f"<table><caption>{put(caption)}</caption><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"
+    head = "".join([f'<th scope="col">{escape(name)}</th>' for name in names])
+    body = "\n".join([f"<tr>{''.join([_render_cell(value, escape) for value in row])}</tr>" for row in rows])
+    return f"<table><caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"
 
 
-def _render_cell(value: object, put: Callable[[object], str]) -> str:
+def _render_cell(value: object, escape: Callable[[object], str]) -> str:
     """Return a table cell as HTML; a text and file become a link."""
     if isinstance(value, tuple):
         text, file = value
         # The dot keeps a name with a colon from being read as a scheme.
-        return f'<td><a href="./{html.escape(quote(file))}">{put(text)}</a></td>' if file else f"<td>{put(text)}</td>"
-    return f'<td class="number">{put(value)}</td>' if isinstance(value, int) else f"<td>{put(value)}</td>"
+        return (
+            f'<td><a href="./{html.escape(quote(file))}">{escape(text)}</a></td>'
+            if file
+            else f"<td>{escape(text)}</td>"
+        )
+    return f'<td class="number">{escape(value)}</td>' if isinstance(value, int) else f"<td>{escape(value)}</td>"

@@ -53,11 +53,11 @@ Confirm: TypeAlias = Callable[[CostEstimate], "Awaitable[SharedBudget | None] | 
 """Approves the cost before models are called, or raises. If it returns a ``SharedBudget``, that pays."""
 
 
-async def confirm_estimate(
+async def confirm_cost_and_get_budget(
     confirm: Confirm | None, estimate: Callable[[], CostEstimate], budget: SharedBudget | None
 ) -> SharedBudget:
     """
-    Return the budget that pays, after *confirm* has approved the estimate: that of *confirm*, else *budget*, else an unlimited one.
+    Ask *confirm* to approve the estimate, and return the budget: the one that *confirm* returns, else *budget*, else an unlimited one.
 
     *confirm* is not called if no model will be called. Its errors are raised.
     """
@@ -98,9 +98,9 @@ async def fork_sample(
     return None if made.is_unpaid else made
 
 
-async def run_concurrently(works: Sequence[Callable[[], Awaitable[Made]]], most: int = AT_ONCE) -> list[Made]:
-    """Call *works*, at most *most* at a time, and return their results in order; the first error cancels the others."""
-    gate = asyncio.Semaphore(most)
+async def run_concurrently(works: Sequence[Callable[[], Awaitable[Made]]], max_concurrent: int = AT_ONCE) -> list[Made]:
+    """Call *works*, at most *max_concurrent* at a time, and return their results in order; the first error cancels the others."""
+    gate = asyncio.Semaphore(max_concurrent)
 
     async def run_within_limit(work: Callable[[], Awaitable[Made]]) -> Made:
         async with gate:
@@ -120,14 +120,14 @@ class Course:
     The effects and the end of a run from one effect on.
 
     Attributes:
-        decision: The tools that the first model reply there called, with their inputs; of a program what it asked for, since hardly
-            two are written alike. ``None`` where no model answered.
-        tools: The names of the tools that were called, in program order.
-        steps: How many model calls there were.
-        tokens: What those used.
-        cost: What they cost; ``None`` when that is unknown, as where there were some and none was answered.
-        status: How the run ended.
-        output: Its output as JSON; of a run without one its text.
+        decision: The tools that the first model reply called, with their inputs. A program is replaced by its requests, since two
+            programs are rarely equal. ``None`` without a model reply.
+        tools: The names of the called tools, in program order.
+        steps: The number of model calls.
+        tokens: The number of tokens of these calls.
+        cost: The cost of these calls in US dollars; ``None`` if it is unknown, for example because none has a reply.
+        status: The status of the run.
+        output: The output of the run as JSON, or its text if it has no output.
     """
 
     decision: tuple[tuple[str, Any], ...] | None
@@ -148,11 +148,11 @@ def summarize_run_from(history: History, at: str) -> Course:
     usage, cost, decision = Usage(), Decimal(0), None
     known: Decimal | None = cost
     models = [i for i in after if i.type == "model_call"]
-    replies = [(intent, reply) for intent in models if (reply := _find_reply_to(history, intent)) is not None]
+    replies = [(intent, reply) for intent in models if (reply := _find_recorded_reply(history, intent)) is not None]
     for intent, reply in replies:
         usage, known = usage + (reply.usage or Usage()), add_cost(known, reply.cost)
         if decision is None and intent.path == address[0]:
-            decision = tuple(_decided_calls(history, intent, reply))
+            decision = tuple(_list_decided_calls(history, intent, reply))
     ended = find_root_end(history)
     return Course(
         decision=decision,
@@ -165,7 +165,7 @@ def summarize_run_from(history: History, at: str) -> Course:
     )
 
 
-def _decided_calls(history: History, model_call: Intent, reply: ModelReply) -> Iterator[tuple[str, Any]]:
+def _list_decided_calls(history: History, model_call: Intent, reply: ModelReply) -> Iterator[tuple[str, Any]]:
     """Yield the tool calls of a reply; a call that ran a program is replaced by the program's calls, agents and questions."""
     programs = list(_find_programs_after_reply(history, model_call))
     for call in reply.tool_calls:
@@ -174,12 +174,12 @@ def _decided_calls(history: History, model_call: Intent, reply: ModelReply) -> I
         inner = []
         if found is not None:
             programs.remove(found)
-            inner = list(_requests_of_program(history, found[2]))
+            inner = list(_list_program_requests(history, found[2]))
         yield from inner or [(call.tool_name, given)]
 
 
 def _find_programs_after_reply(history: History, model_call: Intent) -> Iterator[tuple[str, str, str]]:
-    """Yield the programs that ran for the reply to a model call: the tool, the source, and the path of the effects."""
+    """Yield the programs that ran for the reply to a model call, as (tool name, source, run path of the program's effects)."""
     seq = model_call.seq + 1
     while (effect := history.intents.get((model_call.path, seq))) is not None and effect.type != "model_call":
         form = history.form(effect)
@@ -189,9 +189,9 @@ def _find_programs_after_reply(history: History, model_call: Intent) -> Iterator
         seq += 1
 
 
-def _requests_of_program(history: History, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield names and inputs of a program's requests, without waits and permission checks."""
-    for form in map(history.form, history.tree.list_effects(path)):
+def _list_program_requests(history: History, run_path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the tool calls, agent calls and questions of a program as (name, input), without waits and permission checks."""
+    for form in map(history.form, history.tree.list_effects(run_path)):
         if form["type"] == "tool_call":
             yield form["tool_name"], plain(form["input"])
         elif form["type"] == "agent_call":
@@ -201,7 +201,7 @@ def _requests_of_program(history: History, path: str) -> Iterator[tuple[str, Any
 
 
 def sort_effects_in_program_order(history: History) -> list[tuple[Address, Intent]]:
-    """Return the effects of a run sorted by address, those of a child after the effect that started it."""
+    """Return the effects of a run sorted by address; the effects of a child follow the effect that started the child."""
 
     def sort_key(address: Address) -> list[int]:
         path, seq = address
@@ -210,7 +210,7 @@ def sort_effects_in_program_order(history: History) -> list[tuple[Address, Inten
     return sorted(history.intents.items(), key=lambda item: sort_key(item[0]))
 
 
-def _find_reply_to(history: History, intent: Intent) -> ModelReply | None:
+def _find_recorded_reply(history: History, intent: Intent) -> ModelReply | None:
     """Return the recorded reply to a model call; ``None`` if it failed or has no result."""
     known = history.results.get((intent.path, intent.seq))
     value = None if known is None else getattr(history.outcome(known), "value", None)

@@ -54,8 +54,8 @@ class Row:
         side: The side.
         check: The check; ``"pass"`` for all functions together.
         mean: The mean over cases, as an ``Estimate``.
-        samples: How many samples it is made of.
-        errors: Samples that are left out: a provider's error, a server of tools that was lost, a check that is broken or unknown.
+        samples: The number of samples.
+        errors: The number of omitted samples: with an error of the provider or a lost tool server, or without a verdict.
         is_judge: Whether an agent decides.
     """
 
@@ -77,9 +77,9 @@ class Pair:
         side: The side.
         check: The check.
         difference: The difference with its interval, and the p value that belongs to it; gates use both.
-        better: Cases in which it is above the base.
-        worse: Cases in which it is below.
-        equal: The others.
+        better: The number of cases in which the side is above the base.
+        worse: The number of cases in which the side is below the base.
+        equal: The number of other cases.
         p_adjusted: The p value, adjusted by Holm's method for the number of all pairs.
     """
 
@@ -109,12 +109,12 @@ class Scores:
     The scores of an evaluation.
 
     Attributes:
-        outcome: What it was counted from.
+        outcome: The samples.
         rows: A row for each side and check.
         pairs: The differences of each side to the base.
-        ratios: How cost, steps and tokens compare.
-        unmeasured: Sides of which too many samples have such an error, each with how many.
-        broken: Checks that raised, each with what they said first.
+        ratios: The ratios of cost, steps and tokens to the base.
+        unmeasured: The number of samples with an error, for each side with too many of them.
+        broken: The first error of each check that raised one.
     """
 
     outcome: Outcome
@@ -143,7 +143,7 @@ class Scores:
                 {"name": s.name, "agent": s.agent.id, "definition": s.definition, "models": [*s.models]}
                 for s in outcome.sides
             ],
-            "checks": [*dict.fromkeys([name for case in evaluation.cases for name in evaluation.checks_of(case)])],
+            "checks": [*dict.fromkeys([name for case in evaluation.cases for name in evaluation.get_named_checks(case)])],
             "cases": [
                 {
                     "id": case.id, "tags": [*case.tags], "group": case.group,
@@ -279,13 +279,13 @@ class GateOfScores:
     A condition on the scores.
 
     Attributes:
-        text: As it was written.
-        left: What is compared: a check or measure, of a side or of all but the base.
+        text: The gate as it was written.
+        left: The compared check or measure, of one side or of all sides but the base.
         sign: ``>``, ``>=``, ``<`` or ``<=``.
         bound: The number on the right, or the factor.
-        right: What the left one is compared with: what stands behind ``-`` or ``*``; ``""`` for nothing.
-        is_ratio: Whether *right* is multiplied, not taken away.
-        by_mean: Whether the mean decides, not the bound of the interval of a difference.
+        right: The name after ``-`` or ``*`` with which *left* is compared; ``""`` for none.
+        is_ratio: Whether *right* is multiplied by the bound, and not subtracted.
+        by_mean: Whether the mean decides, and not the end of the interval of a difference.
     """
 
     text: str
@@ -302,7 +302,7 @@ class GateOfScores:
         Parse a gate.
 
         Raises:
-            DataError: when it cannot be read as one.
+            DataError: when *text* is not a gate.
         """
         words = SIGN.sub(r" \1 ", text[:MAX_GATE]).split() if len(text) <= MAX_GATE else []
         signs = [i for i, word in enumerate(words) if word.lstrip("~") in COMPARE]
@@ -432,23 +432,23 @@ def _parse_finite_number(word: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _require_measure_name(word: str, gate_text: str) -> str:
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9._-]{0,200}", word):
+def _require_measure_name(name: str, gate_text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9._-]{0,200}", name):
         raise _make_gate_error(gate_text)
-    return word
+    return name
 
 
-def _require_name_with_side(word: str, gate_text: str) -> str:
+def _require_name_with_side(name: str, gate_text: str) -> str:
     """Return a name of the form ``SIDE.CHECK``; raise ``DataError`` for another one."""
-    if "." not in _require_measure_name(word, gate_text):
-        msg = f"{gate_text!r} is not a gate: {word!r} has no side; write SIDE.{word}"
+    if "." not in _require_measure_name(name, gate_text):
+        msg = f"{gate_text!r} is not a gate: {name!r} has no side; write SIDE.{name}"
         raise DataError(msg)
-    return word
+    return name
 
 
 def _list_checks_and_measures(evaluation: Evaluation) -> list[str]:
     """Return the checks and measures that gates can name."""
-    every = [evaluation.checks_of(case) for case in evaluation.cases]
+    every = [evaluation.get_named_checks(case) for case in evaluation.cases]
     return [PASS, *MEASURES, *dict.fromkeys([name for checks in every for name in checks])]
 
 

@@ -44,11 +44,11 @@ class Estimate:
         mean: The mean.
         low: The lower end of its 95 % interval; ``None`` with too few cases.
         high: The upper end.
-        cases: How many cases it is the mean of.
-        p: How likely a mean at least so far from 0 is when the true one is 0, by the method of the interval: it is below
-            0.05 where the interval leaves 0 out, and nowhere else. ``None`` where that was not asked, or there is no interval.
+        cases: The number of cases.
+        p: The p value of the hypothesis that the true mean is 0, by the method of the interval: it is below 0.05 exactly if the
+            interval excludes 0. ``None`` if it was not requested, or there is no interval.
         error: The standard error; ``None`` with fewer than two cases.
-        detectable: The smallest difference that as many cases would show; ``None`` where that was not asked.
+        detectable: The smallest difference that this number of cases can show; ``None`` if it was not requested.
     """
 
     mean: float
@@ -66,11 +66,11 @@ class Ratio:
     A ratio of costs, steps or tokens, with its interval.
 
     Attributes:
-        ratio: The geometric mean of the pairs' ratios; ``None`` where no pair can be compared.
+        ratio: The geometric mean of the pairs' ratios; ``None`` if no pair can be compared.
         low: The lower end of its 95 % interval; ``None`` with too few pairs.
         high: The upper end.
-        pairs: How many pairs it is made of.
-        left_out: How many were left out, because a side is unknown or zero.
+        pairs: The number of pairs.
+        left_out: The number of pairs that were not used, because a side is unknown or zero.
     """
 
     ratio: float | None
@@ -86,22 +86,22 @@ def mean_by_case(samples: Mapping[str, Iterable[float]]) -> dict[str, float]:
     return {case: fmean(values) for case, values in means.items() if values}
 
 
-def wilson_interval(successes: int, number: int) -> tuple[float, float]:
+def wilson_interval(successes: int, tries: int) -> tuple[float, float]:
     """
-    Return the 95 % confidence interval of a rate: *successes* of *number* independent tries.
+    Return the 95 % confidence interval of a rate: *successes* of *tries* independent tries.
 
-    Without a try it is 0 to 1.
+    Without a try the interval is 0 to 1.
 
     Raises:
-        ValueError: for numbers that cannot be.
+        ValueError: when *successes* is below 0 or above *tries*.
     """
-    if not 0 <= successes <= number:
-        msg = f"{successes} of {number} is not a rate"
+    if not 0 <= successes <= tries:
+        msg = f"{successes} of {tries} is not a rate"
         raise ValueError(msg)
-    if number == 0:
+    if tries == 0:
         return 0.0, 1.0
     z = NormalDist().inv_cdf(0.5 + LEVEL / 2)
-    p, n = successes / number, number
+    p, n = successes / tries, tries
     middle = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     return max(0.0, middle - half), min(1.0, middle + half)
@@ -130,12 +130,12 @@ def estimate_mean(cases: Sequence[float]) -> Estimate:
 
 def estimate_difference(base: Mapping[str, float], side: Mapping[str, float], *, spread: float = 1.0) -> Estimate:
     """
-    Return by how much *side* exceeds *base*: the mean difference over the cases that both have.
+    Return the mean of *side* minus *base* over the cases that both have, with its interval and p value.
 
     Args:
-        base: One value for each case.
-        side: The same of the other side.
-        spread: How far apart two values can be; what the rule of three is scaled by where all differences are equal.
+        base: The value of each case.
+        side: The value of each case for the other side.
+        spread: The largest possible difference of two values; it scales the rule of three if all differences are equal.
     """
     differences = [side[case] - base[case] for case in base if case in side]
     made = _estimate_mean_with_t_interval(differences, spread=spread)
@@ -188,29 +188,29 @@ def _estimate_mean_with_t_interval(values: Sequence[float], *, spread: float) ->
 def _compute_p_value(mean: float, error: float, number: int, spread: float) -> float:
     """Return the p value that fits the interval of ``_estimate_mean_with_t_interval``: 0.05 if one end of it is 0."""
     if error:
-        return 2 * (1 - _t_cumulative(abs(mean / error), number - 1))
+        return 2 * (1 - _compute_t_cdf(abs(mean / error), number - 1))
     return float((1 - LEVEL) ** (number * abs(mean) / (RULE_OF_THREE * spread))) if spread else float(mean == 0)
 
 
 # --- Student's t ------------------------------------------------------------------------------------------------------
 
 
-def t_quantile(probability: float, freedom: int) -> float:
-    """Return the quantile of Student's t with *freedom* degrees of freedom at *probability*."""
+def t_quantile(probability: float, degrees_of_freedom: int) -> float:
+    """Return the quantile of Student's t with *degrees_of_freedom* degrees of freedom at *probability*."""
     if probability < 0.5:  # noqa: PLR2004 - the middle of a symmetric distribution
-        return -t_quantile(1 - probability, freedom)
+        return -t_quantile(1 - probability, degrees_of_freedom)
     low, high = 0.0, 1.0
-    while _t_cumulative(high, freedom) < probability:
+    while _compute_t_cdf(high, degrees_of_freedom) < probability:
         high *= 2
     for _ in range(80):
         middle = (low + high) / 2
-        low, high = (middle, high) if _t_cumulative(middle, freedom) < probability else (low, middle)
+        low, high = (middle, high) if _compute_t_cdf(middle, degrees_of_freedom) < probability else (low, middle)
     return high
 
 
-def _t_cumulative(t: float, freedom: int) -> float:
-    """Return the probability that Student's t is below *t*, which must not be negative."""
-    return 1 - _incomplete_beta(freedom / (freedom + t * t), freedom / 2, 0.5) / 2
+def _compute_t_cdf(t: float, degrees_of_freedom: int) -> float:
+    """Return P(T <= t) of Student's t distribution, for t >= 0."""
+    return 1 - _incomplete_beta(degrees_of_freedom / (degrees_of_freedom + t * t), degrees_of_freedom / 2, 0.5) / 2
 
 
 def _incomplete_beta(x: float, a: float, b: float) -> float:
@@ -236,5 +236,5 @@ def _incomplete_beta(x: float, a: float, b: float) -> float:
 
 
 def _avoid_zero(value: float) -> float:
-    """Return a value, or a tiny number in place of one near zero."""
+    """Return *value*, or a tiny number if *value* is near zero."""
     return value if abs(value) > TINY else TINY

@@ -76,7 +76,7 @@ async def replay_waiting(
 
 
 async def _replay_waiting_run(engine: Engine, journal: Journal, agent: AgentDefinition | None) -> WaitingRun:
-    """Replay a waiting run, and return whether the current code can resume it; errors of this engine become part of the result."""
+    """Replay a waiting run, and return whether the current code can resume it; errors of the engine are part of the result."""
     run, outcome, first = WaitingRun(journal.address, FAILED), READY, None
     try:
         run = read_waiting_run(journal)
@@ -99,7 +99,7 @@ def read_waiting_run(journal: Journal) -> WaitingRun:
     Return a recorded run before its replay, with the outcome ``"ended"``, or ``"failed"`` until it is replayed.
 
     Raises:
-        JournalError: when the journal cannot be read, or holds no run.
+        JournalError: when the journal cannot be read, or contains no run.
     """
     history = journal.history()
     return WaitingRun(

@@ -20,27 +20,30 @@ class TooManyBytes(Exception):
     """More bytes crossed the sandbox boundary than allowed; the message names the limit."""
 
 
-def byte_size(value: object) -> int:
+def approximate_byte_size(value: object) -> int:
     """Return the approximate size of a JSON value in bytes."""
     if isinstance(value, str):
         return len(value) if value.isascii() else len(value.encode(errors="replace"))
     if isinstance(value, int):
-        return number_size(value)
+        return approximate_number_bytes(value)
     if isinstance(value, Mapping):
-        return sum([VALUE_BYTES + byte_size(key) + byte_size(inner) for key, inner in value.items()], VALUE_BYTES)
+        return sum(
+            [VALUE_BYTES + approximate_byte_size(key) + approximate_byte_size(inner) for key, inner in value.items()],
+            VALUE_BYTES,
+        )
     return (
-        sum([VALUE_BYTES + byte_size(inner) for inner in value], VALUE_BYTES)
+        sum([VALUE_BYTES + approximate_byte_size(inner) for inner in value], VALUE_BYTES)
         if isinstance(value, list | tuple)
         else VALUE_BYTES
     )
 
 
-def number_size(number: int) -> int:
-    """Return the approximate size of a whole number in bytes; one of a program may have millions of digits."""
+def approximate_number_bytes(number: int) -> int:
+    """Return the approximate bytes of a whole number, which may have millions of digits in a program."""
     return max(VALUE_BYTES, number.bit_length() // 8)
 
 
-def argument_size(value: object) -> int:
+def min_argument_bytes(value: object) -> int:
     """Return a lower bound of the bytes of all texts and large numbers in the arguments of a program."""
     # Forty lists, each twice in the next one, are few bytes and 2^40 members: a repeated value is counted once.
     # Counted values stay referenced: an object creates its attributes on access, and a freed id could be reused.
@@ -50,7 +53,7 @@ def argument_size(value: object) -> int:
         if id(one) in counted:
             continue
         counted[id(one)] = one
-        size += shallow_byte_size(one)
+        size += min_shallow_bytes(one)
         inner = inner_values(one)
         if inner is not None:
             size += len(inner)
@@ -58,7 +61,7 @@ def argument_size(value: object) -> int:
     return size
 
 
-def shallow_byte_size(value: object) -> int:
+def min_shallow_bytes(value: object) -> int:
     """Return a lower bound of the bytes of a value without its members; 0 for a small value."""
     if isinstance(value, str | bytes):
         return len(value)
@@ -68,7 +71,7 @@ def shallow_byte_size(value: object) -> int:
 
 
 def inner_values(value: object) -> Collection[Any] | None:
-    """Return the values inside of a container, an exception or an object of a program; ``None`` for anything else."""
+    """Return the members of a container, an exception or an object of a program; ``None`` for any other value."""
     if isinstance(value, Mapping | list | tuple | set | frozenset):
         return value
     if isinstance(value, BaseException):
@@ -101,7 +104,7 @@ class ByteBudget:
         Raises:
             TooManyBytes: when the turn or the total exceeds its limit.
         """
-        size = ANSWER_BYTES + byte_size(value)
+        size = ANSWER_BYTES + approximate_byte_size(value)
         self._of_turn += size
         self._of_all += size
         for used, limit, where in ((self._of_turn, self._turn, "in one turn"), (self._of_all, self._total, "in all")):

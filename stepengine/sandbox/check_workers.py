@@ -80,7 +80,7 @@ class CheckWorkers:
     @contextlib.contextmanager
     def checkout(self, stop: StopSignal | None = None, **options: Any) -> Iterator[Any]:
         """
-        Yield a session in its own worker, after waiting for a free one.
+        Wait for a free worker, open a session in it, yield the session, and close it at the end.
 
         Args:
             stop: Ends the session, or the wait for a worker.
@@ -108,7 +108,7 @@ class CheckWorkers:
                 raise ToolError(STOPPED)
 
     def _open_session(self, stop: StopSignal, options: dict[str, Any]) -> Any:
-        """Return an open session, after waiting for a free worker; raise ``ToolError`` when *stop* is sent."""
+        """Wait for a free worker, open a session in it and return the session; raise ``ToolError`` when *stop* is sent."""
         while not stop.is_sent:
             session = self._get_or_start_pool().checkout(**options)
             with contextlib.suppress(TimeoutError):  # every worker is taken

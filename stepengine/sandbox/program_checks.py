@@ -74,7 +74,7 @@ class ProgramProblem:
     text: str
 
 
-def find_program_problems(code: str, stubs: Stubs, known: Collection[str] = ()) -> tuple[ProgramProblem, ...]:
+def find_program_problems(code: str, stubs: Stubs, known_names: Collection[str] = ()) -> tuple[ProgramProblem, ...]:
     """
     Return the certain problems of a program, in line order.
 
@@ -84,12 +84,12 @@ def find_program_problems(code: str, stubs: Stubs, known: Collection[str] = ()) 
     Args:
         code: The program.
         stubs: The functions that it may call.
-        known: The names that earlier programs defined, as ``find_defined_names`` returns them.
+        known_names: The names that earlier programs defined, as ``find_defined_names`` returns them.
     """
     tree = parse_program(code)
     if isinstance(tree, ProgramProblem):
         return (tree,)
-    return _ProgramAnalyzer(code, tree, stubs, known).find_problems() if tree is not None else ()
+    return _ProgramAnalyzer(code, tree, stubs, known_names).find_problems() if tree is not None else ()
 
 
 def find_defined_names(code: str) -> frozenset[str]:
@@ -104,15 +104,15 @@ def find_defined_names(code: str) -> frozenset[str]:
     if tree is None:
         words = frozenset(re.findall(r"[^\W\d]\w*", code)) - frozenset(keyword.kwlist)
         return words | {ANY_NAME} if RUNS_TEXT in words else words
-    walk = _ProgramAnalyzer(code, tree, NO_STUBS, ())
-    return frozenset([*walk.module.bindings, *([ANY_NAME] if walk.runs_text else ())])
+    analyzer = _ProgramAnalyzer(code, tree, NO_STUBS, ())
+    return frozenset([*analyzer.module.bindings, *([ANY_NAME] if analyzer.runs_text else ())])
 
 
-def format_problems(found: Sequence[ProgramProblem], code: str) -> str:
+def format_problems(problems: Sequence[ProgramProblem], code: str) -> str:
     """Render at most twenty problems for a model, each with its line and a caret."""
     lines = LINE.split(code)
     parts = [
-        _format_problem(problem, lines[problem.line - 1] if problem.line <= len(lines) else "") for problem in found
+        _format_problem(problem, lines[problem.line - 1] if problem.line <= len(lines) else "") for problem in problems
     ]
     if len(parts) > MOST_SHOWN:
         parts[MOST_SHOWN:] = [f"... and {len(parts) - MOST_SHOWN} more."]
@@ -175,7 +175,7 @@ def parse_program(code: str) -> ast.Module | ProgramProblem | None:
 
 
 def _find_nesting_problem(code: str) -> ProgramProblem | None:
-    """Return why a program for a newer Python is refused: functions nested too deeply, or unreadable tokens; ``None`` for no reason."""
+    """Return the nesting problem of a program for a newer Python, or the problem of unreadable tokens; ``None`` without a problem."""
     level, around = 0, list[int]()
     try:
         for token in tokenize.generate_tokens(io.StringIO(LINE.sub("\n", code)).readline):
@@ -205,7 +205,7 @@ def _may_need_newer_python(error: SyntaxError, code: str) -> bool:
 
 
 class _Binding(NamedTuple):
-    """A place where a name is bound: an assignment, import, parameter or definition."""
+    """A binding of a name: an assignment, import, parameter or definition."""
 
     kind: Literal["async", "module", "member", "known", "other"]
     node: ast.AST | None = None
@@ -246,7 +246,7 @@ class _Scope:
             scope = scope.parent
 
 
-class _NodePlace(NamedTuple):
+class _NodeContext(NamedTuple):
     """The scope of a node, and the statements around it that matter for its checks."""
 
     scope: _Scope
@@ -303,41 +303,41 @@ INSTEAD = {
 class _ProgramAnalyzer:
     """Analyzes a program in two passes: one collects bindings and uses, the other finds the problems of the uses."""
 
-    def __init__(self, code: str, tree: ast.Module, stubs: Stubs, known: Collection[str]) -> None:
+    def __init__(self, code: str, tree: ast.Module, stubs: Stubs, known_names: Collection[str]) -> None:
         self._lines = LINE.split(code)
         self._ends: dict[int, list[int]] = {}
         """The end of each character in bytes, by line, for lines that are not ASCII."""
         self._stubs = stubs
         self._problems: list[ProgramProblem] = []
-        self._loads: list[tuple[ast.Name, _NodePlace]] = []
-        self._attributes: list[tuple[ast.Attribute, _NodePlace]] = []
-        self._calls: list[tuple[ast.Call, _NodePlace]] = []
-        self._nonlocals: list[tuple[ast.Nonlocal, _NodePlace]] = []
+        self._loads: list[tuple[ast.Name, _NodeContext]] = []
+        self._attributes: list[tuple[ast.Attribute, _NodeContext]] = []
+        self._calls: list[tuple[ast.Call, _NodeContext]] = []
+        self._nonlocals: list[tuple[ast.Nonlocal, _NodeContext]] = []
         self._unawaited: dict[int, str] = {}
         """How a call is used without ``await``, by the id of its node; ``""`` if its value is dropped."""
         self._values: dict[int, ast.expr] = {}
         """The value that is assigned to a name, by the id of the name's node."""
         self.module = _Scope("module", None)
-        self.runs_text = ANY_NAME in known
+        self.runs_text = ANY_NAME in known_names
         self.good_imports: set[int] = set()
         """The lines of imports that certainly work or whose errors are caught."""
         self._exempt: list[tuple[str, tuple[int, int], tuple[int, int]]] = []
         """The kind, start and end of each span where such a problem is harmless: in annotations, and where errors are caught."""
-        for name in known:
+        for name in known_names:
             self.module.bind(name, _Binding("known"))
-        self._collect_bindings_and_uses(tree)
+        self._visit_nodes(tree)
 
     def find_problems(self) -> tuple[ProgramProblem, ...]:
-        """Return the problems of the program in order."""
+        """Return the problems of the program in the order of their positions."""
         if not self._problems or not self._is_too_deep:
-            for attribute, place in self._attributes:
-                self._check_attribute(attribute, place)
-            for call, place in self._calls:
-                self._check_call(call, place)
-            for node, place in self._nonlocals:
-                self._check_nonlocal(node, place)
-            for name, place in self._loads:
-                self._check_name(name, place)
+            for attribute, context in self._attributes:
+                self._check_attribute(attribute, context)
+            for call, context in self._calls:
+                self._check_call(call, context)
+            for node, context in self._nonlocals:
+                self._check_nonlocal(node, context)
+            for name, context in self._loads:
+                self._check_name(name, context)
         return _sort_distinct_problems(self._problems)
 
     def refers_to_stub(self, name: str) -> bool:
@@ -346,19 +346,19 @@ class _ProgramAnalyzer:
 
     def is_exempt(self, kind: str, problem: ProgramProblem) -> bool:
         """Return True if a problem of this kind at this position is harmless, such as an unknown name in an annotation."""
-        place = problem.line, problem.column
-        return any(kind == exempt and start <= place < end for exempt, start, end in self._exempt)
+        position = problem.line, problem.column
+        return any(kind == exempt and start <= position < end for exempt, start, end in self._exempt)
 
     # --- collecting
 
     _is_too_deep = False
 
-    def _collect_bindings_and_uses(self, tree: ast.Module) -> None:
-        """Visit all nodes, record bindings and uses of names, and stop with a problem at a node that is nested too deeply."""
-        waiting: list[tuple[ast.AST, _NodePlace, int]] = [(tree, _NodePlace(self.module, frozenset()), 0)]
+    def _visit_nodes(self, tree: ast.Module) -> None:
+        """Visit all nodes: record bindings and uses, and report refused syntax. Stop at a node that is nested too deeply."""
+        waiting: list[tuple[ast.AST, _NodeContext, int]] = [(tree, _NodeContext(self.module, frozenset()), 0)]
         while waiting:
-            node, place, depth = waiting.pop()
-            too_deep = _depth_problem(node, place.scope, depth)
+            node, context, depth = waiting.pop()
+            too_deep = _find_depth_problem(node, context.scope, depth)
             if too_deep:
                 self._add_problem(node, too_deep)
                 self._is_too_deep = True
@@ -367,14 +367,16 @@ class _ProgramAnalyzer:
             if kind in REFUSED:
                 self._add_problem(node, REFUSED[kind])
             visit = getattr(self, f"_visit_{kind.lower()}", None)
-            inner = visit(node, place) if visit is not None else _pair_with_place(ast.iter_child_nodes(node), place)
-            waiting += [(child, there, depth + 1) for child, there in inner]
+            inner = (
+                visit(node, context) if visit is not None else _pair_with_context(ast.iter_child_nodes(node), context)
+            )
+            waiting += [(child, context, depth + 1) for child, context in inner]
 
     def _add_problem(self, node: ast.AST, text: str) -> None:
-        """Record a problem at the start of a node; further ones are dropped when there are 200."""
+        """Record a problem at the start of a node, unless there are 200 problems already."""
         if len(self._problems) < MOST_PROBLEMS:
-            place = self._position_from_byte_offset(getattr(node, "lineno", 1), getattr(node, "col_offset", 0))
-            self._problems.append(ProgramProblem(*place, text))
+            position = self._position_from_byte_offset(getattr(node, "lineno", 1), getattr(node, "col_offset", 0))
+            self._problems.append(ProgramProblem(*position, text))
 
     def _mark_span_exempt(self, kind: str, first: ast.AST | None, last: ast.AST | None = None) -> None:
         """Mark the span from *first* to *last* as one where problems of this kind are harmless."""
@@ -394,70 +396,70 @@ class _ProgramAnalyzer:
             ends = self._ends[line] = list(accumulate([len(one.encode(errors="surrogatepass")) for one in source]))
         return line, bisect_right(ends, offset) + 1
 
-    def _visit_name(self, node: ast.Name, place: _NodePlace) -> PlacedNodes:
+    def _visit_name(self, node: ast.Name, context: _NodeContext) -> NodesWithContext:
         """Record a read of a name, or bind a name that is assigned."""
         if isinstance(node.ctx, ast.Load):
-            self._loads.append((node, place))
+            self._loads.append((node, context))
             self.runs_text = self.runs_text or node.id == RUNS_TEXT
         elif isinstance(node.ctx, ast.Store):
-            place.scope.bind(node.id, _Binding("other", node))
+            context.scope.bind(node.id, _Binding("other", node))
         return ()
 
-    def _visit_namedexpr(self, node: ast.NamedExpr, place: _NodePlace) -> PlacedNodes:
+    def _visit_namedexpr(self, node: ast.NamedExpr, context: _NodeContext) -> NodesWithContext:
         """Bind the target of ``:=`` in the scope around the comprehensions."""
-        scope = place.scope
+        scope = context.scope
         while scope.kind == "comprehension" and scope.parent is not None:
             scope = scope.parent
         scope.bind(node.target.id, _Binding("other", node))
-        return [(node.value, place)]
+        return [(node.value, context)]
 
-    def _visit_assign(self, node: ast.Assign, place: _NodePlace) -> PlacedNodes:
+    def _visit_assign(self, node: ast.Assign, context: _NodeContext) -> NodesWithContext:
         """Record the values that are assigned to single names."""
         for target in node.targets:
             if isinstance(target, ast.Name):
                 self._values[id(target)] = node.value
-        return _pair_with_place([*node.targets, node.value], place)
+        return _pair_with_context([*node.targets, node.value], context)
 
-    def _visit_annassign(self, node: ast.AnnAssign, place: _NodePlace) -> PlacedNodes:
+    def _visit_annassign(self, node: ast.AnnAssign, context: _NodeContext) -> NodesWithContext:
         """Skip the annotation, whose names need not exist. A target without a value counts as bound, too."""
         self._mark_span_exempt("name", node.annotation)
-        return _pair_with_place([node.target, *([node.value] if node.value is not None else [])], place)
+        return _pair_with_context([node.target, *([node.value] if node.value is not None else [])], context)
 
-    def _visit_augassign(self, node: ast.AugAssign, place: _NodePlace) -> PlacedNodes:
+    def _visit_augassign(self, node: ast.AugAssign, context: _NodeContext) -> NodesWithContext:
         """Record a problem for ``@=``, and a call on the right that lacks its ``await``."""
         if isinstance(node.op, ast.MatMult):
             self._add_problem(node, "programs have no `@=`")
         self._record_unawaited(node.value, "computed with")
-        return _pair_with_place([node.target, node.value], place)
+        return _pair_with_context([node.target, node.value], context)
 
-    def _visit_import(self, node: ast.Import, place: _NodePlace) -> PlacedNodes:
+    def _visit_import(self, node: ast.Import, context: _NodeContext) -> NodesWithContext:
         """Bind the imported modules, and record a problem for each one that the sandbox lacks."""
         for alias in node.names:
             top = alias.name.partition(".")[0]
-            self._check_module_exists(node, alias.name, place)
+            self._report_missing_module(node, alias.name, context)
             module = alias.name if alias.asname else top
-            place.scope.bind(alias.asname or top, _Binding("module", node, module))
+            context.scope.bind(alias.asname or top, _Binding("module", node, module))
         return ()
 
-    def _visit_importfrom(self, node: ast.ImportFrom, place: _NodePlace) -> PlacedNodes:
+    def _visit_importfrom(self, node: ast.ImportFrom, context: _NodeContext) -> NodesWithContext:
         """Bind the imported names, and record problems of missing modules and members, and of ``*``."""
         module = node.module or ""
         if node.level:
             self._add_problem(node, "there is nothing to import from; a program stands alone")
-        elif module == "__future__" or self._check_module_exists(node, module, place):
-            self._check_imported_members(node, module, place)
+        elif module == "__future__" or self._report_missing_module(node, module, context):
+            self._report_missing_members(node, module, context)
         for alias in node.names:
             if alias.name == "*":
                 self._add_problem(node, f"programs have no `import *`; name what you need of `{module}`")
                 continue
             whole = f"{module}.{alias.name}"
             kind: Literal["module", "member"] = "module" if whole in MODULES else "member"
-            place.scope.bind(alias.asname or alias.name, _Binding(kind, node, whole))
+            context.scope.bind(alias.asname or alias.name, _Binding(kind, node, whole))
         return ()
 
-    def _check_module_exists(self, node: ast.stmt, module: str, place: _NodePlace) -> bool:
-        """Return True if a module exists in the sandbox; record a problem if not, unless the import's errors are caught."""
-        if module in MODULES or "import" in place.caught:
+    def _report_missing_module(self, node: ast.stmt, module: str, context: _NodeContext) -> bool:
+        """Record a problem if the sandbox lacks a module, unless the import's errors are caught; return whether the module exists."""
+        if module in MODULES or "import" in context.caught:
             self._mark_good_import(node)
             return module in MODULES
         near = find_nearest(module[:MAX_NAME_CHARS], MODULES, n=1)
@@ -465,10 +467,10 @@ class _ProgramAnalyzer:
         self._add_problem(node, f"there is no module `{module}` in a program; {hint}")
         return False
 
-    def _check_imported_members(self, node: ast.ImportFrom, module: str, place: _NodePlace) -> None:
+    def _report_missing_members(self, node: ast.ImportFrom, module: str, context: _NodeContext) -> None:
         """Record a problem for each imported name that its module lacks, unless the import's errors are caught."""
         lacking = [alias.name for alias in node.names if alias.name not in {*MODULES.get(module, ()), "*"}]
-        if module == "__future__" or not lacking or "import" in place.caught:
+        if module == "__future__" or not lacking or "import" in context.caught:
             self._mark_good_import(node)
             return
         for name in lacking:
@@ -480,73 +482,73 @@ class _ProgramAnalyzer:
         # The checker reports a member at its own line.
         self.good_imports.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
 
-    def _visit_global(self, node: ast.Global, place: _NodePlace) -> PlacedNodes:
+    def _visit_global(self, node: ast.Global, context: _NodeContext) -> NodesWithContext:
         """Bind the names in the module, and record them as declared elsewhere."""
-        place.scope.elsewhere.update(node.names)
+        context.scope.elsewhere.update(node.names)
         for name in node.names:
             self.module.bind(name, _Binding("other", node))
         return ()
 
-    def _visit_nonlocal(self, node: ast.Nonlocal, place: _NodePlace) -> PlacedNodes:
+    def _visit_nonlocal(self, node: ast.Nonlocal, context: _NodeContext) -> NodesWithContext:
         """Record the names as declared elsewhere; they are checked after all bindings are known."""
-        place.scope.elsewhere.update(node.names)
-        self._nonlocals.append((node, place))
+        context.scope.elsewhere.update(node.names)
+        self._nonlocals.append((node, context))
         return ()
 
-    def _visit_functiondef(self, node: ast.FunctionDef, place: _NodePlace) -> PlacedNodes:
+    def _visit_functiondef(self, node: ast.FunctionDef, context: _NodeContext) -> NodesWithContext:
         """Bind a function, and return its inner nodes with their scopes."""
-        place.scope.bind(node.name, _Binding("other", node))
-        return self._enter_function(node, place)
+        context.scope.bind(node.name, _Binding("other", node))
+        return self._enter_function(node, context)
 
-    def _visit_asyncfunctiondef(self, node: ast.AsyncFunctionDef, place: _NodePlace) -> PlacedNodes:
+    def _visit_asyncfunctiondef(self, node: ast.AsyncFunctionDef, context: _NodeContext) -> NodesWithContext:
         """Bind an ``async`` function, whose calls must be awaited unless it has decorators."""
-        place.scope.bind(node.name, _Binding("other" if node.decorator_list else "async", node))
-        return self._enter_function(node, place)
+        context.scope.bind(node.name, _Binding("other" if node.decorator_list else "async", node))
+        return self._enter_function(node, context)
 
-    def _enter_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, place: _NodePlace) -> PlacedNodes:
+    def _enter_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, context: _NodeContext) -> NodesWithContext:
         """Bind the parameters of a function in a scope of its own, and return its inner nodes with their scopes."""
         self._mark_span_exempt("name", node.returns)
-        inner = self._make_function_scope(node.args, place)
+        inner = self._make_function_scope(node.args, context)
         inner.scope.functions += 1
         for parameter in getattr(node, "type_params", ()):
             inner.scope.bind(parameter.name, _Binding("other", parameter))
         return [
-            *_pair_with_place(node.decorator_list, place),
-            *_pair_with_place(_parameter_defaults(node.args), place),
-            *_pair_with_place(node.body, inner),
+            *_pair_with_context(node.decorator_list, context),
+            *_pair_with_context(_parameter_defaults(node.args), context),
+            *_pair_with_context(node.body, inner),
         ]
 
-    def _visit_lambda(self, node: ast.Lambda, place: _NodePlace) -> PlacedNodes:
+    def _visit_lambda(self, node: ast.Lambda, context: _NodeContext) -> NodesWithContext:
         """Return the default values, and the body with a scope for its parameters."""
-        inner = self._make_function_scope(node.args, place)
-        return [*_pair_with_place(_parameter_defaults(node.args), place), (node.body, inner)]
+        inner = self._make_function_scope(node.args, context)
+        return [*_pair_with_context(_parameter_defaults(node.args), context), (node.body, inner)]
 
-    def _make_function_scope(self, args: ast.arguments, place: _NodePlace) -> _NodePlace:
-        """Return the place of a function's body: a new scope in which its parameters are bound."""
-        scope = _Scope("function", place.scope)
+    def _make_function_scope(self, args: ast.arguments, context: _NodeContext) -> _NodeContext:
+        """Return the context of a function's body: a new scope in which its parameters are bound."""
+        scope = _Scope("function", context.scope)
         for arg in (*args.posonlyargs, *args.args, args.vararg, *args.kwonlyargs, args.kwarg):
             if arg is not None:
                 if arg.arg in scope.bindings:
                     self._add_problem(arg, f"syntax error: the parameter `{arg.arg}` comes twice")
                 scope.bind(arg.arg, _Binding("other", arg))
                 self._mark_span_exempt("name", arg.annotation)
-        return _NodePlace(scope, place.caught)
+        return _NodeContext(scope, context.caught)
 
-    def _visit_classdef(self, node: ast.ClassDef, place: _NodePlace) -> PlacedNodes:
+    def _visit_classdef(self, node: ast.ClassDef, context: _NodeContext) -> NodesWithContext:
         """Bind a class, record problems of its bases and body, and return its inner nodes with their scopes."""
-        place.scope.bind(node.name, _Binding("other", node))
+        context.scope.bind(node.name, _Binding("other", node))
         if node.bases or node.keywords:
             self._add_problem(node, f"classes have no bases in a program; write `class {node.name}:`")
-        scope = _Scope("class", place.scope)
+        scope = _Scope("class", context.scope)
         for parameter in getattr(node, "type_params", ()):
             scope.bind(parameter.name, _Binding("other", parameter))
         for statement in node.body:
             self._check_class_statement(statement)
-        inner = _NodePlace(scope, place.caught)
+        inner = _NodeContext(scope, context.caught)
         keywords = [keyword.value for keyword in node.keywords]
         return [
-            *_pair_with_place([*node.decorator_list, *node.bases, *keywords], place),
-            *_pair_with_place(node.body, inner),
+            *_pair_with_context([*node.decorator_list, *node.bases, *keywords], context),
+            *_pair_with_context(node.body, inner),
         ]
 
     def _check_class_statement(self, statement: ast.stmt) -> None:
@@ -563,90 +565,96 @@ class _ProgramAnalyzer:
                 if type(statement).__name__ not in REFUSED:
                     self._add_problem(statement, "the body of a class has methods and `name = value`, and nothing else")
 
-    def _enter_comprehension(self, node: Any, place: _NodePlace) -> PlacedNodes:
+    def _enter_comprehension(self, node: Any, context: _NodeContext) -> NodesWithContext:
         """Yield the inner nodes of a comprehension; all but the first iterable are in a scope of their own."""
-        inner = place._replace(scope=_Scope("comprehension", place.scope))
+        inner = context._replace(scope=_Scope("comprehension", context.scope))
         for number, generator in enumerate(node.generators):
             if generator.is_async:
                 self._add_problem(generator.iter, "programs have no `async for`; await the list, and loop over it")
             self._record_unawaited(generator.iter, "looped over")
-            yield generator.iter, inner if number else place
+            yield generator.iter, inner if number else context
             yield generator.target, inner
-            yield from _pair_with_place(generator.ifs, inner)
+            yield from _pair_with_context(generator.ifs, inner)
         parts = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
-        yield from _pair_with_place(parts, inner)
+        yield from _pair_with_context(parts, inner)
 
     _visit_listcomp = _visit_setcomp = _visit_dictcomp = _visit_generatorexp = _enter_comprehension
 
-    def _visit_for(self, node: ast.For, place: _NodePlace) -> PlacedNodes:
+    def _visit_for(self, node: ast.For, context: _NodeContext) -> NodesWithContext:
         """Return the inner nodes, the body as inside a loop; record an iterated call that lacks its ``await``."""
         self._record_unawaited(node.iter, "looped over")
-        inner = place._replace(is_in_loop=True)
-        return [*_pair_with_place([node.target, node.iter, *node.orelse], place), *_pair_with_place(node.body, inner)]
-
-    def _visit_asyncfor(self, node: ast.AsyncFor, place: _NodePlace) -> PlacedNodes:
-        """Return the inner nodes, the body as inside a loop."""
-        inner = place._replace(is_in_loop=True)
-        return [*_pair_with_place([node.target, node.iter, *node.orelse], place), *_pair_with_place(node.body, inner)]
-
-    def _visit_while(self, node: ast.While, place: _NodePlace) -> PlacedNodes:
-        """Return the inner nodes, the body as inside a loop."""
+        inner = context._replace(is_in_loop=True)
         return [
-            *_pair_with_place([node.test, *node.orelse], place),
-            *_pair_with_place(node.body, place._replace(is_in_loop=True)),
+            *_pair_with_context([node.target, node.iter, *node.orelse], context),
+            *_pair_with_context(node.body, inner),
         ]
 
-    def _visit_break(self, node: ast.Break, place: _NodePlace) -> PlacedNodes:
+    def _visit_asyncfor(self, node: ast.AsyncFor, context: _NodeContext) -> NodesWithContext:
+        """Return the inner nodes, the body as inside a loop."""
+        inner = context._replace(is_in_loop=True)
+        return [
+            *_pair_with_context([node.target, node.iter, *node.orelse], context),
+            *_pair_with_context(node.body, inner),
+        ]
+
+    def _visit_while(self, node: ast.While, context: _NodeContext) -> NodesWithContext:
+        """Return the inner nodes, the body as inside a loop."""
+        return [
+            *_pair_with_context([node.test, *node.orelse], context),
+            *_pair_with_context(node.body, context._replace(is_in_loop=True)),
+        ]
+
+    def _visit_break(self, node: ast.Break, context: _NodeContext) -> NodesWithContext:
         """Record a syntax error for a ``break`` outside of a loop."""
-        if not place.is_in_loop:
+        if not context.is_in_loop:
             self._add_problem(node, "syntax error: `break` outside of a loop")
         return ()
 
-    def _visit_continue(self, node: ast.Continue, place: _NodePlace) -> PlacedNodes:
+    def _visit_continue(self, node: ast.Continue, context: _NodeContext) -> NodesWithContext:
         """Record a syntax error for a ``continue`` outside of a loop."""
-        if not place.is_in_loop:
+        if not context.is_in_loop:
             self._add_problem(node, "syntax error: `continue` outside of a loop")
         return ()
 
-    def _visit_try(self, node: ast.Try, place: _NodePlace) -> PlacedNodes:
+    def _visit_try(self, node: ast.Try, context: _NodeContext) -> NodesWithContext:
         """Mark the problems in the body that the handlers catch as harmless."""
         caught = {what for handler in node.handlers for what in _caught_problem_kinds(handler.type)}
         for kind in caught:
             self._mark_span_exempt(kind, node.body[0], node.body[-1])
-        inner = place._replace(caught=place.caught | caught)
+        inner = context._replace(caught=context.caught | caught)
         return [
-            *_pair_with_place(node.body, inner),
-            *_pair_with_place([*node.handlers, *node.orelse, *node.finalbody], place),
+            *_pair_with_context(node.body, inner),
+            *_pair_with_context([*node.handlers, *node.orelse, *node.finalbody], context),
         ]
 
-    def _visit_excepthandler(self, node: ast.ExceptHandler, place: _NodePlace) -> PlacedNodes:
+    def _visit_excepthandler(self, node: ast.ExceptHandler, context: _NodeContext) -> NodesWithContext:
         """Bind the name of the exception; problems in the handler's classes are harmless."""
         if node.name is not None:
-            place.scope.bind(node.name, _Binding("other", node))
+            context.scope.bind(node.name, _Binding("other", node))
         # The classes of a handler are looked up only after an exception, which most programs never raise.
         self._mark_span_exempt("name", node.type)
         self._mark_span_exempt("attribute", node.type)
-        types = place._replace(caught=place.caught | {"name", "attribute"})
-        return [*([(node.type, types)] if node.type is not None else []), *_pair_with_place(node.body, place)]
+        types = context._replace(caught=context.caught | {"name", "attribute"})
+        return [*([(node.type, types)] if node.type is not None else []), *_pair_with_context(node.body, context)]
 
-    def _visit_matchas(self, node: ast.MatchAs, place: _NodePlace) -> PlacedNodes:
+    def _visit_matchas(self, node: ast.MatchAs, context: _NodeContext) -> NodesWithContext:
         if node.name is not None:
-            place.scope.bind(node.name, _Binding("other", node))
-        return [(node.pattern, place)] if node.pattern is not None else []
+            context.scope.bind(node.name, _Binding("other", node))
+        return [(node.pattern, context)] if node.pattern is not None else []
 
-    def _visit_matchstar(self, node: ast.MatchStar, place: _NodePlace) -> PlacedNodes:
+    def _visit_matchstar(self, node: ast.MatchStar, context: _NodeContext) -> NodesWithContext:
         if node.name is not None:
-            place.scope.bind(node.name, _Binding("other", node))
+            context.scope.bind(node.name, _Binding("other", node))
         return ()
 
-    def _visit_matchmapping(self, node: ast.MatchMapping, place: _NodePlace) -> PlacedNodes:
+    def _visit_matchmapping(self, node: ast.MatchMapping, context: _NodeContext) -> NodesWithContext:
         if node.rest is not None:
-            place.scope.bind(node.rest, _Binding("other", node))
-        return _pair_with_place([*node.keys, *node.patterns], place)
+            context.scope.bind(node.rest, _Binding("other", node))
+        return _pair_with_context([*node.keys, *node.patterns], context)
 
     # --- how calls are used
 
-    def _visit_expr(self, node: ast.Expr, place: _NodePlace) -> PlacedNodes:
+    def _visit_expr(self, node: ast.Expr, context: _NodeContext) -> NodesWithContext:
         """Record the calls whose values the statement drops, which need an ``await``."""
         parts: list[ast.expr] = [node.value]
         for part in parts:
@@ -661,57 +669,57 @@ class _ProgramAnalyzer:
                     parts.append(member)
                 case _:
                     pass
-        return [(node.value, place)]
+        return [(node.value, context)]
 
-    def _record_unawaited(self, node: ast.expr | None, how: str) -> None:
-        """Record that a node is used without ``await``, if it is a call; *how* is the use, for the message."""
+    def _record_unawaited(self, node: ast.expr | None, use: str) -> None:
+        """Record that a node is used without ``await``, if it is a call; *use* describes the use in the message."""
         if isinstance(node, ast.Call):
-            self._unawaited[id(node)] = how
+            self._unawaited[id(node)] = use
 
-    def _visit_attribute(self, node: ast.Attribute, place: _NodePlace) -> PlacedNodes:
+    def _visit_attribute(self, node: ast.Attribute, context: _NodeContext) -> NodesWithContext:
         """Record a read of an attribute, and a call before it that lacks its ``await``."""
         self._record_unawaited(node.value, "asked for an attribute")
         if isinstance(node.ctx, ast.Load):
-            self._attributes.append((node, place))
-        return [(node.value, place)]
+            self._attributes.append((node, context))
+        return [(node.value, context)]
 
-    def _visit_subscript(self, node: ast.Subscript, place: _NodePlace) -> PlacedNodes:
-        """Record the subscript of a call, which must be awaited first."""
+    def _visit_subscript(self, node: ast.Subscript, context: _NodeContext) -> NodesWithContext:
+        """Record a call before the brackets that lacks its ``await``."""
         self._record_unawaited(node.value, "asked for an item")
-        return _pair_with_place([node.value, node.slice], place)
+        return _pair_with_context([node.value, node.slice], context)
 
-    def _visit_binop(self, node: ast.BinOp, place: _NodePlace) -> PlacedNodes:
+    def _visit_binop(self, node: ast.BinOp, context: _NodeContext) -> NodesWithContext:
         """Record calls among the operands that lack their ``await``."""
         self._record_unawaited(node.left, "computed with")
         self._record_unawaited(node.right, "computed with")
-        return _pair_with_place([node.left, node.right], place)
+        return _pair_with_context([node.left, node.right], context)
 
-    def _visit_formattedvalue(self, node: ast.FormattedValue, place: _NodePlace) -> PlacedNodes:
+    def _visit_formattedvalue(self, node: ast.FormattedValue, context: _NodeContext) -> NodesWithContext:
         """Record a call in an f-string that lacks its ``await``."""
         self._record_unawaited(node.value, "printed")
-        return _pair_with_place([node.value, *([node.format_spec] if node.format_spec is not None else [])], place)
+        return _pair_with_context([node.value, *([node.format_spec] if node.format_spec is not None else [])], context)
 
-    def _visit_call(self, node: ast.Call, place: _NodePlace) -> PlacedNodes:
+    def _visit_call(self, node: ast.Call, context: _NodeContext) -> NodesWithContext:
         """Record a call, and calls among its arguments that a builtin would use without ``await``."""
-        self._calls.append((node, place))
+        self._calls.append((node, context))
         if isinstance(node.func, ast.Name):
             called = node.func.id
             if called in READS_ITS_ARGUMENTS:
                 for argument in node.args:
                     self._record_unawaited(argument, f"given to `{called}`")
-        return _pair_with_place(ast.iter_child_nodes(node), place)
+        return _pair_with_context(ast.iter_child_nodes(node), context)
 
     # --- problems
 
-    def _check_name(self, node: ast.Name, place: _NodePlace) -> None:
+    def _check_name(self, node: ast.Name, context: _NodeContext) -> None:
         """Record a problem for a name that is not defined, unless ``exec`` or a ``try`` makes it uncertain."""
         name = node.id
         is_there = name in BUILTINS or name in ALIASES or name in self._stubs.functions
-        if is_there or "name" in place.caught or self.runs_text or place.scope.resolve(name) is not None:
+        if is_there or "name" in context.caught or self.runs_text or context.scope.resolve(name) is not None:
             return
-        self._add_problem(node, self._unknown_name_text(name, place))
+        self._add_problem(node, self._unknown_name_text(name, context))
 
-    def _unknown_name_text(self, name: str, place: _NodePlace) -> str:
+    def _unknown_name_text(self, name: str, context: _NodeContext) -> str:
         """Return the message for an undefined name, with a similar name or another hint."""
         if name in MODULES:
             return f"`{name}` is not imported"
@@ -722,60 +730,60 @@ class _ProgramAnalyzer:
             return f"there is no `{name}`; the function is called `{called[0]}`"
         if len(self._problems) > MOST_SHOWN:
             return f"there is no `{name}`"
-        names = sorted({*self._stubs.functions, *islice(place.scope.visible_names(), MAX_COMPARED_NAMES), *BUILTINS})
+        names = sorted({*self._stubs.functions, *islice(context.scope.visible_names(), MAX_COMPARED_NAMES), *BUILTINS})
         near = find_nearest(name[:MAX_NAME_CHARS], names, n=1)
         return f"there is no `{name}`{f'; did you mean `{near[0]}`?' if near else ''}"
 
-    def _check_attribute(self, node: ast.Attribute, place: _NodePlace) -> None:
+    def _check_attribute(self, node: ast.Attribute, context: _NodeContext) -> None:
         """Record a problem for an attribute that its module lacks in the sandbox."""
-        module = self._find_referenced_module(node.value, place)
-        if module is None or "attribute" in place.caught or node.attr.startswith("_"):
+        module = self._find_referenced_module(node.value, context)
+        if module is None or "attribute" in context.caught or node.attr.startswith("_"):
             return
         if node.attr not in MODULES[module] and f"{module}.{node.attr}" not in MODULES:
             instead = INSTEAD.get(node.attr, "") if module == "asyncio" else ""
             self._add_problem(node, f"`{module}` has no `{node.attr}` in a program{'; ' + instead if instead else ''}")
 
-    def _find_referenced_module(self, node: ast.expr, place: _NodePlace) -> str | None:
+    def _find_referenced_module(self, node: ast.expr, context: _NodeContext) -> str | None:
         """Return the module to which an expression certainly refers; ``None`` if it is not certain."""
-        found = place.scope.resolve(node.id) if isinstance(node, ast.Name) else None
+        found = context.scope.resolve(node.id) if isinstance(node, ast.Name) else None
         if found is None:
             return None
         kinds = {(binding.kind, binding.of) for binding in found[1]}
         kind, of = kinds.pop()
         return of if not kinds and kind == "module" and of in MODULES else None
 
-    def _check_call(self, node: ast.Call, place: _NodePlace) -> None:
+    def _check_call(self, node: ast.Call, context: _NodeContext) -> None:
         """Record a problem for a call that lacks its ``await`` or has wrong arguments."""
-        of_asyncio = self._find_asyncio_function(node.func, place)
+        of_asyncio = self._find_asyncio_function(node.func, context)
         how = self._unawaited.get(id(node))
         if of_asyncio is not None:
             if of_asyncio in AWAITED and how is not None:
                 self._add_problem(node, _missing_await_text(f"asyncio.{of_asyncio}", how))
-            if of_asyncio == "gather" and node.keywords and "arguments" not in place.caught:
+            if of_asyncio == "gather" and node.keywords and "arguments" not in context.caught:
                 words = f"{node.keywords[0].arg}=" if node.keywords[0].arg else "**"
                 said = f"`asyncio.gather` takes no `{words}` in a program; catch the errors inside of what you gather"
                 self._add_problem(node.keywords[0].value, said)
         elif isinstance(node.func, ast.Name):
-            self._check_function_call(node, node.func.id, how, place)
+            self._check_function_call(node, node.func.id, how, context)
 
-    def _find_asyncio_function(self, func: ast.expr, place: _NodePlace) -> str | None:
+    def _find_asyncio_function(self, func: ast.expr, context: _NodeContext) -> str | None:
         """Return the name of the ``asyncio`` function that an expression certainly refers to, else ``None``."""
         if isinstance(func, ast.Attribute):
-            return func.attr if self._find_referenced_module(func.value, place) == "asyncio" else None
-        found = place.scope.resolve(func.id) if isinstance(func, ast.Name) else None
+            return func.attr if self._find_referenced_module(func.value, context) == "asyncio" else None
+        found = context.scope.resolve(func.id) if isinstance(func, ast.Name) else None
         if found is None or {(b.kind, b.of.partition(".")[0]) for b in found[1]} != {("member", "asyncio")}:
             return None
         return found[1][0].of.partition(".")[2]
 
-    def _check_function_call(self, node: ast.Call, name: str, how: str | None, place: _NodePlace) -> None:
+    def _check_function_call(self, node: ast.Call, name: str, use: str | None, context: _NodeContext) -> None:
         """Record the problems of a call by name: a missing ``await``, wrong arguments, or a local variable of that name."""
-        found = place.scope.resolve(name)
+        found = context.scope.resolve(name)
         if found is not None:
             scope, bindings = found
             is_async = {binding.kind for binding in bindings} == {"async"}
-            if is_async and how is not None:
-                self._add_problem(node, _missing_await_text(name, how))
-            if name in self._stubs.functions and self._is_unbound_at_call(node, scope, bindings, place):
+            if is_async and use is not None:
+                self._add_problem(node, _missing_await_text(name, use))
+            if name in self._stubs.functions and self._is_unbound_at_call(node, scope, bindings, context):
                 self._add_problem(
                     node, f"`{name}` is a variable of this function, so it cannot be called; name it otherwise"
                 )
@@ -783,29 +791,31 @@ class _ProgramAnalyzer:
         stub = self._stubs.functions.get(name)
         if stub is None:
             return
-        if how is not None:
-            self._add_problem(node, _missing_await_text(name, how))
+        if use is not None:
+            self._add_problem(node, _missing_await_text(name, use))
         is_whole = not any(isinstance(a, ast.Starred) for a in node.args) and all(k.arg for k in node.keywords)
-        if is_whole and "arguments" not in place.caught:
+        if is_whole and "arguments" not in context.caught:
             fault = stub.find_call_error(len(node.args), [k.arg for k in node.keywords if k.arg])
             if fault:
                 self._add_problem(node, fault)
 
-    def _is_unbound_at_call(self, node: ast.Call, scope: _Scope, bindings: list[_Binding], place: _NodePlace) -> bool:
+    def _is_unbound_at_call(
+        self, node: ast.Call, scope: _Scope, bindings: list[_Binding], context: _NodeContext
+    ) -> bool:
         """Return True if a name is local only because of its own call: ``price = await price(1)``."""
-        if scope.kind != "function" or len(bindings) != 1 or place.scope is not scope:
+        if scope.kind != "function" or len(bindings) != 1 or context.scope is not scope:
             return False
         target = bindings[0].node
         name = getattr(target, "id", "")
-        if "name" in place.caught or name in scope.elsewhere:
+        if "name" in context.caught or name in scope.elsewhere:
             return False
         value = self._values.get(id(target))
         return (value.value if isinstance(value, ast.Await) else value) is node
 
-    def _check_nonlocal(self, node: ast.Nonlocal, place: _NodePlace) -> None:
+    def _check_nonlocal(self, node: ast.Nonlocal, context: _NodeContext) -> None:
         """Record a problem for each ``nonlocal`` name that no surrounding function binds."""
         for name in node.names:
-            outer = place.scope.parent
+            outer = context.scope.parent
             while outer is not None and not (outer.kind == "function" and name in outer.bindings):
                 outer = outer.parent
             if outer is None:
@@ -814,8 +824,8 @@ class _ProgramAnalyzer:
                 )
 
 
-def _depth_problem(node: ast.AST, scope: _Scope, depth: int) -> str:
-    """Return why a node is nested too deeply; ``""`` if it is not."""
+def _find_depth_problem(node: ast.AST, scope: _Scope, depth: int) -> str:
+    """Return the message for a node that is nested too deeply, or ``""``."""
     if depth > MAX_DEPTH_LEVELS:
         return "the program is nested too deeply to be read"
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and scope.functions >= MOST_FUNCTIONS:
@@ -830,22 +840,22 @@ SCOPES = (
     *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
 )
 """The nodes with their own scope, without classes."""
-PlacedNodes = Iterable[tuple[ast.AST, _NodePlace]]
+NodesWithContext = Iterable[tuple[ast.AST, _NodeContext]]
 
 
-def _pair_with_place(nodes: Iterable[ast.AST], place: _NodePlace) -> list[tuple[ast.AST, _NodePlace]]:
-    return [(node, place) for node in nodes]
+def _pair_with_context(nodes: Iterable[ast.AST], context: _NodeContext) -> list[tuple[ast.AST, _NodeContext]]:
+    return [(node, context) for node in nodes]
 
 
 def _parameter_defaults(args: ast.arguments) -> list[ast.expr]:
     return [*args.defaults, *[default for default in args.kw_defaults if default is not None]]
 
 
-def _missing_await_text(name: str, how: str) -> str:
-    """Return the message for a call without ``await``; *how* is its use, ``""`` if its value is dropped."""
-    if not how:
+def _missing_await_text(name: str, use: str) -> str:
+    """Return the message for a call without ``await``; *use* describes its use, ``""`` if its value is dropped."""
+    if not use:
         return f"`{name}(...)` is never awaited, so nothing happens; write `await {name}(...)`"
-    return f"`{name}(...)` is {how} before it is awaited; write `(await {name}(...))`"
+    return f"`{name}(...)` is {use} before it is awaited; write `(await {name}(...))`"
 
 
 def _caught_problem_kinds(node: ast.expr | None) -> set[str]:
@@ -929,18 +939,18 @@ class CheckedProgram:
     is_whole: bool = True
 
 
-def check_with_monty(checkout: Checkout, code: str, stubs: Stubs, known: Collection[str] = ()) -> CheckedProgram:
+def check_with_monty(checkout: Checkout, code: str, stubs: Stubs, known_names: Collection[str] = ()) -> CheckedProgram:
     """
     Check a program in separate sandbox sessions that stop before its first line.
 
-    It takes tens of milliseconds and a worker, so it must not run in the thread of an event loop. The caller checks the length first, with
-    ``find_program_problems``.
+    The check takes tens of milliseconds and a worker, so it must not run in the thread of an event loop. The caller checks the length
+    first, with ``find_program_problems``.
 
     Args:
         checkout: Opens a session in a worker.
         code: The program.
         stubs: The functions that it may call.
-        known: The names that earlier programs defined, as ``find_defined_names`` returns them.
+        known_names: The names that earlier programs defined, as ``find_defined_names`` returns them.
     """
     from pydantic_monty import MontyError
 
@@ -951,7 +961,7 @@ def check_with_monty(checkout: Checkout, code: str, stubs: Stubs, known: Collect
         text = stubs.text + BESIDE
         if not _can_check_with_stubs(checkout, text):
             return CheckedProgram(is_whole=False)
-        return _make_checked_program(_run_checker(checkout, code, text, known), code, stubs, known)
+        return _make_checked_program(_run_checker(checkout, code, text, known_names), code, stubs, known_names)
     except MontyError:
         # The worker died or reached a limit. The sandbox parses the program again before it runs.
         return CheckedProgram(is_whole=False)
@@ -988,7 +998,7 @@ _SINGING = Lock()
 
 
 def _can_check_with_stubs(checkout: Checkout, stubs_text: str) -> bool:
-    """Return True if the checker understands the stubs: it rejects an invalid call. A success is cached."""
+    """Check an invalid call with the stubs, and return True if the checker rejects it, as it should. A success is cached."""
     with _SINGING:
         if stubs_text in _CANARIES:
             _CANARIES.move_to_end(stubs_text)
@@ -1003,15 +1013,15 @@ def _can_check_with_stubs(checkout: Checkout, stubs_text: str) -> bool:
     return True
 
 
-def _run_checker(checkout: Checkout, code: str, stubs_text: str, known: Collection[str]) -> list[dict[str, Any]]:
-    """Return the type checker's findings for a program, which does not run. Names in *known* count as defined, with any type."""
+def _run_checker(checkout: Checkout, code: str, stubs_text: str, known_names: Collection[str]) -> list[dict[str, Any]]:
+    """Run the type checker on a program, which itself does not run, and return the findings. Names in *known_names* have any type."""
     from pydantic_monty import CollectString, MontyTypingError
 
     # The names are assigned in the program, since the checker does not see stubs with a leading underscore. The assignment also hides
     # a function of the same name, as at run time.
     names = [
         name
-        for name in sorted(known)
+        for name in sorted(known_names)
         if name.isidentifier() and not keyword.iskeyword(name) and name not in BUILTINS and not name.startswith("__")
     ]
     first = "; ".join([f"{STOP}()", *[f"{name} = {STOP}()" for name in names]])
@@ -1041,21 +1051,21 @@ def _run_until_stop(snapshot: SyncSnapshot) -> None:
 
 
 def _make_checked_program(
-    found: list[dict[str, Any]], code: str, stubs: Stubs, known: Collection[str]
+    findings: list[dict[str, Any]], code: str, stubs: Stubs, known_names: Collection[str]
 ) -> CheckedProgram:
     """Sort the checker's findings into refusals and warnings, without those known to be wrong."""
     tree = parse_program(code)
-    walk = _ProgramAnalyzer(code, tree, stubs, known) if isinstance(tree, ast.Module) else None
+    analyzer = _ProgramAnalyzer(code, tree, stubs, known_names) if isinstance(tree, ast.Module) else None
     refused, told = [], []
-    for each in found[:MOST_PROBLEMS]:
+    for each in findings[:MOST_PROBLEMS]:
         problem = ProgramProblem(each["location"]["row"] - 1, each["location"]["column"], each["message"])
         kind = each["name"]
         if problem.line < 1 or kind == "invalid-syntax":
             # The sandbox has parsed the program, so its syntax is valid: `return` outside of a function is allowed, too.
             continue
-        if kind in REFERENCES and ANY_NAME in known:
+        if kind in REFERENCES and ANY_NAME in known_names:
             continue
-        rating = _rate_problem(problem, kind, stubs, walk)
+        rating = _rate_problem(problem, kind, stubs, analyzer)
         if rating == "fails":
             refused.append(problem)
         elif rating == "may fail":
@@ -1063,24 +1073,26 @@ def _make_checked_program(
     return CheckedProgram(_sort_distinct_problems(refused), _sort_distinct_problems(told))
 
 
-def _sort_distinct_problems(found: Iterable[ProgramProblem]) -> tuple[ProgramProblem, ...]:
+def _sort_distinct_problems(problems: Iterable[ProgramProblem]) -> tuple[ProgramProblem, ...]:
     """Return the distinct problems in order of their positions, at most 200."""
-    distinct = dict.fromkeys(sorted(found, key=lambda problem: (problem.line, problem.column)))
+    distinct = dict.fromkeys(sorted(problems, key=lambda problem: (problem.line, problem.column)))
     return tuple(distinct)[:MOST_PROBLEMS]
 
 
 def _rate_problem(
-    problem: ProgramProblem, kind: str, stubs: Stubs, walk: _ProgramAnalyzer | None
+    problem: ProgramProblem, kind: str, stubs: Stubs, analyzer: _ProgramAnalyzer | None
 ) -> Literal["fails", "may fail", "works"]:
-    """Return whether a program with this problem certainly fails, may fail, or works, because the checker is known to be wrong."""
+    """Return whether a program with this problem certainly fails, may fail, or works because the checker's finding is wrong."""
     if kind in REFERENCES:
-        return "works" if walk is not None and (walk.runs_text or walk.is_exempt("name", problem)) else "fails"
+        return (
+            "works" if analyzer is not None and (analyzer.runs_text or analyzer.is_exempt("name", problem)) else "fails"
+        )
     if kind in IMPORTS:
-        return "works" if walk is not None and problem.line in walk.good_imports else "fails"
+        return "works" if analyzer is not None and problem.line in analyzer.good_imports else "fails"
     if kind in AWAITS:
         return "fails"
-    if kind not in ARGUMENTS or (walk is not None and walk.is_exempt("arguments", problem)):
+    if kind not in ARGUMENTS or (analyzer is not None and analyzer.is_exempt("arguments", problem)):
         return "may fail"
     called = OF_A_FUNCTION.search(problem.text)
     name = called[1] if called else ""
-    return "fails" if name in stubs.functions and (walk is None or walk.refers_to_stub(name)) else "may fail"
+    return "fails" if name in stubs.functions and (analyzer is None or analyzer.refers_to_stub(name)) else "may fail"

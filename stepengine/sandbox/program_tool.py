@@ -26,7 +26,7 @@ from stepengine.data.tools import ToolSpec, has_timed_out
 from stepengine.data.yields import AgentCall, Ask, Member, Sleep, StepResult, Steps, ToolCall, make_program_parallel
 from stepengine.errors import BadYield, DefinitionError, ReplayDivergence, StepEngineError, ToolError, ToolInputError
 from stepengine.redaction import PLACEHOLDER
-from stepengine.sandbox.byte_counter import ANSWER_BYTES, byte_size, inner_values, shallow_byte_size
+from stepengine.sandbox.byte_counter import ANSWER_BYTES, approximate_byte_size, inner_values, min_shallow_bytes
 from stepengine.sandbox.check_workers import STOPPED, StopSignal
 from stepengine.sandbox.program_checks import ANY_NAME, find_defined_names, find_program_problems, format_problems
 from stepengine.sandbox.sessions import (
@@ -136,7 +136,7 @@ def code_mode(
     # The tools themselves and not their names, so that the agent need not have them: the body of a tool may call the
     # tools in its `uses=`, and the model does not see them (programs:PG4).
     uses = [*[one if isinstance(one, Tool) else one.name for one in tools], *agents]
-    programs = _ProgramConfig(name, stubs, limits, sandbox or shared_sandbox())
+    programs = _ProgramConfig(name, stubs, limits, sandbox or get_shared_sandbox())
 
     # By itself a program reads and changes nothing; each of its calls is checked by its own category.
     @tool(name=name, description=stubs.description, uses=uses, category="read", about=())
@@ -202,8 +202,8 @@ _SHARED: list[MontySandbox] = []
 _LOCK = Lock()
 
 
-def shared_sandbox() -> MontySandbox:
-    """Return the default sandbox of this process."""
+def get_shared_sandbox() -> MontySandbox:
+    """Return the sandbox that all programs of this process share by default; the first call creates it."""
     with _LOCK:
         if not _SHARED:
             _SHARED.append(MontySandbox())
@@ -215,7 +215,7 @@ class _RecordedTurn(NamedTuple):
 
     run: _ProgramRun
     ask: Callable[[ProgramSession], ProgramTurn]
-    known: Mapping[str, Any]
+    recorded: Mapping[str, Any]
 
 
 class _RunSession(ProgramVariables):
@@ -232,14 +232,18 @@ class _RunSession(ProgramVariables):
         """Why the recorded programs could not be executed again."""
         self._running: _ProgramRun | None = None
 
-    def try_claim(self, run: _ProgramRun, known: Any) -> bool:
-        """Claim the session and return True, or False while another program runs; a recorded program gets the answer of its record."""
-        if known is not None and known.get("refused") == BUSY:
+    def try_claim(self, run: _ProgramRun, recorded: Any) -> bool:
+        """
+        Claim the session, and return whether the program may run: False while another program runs.
+
+        A recorded program gets the same answer as in its record.
+        """
+        if recorded is not None and recorded.get("refused") == BUSY:
             return False
         with _LOCK:
             if self._running is not None:
                 # A recorded program has run, whichever program holds the claim.
-                return known is not None
+                return recorded is not None
             self._running = run
             return True
 
@@ -249,9 +253,9 @@ class _RunSession(ProgramVariables):
             if self._running is run:
                 self._running = None
 
-    def replay_recorded_turns(self, programs: _ProgramConfig) -> ProgramSession:
+    def open_and_replay(self, programs: _ProgramConfig) -> ProgramSession:
         """
-        Return the session after executing the recorded programs that did not run in this process.
+        Open the session if necessary, execute the recorded turns that did not run in this process, and return the session.
 
         Raises:
             ReplayDivergence: when a turn differs from its record.
@@ -271,21 +275,21 @@ class _RunSession(ProgramVariables):
         if self.failure is not None:
             raise self.failure
         session, recalled, self.recalled = self.session, self.recalled, []
-        for run, ask, known in recalled:
+        for run, ask, recorded in recalled:
             try:
                 turn = ask(session)
                 if isinstance(turn, ProgramRaised) and turn.is_fatal:
-                    limit = _exceeded_limit_text(turn, programs.limits)
+                    limit = _explain_exceeded_limit(turn, programs.limits)
                     msg = f"the variables of earlier programs could not be restored, since one of these did not end again: {limit}{turn.text}"
                     raise ToolError(msg)
-                run.check_matches_record(known, turn, session)
+                run.require_matches_record(recorded, turn, session)
             except StepEngineError as error:
                 self.failure = error
                 raise
         return session
 
     def close(self) -> None:
-        """Close the session, and forget its variables, its recorded turns and an earlier divergence."""
+        """Close the session, and forget its variables, its recorded turns and the error of an earlier replay."""
         session, self.session, self.failure = self.session, None, None
         self.names.clear()
         self.recalled.clear()
@@ -297,7 +301,7 @@ class _RunSession(ProgramVariables):
         return []
 
     def variables(self) -> Mapping[str, str]:
-        session = self.open_for_inspection()
+        session = self.try_open_and_replay()
         looked: Any = getattr(session, "variables", None)  # sessions of other sandboxes may lack it
         try:
             found: Mapping[str, str] = {} if looked is None else looked(sorted(self.names - {ANY_NAME}))
@@ -305,13 +309,13 @@ class _RunSession(ProgramVariables):
             return {}
         return found
 
-    def open_for_inspection(self) -> ProgramSession | None:
-        """Return the session after executing its recorded programs, for inspection; ``None`` if that is impossible."""
+    def try_open_and_replay(self) -> ProgramSession | None:
+        """Open the session and execute its recorded turns for an inspection; return ``None`` if this fails or no program has started."""
         if self.programs is None or (self.session is None and not self.recalled):
             return None
         # An inspection does not fail because the sandbox is missing or the replay diverges.
         try:
-            return self.replay_recorded_turns(self.programs)
+            return self.open_and_replay(self.programs)
         except StepEngineError:  # not installed, a forked process, or a divergence
             return None
 
@@ -375,25 +379,25 @@ class _ProgramRun(RunningProgram):
         # The recorded time. The sandbox has no clock, so a program that runs again sees the same times.
         now = self._ctx.now()
 
-        def run_first_turn(keeps: RunObjects, known: Any) -> Mapping[str, Any]:
-            kept: _RunSession = keeps.get(self._programs, _RunSession)
-            if not kept.try_claim(self, known):
+        def run_first_turn(run_objects: RunObjects, recorded: Any) -> Mapping[str, Any]:
+            run_session: _RunSession = run_objects.get(self._programs, _RunSession)
+            if not run_session.try_claim(self, recorded):
                 return {"refused": BUSY}
-            self._kept, kept.programs = kept, self._programs
-            self._is_first, kept.is_new = kept.is_new and not restart, False
+            self._kept, run_session.programs = run_session, self._programs
+            self._is_first, run_session.is_new = run_session.is_new and not restart, False
             if restart:
-                kept.close()
+                run_session.close()
             # A recorded program is not checked again: a newer version must not refuse a program that has run, nor run one
             # that was refused.
-            if known is None:
-                refused = self._find_refusal(kept)
+            if recorded is None:
+                refused = self._find_refusal(run_session)
                 if refused:
                     return {"refused": refused}
-            elif "refused" in known:
-                return cast("Mapping[str, Any]", known)
-            if kept.session is None and not kept.recalled:
-                kept.seed = self._seed
-            return self._run_or_store_turn(kept, lambda session: session.feed(self.code, now), known)
+            elif "refused" in recorded:
+                return cast("Mapping[str, Any]", recorded)
+            if run_session.session is None and not run_session.recalled:
+                run_session.seed = self._seed
+            return self._run_or_store_turn(run_session, lambda session: session.feed(self.code, now), recorded)
 
         return (yield from self._compute_turn(run_first_turn))
 
@@ -411,8 +415,8 @@ class _ProgramRun(RunningProgram):
         came = yield from self._perform_calls([member for _, member in open_], [call["line"] for call, _ in open_])
         answers |= {call["id"]: self._answer_from_result(value) for (call, _), value in zip(open_, came, strict=True)}
         # Counted here and not when a turn runs, so that a resumed run has the same count.
-        self._moved += _input_byte_size(calls) + sum(
-            [ANSWER_BYTES + byte_size(answer.value) for answer in answers.values()]
+        self._moved += _approximate_input_bytes(calls) + sum(
+            [ANSWER_BYTES + approximate_byte_size(answer.value) for answer in answers.values()]
         )
         now, kept = self._ctx.now(), cast("_RunSession", self._kept)
         return (
@@ -443,14 +447,14 @@ class _ProgramRun(RunningProgram):
         turn: Mapping[str, Any] = (yield cast("Any", Compute(work, self.close, self))).value
         return turn
 
-    def _find_refusal(self, kept: _RunSession) -> str:
-        """Return why the program must not start; ``""`` if no problem is known. Possible problems are stored for later errors."""
+    def _find_refusal(self, run_session: _RunSession) -> str:
+        """Check the program, and return why it must not start, or ``""``. Store possible problems for later error messages."""
         programs = self._programs
         # The check of the text comes first, since it is quick and needs no worker; the sandbox's own check is second
         # (programs:PG24).
-        wrong = find_program_problems(self.code, programs.stubs, kept.names)
+        wrong = find_program_problems(self.code, programs.stubs, run_session.names)
         if not wrong:
-            checked = programs.sandbox.check(self.code, programs.stubs, kept.names, self._check)
+            checked = programs.sandbox.check(self.code, programs.stubs, run_session.names, self._check)
             wrong = checked.refused
             self._told = format_problems(checked.told, self.code) if checked.told else ""
         return (
@@ -460,63 +464,63 @@ class _ProgramRun(RunningProgram):
         )
 
     def _run_or_store_turn(
-        self, kept: _RunSession, ask: Callable[[ProgramSession], ProgramTurn], known: Any
+        self, run_session: _RunSession, run_turn: Callable[[ProgramSession], ProgramTurn], recorded: Any
     ) -> Mapping[str, Any]:
         """Run a turn and return it as JSON; a recorded turn is only stored until the session needs it."""
         # Most recorded programs had ended before the process died, and their variables are never read again. A stored turn
         # is executed when a later turn of the same session runs.
-        if known is not None:
-            if known.get("lost"):
-                kept.close()
+        if recorded is not None:
+            if recorded.get("lost"):
+                run_session.close()
             else:
-                kept.recalled.append(_RecordedTurn(self, ask, known))
-            return cast("Mapping[str, Any]", known)
+                run_session.recalled.append(_RecordedTurn(self, run_turn, recorded))
+            return cast("Mapping[str, Any]", recorded)
         try:
-            session = kept.replay_recorded_turns(self._programs)
+            session = run_session.open_and_replay(self._programs)
             if self._is_closed:  # closed before the session was opened
                 raise ToolError(STOPPED)  # noqa: TRY301
-            turn = ask(session)
+            turn = run_turn(session)
         except ToolError as error:  # there is no worker
-            kept.close()
+            run_session.close()
             return {"error": f"{error.message}{GONE}", "lost": True}
-        form = self._turn_as_json(turn, session)
+        form = self._encode_turn(turn, session)
         # The limit refuses all calls of the turn before any is made: the program could not know which half of a `gather`
         # was carried out.
         why = self._find_exceeded_limit(turn, form) if isinstance(turn, ProgramWaiting) else ""
         if why:
             where = f" in line {form['line']}" if form["line"] else ""
             why = f"The program was ended{where}: {why}.{GONE}"
-            form = {"error": f"{why}{_printed_text(session)}", "lost": True}
+            form = {"error": f"{why}{_format_output_for_error(session)}", "lost": True}
         if form.get("lost"):
-            kept.close()
+            run_session.close()
         elif self._told and "calls" in form and not self._calls:
             form["told"] = self._told
         return form
 
-    def _find_exceeded_limit(self, turn: ProgramWaiting, form: Mapping[str, Any]) -> str:
-        """Return the reason if the calls of all turns exceed a limit; ``""`` if they do not."""
+    def _find_exceeded_limit(self, turn: ProgramWaiting, encoded_turn: Mapping[str, Any]) -> str:
+        """Return which limit the calls of all turns exceed, or ``""``."""
         limits = self._programs.limits
         if self._calls + len(turn.calls) > limits.calls:
             return f"it made more than {limits.calls:,} calls"
-        if self._moved + _input_byte_size(form["calls"]) > limits.total:
+        if self._moved + _approximate_input_bytes(encoded_turn["calls"]) > limits.total:
             return f"the values of its calls have more than {limits.total:,} bytes"
         return ""
 
-    def check_matches_record(self, known: Mapping[str, Any], turn: ProgramTurn, session: ProgramSession) -> None:
+    def require_matches_record(self, recorded: Mapping[str, Any], turn: ProgramTurn, session: ProgramSession) -> None:
         """Raise ``ReplayDivergence`` if a turn differs from its record. Redacted values are not compared."""
         # The checker's warnings are no result of the program, which is not checked again.
-        now = _drop_warnings(freeze(self._turn_as_json(turn, session)))
-        known = _drop_warnings(known)
+        now = _drop_warnings(freeze(self._encode_turn(turn, session)))
+        recorded = _drop_warnings(recorded)
         # A redacted secret is no difference: the program has it, and the journal must not.
         # Lines are for display only.
         other = [
             one
-            for one in find_differences(known, now)
+            for one in find_differences(recorded, now)
             if not _has_placeholder(one.recorded) and not _is_line_pointer(one.pointer)
         ]
         if not other:
             return
-        line = known.get("line") or now.get("line") or 1
+        line = recorded.get("line") or now.get("line") or 1
         msg = (
             f"a recorded program behaves differently in line {line}, `{get_program_line(self.code, line)}`, when "
             f"{self._programs.sandbox.name} runs it again to restore its variables. "
@@ -526,7 +530,7 @@ class _ProgramRun(RunningProgram):
         raise ReplayDivergence(msg, kind="changed", diff=fields)
 
     def close(self) -> None:
-        """Stop the check of the program and close its session, from any thread."""
+        """Stop the check of the program and close the session of the run, from any thread."""
         self._is_closed = True
         self._check.send()
         if self._kept is not None:
@@ -540,21 +544,21 @@ class _ProgramRun(RunningProgram):
     # --- inspection ---------------------------------------------------------------------------------------------------
 
     def printed(self) -> str | None:
-        """Return the output so far; ``None`` if no session was opened, or none can be opened and replayed."""
-        session = None if self._kept is None else self._kept.open_for_inspection()
+        """Return the output so far; ``None`` without a session. A session with recorded turns is opened and replayed first."""
+        session = None if self._kept is None else self._kept.try_open_and_replay()
         return None if session is None else session.printed
 
     # --- records ------------------------------------------------------------------------------------------------------
 
-    def _turn_as_json(self, turn: ProgramTurn, session: ProgramSession) -> dict[str, Any]:
+    def _encode_turn(self, turn: ProgramTurn, session: ProgramSession) -> dict[str, Any]:
         """Return a turn as JSON: its calls, its result as text, or its error with the output before it."""
         if isinstance(turn, ProgramWaiting):
             self._room = self._programs.limits.memory  # one value may be an argument of all calls
-            return {"line": turn.line, "calls": [self._call_as_json(call) for call in turn.calls]}
+            return {"line": turn.line, "calls": [self._encode_call_and_count_bytes(call) for call in turn.calls]}
         if isinstance(turn, ProgramRaised):
             told = f"{SEEN}{self._told}" if self._told else ""
             lost = GONE if turn.is_fatal else ""
-            text = f"{_exceeded_limit_text(turn, self._programs.limits)}{turn.text}{lost}{told}{_printed_text(session)}"
+            text = f"{_explain_exceeded_limit(turn, self._programs.limits)}{turn.text}{lost}{told}{_format_output_for_error(session)}"
             return (
                 {"error": replace_lone_surrogates(text), "lost": True}
                 if turn.is_fatal
@@ -569,12 +573,12 @@ class _ProgramRun(RunningProgram):
         said = "\n".join([part for part in (session.printed.rstrip("\n"), value, *forgotten) if part])
         return {"said": replace_lone_surrogates(said)}
 
-    def _call_as_json(self, call: ProgramCall) -> dict[str, Any]:
-        """Return a call with its tool input as JSON, or with the error that its arguments cause."""
+    def _encode_call_and_count_bytes(self, call: ProgramCall) -> dict[str, Any]:
+        """Count the bytes of a call's arguments, and return the call as JSON, with its tool input or the error of its arguments."""
         form: dict[str, Any] = {"id": call.id, "name": call.name, "line": call.line}
         try:
             given = {} if call.is_cut else self._bind_arguments(call)
-            self._room -= self._check_json_size(given)
+            self._room -= self._validate_and_measure_json(given)
             if call.is_cut or self._room < 0:
                 msg = f"what is given to calls at once has more than {self._programs.limits.memory:,} bytes"
                 raise ValueError(msg)  # noqa: TRY301 - answered as any other wrong argument
@@ -590,7 +594,13 @@ class _ProgramRun(RunningProgram):
             return {**form, "error": kind, "words": replace_lone_surrogates(str(error))}
 
     def _bind_arguments(self, call: ProgramCall) -> dict[str, Any]:
-        """Return the tool input for a call of the program. Invalid arguments raise an error."""
+        """
+        Return the tool input for a call of the program.
+
+        Raises:
+            TypeError: for arguments that do not fit.
+            ValueError: for an unknown function and an invalid sleep.
+        """
         if call.name == SLEEP:
             return {"seconds": _get_sleep_seconds(call)}
         function = self._programs.stubs.functions.get(call.name)
@@ -616,25 +626,25 @@ class _ProgramRun(RunningProgram):
         except (TypeError, ValueError, StepEngineError) as error:
             return CallAnswer(str(error), "TypeError")
 
-    def _make_member(self, function: ProgramFunction, given: Mapping[str, Any]) -> Member[Any] | CallAnswer:
+    def _make_member(self, function: ProgramFunction, tool_input: Mapping[str, Any]) -> Member[Any] | CallAnswer:
         """Return the effect for a call of a tool, an agent or ``ask``; for the catalogue's functions the answer."""
         match function.kind:
             case "tool":
-                return ToolCall(function.of, given)
+                return ToolCall(function.of, tool_input)
             case "agent":
-                return AgentCall(function.of, given.get("prompt") or "", params=given.get("params"))
+                return AgentCall(function.of, tool_input.get("prompt") or "", params=tool_input.get("params"))
             case "ask":
-                return Ask(given["question"], options=given.get("options") or ())
+                return Ask(tool_input["question"], options=tool_input.get("options") or ())
             # Answered here: a search of the catalogue is no effect, since its result depends only on the tools.
             case "search":
-                return CallAnswer(self._programs.stubs.search(str(given["query"])))
+                return CallAnswer(self._programs.stubs.search(str(tool_input["query"])))
             case "describe":
-                return CallAnswer(self._programs.stubs.describe(str(given["name"])))
+                return CallAnswer(self._programs.stubs.describe(str(tool_input["name"])))
             case _ as never:
                 assert_never(never)
 
-    def _check_json_size(self, value: object) -> int:
-        """Return the size of a value as JSON, after checking it against the limit."""
+    def _validate_and_measure_json(self, value: object) -> int:
+        """Return the bytes of a value as JSON; raise ``ValueError`` if it is larger than the limit or nested too deeply."""
         most = self._programs.limits.value
         check_depth_and_size(value, most)
         size = len(json.dumps(value, ensure_ascii=False, default=_raise_not_json).encode(errors="replace"))
@@ -644,12 +654,12 @@ class _ProgramRun(RunningProgram):
         return size
 
     def _answer_from_result(self, result: object) -> CallAnswer:
-        """Return the answer of the program for a result or an error; one above the limit becomes an error that names its size."""
+        """Return the answer to the program for a result or an error; a too large one becomes an error that names its size."""
         answer = _make_full_answer(result)
         # Results and texts of errors are limited, too: a gigabyte would be copied into the worker, whose own limit would end it
         # without naming the call.
         try:
-            self._check_json_size(answer.value)
+            self._validate_and_measure_json(answer.value)
         except ValueError as error:
             return CallAnswer(f"the call gave {error}", answer.error or "ToolError")
         return answer
@@ -675,9 +685,9 @@ class _ProgramRun(RunningProgram):
         return any(isinstance(one, ToolMessage) and one.tool_name == name and one.status == "ok" for one in messages)
 
 
-def _input_byte_size(calls: Sequence[Mapping[str, Any]]) -> int:
-    """Return the approximate size of the inputs of calls in bytes."""
-    return sum([ANSWER_BYTES + byte_size(call.get("input", {})) for call in calls])
+def _approximate_input_bytes(calls: Sequence[Mapping[str, Any]]) -> int:
+    """Return the approximate bytes of the inputs of calls."""
+    return sum([ANSWER_BYTES + approximate_byte_size(call.get("input", {})) for call in calls])
 
 
 class _NoFunction(ValueError):
@@ -704,13 +714,13 @@ def _has_placeholder(recorded: object) -> bool:
     return isinstance(recorded, str) and PLACEHOLDER.search(recorded) is not None
 
 
-def _printed_text(session: ProgramSession) -> str:
-    """Return the output of the program for an error message; ``""`` if it printed nothing."""
+def _format_output_for_error(session: ProgramSession) -> str:
+    """Return a section with the program's output for an error message; ``""`` if it printed nothing."""
     return f"{PRINTED_BEFORE}{replace_lone_surrogates(session.printed)}" if session.printed else ""
 
 
-def _exceeded_limit_text(turn: ProgramRaised, limits: ProgramLimits) -> str:
-    """Return a sentence about the limit that ended a program; ``""`` if it was none."""
+def _explain_exceeded_limit(turn: ProgramRaised, limits: ProgramLimits) -> str:
+    """Return a sentence about the limit that ended a program; ``""`` if no limit did."""
     named = {
         "TimeoutError": f"A program may compute for {limits.seconds:g} s between two waits. ",
         "MemoryError": f"A program may use {limits.memory:,} bytes. ",
@@ -730,15 +740,15 @@ def _get_sleep_seconds(call: ProgramCall) -> float:
     return float(seconds)
 
 
-def _exception_name(failed: ToolResult) -> str:
+def _exception_name(failed_result: ToolResult) -> str:
     """Return the name of the exception that a failed call raises in its program."""
-    if failed.status == "denied":
+    if failed_result.status == "denied":
         return "PermissionError"
-    return "TimeoutError" if has_timed_out(failed) else "ToolError"
+    return "TimeoutError" if has_timed_out(failed_result) else "ToolError"
 
 
 def _make_full_answer(result: object) -> CallAnswer:
-    """Return the answer of the program for a result or an error of any size."""
+    """Return the answer to the program for a result or an error, without a limit of its size."""
     if isinstance(result, ToolResult):
         if result.is_error:
             return CallAnswer(result.text, _exception_name(result))
@@ -775,10 +785,10 @@ def _to_plain_json(value: Any) -> Any:
 
 def check_depth_and_size(value: object, max_bytes: int) -> None:
     """
-    Raise an error for a value that is nested too deeply or certainly larger than *max_bytes* bytes, without encoding it.
+    Raise ``ValueError`` if a value is nested too deeply or certainly larger than *max_bytes* bytes, without encoding the value.
 
-    A few lines make a value in which each list occurs twice in the next one, and its text would be endless. So each list is visited
-    once for each level, together with its number of occurrences.
+    A short program can make a value in which each list occurs twice in the next one, whose text would be endless. So each list is
+    visited once for each level, with its number of occurrences.
     """
     level: dict[int, tuple[Any, int]] = {0: ((value,), 1)}
     size = 0
@@ -786,7 +796,7 @@ def check_depth_and_size(value: object, max_bytes: int) -> None:
         below: dict[int, tuple[Any, int]] = {}
         for holder, times in level.values():
             members = [*holder, *holder.values()] if isinstance(holder, Mapping) else holder
-            size += times * (2 * len(members) + sum(map(_min_json_chars, members)))
+            size += times * (2 * len(members) + sum(map(_min_shallow_json_chars, members)))
             for one in members:
                 if (inner := inner_values(one)) is not None:
                     below[id(one)] = inner, times + below.get(id(one), (None, 0))[1]
@@ -800,15 +810,15 @@ def check_depth_and_size(value: object, max_bytes: int) -> None:
     raise ValueError(msg)
 
 
-def _min_json_chars(value: object) -> int:
-    """Return a lower bound of the characters of a value in JSON, without the values inside it."""
+def _min_shallow_json_chars(value: object) -> int:
+    """Return a lower bound of the characters of a value in JSON, without its members."""
     if isinstance(value, int):
         return value.bit_length() * 3 // 10  # log10(2) is above 0.3
-    return shallow_byte_size(value)
+    return min_shallow_bytes(value)
 
 
 def _format_last_value(value: Any, max_bytes: int) -> str:
-    """Return the last value for the model: a text unchanged, JSON or ``repr``; a note if it exceeds *max_bytes* bytes."""
+    """Return the last value of a program as text: a text unchanged, else JSON or ``repr``; a note if it exceeds *max_bytes*."""
     if isinstance(value, str):
         return value
     try:

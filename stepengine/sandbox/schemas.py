@@ -322,15 +322,15 @@ class _SchemaClassReader:
         """By name; ``None`` while the definition is being read."""
 
     def read_classes(self) -> Mapping[str, SchemaClass]:
-        """Return the schema classes of the file by name, in the order of their lines."""
-        classes = self._sorted_schema_classes()
+        """Return the schema classes of the file by name, in the order of their lines; raise ``DefinitionError`` for an invalid class."""
+        classes = self._find_and_sort_schema_classes()
         for node in classes:
             self._read_class(node)
         self._check_patterns()
         made = {}
         for node in classes:
             self._line, self._where = node.lineno, f"class {node.name!r}"
-            made[node.name] = self._make_schema_class(node, self._reachable_from(node.name))
+            made[node.name] = self._make_schema_class(node, self._list_reachable_from(node.name))
         return MappingProxyType(dict(sorted(made.items(), key=lambda item: item[1].line)))
 
     def _make_schema_class(self, node: ast.ClassDef, definition_names: Sequence[str]) -> SchemaClass:
@@ -367,7 +367,7 @@ class _SchemaClassReader:
             if owner != top and self._kinds.get(owner) != "model":
                 continue
             extra = self._extras[owner]
-            reached = self._reachable_through(self._get_definition(owner).refers)
+            reached = self._collect_reachable_through(self._get_definition(owner).refers)
             self._spend_output_budget(len(reached))
             for name in reached:
                 if self._kinds.get(name) == "typed_dict" and found.setdefault(name, extra) != extra:
@@ -385,13 +385,15 @@ class _SchemaClassReader:
     def _field_shape(self, node: ast.ClassDef, field: _ClassField) -> str:
         """Return the shape of the schema classes in the value of a field; ``""`` if there are none."""
         if UNENDING in field.shape:
-            if self._reachable_through(field.refers, through=()) & self._kinds.keys():
+            if self._collect_reachable_through(field.refers, through=()) & self._kinds.keys():
                 self._line, self._where = field.line, f"class {node.name!r}"
                 self._refuse("a recursive type alias cannot contain schema classes; use a recursive schema class")
             return ""
         return "" if field.shape == LEFT_OUT else field.shape
 
-    def _reachable_through(self, names: Iterable[str], *, through: Collection[str] = ("typed_dict",)) -> set[str]:
+    def _collect_reachable_through(
+        self, names: Iterable[str], *, through: Collection[str] = ("typed_dict",)
+    ) -> set[str]:
         """Return *names* and the definitions that they reach through aliases and classes of the kinds in *through*."""
         found: set[str] = set()
         left = [*names]
@@ -402,8 +404,8 @@ class _SchemaClassReader:
                     left.extend(self._get_definition(name).refers)
         return found
 
-    def _reachable_from(self, name: str) -> list[str]:
-        """Return the definitions that a definition refers to, directly or indirectly, sorted; itself only if it is recursive."""
+    def _list_reachable_from(self, name: str) -> list[str]:
+        """Return the sorted names of the definitions that *name* refers to, also indirectly; *name* itself only if it is recursive."""
         found: set[str] = set()
         left = [*self._get_definition(name).refers]
         while left:
@@ -413,15 +415,15 @@ class _SchemaClassReader:
         return sorted(found)
 
     def _get_definition(self, name: str) -> _Definition:
-        """Return the definition of a class or alias that was read before."""
+        """Return the definition of a class or alias, which was read before."""
         made = self._definitions[name]
         assert made is not None  # noqa: S101 - everything is read before anything is shown
         return made
 
     # --- finding the classes
 
-    def _sorted_schema_classes(self) -> list[ast.ClassDef]:
-        """Return the schema classes, base classes first, in file order among those with equally many bases."""
+    def _find_and_sort_schema_classes(self) -> list[ast.ClassDef]:
+        """Find the schema classes, record their kinds, and return them: base classes first, then in file order."""
         bases: dict[str, str] = {}
         found: list[ast.ClassDef] = []
         for node in self._names.classes:
@@ -435,12 +437,14 @@ class _SchemaClassReader:
                     self._refuse(f"there are too many schema classes; a file may have at most {MAX_CLASSES}")
                 bases[node.name] = base
                 found.append(node)
-        return self._select_and_sort_classes(found, bases)
+        return self._record_kinds_and_sort_classes(found, bases)
 
-    def _select_and_sort_classes(self, found: Sequence[ast.ClassDef], bases: Mapping[str, str]) -> list[ast.ClassDef]:
-        """Return the classes that derive from ``BaseModel`` or ``TypedDict``, bases first, and record their kinds."""
+    def _record_kinds_and_sort_classes(
+        self, classes: Sequence[ast.ClassDef], bases: Mapping[str, str]
+    ) -> list[ast.ClassDef]:
+        """Record the kinds of the classes that derive from ``BaseModel`` or ``TypedDict``, and return these, bases first."""
         chains = {}
-        for node in found:
+        for node in classes:
             chain = [bases[node.name]]
             while chain[-1] in bases and len(chain) <= MAX_DEPTH_LEVELS:
                 chain.append(bases[chain[-1]])
@@ -451,7 +455,7 @@ class _SchemaClassReader:
                 continue
             chains[node.name] = len(chain)
             self._kinds[node.name] = "model" if chain[-1] == "pydantic.BaseModel" else "typed_dict"
-        return sorted([node for node in found if node.name in chains], key=lambda node: chains[node.name])
+        return sorted([node for node in classes if node.name in chains], key=lambda node: chains[node.name])
 
     def _find_schema_base(self, node: ast.ClassDef) -> str:
         """Return the base that makes or may make a class a schema class; ``""`` for other classes."""
@@ -474,7 +478,7 @@ class _SchemaClassReader:
         return bases[0] if bases else ""
 
     def _may_be_schema_base(self, name: str) -> bool:
-        """Return whether a class with the base *name* derives, or may derive, from ``BaseModel`` or ``TypedDict``."""
+        """Return True if a class with the base *name* derives, or may derive, from ``BaseModel`` or ``TypedDict``."""
         seen: set[str] = set()
         while name not in seen and len(seen) <= MAX_DEPTH_LEVELS:
             if name.startswith("pydantic.") or name == "typing.TypedDict":
@@ -546,9 +550,9 @@ class _SchemaClassReader:
             left - self._left + (self._get_definition(base).size if base in self._kinds else 0),
         )
 
-    def _count_fields_against_limit(self, fields: int) -> None:
-        """Subtract *fields* from the fields that the file may have; raise an error when none is left."""
-        self._fields_left -= fields
+    def _count_fields_against_limit(self, count: int) -> None:
+        """Subtract *count* from the fields that the file may have; raise an error when none is left."""
+        self._fields_left -= count
         if self._fields_left < 0:
             self._refuse(f"there are too many fields; a file may have at most {MAX_FIELDS_OF_FILE:,}")
 
@@ -568,7 +572,7 @@ class _SchemaClassReader:
                 )
             case ast.AnnAssign(target=ast.Name(id=name)):
                 self._where = f"class {node.name!r}, field {name!r}"
-                self._check_field_name(node, name, fields)
+                self._check_and_count_field(node, name, fields)
                 fields[name] = self._read_field(statement, self._kinds[node.name], is_total=is_total)
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 self._refuse(f"{statement.name!r} is a method, which is not supported here; keep only fields")
@@ -577,7 +581,7 @@ class _SchemaClassReader:
                     f"{_describe_node(statement)} is not supported here; use fields such as `name: str`, a docstring and model_config"
                 )
 
-    def _check_field_name(self, node: ast.ClassDef, name: str, fields: Mapping[str, _ClassField]) -> None:
+    def _check_and_count_field(self, node: ast.ClassDef, name: str, fields: Mapping[str, _ClassField]) -> None:
         """Refuse an invalid or repeated field name, and count a new field against the limits."""
         is_private = name.startswith("_" if self._kinds[node.name] == "model" else "__")
         if is_private or name == "model_config":
@@ -602,12 +606,12 @@ class _SchemaClassReader:
             return {key.value: value for key, value in zip(node.keys, node.values, strict=True)}  # type: ignore[union-attr]
         return self._refuse(f'{_describe_node(node)} is not supported here; use ConfigDict(extra="forbid")')
 
-    def _read_extra_setting(self, words: Mapping[str | None, ast.expr], *, extra: bool | None) -> bool | None:
-        """Return ``additionalProperties`` for a class's settings; *extra* if they do not set it, ``None`` for ``"ignore"``."""
-        strange = [word for word in words if word not in {"extra", "title"}]
+    def _read_extra_setting(self, settings: Mapping[str | None, ast.expr], *, extra: bool | None) -> bool | None:
+        """Return ``additionalProperties`` for the settings in *settings*, ``None`` for ``"ignore"``; *extra* if they do not set it."""
+        strange = [word for word in settings if word not in {"extra", "title"}]
         if strange:
             self._refuse(f"the setting {strange[0]!r} is not supported here; use extra='forbid' or title='...'")
-        for word, node in words.items():
+        for word, node in settings.items():
             value = self._evaluate_literal(_NodeAtDepth(node, 0))
             if word == "extra":
                 if not isinstance(value, str) or value not in EXTRA:
@@ -626,29 +630,30 @@ class _SchemaClassReader:
         """Return a field from its declaration, with its schema, default and alias."""
         self._refers = set()
         marks, at = self._split_required_markers(_NodeAtDepth(node.annotation, 0))
-        read = self._read_annotation(at)
+        parsed_type = self._read_annotation(at)
         refers = frozenset(self._refers)
         if kind == "typed_dict":
-            if node.value is not None or read.given:
+            if node.value is not None or parsed_type.given:
                 self._refuse("a field of a TypedDict cannot have a default or an alias; use NotRequired[...]")
             is_required = marks[-1] == "typing.Required" if marks else is_total
-            return _ClassField(read.schema, read.shape, is_required, NOTHING, "", refers, node.lineno)
+            return _ClassField(parsed_type.schema, parsed_type.shape, is_required, NOTHING, "", refers, node.lineno)
         if marks:
             self._refuse("Required and NotRequired are only for a TypedDict; give the field a default instead")
         if node.value is not None:
-            read = self._add_default(read, node.value)
-        default = read.given.get("default", NOTHING)
-        is_shown = default is not NOTHING and not read.given["is_made"]
-        schema = {**read.schema, "default": default} if is_shown else read.schema
-        alias = read.given.get("alias", "")
-        return _ClassField(schema, read.shape, default is NOTHING, default, alias, refers, node.lineno)
+            parsed_type = self._add_default(parsed_type, node.value)
+        default = parsed_type.given.get("default", NOTHING)
+        is_shown = default is not NOTHING and not parsed_type.given["is_made"]
+        schema = {**parsed_type.schema, "default": default} if is_shown else parsed_type.schema
+        alias = parsed_type.given.get("alias", "")
+        return _ClassField(schema, parsed_type.shape, default is NOTHING, default, alias, refers, node.lineno)
 
-    def _add_default(self, read: _ParsedType, value: ast.expr) -> _ParsedType:
+    def _add_default(self, parsed_type: _ParsedType, value: ast.expr) -> _ParsedType:
         """Return a field type with the default or the arguments of ``Field(...)`` after its ``=``."""
         if isinstance(value, ast.Call) and self._resolve_binding(value.func).what == "pydantic.Field":
-            return self._apply_field_call(read, value)
+            return self._apply_field_call(parsed_type, value)
         return attrs.evolve(
-            read, given={**read.given, "default": self._evaluate_literal(_NodeAtDepth(value, 0)), "is_made": False}
+            parsed_type,
+            given={**parsed_type.given, "default": self._evaluate_literal(_NodeAtDepth(value, 0)), "is_made": False},
         )
 
     def _split_required_markers(self, at: _NodeAtDepth) -> tuple[list[str], _NodeAtDepth]:
@@ -663,7 +668,7 @@ class _SchemaClassReader:
             at = self._resolve_quotes_and_aliases(_NodeAtDepth(at.node.slice, at.depth + 1))
         return marks, at
 
-    def _apply_field_call(self, read: _ParsedType, call: ast.Call) -> _ParsedType:
+    def _apply_field_call(self, parsed_type: _ParsedType, call: ast.Call) -> _ParsedType:
         """Return a type with the constraints, documentation, default and alias of a ``Field(...)``; refuse other arguments."""
         self._refuse_own_field_name(call.func)
         words = {word.arg: word.value for word in call.keywords}
@@ -675,34 +680,34 @@ class _SchemaClassReader:
             self._refuse(
                 f"Field({strange[0]}=...) is not supported here; supported keywords: {list_names(sorted(OF_FIELD), strange[0])}"
             )
-        given = {**read.given, **self._read_default_and_alias(words)}
+        given = {**parsed_type.given, **self._read_default_and_alias(words)}
         values = {
             word: self._evaluate_literal(_NodeAtDepth(node, 0)) for word, node in words.items() if word not in ONCE
         }
         for word in CONSTRAINTS:
             if values.get(word) is not None:
-                read = self._apply_constraint(read, word, values[word])
-        return attrs.evolve(read, schema={**read.schema, **self._read_documentation(values)}, given=given)
+                parsed_type = self._apply_constraint(parsed_type, word, values[word])
+        return attrs.evolve(parsed_type, schema={**parsed_type.schema, **self._read_documentation(values)}, given=given)
 
-    def _read_default_and_alias(self, words: Mapping[str | None, ast.expr]) -> dict[str, Any]:
+    def _read_default_and_alias(self, arguments: Mapping[str | None, ast.expr]) -> dict[str, Any]:
         """Return the default and the alias of a ``Field``, which only fields have."""
         given: dict[str, Any] = {}
-        default = words.get("default")
+        default = arguments.get("default")
         if default is not None:
             is_required = isinstance(default, ast.Constant) and default.value is ...
             given = {
                 "default": NOTHING if is_required else self._evaluate_literal(_NodeAtDepth(default, 0)),
                 "is_made": False,
             }
-        if "default_factory" in words:
-            made = FACTORIES.get(self._resolve_binding(words["default_factory"]).what)
+        if "default_factory" in arguments:
+            made = FACTORIES.get(self._resolve_binding(arguments["default_factory"]).what)
             if made is None or given:
                 self._refuse(
                     "default_factory must be `list` or `dict`, without another default; or write a literal default"
                 )
             given = {"default": made(), "is_made": True}
-        if "alias" in words:
-            given["alias"] = self._check_text("alias", self._evaluate_literal(_NodeAtDepth(words["alias"], 0)))
+        if "alias" in arguments:
+            given["alias"] = self._require_text("alias", self._evaluate_literal(_NodeAtDepth(arguments["alias"], 0)))
         return given
 
     def _read_documentation(self, values: Mapping[str | None, Any]) -> dict[str, Any]:
@@ -715,47 +720,54 @@ class _SchemaClassReader:
             if word == "examples":
                 told[word] = value if isinstance(value, list) else self._refuse("examples must be a list of literals")
             else:
-                told[word] = self._check_text(word, value)
+                told[word] = self._require_text(word, value)
         return told
 
-    def _check_text(self, word: str, value: object) -> str:
-        """Return *value* if it is a string, else refuse it with a message about *word*."""
-        return value if isinstance(value, str) else self._refuse(f"{word} must be a string")
+    def _require_text(self, argument_name: str, value: object) -> str:
+        """Return *value* if it is a string, else refuse it with a message about *argument_name*."""
+        return value if isinstance(value, str) else self._refuse(f"{argument_name} must be a string")
 
-    def _apply_constraint(self, read: _ParsedType, word: str, value: Any) -> _ParsedType:
+    def _apply_constraint(self, parsed_type: _ParsedType, argument_name: str, value: Any) -> _ParsedType:
         """Return a type with a constraint, written where pydantic writes it; refuse one that does not apply to the type."""
-        if read.kind == "nullable" and read.inner is not None:
-            inner = self._apply_constraint(read.inner, word, value)
-            told = {key: said for key, said in read.schema.items() if key != "anyOf"}
-            return attrs.evolve(read, schema={**_any_of_schema([inner.schema, {"type": "null"}]), **told}, inner=inner)
-        if word == "pattern" and read.kind == "string":
-            return attrs.evolve(read, schema={**read.schema, "pattern": self._store_pattern(value)})
-        if word in NUMERIC and read.kind in {"integer", "number", "decimal"}:
-            return self._apply_numeric_constraint(read, word, value)
-        lengths = LENGTHS.get("string" if read.kind == "union" else read.kind, {})
-        takes = read.kind != "union" or any(one.get("type") == "string" for one in read.schema["anyOf"])
-        if word not in lengths or not takes:
+        if parsed_type.kind == "nullable" and parsed_type.inner is not None:
+            inner = self._apply_constraint(parsed_type.inner, argument_name, value)
+            told = {key: said for key, said in parsed_type.schema.items() if key != "anyOf"}
+            return attrs.evolve(
+                parsed_type, schema={**_any_of_schema([inner.schema, {"type": "null"}]), **told}, inner=inner
+            )
+        if argument_name == "pattern" and parsed_type.kind == "string":
+            return attrs.evolve(
+                parsed_type, schema={**parsed_type.schema, "pattern": self._validate_and_store_pattern(value)}
+            )
+        if argument_name in NUMERIC and parsed_type.kind in {"integer", "number", "decimal"}:
+            return self._apply_numeric_constraint(parsed_type, argument_name, value)
+        lengths = LENGTHS.get("string" if parsed_type.kind == "union" else parsed_type.kind, {})
+        takes = parsed_type.kind != "union" or any(one.get("type") == "string" for one in parsed_type.schema["anyOf"])
+        if argument_name not in lengths or not takes:
             self._refuse(
-                f"Field({word}=...) does not apply to this type. ge, gt, le, lt and multiple_of are for numbers, pattern is for str. "
+                f"Field({argument_name}=...) does not apply to this type. ge, gt, le, lt and multiple_of are for numbers, pattern is for str. "
                 "min_length and max_length are for str, list and dict. In a union, constrain its members: Annotated[..., Field(...)]"
             )
         if type(value) is not int or value < 0:
-            self._refuse(f"{word} must be a whole number of at least 0")
-        return attrs.evolve(read, schema={**read.schema, lengths[word]: value})
+            self._refuse(f"{argument_name} must be a whole number of at least 0")
+        return attrs.evolve(parsed_type, schema={**parsed_type.schema, lengths[argument_name]: value})
 
-    def _apply_numeric_constraint(self, read: _ParsedType, word: str, value: Any) -> _ParsedType:
+    def _apply_numeric_constraint(self, parsed_type: _ParsedType, argument_name: str, value: Any) -> _ParsedType:
         """Return a number type with one of ``ge``, ``gt``, ``le``, ``lt`` and ``multiple_of``."""
-        allowed = (int,) if read.kind == "integer" else (int, float)
-        if type(value) not in allowed or (word == "multiple_of" and value <= 0):
-            self._refuse(f"{word} must be a number that fits the type, and multiple_of must be more than 0")
-        if read.kind != "decimal":
-            return attrs.evolve(read, schema={**read.schema, NUMERIC[word]: value})
-        number, *others = read.schema["anyOf"]  # as in pydantic, which does not constrain the text form
-        return attrs.evolve(read, schema={**read.schema, "anyOf": [{**number, NUMERIC[word]: float(value)}, *others]})
+        allowed = (int,) if parsed_type.kind == "integer" else (int, float)
+        if type(value) not in allowed or (argument_name == "multiple_of" and value <= 0):
+            self._refuse(f"{argument_name} must be a number that fits the type, and multiple_of must be more than 0")
+        if parsed_type.kind != "decimal":
+            return attrs.evolve(parsed_type, schema={**parsed_type.schema, NUMERIC[argument_name]: value})
+        number, *others = parsed_type.schema["anyOf"]  # as in pydantic, which does not constrain the text form
+        return attrs.evolve(
+            parsed_type,
+            schema={**parsed_type.schema, "anyOf": [{**number, NUMERIC[argument_name]: float(value)}, *others]},
+        )
 
-    def _store_pattern(self, value: object) -> str:
-        """Check type and length of a pattern, store it with its line for ``_check_patterns``, and return it."""
-        text = self._check_text("pattern", value)
+    def _validate_and_store_pattern(self, value: object) -> str:
+        """Refuse an invalid type or length of a pattern, store the pattern for ``_check_patterns``, and return it."""
+        text = self._require_text("pattern", value)
         if len(text) > MAX_PATTERN_CHARS:
             self._refuse(f"the pattern has {len(text):,} characters; use at most {MAX_PATTERN_CHARS}")
         self._patterns.setdefault(text, self._line)
@@ -790,21 +802,23 @@ class _SchemaClassReader:
         """Return the schema of an annotation; members of a union are merged without duplicates."""
         members = self._union_members(at)
         nulls = [one for one in members if isinstance(one.node, ast.Constant) and one.node.value is None]
-        reads: list[_ParsedType] = []
+        parsed_types: list[_ParsedType] = []
         for one in members:
             if one not in nulls:
-                read = self._read_non_union_annotation(one)
-                if len(members) > 1 and read.given:
+                parsed_type = self._read_non_union_annotation(one)
+                if len(members) > 1 and parsed_type.given:
                     self._refuse("a member of a union cannot have a default or an alias; give them to the whole field")
-                reads.append(read)
-        if len(reads) > 1:
-            reads = _without_duplicates(reads, key=lambda one: repr(one.schema))
-        if not reads:
+                parsed_types.append(parsed_type)
+        if len(parsed_types) > 1:
+            parsed_types = _without_duplicates(parsed_types, key=lambda one: repr(one.schema))
+        if not parsed_types:
             return _ParsedType({"type": "null"})
-        inner = reads[0]
-        if len(reads) > 1:
+        inner = parsed_types[0]
+        if len(parsed_types) > 1:
             inner = _ParsedType(
-                _any_of_schema([one.schema for one in reads]), "union", _join_shapes([one.shape for one in reads])
+                _any_of_schema([one.schema for one in parsed_types]),
+                "union",
+                _join_shapes([one.shape for one in parsed_types]),
             )
         if not nulls:
             return inner
@@ -921,13 +935,13 @@ class _SchemaClassReader:
         if what in TUPLES:
             return self._read_tuple_type(items, depth)
         if what in LISTS | SETS and len(items) == 1:
-            read = self._read_inner_annotation(items[0], depth)
-            if what in SETS and read.shape != LEFT_OUT:
+            parsed_type = self._read_inner_annotation(items[0], depth)
+            if what in SETS and parsed_type.shape != LEFT_OUT:
                 self._refuse("a set cannot contain schema classes; use list[...]")
             return _ParsedType(
-                {"type": "array", "items": read.schema, **_unique_items_keyword(what)},
+                {"type": "array", "items": parsed_type.schema, **_unique_items_keyword(what)},
                 "array",
-                _format_shape("list[{}]", read.shape),
+                _format_shape("list[{}]", parsed_type.shape),
             )
         if what in DICTS and len(items) == 2:  # noqa: PLR2004 - key and value
             return self._read_dict_type(items, depth)
@@ -935,10 +949,10 @@ class _SchemaClassReader:
 
     def _read_inner_annotation(self, node: ast.expr, depth: int) -> _ParsedType:
         """Return the schema of a nested annotation."""
-        read = self._read_annotation(_NodeAtDepth(node, depth))
-        if read.given:
+        parsed_type = self._read_annotation(_NodeAtDepth(node, depth))
+        if parsed_type.given:
             self._refuse("a type inside another type cannot have a default or an alias; give them to the whole field")
-        return read
+        return parsed_type
 
     def _read_dict_type(self, items: Sequence[ast.expr], depth: int) -> _ParsedType:
         """Return the schema of a ``dict`` type; refuse keys other than ``str``."""
@@ -952,45 +966,49 @@ class _SchemaClassReader:
     def _read_tuple_type(self, items: Sequence[ast.expr], depth: int) -> _ParsedType:
         """Return the schema of a ``tuple`` type, of any or of a fixed length."""
         if len(items) == 2 and isinstance(items[1], ast.Constant) and items[1].value is ...:  # noqa: PLR2004 - X, ...
-            read = self._read_inner_annotation(items[0], depth)
-            return _ParsedType({"type": "array", "items": read.schema}, "array", _format_shape("list[{}]", read.shape))
-        reads = [self._read_inner_annotation(item, depth) for item in items]
-        schema: dict[str, Any] = {"type": "array", "minItems": len(reads), "maxItems": len(reads)}
-        if reads:
-            schema["prefixItems"] = [read.schema for read in reads]
-        shapes = [read.shape for read in reads]
+            parsed_type = self._read_inner_annotation(items[0], depth)
+            return _ParsedType(
+                {"type": "array", "items": parsed_type.schema}, "array", _format_shape("list[{}]", parsed_type.shape)
+            )
+        parsed_types = [self._read_inner_annotation(item, depth) for item in items]
+        schema: dict[str, Any] = {"type": "array", "minItems": len(parsed_types), "maxItems": len(parsed_types)}
+        if parsed_types:
+            schema["prefixItems"] = [parsed_type.schema for parsed_type in parsed_types]
+        shapes = [parsed_type.shape for parsed_type in parsed_types]
         shape = LEFT_OUT if all(one == LEFT_OUT for one in shapes) else f"tuple[{', '.join(shapes)}]"
         return _ParsedType(schema, "other", shape)
 
     def _read_annotated_type(self, items: Sequence[ast.expr], depth: int) -> _ParsedType:
         """Return the schema of an ``Annotated[...]`` type with the constraints of each ``Field(...)``; refuse other metadata."""
-        read = self._read_annotation(_NodeAtDepth(items[0], depth)) if items else _ParsedType({})
+        parsed_type = self._read_annotation(_NodeAtDepth(items[0], depth)) if items else _ParsedType({})
         for node in items[1:]:
             if not isinstance(node, ast.Call) or self._resolve_binding(node.func).what != "pydantic.Field":
                 self._refuse(
                     f"Annotated[..., {_describe_node(node)}] is not supported here; use Annotated[..., Field(...)]"
                 )
-            read = self._apply_field_call(read, node)
-        return read
+            parsed_type = self._apply_field_call(parsed_type, node)
+        return parsed_type
 
     def _read_type_alias(self, node: Any, depth: int) -> _ParsedType:
-        """Return a reference to the schema of a ``type`` statement."""
+        """Add the definition of a ``type`` statement if it is new, and return a reference to the definition."""
         name = node.name.id
         if node.type_params:
             self._refuse(f"{name!r} has type parameters, which are not supported here; write an alias for each type")
         if name not in self._definitions:
             self._definitions[name] = None
             refers, self._refers, left = self._refers, set(), self._left
-            read = self._read_inner_annotation(node.value, depth)
-            self._definitions[name] = self._make_definition(read.schema, frozenset(self._refers), left - self._left)
+            parsed_type = self._read_inner_annotation(node.value, depth)
+            self._definitions[name] = self._make_definition(
+                parsed_type.schema, frozenset(self._refers), left - self._left
+            )
             self._refers = refers
-            self._shapes[name] = read.shape
+            self._shapes[name] = parsed_type.shape
         return self._make_reference(name, self._shapes.get(name, f"list[{UNENDING}]"))
 
     # --- values
 
     def _read_enum(self, node: ast.ClassDef) -> dict[str, Any]:
-        """Return the values of an Enum's members by name, and add its definition."""
+        """Add the definition of an Enum if it is new, and return the values of its members by name."""
         if node.name in self._enums:
             return self._enums[node.name]
         kept = self._line, self._where, self._own
@@ -1072,10 +1090,10 @@ class _SchemaClassReader:
             self._refuse(f"a value is nested more than {MAX_DEPTH_LEVELS} levels deep; use fewer levels")
         match node:
             case ast.Constant(value=str() | bool() | int() | float() | None as value):
-                return self._check_scalar(value)
+                return self._require_json_scalar(value)
             case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=ast.Constant(value=int() | float() as value)):
                 if not isinstance(value, bool):
-                    return self._check_scalar(-value if isinstance(node.op, ast.USub) else value)
+                    return self._require_json_scalar(-value if isinstance(node.op, ast.USub) else value)
             case ast.List(elts=elts) | ast.Tuple(elts=elts):
                 return [self._evaluate_literal(_NodeAtDepth(one, depth + 1)) for one in elts]
             case ast.Dict() if all(node.keys):
@@ -1111,8 +1129,8 @@ class _SchemaClassReader:
             "or a name that is assigned one string, number or tuple of them, once"
         )
 
-    def _check_scalar(self, value: Any) -> Any:
-        """Return a value that JSON can have, and refuse others; a text counts against the budget of work."""
+    def _require_json_scalar(self, value: Any) -> Any:
+        """Return *value* unchanged; refuse numbers that JSON cannot have. A text counts against the budget of work."""
         if isinstance(value, str):
             self._spend_work_for_text(value)
         elif isinstance(value, float) and not math.isfinite(value):
@@ -1139,9 +1157,9 @@ class _SchemaClassReader:
         except DataError as error:
             return self._refuse(f"it is not JSON: {error}; remove incomplete characters (lone surrogates)")
 
-    def _refuse(self, why: str) -> NoReturn:
+    def _refuse(self, reason: str) -> NoReturn:
         """Raise ``DefinitionError`` with the current line and position in the file."""
-        msg = f"{self._file}:{self._line}: {self._where}: {why}"
+        msg = f"{self._file}:{self._line}: {self._where}: {reason}"
         raise DefinitionError(msg)
 
 
@@ -1164,9 +1182,9 @@ def _unique_items_keyword(type_name: str) -> dict[str, Any]:
     return {"uniqueItems": True} if type_name in SETS else {}
 
 
-def _format_shape(form: str, shape: str) -> str:
-    """Return *form* with *shape* inserted; ``"Any"`` if the value has no schema classes."""
-    return shape if shape == LEFT_OUT else form.format(shape)
+def _format_shape(template: str, shape: str) -> str:
+    """Return *template* with *shape* inserted; ``"Any"`` if the value has no schema classes."""
+    return shape if shape == LEFT_OUT else template.format(shape)
 
 
 def _join_shapes(shapes: Sequence[str]) -> str:

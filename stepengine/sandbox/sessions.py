@@ -21,7 +21,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, cast
 from attrs import frozen
 
 from stepengine.errors import DefinitionError, ToolError
-from stepengine.sandbox.byte_counter import TooManyBytes, argument_size, number_size
+from stepengine.sandbox.byte_counter import TooManyBytes, approximate_number_bytes, min_argument_bytes
 from stepengine.sandbox.check_workers import STOPPED, CheckWorkers, StopSignal
 from stepengine.sandbox.program_checks import CheckedProgram, check_with_monty
 from stepengine.sandbox.stubs import ALIASES, Stubs
@@ -258,7 +258,7 @@ class MontySandbox:
         return f"monty/{self.monty.__version__}"
 
     def check(self, code: str, stubs: Stubs, known: Collection[str], stop: StopSignal | None = None) -> CheckedProgram:
-        """Check a program in a worker of its own; return the cached result of an earlier complete check if there is one."""
+        """Check a program in a separate worker, or return the cached result of an earlier complete check."""
         self._raise_if_forked()
         asked = (code, stubs.text, frozenset(known))
         # The lock protects only the table: with a check under it, every engine would wait for the slowest check.
@@ -277,16 +277,16 @@ class MontySandbox:
     def open(
         self, functions: Collection[str], *, seconds: float, memory: int, printed: int, seed: int
     ) -> ProgramSession:
-        """Return a new session. It gets a worker at its first turn, possibly that of an idle session."""
+        """Return a new session. It gets a worker at its first turn, which may end an idle session's worker."""
         return _MontySession(self, functions, seconds=seconds, memory=memory, printed=printed, seed=seed)
 
     def open_handler(self, host: Host, *, seconds: float, memory: int, printed: int, seed: int) -> ProgramSession:
         """
-        Return a new session for a handler. Arguments are those of ``open``; *host* answers calls of ``_se_host`` at once.
+        Return a new session for a handler, with a function *host* that answers calls of ``_se_host`` at once.
 
-        A ``TooManyBytes`` that *host* raises ends the session.
+        The other arguments are those of ``open``. A ``TooManyBytes`` that *host* raises ends the session.
 
-        It is fed three texts: the prelude, the agent file and the call of the handler. Lines are those of the agent file.
+        The caller feeds three texts: the prelude, the agent file and the call of the handler. Lines are those of the agent file.
         """
         return _MontySession(self, (), seconds=seconds, memory=memory, printed=printed, seed=seed, host=host)
 
@@ -305,23 +305,23 @@ class MontySandbox:
                     self._pool = self._start_pool()
                 if len(self._seats) < self._most:
                     break
-                idle = next((seat for seat in self._seats if not seat.is_busy), None)
+                idle = next((worker for worker in self._seats if not worker.is_busy), None)
                 if idle is not None:
                     self._seats.remove(idle)
                     idle.end()
                 else:
                     self._changed.wait(1.0)
-            seat = _SessionWorker(self._pool.checkout(**checkout))
-            self._seats.append(seat)
+            worker = _SessionWorker(self._pool.checkout(**checkout))
+            self._seats.append(worker)
         try:
-            seat.start()
+            worker.start()
         except BaseException as error:
-            self.release_worker(seat)
+            self.release_worker(worker)
             if not isinstance(error, self.monty.MontyError):
                 raise
             msg = f"no worker could be started for a program: {error}"
             raise ToolError(msg) from None
-        return seat
+        return worker
 
     @property
     def _is_forked(self) -> bool:
@@ -337,7 +337,7 @@ class MontySandbox:
             raise ToolError(msg)
 
     def _start_pool(self, **options: Any) -> Any:
-        """Start a pool of worker processes of Monty and return it."""
+        """Start a pool of worker processes of Monty, and return the pool."""
         pool = self.monty.Monty(max_processes=self._most, **options)
         pool.__enter__()
         return pool
@@ -349,25 +349,25 @@ class MontySandbox:
         with self._changed:
             pool, self._pool = self._pool, None
             seats, self._seats = self._seats, []
-        for seat in seats:
-            seat.end()
+        for worker in seats:
+            worker.end()
         if pool is not None:
             pool.__exit__(None, None, None)
         self.checks.close()
 
-    def try_claim_worker(self, seat: _SessionWorker) -> bool:
+    def try_claim_worker(self, worker: _SessionWorker) -> bool:
         """Claim the worker of a session for a turn; return False if it was ended for another session or has died."""
         self._raise_if_forked()
         with self._changed:
-            if seat not in self._seats:
+            if worker not in self._seats:
                 return False
-            seat.is_busy = True
-        if seat.is_alive:
+            worker.is_busy = True
+        if worker.is_alive:
             return True
-        self.release_worker(seat)
+        self.release_worker(worker)
         return False
 
-    def stop_turn(self, seat: _SessionWorker | None) -> None:
+    def stop_turn(self, worker: _SessionWorker | None) -> None:
         """
         Kill a busy worker, so that its turn ends with a crash, or release an idle one; from any thread.
 
@@ -377,34 +377,34 @@ class MontySandbox:
             return
         with self._changed:
             # A worker that is no longer listed was ended for another session.
-            is_busy = seat is not None and seat in self._seats and seat.is_busy
-            if seat is not None and is_busy:
-                seat.kill()
+            is_busy = worker is not None and worker in self._seats and worker.is_busy
+            if worker is not None and is_busy:
+                worker.kill()
             self._changed.notify_all()
-        if seat is not None and not is_busy:
-            self.release_worker(seat)
+        if worker is not None and not is_busy:
+            self.release_worker(worker)
 
-    def mark_idle(self, seat: _SessionWorker) -> None:
+    def mark_idle(self, worker: _SessionWorker) -> None:
         """Mark a worker as idle; its session stays loaded until another session needs a worker."""
         if self._is_forked:
             return
         with self._changed:
-            seat.is_busy = False
-            if seat in self._seats:
-                self._seats.remove(seat)
-                self._seats.append(seat)
+            worker.is_busy = False
+            if worker in self._seats:
+                self._seats.remove(worker)
+                self._seats.append(worker)
             self._changed.notify()
 
-    def release_worker(self, seat: _SessionWorker) -> None:
+    def release_worker(self, worker: _SessionWorker) -> None:
         """End a worker's session, so that another session may start."""
         if self._is_forked:
             return
         with self._changed:
-            if seat not in self._seats:  # it was ended when it was removed
+            if worker not in self._seats:  # it was ended when it was removed
                 return
-            self._seats.remove(seat)
+            self._seats.remove(worker)
             self._changed.notify()
-        seat.end()
+        worker.end()
 
 
 class _SessionWorker:
@@ -422,7 +422,7 @@ class _SessionWorker:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the worker process still runs; an idle one may have been killed, for example for lack of memory."""
+        """Whether the worker process still runs; always True on systems without ``os.waitid``. The system may kill an idle worker."""
         if not hasattr(os, "waitid"):
             return True
         try:
@@ -431,12 +431,12 @@ class _SessionWorker:
             return False
 
     def kill(self) -> None:
-        """Kill the worker."""
+        """Kill the worker's process."""
         with contextlib.suppress(ProcessLookupError):  # it has ended just now
             os.kill(self.pid, signal.SIGKILL)
 
     def end(self) -> None:
-        """Close the session and its worker; errors of a crashed one are ignored."""
+        """Close the session and its worker; errors of a crashed worker are ignored."""
         with contextlib.suppress(Exception):  # a worker that has crashed already
             self.session.__exit__(None, None, None)
 
@@ -493,26 +493,26 @@ class _MontySession:
         self.printed = ""
 
     def feed(self, code: str, now: datetime) -> ProgramTurn:
-        def record_and_feed(seat: _SessionWorker) -> ProgramTurn:
+        def record_and_feed(worker: _SessionWorker) -> ProgramTurn:
             told = _ProgramInputs(code, now, [], [])
             self._told.append(told)
             self._fed += 1
             self._weight += len(code) + TURN
-            return self._feed_program(seat, told)
+            return self._feed_program(worker, told)
 
         return self._run_turn(record_and_feed)
 
     def answer(self, answers: Mapping[int, CallAnswer], now: datetime) -> ProgramTurn:
         def record_and_send(_: _SessionWorker) -> ProgramTurn:
             self._told[-1].answers.append((answers, now))
-            self._weight += sum([_approximate_size(answer.value) for answer in answers.values()], TURN)
+            self._weight += sum([_approximate_char_count(answer.value) for answer in answers.values()], TURN)
             return self._send_answers(answers, now)
 
         return self._run_turn(record_and_send)
 
     def variables(self, names: Sequence[str]) -> dict[str, str]:
         """
-        Return the variables as texts of at most 200 characters, without modules; nothing while a program waits.
+        Return the ``repr`` of variables, at most 200 characters each, without modules; nothing while a program waits.
 
         A variable whose ``repr`` fails is shown as ``"<cannot be shown>"``. A name without a value is left out. The variables are read in
         a copy of the session, so nothing changes for later programs, not even their names in tracebacks.
@@ -522,13 +522,13 @@ class _MontySession:
         """
         if self._waits:
             return {}
-        seat, lost = self._claim_or_replace_worker()
+        worker, lost = self._claim_or_replace_worker()
         try:
             if lost is not None:
                 raise ToolError(lost.text)
-            copied = seat.session.dump()
+            copied = worker.session.dump()
         finally:
-            self._sandbox.mark_idle(seat)
+            self._sandbox.mark_idle(worker)
         limits: Any = self._checkout["limits"]
         checkout = {**self._checkout, "limits": {**limits, "max_turn_duration_secs": LOOK_SECONDS}}
         copy = self._sandbox.start_worker(checkout, lambda: self._is_closed)
@@ -560,8 +560,8 @@ class _MontySession:
     def close(self) -> None:
         with self._lock:
             self._is_closed = True
-            seat = self._seat
-        self._sandbox.stop_turn(seat)
+            worker = self._seat
+        self._sandbox.stop_turn(worker)
 
     # --- the worker ---------------------------------------------------------------------------------------------------
 
@@ -569,9 +569,9 @@ class _MontySession:
         """Run a turn on the worker, then mark it idle, or release it after a failed turn or a snapshot."""
         turn: ProgramTurn | None = None
         try:
-            seat, turn = self._claim_or_replace_worker()
+            worker, turn = self._claim_or_replace_worker()
             if turn is None:
-                turn = run(seat)
+                turn = run(worker)
             self._waits = isinstance(turn, ProgramWaiting)
         finally:
             if self._seat is not None:
@@ -582,35 +582,37 @@ class _MontySession:
         return turn
 
     def _claim_or_replace_worker(self) -> tuple[_SessionWorker, ProgramRaised | None]:
-        """Return the claimed worker of the session, or a new one that has replayed it, with the error of the replay."""
-        seat = self._seat
+        """Claim the session's worker, or start one that replays the session; return it with the error of the replay, or ``None``."""
+        worker = self._seat
         return (
-            (seat, None) if seat is not None and self._sandbox.try_claim_worker(seat) else self._replay_in_new_worker()
+            (worker, None)
+            if worker is not None and self._sandbox.try_claim_worker(worker)
+            else self._replay_in_new_worker()
         )
 
     def _replay_in_new_worker(self) -> tuple[_SessionWorker, ProgramRaised | None]:
         """
-        Return a new worker that has replayed the session, and the error of the replay.
+        Start a worker, replay the session in it, and return it with the error of the replay, or ``None``.
 
-        It replaces a worker that was ended for another session, or that died while it was idle.
+        The worker replaces one that was ended for another session, or that died while it was idle.
         """
-        seat = self._sandbox.start_worker(self._checkout, lambda: self._is_closed)
+        worker = self._sandbox.start_worker(self._checkout, lambda: self._is_closed)
         with self._lock:
-            self._seat = seat
+            self._seat = worker
             is_closed = self._is_closed
-        turn = GONE if is_closed else self._run_turn_with_byte_limit(lambda: self._load_initial_state(seat), BEFORE)
+        turn = GONE if is_closed else self._run_turn_with_byte_limit(lambda: self._load_initial_state(worker), BEFORE)
         for told in self._told:
             for given, at in [(None, told.now), *told.answers]:
                 if isinstance(turn, ProgramRaised) and turn.is_fatal:
-                    return seat, self._explain_lost_replay(turn)
-                turn = self._feed_program(seat, told) if given is None else self._send_answers(given, at)
-        return seat, self._explain_lost_replay(turn) if isinstance(turn, ProgramRaised) and turn.is_fatal else None
+                    return worker, self._explain_lost_replay(turn)
+                turn = self._feed_program(worker, told) if given is None else self._send_answers(given, at)
+        return worker, self._explain_lost_replay(turn) if isinstance(turn, ProgramRaised) and turn.is_fatal else None
 
-    def _load_initial_state(self, seat: _SessionWorker) -> Any:
+    def _load_initial_state(self, worker: _SessionWorker) -> Any:
         """Load the last snapshot into a new worker, or run the prelude if there is none."""
         if self._base is None:
-            return seat.session.feed_start(PRELUDE)
-        seat.session.load_session(self._base)
+            return worker.session.feed_start(PRELUDE)
+        worker.session.load_session(self._base)
         return None
 
     def _explain_lost_replay(self, turn: ProgramRaised) -> ProgramRaised:
@@ -620,9 +622,9 @@ class _MontySession:
         said = f"the variables of earlier programs could not be brought back, since one of these did not end again: {turn.text}"
         return ProgramRaised(turn.kind, said, 0, is_fatal=True)
 
-    def _try_snapshot_history(self, seat: _SessionWorker, turn: ProgramTurn) -> bool:
+    def _try_snapshot_history(self, worker: _SessionWorker, turn: ProgramTurn) -> bool:
         """
-        Replace the history of the session by a snapshot, and return True if this worked.
+        Replace the history of the session by a snapshot if it is long, and return True if it was replaced.
 
         The caller then releases the worker, so that the session resumes from the snapshot in every process. In a restored session objects
         have other addresses, which a program can see. Only the session's inputs decide when a snapshot is made.
@@ -634,19 +636,19 @@ class _MontySession:
         ):
             return False
         try:
-            self._base = seat.session.dump()
+            self._base = worker.session.dump()
         except self._sandbox.monty.MontyError:
             return False
         self._told, self._weight = [], 0
         return True
 
-    def _feed_program(self, seat: _SessionWorker, program: _ProgramInputs) -> ProgramTurn:
+    def _feed_program(self, worker: _SessionWorker, program: _ProgramInputs) -> ProgramTurn:
         """Run a program in a worker until it waits or ends, and collect its output."""
         monty = self._sandbox.monty
         self._telling, self._heard = program, 0
         self._output = monty.CollectString(self._most_printed)
         return self._run_turn_with_byte_limit(
-            lambda: seat.session.feed_start(program.code, print_callback=self._output), program.now
+            lambda: worker.session.feed_start(program.code, print_callback=self._output), program.now
         )
 
     def _send_answers(self, answers: Mapping[int, CallAnswer], now: datetime) -> ProgramTurn:
@@ -655,14 +657,14 @@ class _MontySession:
         return self._run_turn_with_byte_limit(lambda: self._snapshot.resume(settled), now)
 
     def _run_turn_with_byte_limit(self, start: Any, now: datetime) -> ProgramTurn:
-        """Run until the program waits or ends; a ``TooManyBytes`` of the host becomes a fatal end."""
+        """Run until the program waits or ends, and return the turn; a ``TooManyBytes`` of the host becomes a fatal end."""
         try:
             return self._run_until_waiting_or_ended(start, now)
         except TooManyBytes as error:
             return ProgramRaised(CROSSED, str(error), 0, is_fatal=True)
 
     def _run_until_waiting_or_ended(self, start: Any, now: datetime) -> ProgramTurn:
-        """Run until the program waits, ends or fails; its look-ups and calls are answered or collected meanwhile."""
+        """Run until the program waits, ends or fails, answer its look-ups, collect its calls, and return the turn."""
         monty, calls = self._sandbox.monty, list[ProgramCall]()
         self._argued = 0
         # The sandbox restarts its own time limit after each request to the host, even for the time.
@@ -701,15 +703,15 @@ class _MontySession:
             clock = _recorded_clock_value(name, snapshot.args, now)
             return snapshot.resume_not_handled() if clock is None else snapshot.resume({"return_value": clock})
         if name == HOST and self._host is not None:
-            return snapshot.resume(_answer_to_dict(self._answer_from_host(snapshot.args)))
-        calls.append(self._make_call(snapshot, name))
+            return snapshot.resume(_answer_to_dict(self._replay_or_call_host(snapshot.args)))
+        calls.append(self._count_and_make_call(snapshot, name))
         return snapshot.resume({"future": ...})
 
-    def _make_call(self, snapshot: Any, name: str) -> ProgramCall:
-        """Return a call of the program. Arguments beyond the size limit are dropped; with a host they raise ``TooManyBytes``."""
+    def _count_and_make_call(self, snapshot: Any, name: str) -> ProgramCall:
+        """Count a call's bytes, and return the call. Above the limit its arguments are dropped; with a host, raise ``TooManyBytes``."""
         args, kwargs, line = snapshot.args, snapshot.kwargs, self._line_number(snapshot.position)
         most = self._most_argued
-        self._argued += argument_size(args) + argument_size(kwargs)
+        self._argued += min_argument_bytes(args) + min_argument_bytes(kwargs)
         if self._argued <= most:
             return ProgramCall(snapshot.call_id, name, args, kwargs, line)
         if self._host is not None:
@@ -717,13 +719,13 @@ class _MontySession:
             raise TooManyBytes(msg)
         return ProgramCall(snapshot.call_id, name, (), {}, line, is_cut=True)
 
-    def _answer_from_host(self, args: Sequence[Any]) -> CallAnswer:
-        """Return the host's immediate answer; while a session is replayed, its earlier one."""
+    def _replay_or_call_host(self, args: Sequence[Any]) -> CallAnswer:
+        """Return the host's recorded answer during a replay; else call the host, and record and return its answer."""
         said = cast("_ProgramInputs", self._telling).said
         if self._heard == len(said):
             answer = cast("Host", self._host)(args)
             said.append(answer)
-            self._weight += _approximate_size(answer.value)
+            self._weight += _approximate_char_count(answer.value)
         self._heard += 1
         return said[self._heard - 1]
 
@@ -766,15 +768,15 @@ RAISED: Mapping[str, type[BaseException]] = {
 """The exceptions that the host may raise in a program, by name; others are raised as ``RuntimeError``."""
 
 
-def _approximate_size(value: object) -> int:
-    """Return the approximate size of a value that is sent to a program. It is the same in a replay."""
+def _approximate_char_count(value: object) -> int:
+    """Return the approximate number of characters of a value that is sent to a program; the same number in a replay."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, int):
-        return number_size(value)
+        return approximate_number_bytes(value)
     if isinstance(value, Mapping):
-        return sum([len(key) + _approximate_size(inner) for key, inner in value.items()], SMALL)
-    return sum(map(_approximate_size, value), SMALL) if isinstance(value, list) else SMALL
+        return sum([len(key) + _approximate_char_count(inner) for key, inner in value.items()], SMALL)
+    return sum(map(_approximate_char_count, value), SMALL) if isinstance(value, list) else SMALL
 
 
 def _make_stand_in_function(name: str) -> Callable[..., Any]:
@@ -795,7 +797,7 @@ def _answer_to_dict(answer: CallAnswer) -> dict[str, Any]:
 
 
 def _recorded_clock_value(name: str, args: Sequence[Any], now: datetime) -> Any:
-    """Return the value of a clock function of the program, from the recorded time of the run; ``None`` for other functions."""
+    """Return the result of a clock function such as ``time.time`` for the time *now*; ``None`` for other functions."""
     if name == "datetime.now":
         zone = args[0] if args else None
         return now.replace(tzinfo=None) if zone is None else now.astimezone(zone)

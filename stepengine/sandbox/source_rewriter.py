@@ -180,9 +180,9 @@ PRELUDE_NAMES = frozenset(
 }
 
 
-def _refuse(file: str, line: int, why: str) -> NoReturn:
+def _refuse(file: str, line: int, reason: str) -> NoReturn:
     """Raise ``DefinitionError`` with file and line."""
-    msg = f"{file}:{line}: {why}"
+    msg = f"{file}:{line}: {reason}"
     raise DefinitionError(msg)
 
 
@@ -195,7 +195,7 @@ class _Edit(NamedTuple):
     text: bytes
 
 
-class _SeenNode(NamedTuple):
+class _ContextNode(NamedTuple):
     """A node with its function and parent, and whether it is in a class or an f-string."""
 
     node: ast.AST
@@ -220,7 +220,11 @@ class _SourceRewriter:
             if byte == 10:  # noqa: PLR2004 - a newline
                 self._starts.append(at + 1)
         blank = [(one.line, one.end_line) for one in schemas.values()]
-        self._all = [seen for seen in _iter_nodes_with_context(tree) if not _is_inside_lines(seen.node, blank)]
+        self._all = [
+            context_node
+            for context_node in _iter_nodes_with_context(tree)
+            if not _is_inside_lines(context_node.node, blank)
+        ]
         self._yielding = {
             id(s.function) for s in self._all if isinstance(s.node, ast.Yield | ast.YieldFrom) and s.function
         }
@@ -243,9 +247,9 @@ class _SourceRewriter:
         """Return the rewritten text; raise ``DefinitionError`` for code that the sandbox cannot run."""
         self._record_agent_variable()
         self._record_generators()
-        for seen in self._all:
-            if id(seen.node) not in self._gone:
-                self._rewrite_node(seen)
+        for context_node in self._all:
+            if id(context_node.node) not in self._gone:
+                self._rewrite_node(context_node)
         for schema in self._schemas.values():
             self._replace_schema_class(schema)
         edits = sorted(self._edits)
@@ -279,10 +283,10 @@ class _SourceRewriter:
     def _record_generators(self) -> None:
         """Record the functions that yield, by name, and refuse yields in other places and ambiguous names."""
         plain: dict[str, ast.AST] = {}
-        for seen in self._all:
-            node = seen.node
+        for context_node in self._all:
+            node = context_node.node
             if isinstance(node, ast.Yield | ast.YieldFrom):
-                self._check_and_record_generator(seen)
+                self._check_and_record_generator(context_node)
             elif isinstance(node, ast.FunctionDef):
                 plain.setdefault(node.name, node)
         for name, node in plain.items():
@@ -291,33 +295,33 @@ class _SourceRewriter:
             if len(kinds) > 1:
                 self._refuse(node, f"two functions are called {name!r}, and one of them yields; rename one")
 
-    def _check_and_record_generator(self, seen: _SeenNode) -> None:
+    def _check_and_record_generator(self, context_node: _ContextNode) -> None:
         """Record the function of a yield as a generator; refuse yields in methods, lambdas and decorated functions."""
-        function = seen.function
+        function = context_node.function
         if function is None:
-            self._refuse(seen.node, "`yield` is outside a function; move it into a handler")
+            self._refuse(context_node.node, "`yield` is outside a function; move it into a handler")
         if isinstance(function, ast.Lambda):
-            self._refuse(seen.node, "a lambda cannot yield in the sandbox; write a function with `def`")
-        if seen.in_class:
-            self._refuse(seen.node, "a method cannot yield in the sandbox; write a function outside the class")
+            self._refuse(context_node.node, "a lambda cannot yield in the sandbox; write a function with `def`")
+        if context_node.in_class:
+            self._refuse(context_node.node, "a method cannot yield in the sandbox; write a function outside the class")
         if function.decorator_list:
             self._refuse(function, f"{function.name!r} yields and has a decorator; remove the decorator")
         self.lines.setdefault(function.name, function.lineno)
 
     # --- nodes ----------------------------------------------------------------------------------------------------------
 
-    def _rewrite_node(self, seen: _SeenNode) -> None:  # noqa: C901, PLR0912, PLR0915 - one case for each kind of node
+    def _rewrite_node(self, context_node: _ContextNode) -> None:  # noqa: C901, PLR0912, PLR0915 - one case for each kind of node
         """Record the edits of one node, or refuse it; its inner nodes are visited separately."""
-        node = seen.node
-        self._check_reserved_names(node)
-        if seen.in_text and _is_yield_or_lazy_attribute(node):
+        node = context_node.node
+        self._refuse_reserved_names(node)
+        if context_node.in_text and _is_yield_or_lazy_attribute(node):
             # Before Python 3.12 the position of a node in an f-string is not reliable.
             self._refuse(node, "this does not work inside an f-string in the sandbox; assign it to a name first")
         match node:
             case ast.AsyncFunctionDef() | ast.Await() | ast.AsyncFor() | ast.AsyncWith():
                 self._refuse(node, "handlers are not async; write `def handle_steps(ctx):`, and wait with `yield from`")
             case ast.Import():
-                self._check_import(node)
+                self._refuse_unknown_imports(node)
             case ast.ImportFrom():
                 self._rewrite_from_import(node)
             case ast.FunctionDef() if id(node) in self._yielding:
@@ -329,16 +333,16 @@ class _SourceRewriter:
             case ast.Yield(None):
                 start, end = self._byte_span(node)
                 self._record_replacement(start, end, b"_se_got(await _se_yield(None))")
-            case ast.Yield() if isinstance(seen.parent, ast.Expr):
+            case ast.Yield() if isinstance(context_node.parent, ast.Expr):
                 self._wrap_yield(node, re.compile(b"yield"), b"await _se_bare((", b"))")
             case ast.Yield():
                 self._wrap_yield(node, re.compile(b"yield"), b"_se_got(await _se_yield((", b")))")
             case ast.Attribute() if _is_yield_or_lazy_attribute(node):
                 self._rewrite_lazy_attribute(node)
             case ast.Attribute():
-                self._wrap_method_value(seen, node)
+                self._wrap_method_value(context_node, node)
             case ast.Name():
-                self._rewrite_or_refuse_name(seen, node)
+                self._rewrite_or_refuse_name(context_node, node)
             case ast.AnnAssign(annotation=ast.Name("TypeAlias")):
                 self._replace_node(node, b"")
             case ast.Call(
@@ -348,24 +352,24 @@ class _SourceRewriter:
             case ast.Call(func=ast.Name("cast"), args=[kind, _]):
                 self._replace_node(kind, b"None")
             case ast.AugAssign(op=ast.Add()):
-                self._rewrite_extend(node)
+                self._rewrite_inplace_add(node)
             case ast.Call(func=ast.Name("next"), args=[ast.GeneratorExp() as found, *_]):
                 self._wrap_generator_in_iter(node, found)
             case _:
                 pass
 
-    def _rewrite_or_refuse_name(self, seen: _SeenNode, node: ast.Name) -> None:
+    def _rewrite_or_refuse_name(self, context_node: _ContextNode, node: ast.Name) -> None:
         """Replace a generic class by its plain name; refuse a generator that is not called after ``yield from``."""
-        if isinstance(seen.parent, ast.Subscript) and seen.parent.value is node:
+        if isinstance(context_node.parent, ast.Subscript) and context_node.parent.value is node:
             if node.id in self._of_types:
                 self._replace_node(node, b"list")
             elif self._imported.get(node.id) in GENERIC:
-                self._replace_node(seen.parent, node.id.encode())
+                self._replace_node(context_node.parent, node.id.encode())
         if not isinstance(node.ctx, ast.Load) or not (
             node.id in self.lines or self._imported.get(node.id) in GENERATORS
         ):
             return
-        parent = seen.parent
+        parent = context_node.parent
         if isinstance(parent, ast.Call) and parent.func is node and id(parent) in self._delegated:
             return
         if isinstance(parent, ast.keyword) and parent.arg == "handle_steps":
@@ -395,7 +399,7 @@ class _SourceRewriter:
             at = self._data.index(b"\n", at) if self._data[at] == ord("#") else at + 1
         return at
 
-    def _wrap_method_value(self, seen: _SeenNode, node: ast.Attribute) -> None:
+    def _wrap_method_value(self, context_node: _ContextNode, node: ast.Attribute) -> None:
         """Replace a method that is used as a value, as in ``map(str.strip, lines)``, by a lambda, since the sandbox only calls methods."""
         if not isinstance(node.ctx, ast.Load):
             return
@@ -404,14 +408,21 @@ class _SourceRewriter:
         if isinstance(value, ast.Name) and node.attr in METHODS.get(value.id, ()):
             lines = self._data[start:end].count(b"\n")
             self._record_replacement(start, end, b"(" + b"\n" * lines + f"{called})".encode())
-        elif not (isinstance(seen.parent, ast.Call) and seen.parent.func is node) and node.attr in OF_METHODS:
+        elif (
+            not (isinstance(context_node.parent, ast.Call) and context_node.parent.func is node)
+            and node.attr in OF_METHODS
+        ):
             dot = self._find_dot(self._byte_span(value)[1])
             lines = self._data[dot:end].count(b"\n")
             self._record_insertion(start, b"_se_method((")
             self._record_replacement(dot, end, b")," + b"\n" * lines + f" {node.attr!r}, {called})".encode())
 
-    def _rewrite_extend(self, node: ast.AugAssign) -> None:
-        """Rewrite ``found += others``, since the sandbox adds only lists to a list."""
+    def _rewrite_inplace_add(self, node: ast.AugAssign) -> None:
+        """
+        Rewrite ``found += others`` for any iterable, since the sandbox adds only lists to a list.
+
+        A target with a call, or on several lines, stays unchanged.
+        """
         if any(
             isinstance(one, ast.Call | ast.Await | ast.NamedExpr | ast.Yield | ast.YieldFrom)
             for one in ast.walk(node.target)
@@ -426,9 +437,9 @@ class _SourceRewriter:
         self._extended.append(((start, end), behind, self._count))
         self._edits.append(_Edit(of_value, -self._count, of_value, b"))"))
 
-    def _wrap_generator_in_iter(self, call: ast.Call, found: ast.GeneratorExp) -> None:
+    def _wrap_generator_in_iter(self, call: ast.Call, generator: ast.GeneratorExp) -> None:
         """Wrap a generator expression in ``iter``: the sandbox evaluates it to a list, which ``next`` rejects."""
-        start, end = self._byte_span(found)
+        start, end = self._byte_span(generator)
         self._record_insertion(start, b"(iter" if end == self._byte_span(call)[1] else b"iter(")
         self._edits.append(_Edit(end, -self._count, end, b")"))
 
@@ -455,8 +466,8 @@ class _SourceRewriter:
 
     # --- imports and classes --------------------------------------------------------------------------------------------
 
-    def _check_import(self, node: ast.Import) -> None:
-        """Refuse an ``import`` of modules that the sandbox lacks; others stay unchanged."""
+    def _refuse_unknown_imports(self, node: ast.Import) -> None:
+        """Refuse an ``import`` of modules that the sandbox lacks; other imports stay unchanged."""
         for alias in node.names:
             name = alias.name
             if name in MODULES:
@@ -466,48 +477,50 @@ class _SourceRewriter:
             self._refuse(node, _unknown_module_text(name))
 
     def _rewrite_from_import(self, node: ast.ImportFrom) -> None:
-        """Replace a ``from`` import by assignments; one of a sandbox module stays, and others are refused."""
+        """Replace a ``from`` import by assignments. An import of a sandbox module stays, and unknown modules are refused."""
         module = "." * node.level + (node.module or "")
         names = [(alias.name, alias.asname or alias.name) for alias in node.names]
         if any(name == "*" for name, _ in names):
             self._refuse(node, f"`from {module} import *` is not supported here; import the names that you use")
         if module in KNOWN:
-            made = [self._known_import_text(node, module, name, as_) for name, as_ in names]
+            made = [self._known_import_text(node, module, name, local_name) for name, local_name in names]
         elif module in DROPPED:
-            self._of_types |= {as_ for _, as_ in names}
-            made = [self._type_import_text(name, as_) for name, as_ in names]
+            self._of_types |= {local_name for _, local_name in names}
+            made = [self._type_import_text(name, local_name) for name, local_name in names]
         elif module == "string":
-            made = [f"{as_} = {self._string_constant_source(node, name)}" for name, as_ in names]
+            made = [f"{local_name} = {self._string_constant_source(node, name)}" for name, local_name in names]
         elif node.level == 1 and "." not in (node.module or "."):
-            made = [self._sibling_import_text(node, str(node.module), name, as_) for name, as_ in names]
+            made = [self._sibling_import_text(node, str(node.module), name, local_name) for name, local_name in names]
         elif module in MODULES:
             return
         else:
             self._refuse(node, _unknown_module_text(module))
         self._replace_node(node, "; ".join(filter(None, made)).encode() or b"pass")
 
-    def _known_import_text(self, node: ast.AST, module: str, name: str, as_: str) -> str:
-        """Return the assignment for an imported name of the package, or ``""``; refuse a name that the sandbox lacks."""
+    def _known_import_text(self, node: ast.AST, module: str, name: str, local_name: str) -> str:
+        """Record an imported name of the package, and return its assignment, or ``""``; refuse a name that the sandbox lacks."""
         if name not in KNOWN[module]:
-            why = NOT_HERE.get(name, f"a file in the sandbox may import from {module}: {_join_sorted(KNOWN[module])}")
-            self._refuse(node, f"{name!r} cannot be used in the sandbox: {why}")
-        self._imported[as_] = name
-        return f"{as_} = {name}" if as_ != name else ""
+            reason = NOT_HERE.get(
+                name, f"a file in the sandbox may import from {module}: {_join_sorted(KNOWN[module])}"
+            )
+            self._refuse(node, f"{name!r} cannot be used in the sandbox: {reason}")
+        self._imported[local_name] = name
+        return f"{local_name} = {name}" if local_name != name else ""
 
-    def _type_import_text(self, name: str, as_: str) -> str:
+    def _type_import_text(self, name: str, local_name: str) -> str:
         """Return the assignment for a name of ``typing`` that code uses at run time; ``""`` for others."""
         if name in OF_TYPING or name in ABSTRACT:
-            return f"{as_} = {name}" if as_ != name else ""
-        return f"{as_} = object" if as_ in self._used and name in OF_ALIASES else ""
+            return f"{local_name} = {name}" if local_name != name else ""
+        return f"{local_name} = object" if local_name in self._used and name in OF_ALIASES else ""
 
-    def _sibling_import_text(self, node: ast.AST, module: str, name: str, as_: str) -> str:
-        """Return the assignment for the ``agent`` of a neighbouring file; refuse other names."""
+    def _sibling_import_text(self, node: ast.AST, module: str, name: str, local_name: str) -> str:
+        """Return the assignment for the ``agent`` of another file of the same folder; refuse other names."""
         if name != "agent":
             self._refuse(
                 node,
                 f"a file in the sandbox can import only `agent` from {module!r}; copy {name!r} into this file",
             )
-        return f"{as_} = _se_agent({module.replace('_', '-')!r})"
+        return f"{local_name} = _se_agent({module.replace('_', '-')!r})"
 
     def _string_constant_source(self, node: ast.AST, name: str) -> str:
         """Return the literal of a constant of the module ``string``; refuse other names."""
@@ -562,7 +575,7 @@ class _SourceRewriter:
         self._count += 1
         self._edits.append(_Edit(start, self._count, end, text))
 
-    def _check_reserved_names(self, node: ast.AST) -> None:
+    def _refuse_reserved_names(self, node: ast.AST) -> None:
         """Raise an error for reserved names in any position, such as imports, keywords and match patterns."""
         if isinstance(node, ast.Constant):
             return
@@ -571,30 +584,30 @@ class _SourceRewriter:
                 if isinstance(name, str) and name.startswith(OWN):
                     self._refuse(node, f"names that start with {OWN!r} are reserved for the sandbox; rename {name!r}")
 
-    def _refuse(self, node: Any, why: str) -> NoReturn:
-        _refuse(self._file, getattr(node, "lineno", 1), why)
+    def _refuse(self, node: Any, reason: str) -> NoReturn:
+        _refuse(self._file, getattr(node, "lineno", 1), reason)
 
 
-def _iter_nodes_with_context(tree: ast.Module) -> Iterator[_SeenNode]:
+def _iter_nodes_with_context(tree: ast.Module) -> Iterator[_ContextNode]:
     """Yield every node with its context, outer nodes first. Annotations are skipped, since they are not run."""
-    left: list[_SeenNode] = [_SeenNode(tree, None, None, in_class=False)]
+    left: list[_ContextNode] = [_ContextNode(tree, None, None, in_class=False)]
     while left:
-        seen = left.pop()
-        yield seen
-        node = seen.node
-        inner, in_class = seen.function, seen.in_class
+        context_node = left.pop()
+        yield context_node
+        node = context_node.node
+        inner, in_class = context_node.function, context_node.in_class
         for name, value in reversed(list(ast.iter_fields(node))):
             if name in {"annotation", "returns", "type_params"}:
                 continue
             function, is_class = inner, in_class
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and name == "body":
-                function, is_class = node, in_class and isinstance(seen.parent, ast.ClassDef)
+                function, is_class = node, in_class and isinstance(context_node.parent, ast.ClassDef)
             elif isinstance(node, ast.ClassDef) and name == "body":
                 is_class = True
             members = value if isinstance(value, list) else [value]
-            in_text = seen.in_text or isinstance(node, ast.JoinedStr)
+            in_text = context_node.in_text or isinstance(node, ast.JoinedStr)
             left += [
-                _SeenNode(one, function, node, is_class, in_text)
+                _ContextNode(one, function, node, is_class, in_text)
                 for one in reversed(members)
                 if isinstance(one, ast.AST)
             ]

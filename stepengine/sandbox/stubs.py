@@ -114,27 +114,29 @@ class ProgramFunction:
     required: int = attrs.field(default=0, kw_only=True)
     more: bool = attrs.field(default=False, kw_only=True)
 
-    def find_call_error(self, given: int, names: Collection[str]) -> str:
-        """Return Python's error message for a call with *given* positional arguments and these keywords; ``""`` if it is valid."""
-        for name in names:
+    def find_call_error(self, positional_count: int, keyword_names: Collection[str]) -> str:
+        """Return Python's error message for a call with these positional and keyword arguments, or ``""``."""
+        for name in keyword_names:
             if name not in self.parameters:
                 if not self.more:
                     return f"{self.name}() got an unexpected keyword argument {name!r}"
-            elif self.parameters.index(name) < given:
+            elif self.parameters.index(name) < positional_count:
                 return f"{self.name}() got multiple values for argument {name!r}"
-        if given > len(self.parameters):
-            return self._too_many_arguments_text(given)
-        missing = [repr(name) for name in self.parameters[given : self.required] if name not in names]
+        if positional_count > len(self.parameters):
+            return self._too_many_arguments_text(positional_count)
+        missing = [
+            repr(name) for name in self.parameters[positional_count : self.required] if name not in keyword_names
+        ]
         if not missing:
             return ""
         plural = "" if len(missing) == 1 else "s"
         return f"{self.name}() missing {len(missing)} required positional argument{plural}: {_join_names(missing)}"
 
-    def _too_many_arguments_text(self, given: int) -> str:
+    def _too_many_arguments_text(self, given_count: int) -> str:
         most = len(self.parameters)
         takes = f"{most}" if self.required == most else f"from {self.required} to {most}"
         plural = "" if most == 1 and self.required == most else "s"
-        return f"{self.name}() takes {takes} positional argument{plural} but {given} {'was' if given == 1 else 'were'} given"
+        return f"{self.name}() takes {takes} positional argument{plural} but {given_count} {'was' if given_count == 1 else 'were'} given"
 
     def make_tool_input(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """
@@ -246,7 +248,7 @@ def make_stubs(
         _StubSource("tool", tool.name, tool.name, tool.description, tool.input_schema, outputs.get(tool.name))
         for tool in tools
     ]
-    sources += [_stub_source_of_agent(agent) for agent in agents]
+    sources += [_stub_source_from_agent(agent) for agent in agents]
     is_many = len(sources) + ask > MAX_STUBS
     helpers = [*([ASK] if ask else []), *([SEARCH, DESCRIBE] if is_many else [])]
     names = _make_function_names(sources)
@@ -276,7 +278,7 @@ def _shorten_names(names: str) -> str:
     return f"{names[:MAX_NAMES_CHARS].rpartition(', ')[0]}, and others."
 
 
-def _stub_source_of_agent(agent: AgentDefinition) -> _StubSource:
+def _stub_source_from_agent(agent: AgentDefinition) -> _StubSource:
     """Return the name, description and schemas of an agent as of its tool, with the schema of its output."""
     spec = agent_tool(agent).spec
     given: Any = agent.output_schema
@@ -284,7 +286,7 @@ def _stub_source_of_agent(agent: AgentDefinition) -> _StubSource:
     return _StubSource("agent", agent.id, spec.name, spec.description, spec.input_schema, output)
 
 
-def _stub_source_of_helper(
+def _make_helper_source(
     name: Kind, description: str, output: Any, required: Sequence[str], /, **properties: Any
 ) -> _StubSource:
     return _StubSource(name, name, name, description, {"properties": properties, "required": required}, output)
@@ -292,14 +294,14 @@ def _stub_source_of_helper(
 
 _TEXT: dict[str, Any] = {"type": "string"}
 _TEXTS: dict[str, Any] = {"type": "array", "items": _TEXT}
-ASK = _stub_source_of_helper(
+ASK = _make_helper_source(
     "ask", "Ask a person, and wait for the answer for as long as it takes.", _TEXT, ["question"],
     question=_TEXT, options={"anyOf": [_TEXTS, {"type": "null"}], "default": None},
 )  # fmt: skip
-SEARCH = _stub_source_of_helper(
+SEARCH = _make_helper_source(
     "search", "Find functions by words of their names and descriptions.", _TEXTS, ["query"], query=_TEXT
 )
-DESCRIBE = _stub_source_of_helper("describe", "Get the whole stub of one function.", _TEXT, ["name"], name=_TEXT)
+DESCRIBE = _make_helper_source("describe", "Get the whole stub of one function.", _TEXT, ["name"], name=_TEXT)
 
 
 # --- names ----------------------------------------------------------------------------------------------------------
@@ -320,7 +322,7 @@ def _make_function_names(sources: Sequence[_StubSource]) -> list[str]:
     taken: set[str] = set()
     names = dict.fromkeys(range(len(sources)), "")
     for place in sorted(names, key=priority):
-        names[place] = _find_free_name(wanted[place], taken)
+        names[place] = _make_free_name(wanted[place], taken)
         taken.add(names[place])
     return list(names.values())
 
@@ -334,11 +336,11 @@ def _make_function_identifier(raw: str) -> str:
     return f"{name}_tool" if name in RESERVED else name
 
 
-def _find_free_name(name: str, taken: Collection[str]) -> str:
-    """Return *name*, with a number if it is taken."""
-    if name not in taken:
+def _make_free_name(name: str, taken_names: Collection[str]) -> str:
+    """Return *name*, or *name* with the first free number if it is in *taken_names*."""
+    if name not in taken_names:
         return name
-    return next(f"{name}_{n}" for n in count(2) if f"{name}_{n}" not in taken)
+    return next(f"{name}_{n}" for n in count(2) if f"{name}_{n}" not in taken_names)
 
 
 def _can_be_parameter(name: object) -> bool:
@@ -368,16 +370,20 @@ class _Parameter(NamedTuple):
     is_required: bool
 
 
-def _declare_function(source: _StubSource, name: str, taken: set[str]) -> _DeclaredFunction:
-    """Return the stub of one function; it is simplified if its text cannot be parsed back to the same."""
+def _declare_function(source: _StubSource, name: str, taken_names: set[str]) -> _DeclaredFunction:
+    """
+    Return a function with its stub, and add the names of the stub's classes to *taken_names*.
+
+    The stub is simplified if its text cannot be parsed back to the same tree.
+    """
     summary = _to_single_line(source.description.strip().partition("\n")[0], PARAMETER_CHARS)
     for is_documented, is_typed in ((True, True), (False, True), (False, False)):
-        used = set(taken)
+        used = set(taken_names)
         made = _StubBuilder(source, name, used, is_typed=is_typed)
         function, tree = made.build_function(_make_stub_docstring(source) if is_documented else "")
         text = _unparse_if_stable([*made.classes, tree])
         if text:
-            taken |= used
+            taken_names |= used
             return _DeclaredFunction(function, text, summary)
     # The last attempt has only identifiers and `Any`, so it cannot fail.
     msg = f"the stub of {source.of!r} cannot be written"
@@ -414,7 +420,7 @@ class _StubBuilder:
             made, arguments = self._build_with_whole_input(schema)
         else:
             made, arguments = self._build_with_parameters(schema, found)
-        returns = self.output.annotation(self.source.output, f"{_to_camel_case(self.name)}Result")
+        returns = self.output.annotate(self.source.output, f"{_to_camel_case(self.name)}Result")
         body: list[ast.stmt] = [ast.Expr(ast.Constant(docstring))] if docstring else []
         body.append(ast.Expr(ast.Constant(...)))
         tree = ast.AsyncFunctionDef(
@@ -427,7 +433,7 @@ class _StubBuilder:
     def _build_with_whole_input(self, schema: Mapping[str, Any]) -> tuple[ProgramFunction, ast.arguments]:
         """Return a function with one parameter, the whole input."""
         is_needed = bool(_required_names(schema.get("required")))
-        kind = self.types.annotation({**schema, "type": "object"}, f"{_to_camel_case(self.name)}Args")
+        kind = self.types.annotate({**schema, "type": "object"}, f"{_to_camel_case(self.name)}Args")
         function = ProgramFunction(
             self.name, self.source.kind, self.source.of, ("args",), True, required=int(is_needed)
         )
@@ -435,20 +441,20 @@ class _StubBuilder:
         return function, _make_arguments([ast.arg("args", kind)], defaults)
 
     def _build_with_parameters(
-        self, schema: Mapping[str, Any], found: list[_Parameter]
+        self, schema: Mapping[str, Any], parameters: list[_Parameter]
     ) -> tuple[ProgramFunction, ast.arguments]:
         """Return a function with one parameter for each member of the input, and their syntax."""
         made = [
-            ast.arg(p.name, self.types.annotation(p.schema, f"{_to_camel_case(self.name)}{_to_camel_case(p.name)}"))
-            for p in found
+            ast.arg(p.name, self.types.annotate(p.schema, f"{_to_camel_case(self.name)}{_to_camel_case(p.name)}"))
+            for p in parameters
         ]
-        defaults = [_default_expression(p.schema) for p in found if not p.is_required]
-        names = tuple([p.name for p in found])
+        defaults = [_default_expression(p.schema) for p in parameters if not p.is_required]
+        names = tuple([p.name for p in parameters])
         more: ast.arg | None = None
         others = schema.get("additionalProperties")
         if others is True or (isinstance(others, Mapping) and others.get("not") != {}):
-            called = _find_free_name("more", names)
-            more = ast.arg(called, self.types.annotation(others, f"{_to_camel_case(self.name)}More"))
+            called = _make_free_name("more", names)
+            more = ast.arg(called, self.types.annotate(others, f"{_to_camel_case(self.name)}More"))
         function = ProgramFunction(
             self.name,
             self.source.kind,
@@ -509,27 +515,27 @@ PLAIN = {"string": "str", "integer": "int", "number": "float", "boolean": "bool"
 class _AnnotationBuilder:
     """Converts JSON Schemas to annotations; objects become ``TypedDict`` classes."""
 
-    def __init__(self, root: Any, taken: set[str], left: int) -> None:
-        self._root, self._taken, self._left = root, taken, left
+    def __init__(self, root: Any, taken: set[str], max_types: int) -> None:
+        self._root, self._taken, self._left = root, taken, max_types
         self.classes: list[ast.stmt] = []
 
-    def annotation(self, schema: Any, hint: str, depth: int = 0) -> ast.expr:
-        """Return the annotation for *schema*; a class for it is named after *hint*."""
+    def annotate(self, schema: Any, hint: str, depth: int = 0) -> ast.expr:
+        """Return the annotation for *schema*, and add a ``TypedDict`` for each object in it, named after *hint*."""
         self._left -= 1
         if self._left < 0 or depth > MAX_DEPTH_LEVELS:
             return _make_name_node(ANY)
         schema = self.resolve_reference(schema)
         forms = _union_schemas(schema)
         if forms is not None:
-            return self._make_union([self.annotation(form, hint, depth + 1) for form in forms])
+            return self._make_union([self.annotate(form, hint, depth + 1) for form in forms])
         if "const" in schema or isinstance(schema.get("enum"), list | tuple):
             return _make_literal_annotation([schema["const"]] if "const" in schema else schema["enum"])
         if isinstance(schema.get("allOf"), list | tuple) and len(schema["allOf"]) == 1 and "properties" not in schema:
-            return self.annotation(schema["allOf"][0], hint, depth + 1)
+            return self.annotate(schema["allOf"][0], hint, depth + 1)
         return self._annotate_plain(schema, hint, depth)
 
     def resolve_reference(self, schema: Any) -> Mapping[str, Any]:
-        """Return the schema that *schema* refers to; an empty one for an unresolvable reference or a non-object."""
+        """Return the schema that *schema* refers to, or *schema* itself; an empty schema for an invalid reference or a non-object."""
         for _ in range(MAX_DEPTH_LEVELS):
             if not isinstance(schema, Mapping):
                 return {}
@@ -546,16 +552,16 @@ class _AnnotationBuilder:
         if kind == "null":
             return ast.Constant(None)
         if kind == "array":
-            return _make_subscript_node("list", self.annotation(schema.get("items"), f"{hint}Item", depth + 1))
+            return _make_subscript_node("list", self.annotate(schema.get("items"), f"{hint}Item", depth + 1))
         if kind == "object":
             return self._annotate_object(schema, hint, depth)
         return _make_name_node(PLAIN.get(kind, ANY) if isinstance(kind, str) else ANY)
 
     def _annotate_object(self, schema: Mapping[str, Any], hint: str, depth: int) -> ast.expr:
-        """Return a ``TypedDict`` for an object with named members, else a ``dict`` annotation."""
+        """Add a ``TypedDict`` for an object with named members and return its name; else return a ``dict`` annotation."""
         properties = schema.get("properties")
         if not isinstance(properties, Mapping) or not properties:
-            others = self.annotation(schema.get("additionalProperties"), f"{hint}Value", depth + 1)
+            others = self.annotate(schema.get("additionalProperties"), f"{hint}Value", depth + 1)
             return _make_subscript_node("dict", _make_name_node("str"), others)
         names = list(properties)
         if len(names) > MAX_PARAMETERS or not all(_can_be_literal(name) for name in names):
@@ -563,13 +569,13 @@ class _AnnotationBuilder:
         required = set(_required_names(schema.get("required")))
         fields: dict[str, ast.expr] = {}
         for name, member in properties.items():
-            field = self.annotation(member, f"{hint}{_to_camel_case(name)}", depth + 1)
+            field = self.annotate(member, f"{hint}{_to_camel_case(name)}", depth + 1)
             fields[name] = field if name in required else _make_subscript_node("NotRequired", field)
         return self._add_class(hint, fields)
 
     def _add_class(self, hint: str, fields: Mapping[str, ast.expr]) -> ast.expr:
         """Add a ``TypedDict`` class with these fields under a free name, and return a reference to it."""
-        called = _find_free_name(hint[:MAX_NAME_CHARS], self._taken)
+        called = _make_free_name(hint[:MAX_NAME_CHARS], self._taken)
         self._taken.add(called)
         base = _make_name_node("TypedDict")
         # Names that begin with two underscores would get the class's name before them.
@@ -598,7 +604,7 @@ class _AnnotationBuilder:
 
 
 def _union_schemas(schema: Mapping[str, Any]) -> list[Any] | None:
-    """Return the schemas of a union; ``None`` if the value has only one form."""
+    """Return the schemas of the members of a union; ``None`` if *schema* is not a union."""
     if schema.get("nullable") is True:
         return [{name: value for name, value in schema.items() if name != "nullable"}, {"type": "null"}]
     for word in ("anyOf", "oneOf"):
@@ -653,7 +659,7 @@ def _to_camel_case(name: str) -> str:
 
 
 def _resolve_pointer(root: Any, ref: str) -> Any:
-    """Return the target of a reference inside *root*; ``None`` for any other reference."""
+    """Return the target of a reference such as ``#/$defs/City`` inside *root*, or ``None``."""
     if not ref.startswith("#"):
         return None
     found = root

@@ -56,7 +56,7 @@ from stepengine.errors import BadYield, DefinitionError, HandlerError, LimitReac
 from stepengine.machine.author import MAX_CLOSE_ATTEMPTS
 from stepengine.sandbox.byte_counter import ByteBudget, TooManyBytes
 from stepengine.sandbox.prelude import ERRORS, PRELUDE
-from stepengine.sandbox.program_tool import ProgramLimits, check_depth_and_size, shared_sandbox
+from stepengine.sandbox.program_tool import ProgramLimits, check_depth_and_size, get_shared_sandbox
 from stepengine.sandbox.schemas import SchemaClass
 from stepengine.sandbox.sessions import (
     BEFORE,
@@ -71,7 +71,7 @@ from stepengine.sandbox.sessions import (
 )
 from stepengine.sandbox.source_rewriter import AgentText, rewrite_for_sandbox
 from stepengine.tools.schemas import JsonSchema
-from stepengine.workspace.paths import find_similar_path
+from stepengine.workspace.paths import describe_similar_path
 
 NAME = "<agent>"
 LIMITS = ProgramLimits()
@@ -114,7 +114,7 @@ KEPT_SHAPES = 500
 
 def load_file(path: Path) -> tuple[AgentDefinition, ...]:
     """
-    Return the agents in a file, which is not imported; their handlers run in the sandbox.
+    Run an agent file in the sandbox, and return its agents. The file is not imported, and its handlers run in the sandbox, too.
 
     Raises:
         DefinitionError: with file and line, for code that the sandbox cannot run; also if the extra ``programs`` is not installed.
@@ -122,7 +122,7 @@ def load_file(path: Path) -> tuple[AgentDefinition, ...]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        msg = f"there is no agent file {str(path)!r}{find_similar_path(path)}"
+        msg = f"there is no agent file {str(path)!r}{describe_similar_path(path)}"
         raise DefinitionError(msg) from None
     except (OSError, UnicodeDecodeError) as error:
         msg = f"{path}: the agent file cannot be read: {error}"
@@ -144,21 +144,21 @@ def load_source(
     sandbox: MontySandbox | None = None,
 ) -> tuple[AgentDefinition, ...]:
     """
-    Return the agents that a text defines in ``agent = ...`` or ``agents = [...]``; its code runs only in the sandbox.
+    Run the text of an agent file in the sandbox, and return the agents in its variable ``agent`` or ``agents``.
 
-    Its handlers may yield everything but ``Perform``. Their agents name tools of the host.
+    The handlers run in the sandbox, too. They may yield everything but ``Perform``. The agents name tools of the host.
 
     Args:
         text: The text of an agent file, at most 64 KiB.
         file: The name of the file in messages.
         limits: The limits of loading the file and of each execution of a handler; ``calls`` has no effect.
-        sandbox: The sandbox that runs them; by default Monty, in worker processes that all programs of this process share.
+        sandbox: The sandbox that runs file and handlers; by default Monty, in worker processes that all programs of this process share.
 
     Raises:
         DefinitionError: with file and line, for code that the sandbox cannot run; also if the extra ``programs`` is not installed.
     """
-    known = rewrite_for_sandbox(text, file)
-    if not known.holds:
+    agent_text = rewrite_for_sandbox(text, file)
+    if not agent_text.holds:
         msg = f"{file}:1: expected `agent = AgentDefinition(...)` or `agents = [AgentDefinition(...), ...]` at module level"
         raise DefinitionError(msg)
     home = sandbox or _get_installed_sandbox()
@@ -166,27 +166,27 @@ def load_source(
         _refuse_host_call, seconds=limits.seconds, memory=limits.memory, printed=limits.printed, seed=0
     )
     try:
-        _run_prelude_and_file(session, known, BEFORE, limits)
-        turn = session.feed(known.holds, BEFORE)
-        value = _get_ended_turn_value(turn, known, limits)
+        _run_prelude_and_file(session, agent_text, BEFORE, limits)
+        turn = session.feed(agent_text.holds, BEFORE)
+        value = _get_ended_turn_value(turn, agent_text, limits)
         check_depth_and_size(value, limits.value)
     except (ToolError, ValueError) as error:
-        msg = f"{file}:{known.line}: {error}"
+        msg = f"{file}:{agent_text.line}: {error}"
         raise DefinitionError(msg) from error
     finally:
         session.close()
-    return _DefinitionReader(known, limits, home).read_agents(value)
+    return _DefinitionReader(agent_text, limits, home).read_agents(value)
 
 
 def _get_installed_sandbox() -> MontySandbox:
-    """Return the sandbox that this process shares; raise ``DefinitionError`` if Monty is not installed."""
-    sandbox = shared_sandbox()
+    """Return the shared sandbox of this process; raise ``DefinitionError`` if Monty is not installed."""
+    sandbox = get_shared_sandbox()
     sandbox.monty  # noqa: B018 - raises where it is not installed
     return sandbox
 
 
-def _run_prelude_and_file(session: ProgramSession, known: AgentText, now: datetime, limits: ProgramLimits) -> None:
-    """Run the prelude and the agent file in a session."""
+def _run_prelude_and_file(session: ProgramSession, agent_text: AgentText, now: datetime, limits: ProgramLimits) -> None:
+    """Run the prelude and the agent file in a session; raise ``DefinitionError`` if one of them fails."""
     fields = {
         name: {
             "order": _python_field_names(one),
@@ -199,10 +199,10 @@ def _run_prelude_and_file(session: ProgramSession, known: AgentText, now: dateti
             "models": {name: _parse_shape(how) for name, how in one.models.items()},
             "is_dict": one.kind == "typed_dict",
         }
-        for name, one in known.schemas.items()
+        for name, one in agent_text.schemas.items()
     }
-    for code in (f"{BEGIN}_se_fields.update({fields!r})\n", known.code):
-        _get_ended_turn_value(session.feed(code, now), known, limits)
+    for code in (f"{BEGIN}_se_fields.update({fields!r})\n", agent_text.code):
+        _get_ended_turn_value(session.feed(code, now), agent_text, limits)
 
 
 def _python_field_names(schema: SchemaClass) -> list[str]:
@@ -234,23 +234,25 @@ def _shape_from_expression(node: ast.expr) -> list[Any]:
             return ["as it is", None]
 
 
-def _get_ended_turn_value(turn: ProgramTurn, known: AgentText, limits: ProgramLimits) -> Any:
+def _get_ended_turn_value(turn: ProgramTurn, agent_text: AgentText, limits: ProgramLimits) -> Any:
     """Return the last value of a turn; raise ``DefinitionError`` if the turn waits for the host or failed."""
     if isinstance(turn, ProgramEnded):
         return turn.value
     line = f":{turn.line}" if turn.line else ""
     if isinstance(turn, ProgramWaiting):
-        msg = f"{known.file}{line}: an agent file cannot use the host while it is loaded; move this into a function"
+        msg = (
+            f"{agent_text.file}{line}: an agent file cannot use the host while it is loaded; move this into a function"
+        )
         raise DefinitionError(msg)
     if turn.is_fatal:
-        msg = f"{known.file}{line or ':1'}: {_turn_failure_text(turn, limits)}"
+        msg = f"{agent_text.file}{line or ':1'}: {_turn_failure_text(turn, limits)}"
     else:
-        msg = f"{known.file}{line or ':1'}: {turn.kind}: {replace_lone_surrogates(turn.text)}"
+        msg = f"{agent_text.file}{line or ':1'}: {turn.kind}: {replace_lone_surrogates(turn.text)}"
     raise DefinitionError(msg)
 
 
 def _turn_failure_text(turn: ProgramRaised, limits: ProgramLimits) -> str:
-    """Return the reason for the end of a turn; a limit has a text of its own, so that a replay has the same one."""
+    """Return the reason for the failure of a turn; the text for a limit is fixed, so that a replay has the same text."""
     if turn.kind == PRINTED:
         return f"it printed more than {limits.printed:,} characters"
     if turn.is_fatal and turn.kind == "TimeoutError":
@@ -261,22 +263,22 @@ def _turn_failure_text(turn: ProgramRaised, limits: ProgramLimits) -> str:
 
 
 def _refuse_host_call(_: Sequence[Any]) -> CallAnswer:
-    """Answer a call of the host while a file is loaded with an error."""
+    """Return an error as the answer to a host call, which a file cannot make while it is loaded."""
     return CallAnswer("this works only while a handler runs; move it into a handler", "ValueError")
 
 
 class _DefinitionReader:
     """Reads the agent definitions in the value that the sandbox returned."""
 
-    def __init__(self, known: AgentText, limits: ProgramLimits, sandbox: MontySandbox) -> None:
-        self._known = known
+    def __init__(self, agent_text: AgentText, limits: ProgramLimits, sandbox: MontySandbox) -> None:
+        self._known = agent_text
         self._limits = limits
         self._sandbox = sandbox
         self._count = 0
         self._made: list[tuple[Any, AgentDefinition]] = []
 
     def read_agents(self, value: Any) -> tuple[AgentDefinition, ...]:
-        """Return the agents in a value of the sandbox; refuse an empty list and duplicate ids."""
+        """Return the agents in a value of the sandbox; raise ``DefinitionError`` for an empty list and duplicate ids."""
         given = list(value) if isinstance(value, list | tuple) else [value]
         found = [self._make_agent(one) for one in given]
         if not found:
@@ -288,7 +290,12 @@ class _DefinitionReader:
         return tuple(found)
 
     def _make_agent(self, returned: Any) -> AgentDefinition:
-        """Return the definition for an ``AgentDefinition`` that the sandbox returned; refuse hooks and too many agents."""
+        """
+        Return the definition for an ``AgentDefinition`` that the sandbox returned; the same one for an equal value.
+
+        Raises:
+            DefinitionError: for hooks, too many agents and invalid fields.
+        """
         name, fields = _read_sandbox_object(returned)
         given, agent_id = fields.get("fields"), _id_or_short_repr(fields.get("id"))
         if name != "AgentDefinition" or not isinstance(given, Mapping):
@@ -359,7 +366,7 @@ class _DefinitionReader:
         return thaw(schema.json_schema)
 
     def _read_spawnable(self, value: Any) -> Any:
-        """Return a spawnable agent: the id of one that the file does not define, else its definition."""
+        """Return the definition of a spawnable agent of this file, or the id of an agent that is defined elsewhere."""
         if isinstance(value, str):
             return value
         name, fields = _read_sandbox_object(value)
@@ -372,7 +379,7 @@ class _DefinitionReader:
         return self._make_agent(value)
 
     def _make_settings_or_limits(self, agent_id: str, field: str, value: Any, kind: type) -> Any:
-        """Return ``ModelSettings`` or ``OwnLimits`` from the object of the sandbox; refuse other values."""
+        """Return an object of the sandbox as ``ModelSettings``, or as ``OwnLimits`` if *kind* is ``Limits``; refuse other values."""
         if value is None:
             return None
         name, fields = _read_sandbox_object(value)
@@ -397,9 +404,9 @@ class _DefinitionReader:
         except TypeError as error:
             self._refuse(f"agent {agent_id!r}: {field} must be JSON in a file in the sandbox: {error}")
 
-    def _refuse(self, why: str) -> NoReturn:
+    def _refuse(self, reason: str) -> NoReturn:
         """Raise ``DefinitionError`` with the line of the file that assigns its agents."""
-        msg = f"{self._known.file}:{self._known.line}: {why}"
+        msg = f"{self._known.file}:{self._known.line}: {reason}"
         raise DefinitionError(msg)
 
 
@@ -408,7 +415,7 @@ class OwnLimits(Limits):
     """The limits in an untrusted file; they apply where they are lower than those of the engine."""
 
     def fill_from(self, lower: Limits | None) -> Limits:
-        """Return these limits, each at most that of *lower* or the default; ``ask`` is always that of *lower*."""
+        """Return these limits, none above the limit of *lower* or the default; ``ask`` is always that of *lower*."""
         of_host = (lower or Limits()).fill_from(DEFAULT_LIMITS)
         found: dict[str, Any] = {}
         for field in attrs.fields(Limits):
@@ -450,13 +457,13 @@ def thaw_plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [thaw_plain(one) for one in value]
     if isinstance(value, str | int | float | None):
-        return _check_number(value)
+        return _require_json_number(value)
     msg = f"{_short_repr(value)} is not JSON"
     raise TypeError(msg)
 
 
-def _check_number(value: Any) -> Any:
-    """Return a value, and raise an error for numbers that not every JSON reader accepts."""
+def _require_json_number(value: Any) -> Any:
+    """Return *value* unchanged; raise ``TypeError`` if it is a number that not every JSON reader accepts."""
     if isinstance(value, float) and not math.isfinite(value):
         msg = f"{value} is not JSON; use a finite number"
         raise TypeError(msg)
@@ -508,7 +515,7 @@ def _short_repr(value: Any) -> str:
 
 
 def make_sandboxed_handler(
-    known: AgentText,
+    agent_text: AgentText,
     name: str,
     *,
     limits: ProgramLimits = LIMITS,
@@ -517,16 +524,16 @@ def make_sandboxed_handler(
     """Return a handler that runs the function *name* of an agent file in the sandbox."""
 
     def handle_steps(ctx: StepContext[Any]) -> Generator[Any, Any, Any]:
-        return (yield from _HandlerRun(known, name, ctx, limits, sandbox or _get_installed_sandbox()).run())
+        return (yield from _HandlerRun(agent_text, name, ctx, limits, sandbox or _get_installed_sandbox()).run())
 
     handle_steps.__name__ = handle_steps.__qualname__ = name
     # Tools that look for the definition or its source find the file; a waiting handler reports its own line.
     handle_steps.__code__ = handle_steps.__code__.replace(
-        co_filename=known.file, co_firstlineno=known.lines[name], co_name=name, co_qualname=name
+        co_filename=agent_text.file, co_firstlineno=agent_text.lines[name], co_name=name, co_qualname=name
     )
-    if not Path(known.file).is_file():
-        lines = known.source.splitlines(keepends=True)
-        linecache.cache[known.file] = (len(known.source), None, lines, known.file)
+    if not Path(agent_text.file).is_file():
+        lines = agent_text.source.splitlines(keepends=True)
+        linecache.cache[agent_text.file] = (len(agent_text.source), None, lines, agent_text.file)
     mark_as_sandboxed(handle_steps)
     return handle_steps
 
@@ -547,10 +554,10 @@ class _HandlerRun(RunningProgram):
     """
 
     def __init__(
-        self, known: AgentText, name: str, ctx: StepContext[Any], limits: ProgramLimits, sandbox: MontySandbox
+        self, agent_text: AgentText, name: str, ctx: StepContext[Any], limits: ProgramLimits, sandbox: MontySandbox
     ) -> None:
-        self.code, self.file = known.source, known.file
-        self._known = known
+        self.code, self.file = agent_text.source, agent_text.file
+        self._known = agent_text
         self._name = name
         self._ctx = ctx
         self._limits = limits
@@ -558,7 +565,7 @@ class _HandlerRun(RunningProgram):
         self._session: ProgramSession | None = None
         self._is_stopped = False
         self._asked = 0
-        self.line = known.lines[name]
+        self.line = agent_text.lines[name]
         self._thrown: BaseException | None = None
         self._states: list[AgentState] = [ctx.agent_state]
         self._sent: list[Message] = []
@@ -604,7 +611,7 @@ class _HandlerRun(RunningProgram):
         return turn
 
     def _perform_yield(self, turn: Mapping[str, Any]) -> Generator[Any, Any, _SentToHandler]:
-        """Perform a yield of the handler, and return the value or the error to send."""
+        """Yield the handler's yieldable to the engine, and return the value or the error to send to the handler."""
         try:
             step = _YieldDecoder(self._known, self._states[-1].tool_definitions).decode_yield(turn["asked"])
             if turn["how"] == "yield from":
@@ -618,7 +625,7 @@ class _HandlerRun(RunningProgram):
             return _SentToHandler(error=error)
 
     def _start_handler(self) -> Mapping[str, Any]:
-        """Open the session, run the agent file in it, and run the handler's first turn."""
+        """Open the session, run the agent file in it, run the handler's first turn, and return the turn as JSON."""
         limits = self._limits
         # The seed of the sandbox's own `random`. The state of `ctx.random` is only read.
         seed = zlib.crc32(repr(self._ctx.random.getstate()).encode())
@@ -637,7 +644,7 @@ class _HandlerRun(RunningProgram):
         )
 
     def _resume_handler(self, sent: _SentToHandler) -> Mapping[str, Any]:
-        """Send the handler the answer to its yield, and run its next turn; end it if too many bytes cross."""
+        """Send the handler the answer to its yield, and return its next turn as JSON; an error if too many bytes cross."""
         session = self._session
         assert session is not None  # noqa: S101
         self._thrown = sent.error
@@ -650,14 +657,14 @@ class _HandlerRun(RunningProgram):
             return {"raised": "HandlerError", "text": str(error)}
         return self._run_turn(lambda: session.answer({self._asked: answer}, self._now))
 
-    def _run_turn(self, ask: Callable[[], ProgramTurn]) -> Mapping[str, Any]:
+    def _run_turn(self, run: Callable[[], ProgramTurn]) -> Mapping[str, Any]:
         """Run a turn and return it as JSON: the next yield, the returned value or the error."""
         try:
-            turn = ask()
+            turn = run()
         except ToolError as error:  # there is no worker
             return {"raised": "HandlerError", "text": error.message}
         if isinstance(turn, ProgramWaiting):
-            return self._waiting_turn_as_json(turn)
+            return self._record_yield_and_encode(turn)
         self._is_over = True
         if isinstance(turn, ProgramRaised):
             return {
@@ -670,14 +677,14 @@ class _HandlerRun(RunningProgram):
             check_depth_and_size(turn.value, self._limits.value)
             encoded = _sandbox_value_to_json(turn.value)
             # A list inside itself leaves the sandbox as such a text. Only the sandbox can distinguish it from a text of the handler.
-            if any(text in compact(encoded) for text in CYCLE_TEXTS) and self._is_result_cyclic():
+            if any(text in compact(encoded) for text in CYCLE_TEXTS) and self._run_cycle_check():
                 return {"raised": "HandlerError", "text": "its return value is not JSON: it contains itself"}
             return {"returned": encoded}
         except (TypeError, ValueError) as error:
             return {"raised": "HandlerError", "text": f"its return value is not JSON: {error}"}
 
-    def _is_result_cyclic(self) -> bool:
-        """Return True if the value that the handler returned contains itself; runs a check in its session."""
+    def _run_cycle_check(self) -> bool:
+        """Run a check in the handler's session, and return True if the value that the handler returned contains itself."""
         session = self._session
         assert session is not None  # noqa: S101
         printed = session.printed
@@ -685,8 +692,8 @@ class _HandlerRun(RunningProgram):
         session.printed = printed  # of the handler's last turn, which is logged afterwards
         return not isinstance(turn, ProgramWaiting | ProgramRaised) and turn.value is True
 
-    def _waiting_turn_as_json(self, turn: ProgramWaiting) -> Mapping[str, Any]:
-        """Return the yield of a waiting handler as JSON; an error if it waits for anything but one yield."""
+    def _record_yield_and_encode(self, turn: ProgramWaiting) -> Mapping[str, Any]:
+        """Record the id of the yield for which a handler waits, and return the yield as JSON; an error for any other wait."""
         call = turn.calls[-1]
         if len(turn.calls) != 1 or call.name not in ASKS or len(call.args) != 1:
             called = ", ".join(dict.fromkeys([repr(one.name[:40]) for one in turn.calls[:5]]))
@@ -715,7 +722,7 @@ class _HandlerRun(RunningProgram):
         Raise ``GeneratorExit`` in the handler, and return the turn of another error; ``None`` if it ended without one.
 
         Raises:
-            RuntimeError: when it yields instead. Without the limit of attempts it would be closed endlessly.
+            RuntimeError: when the handler yields at each attempt.
         """
         yielded: list[int] = []
         turn: Mapping[str, Any] | None = None
@@ -803,8 +810,8 @@ class _HandlerRun(RunningProgram):
             raise ValueError(msg)
         self._notes.append(log_call)
 
-    def _check_log_data(self, message: Any, data: Any) -> tuple[str, Any]:
-        """Return text and data of a note, after checking the size of all notes of the turn."""
+    def _validate_and_count_log_data(self, message: Any, data: Any) -> tuple[str, Any]:
+        """Count the size of a log line or notification, and return its text and data as JSON; raise ``ValueError`` above the limit."""
         text = message if isinstance(message, str) else json.dumps(thaw_plain(message))
         check_depth_and_size(data, self._limits.value)
         given = thaw_plain(data)
@@ -825,7 +832,7 @@ class _HandlerRun(RunningProgram):
             self._shown = len(printed)
 
     def _answer_host_call(self, args: Sequence[Any]) -> CallAnswer:
-        """Answer a call of the handler that is not a yield."""
+        """Perform a host call of the handler, which is not a yield, and return its result or its error as the answer."""
         try:
             # Checked first: a few lists that contain each other twice have an endless text.
             check_depth_and_size(args, self._limits.value)
@@ -845,13 +852,13 @@ class _HandlerRun(RunningProgram):
         ctx = self._ctx
         match name:
             case "begin":
-                return self._context_as_json()
+                return self._encode_context()
             case "now":
                 return ["time", self._now.isoformat()]
             case "message_history" | "view":
-                return self._encode_new_messages(getattr(self._states[args[0]], name))
+                return self._record_and_encode_new_messages(getattr(self._states[args[0]], name))
             case "inherited_messages" | "prompt_messages":
-                return self._encode_new_messages(getattr(ctx, name))
+                return self._record_and_encode_new_messages(getattr(ctx, name))
             case "context" | "system_prompt":
                 return ["json", thaw(getattr(self._states[args[0]], name))]
             case "tool_definitions":
@@ -860,12 +867,12 @@ class _HandlerRun(RunningProgram):
             case "log":
                 level, message, data = args
                 tell = getattr(ctx.logger, {"debug": "debug", "info": "info", "warning": "warning"}.get(level, "error"))
-                message, data = self._check_log_data(message, dict(data))
+                message, data = self._validate_and_count_log_data(message, dict(data))
                 return self._queue_log_call(
                     lambda: tell(message, **{key: one for key, one in data.items() if key != "message"})
                 )
             case "notify":
-                message, data = self._check_log_data(*args)
+                message, data = self._validate_and_count_log_data(*args)
                 return self._queue_log_call(lambda: ctx.notify(message, data))
             case "random":
                 return _draw_random(ctx.random, *args)
@@ -873,7 +880,7 @@ class _HandlerRun(RunningProgram):
                 msg = f"the host has no {name!r}"
                 raise ValueError(msg)
 
-    def _context_as_json(self) -> dict[str, Any]:
+    def _encode_context(self) -> dict[str, Any]:
         """Return the fields of the step context that the sandbox needs at its start, encoded."""
         ctx = self._ctx
         params = ctx.params
@@ -890,8 +897,8 @@ class _HandlerRun(RunningProgram):
             "is_asked": ["json", ctx.is_asked],
         }
 
-    def _encode_new_messages(self, messages: Iterable[Message]) -> list[Any]:
-        """Return the number of leading messages that the sandbox already has, and the encoded messages after them."""
+    def _record_and_encode_new_messages(self, messages: Iterable[Message]) -> list[Any]:
+        """Record *messages* as sent, and return how many leading ones the sandbox already had, and the others encoded."""
         now = list(messages)
         same = 0
         for old, new in zip(self._sent, now, strict=False):
@@ -903,7 +910,7 @@ class _HandlerRun(RunningProgram):
 
 
 def _parse_key_error_text(text: str) -> Any:
-    """Return the key of a ``KeyError``, parsed from its text; the text itself if it is no literal."""
+    """Return the key of a ``KeyError``, parsed from its text; the text itself if it is not a literal."""
     if len(text) > MAX_KEY_CHARS:
         return text
     try:
@@ -913,7 +920,7 @@ def _parse_key_error_text(text: str) -> Any:
 
 
 def _draw_random(random: Random, method: Any, args: Any) -> Any:
-    """Return a random value from the run's generator; for a collection, indices into it."""
+    """Draw a random value from the run's generator and return it; for a collection, indices into the collection."""
     match method:
         case "random" | "uniform" | "randint" | "randrange" | "gauss" | "getrandbits":
             if method == "getrandbits" and not 0 <= args[0] <= 4096:  # noqa: PLR2004 - no text of the handler's makes a number of gigabytes
@@ -923,9 +930,9 @@ def _draw_random(random: Random, method: Any, args: Any) -> Any:
         case "choice":
             return random.choice(range(args[0]))
         case "sample":
-            return random.sample(range(args[0]), _check_draw_count(args[1]))
+            return random.sample(range(args[0]), _require_draw_count(args[1]))
         case "shuffle":
-            order = list(range(_check_draw_count(args[0])))
+            order = list(range(_require_draw_count(args[0])))
             random.shuffle(order)
             return order
         case _:
@@ -933,7 +940,7 @@ def _draw_random(random: Random, method: Any, args: Any) -> Any:
             raise ValueError(msg)
 
 
-def _check_draw_count(number: int) -> int:
+def _require_draw_count(number: int) -> int:
     """Return *number*; raise ``ValueError`` if it is above the limit of items that one draw creates."""
     if number > MAX_DRAWN_PLACES:
         msg = f"ctx.random draws at most {MAX_DRAWN_PLACES:,} items at once"
@@ -947,19 +954,19 @@ def _error_text_and_kind(error: BaseException) -> tuple[str, str]:
     return replace_lone_surrogates(str(error)), kind
 
 
-def _encode_value(value: Any, number_of: Callable[[AgentState], int] | None = None) -> Any:  # noqa: C901, PLR0912 - one for each kind
-    """Encode a value for the sandbox as its kind and JSON."""
+def _encode_value(value: Any, register_state: Callable[[AgentState], int] | None = None) -> Any:  # noqa: C901, PLR0912 - one for each kind
+    """Encode a value for the sandbox as its kind and JSON. *register_state* stores a state and returns its number."""
     match value:
         case None | str() | int() | float() | bool():
             return ["json", value]
         case datetime():
             return ["time", value.isoformat()]
         case AgentState():
-            return ["AgentState", _state_as_json(value, 0 if number_of is None else number_of(value))]
+            return ["AgentState", _encode_state(value, 0 if register_state is None else register_state(value))]
         case ToolResult():
-            return ["ToolResult", _tool_result_as_json(value)]
+            return ["ToolResult", _encode_tool_result(value)]
         case ChildResult():
-            return ["ChildResult", _child_as_json(value)]
+            return ["ChildResult", _encode_child_result(value)]
         case ChildRef():
             return ["ChildRef", {name: ["json", getattr(value, name)] for name in ("id", "agent_id", "path")}]
         case Waited():
@@ -975,7 +982,7 @@ def _encode_value(value: Any, number_of: Callable[[AgentState], int] | None = No
                 },
             ]
         case UserMessage() | AssistantMessage() | ToolMessage():
-            return [type(value).__name__, _message_as_json(value)]
+            return [type(value).__name__, _encode_message(value)]
         case ToolCallPart():
             return [
                 "ToolCallPart",
@@ -1094,7 +1101,7 @@ def _encode_model(value: Any, plain: Any) -> Any:
     return ["json", plain]
 
 
-def _state_as_json(state: AgentState, number: int) -> dict[str, Any]:
+def _encode_state(state: AgentState, state_number: int) -> dict[str, Any]:
     plain = ("run_id", "agent_id", "parent_id", "steps_remaining", "step_index", "credits_used", "next_call")
     lists = ("ancestor_run_ids", "child_run_ids")
     return {
@@ -1102,11 +1109,11 @@ def _state_as_json(state: AgentState, number: int) -> dict[str, Any]:
         **{name: ["json", list(getattr(state, name))] for name in lists},
         "output": _encode_value(state.output),
         "cost": ["json", None if state.cost is None else float(state.cost)],
-        "_se_number": ["json", number],
+        "_se_number": ["json", state_number],
     }
 
 
-def _tool_result_as_json(result: ToolResult) -> dict[str, Any]:
+def _encode_tool_result(result: ToolResult) -> dict[str, Any]:
     return {
         "tool_name": ["json", result.tool_name],
         "tool_call_id": ["json", result.tool_call_id],
@@ -1118,7 +1125,7 @@ def _tool_result_as_json(result: ToolResult) -> dict[str, Any]:
     }
 
 
-def _child_as_json(child: ChildResult[Any]) -> dict[str, Any]:
+def _encode_child_result(child: ChildResult[Any]) -> dict[str, Any]:
     return {
         "agent_id": ["json", child.agent_id],
         "run_id": ["json", child.run_id],
@@ -1131,8 +1138,8 @@ def _child_as_json(child: ChildResult[Any]) -> dict[str, Any]:
     }
 
 
-def _message_as_json(message: Message) -> dict[str, Any]:
-    """Return the attributes of a message for the sandbox, each encoded as its kind and JSON."""
+def _encode_message(message: Message) -> dict[str, Any]:
+    """Encode the attributes of a message for the sandbox, each as its kind and JSON."""
     told: dict[str, Any] = {
         "role": ["json", message.role],
         "text": ["json", message.text],
@@ -1172,7 +1179,7 @@ def _sandbox_value_to_json(value: Any) -> Any:
     if isinstance(value, str):
         return replace_lone_surrogates(value)
     if isinstance(value, int | float | None):
-        return _check_number(value)
+        return _require_json_number(value)
     if isinstance(value, list | tuple):
         return {"list": [_sandbox_value_to_json(one) for one in value]}
     if isinstance(value, Mapping):
@@ -1202,164 +1209,172 @@ SENTINEL = "_se_Sentinel"
 class _YieldDecoder:
     """Decodes the yields of a handler; an invalid one raises ``BadYield``."""
 
-    def __init__(self, known: AgentText, offered: Collection[str] = ()) -> None:
-        self._known = known
+    def __init__(self, agent_text: AgentText, offered: Collection[str] = ()) -> None:
+        self._known = agent_text
         self._offered = offered
 
-    def decode_yield(self, form: Any) -> Any:
-        """Return the yieldable that a handler yielded, or its JSON if it is no object; raise ``BadYield`` for an invalid one."""
-        if not isinstance(form, Mapping) or "object" not in form:
-            if isinstance(form, Mapping) and "wrong" in form:
-                raise BadYield(str(form["wrong"]))
-            return self.decode_json(form)  # the machine refuses it with its own message
-        name, has = form["object"], form["has"]
+    def decode_yield(self, encoded: Any) -> Any:
+        """Return the yieldable that a handler yielded, or JSON for a value that is not an object; raise ``BadYield`` for an invalid one."""
+        if not isinstance(encoded, Mapping) or "object" not in encoded:
+            if isinstance(encoded, Mapping) and "wrong" in encoded:
+                raise BadYield(str(encoded["wrong"]))
+            return self.decode_json(encoded)  # the machine refuses it with its own message
+        name, attributes = encoded["object"], encoded["has"]
         if name not in MADE:
             msg = f"a handler cannot yield an object of the class {name!r}; it can yield {list_names(sorted({*MADE} - {SENTINEL}), name)}, STEP or STEP_ALL"
             raise BadYield(msg)
         own = getattr(self, f"_make_{name.lower().strip('_')}", None)
         try:
-            return own(has) if own is not None else self._make_yieldable(MADE[name], has)
+            return own(attributes) if own is not None else self._make_yieldable(MADE[name], attributes)
         except (KeyError, TypeError, ValueError) as error:
             msg = f"{name}: {error}"
             raise BadYield(msg) from error
 
-    def decode_json(self, form: Any) -> Any:
+    def decode_json(self, encoded: Any) -> Any:
         """Return a value as JSON: the fields of schema objects and the stored form of messages."""
-        if not isinstance(form, Mapping):
-            return form
-        if "list" in form:
-            return [self.decode_json(one) for one in form["list"]]
-        if "dict" in form:
-            return {key: self.decode_json(one) for key, one in form["dict"]}
-        name, has = form["object"], form["has"]
+        if not isinstance(encoded, Mapping):
+            return encoded
+        if "list" in encoded:
+            return [self.decode_json(one) for one in encoded["list"]]
+        if "dict" in encoded:
+            return {key: self.decode_json(one) for key, one in encoded["dict"]}
+        name, attributes = encoded["object"], encoded["has"]
         if name == "_se_Record":
-            kind = self._known.schemas.get(str(has.get("_se_kind")))
+            kind = self._known.schemas.get(str(attributes.get("_se_kind")))
             names = {} if kind is None else kind.aliases
-            order = self.decode_json(has["_se_order"])
-            return {names.get(field, str(field)): self.decode_json(has[field]) for field in order if field in has}
-        if "_se_stored" in has:
-            return _message_as_tool_input(self.decode_json(has["_se_stored"]))
-        return {key: self.decode_json(one) for key, one in has.items() if not key.startswith("_")}
+            order = self.decode_json(attributes["_se_order"])
+            return {
+                names.get(field, str(field)): self.decode_json(attributes[field])
+                for field in order
+                if field in attributes
+            }
+        if "_se_stored" in attributes:
+            return _message_as_tool_input(self.decode_json(attributes["_se_stored"]))
+        return {key: self.decode_json(one) for key, one in attributes.items() if not key.startswith("_")}
 
-    def _decode_fields(self, has: Mapping[str, Any], *names: str) -> dict[str, Any]:
-        return {name: self.decode_json(has[name]) for name in names if name in has}
+    def _decode_fields(self, attributes: Mapping[str, Any], *names: str) -> dict[str, Any]:
+        return {name: self.decode_json(attributes[name]) for name in names if name in attributes}
 
-    def _get_encoded_items(self, form: Any) -> list[Any]:
+    def _get_encoded_items(self, encoded: Any) -> list[Any]:
         """Return the items of an encoded list without decoding them; raise ``TypeError`` for another value."""
-        if not isinstance(form, Mapping) or "list" not in form:
-            msg = f"expected a list, not {self.decode_json(form)!r}"
+        if not isinstance(encoded, Mapping) or "list" not in encoded:
+            msg = f"expected a list, not {self.decode_json(encoded)!r}"
             raise TypeError(msg)
-        return list(form["list"])
+        return list(encoded["list"])
 
-    def _decode_agent_id(self, form: Any) -> Any:
+    def _decode_agent_id(self, encoded: Any) -> Any:
         """Return the id of an encoded ``AgentDefinition``; decode any other value as JSON."""
         return (
-            form["has"]["id"]
-            if isinstance(form, Mapping) and form.get("object") == "AgentDefinition"
-            else self.decode_json(form)
+            encoded["has"]["id"]
+            if isinstance(encoded, Mapping) and encoded.get("object") == "AgentDefinition"
+            else self.decode_json(encoded)
         )
 
-    def _make_yieldable(self, kind: type, has: Mapping[str, Any]) -> Any:
-        return kind(**self._decode_fields(has, *[attribute.name for attribute in attrs.fields(kind)]))
+    def _make_yieldable(self, kind: type, attributes: Mapping[str, Any]) -> Any:
+        return kind(**self._decode_fields(attributes, *[attribute.name for attribute in attrs.fields(kind)]))
 
-    def _make_se_sentinel(self, has: Mapping[str, Any]) -> Any:
-        return {"STEP": y.STEP, "STEP_ALL": y.STEP_ALL}[has["name"]]
+    def _make_se_sentinel(self, attributes: Mapping[str, Any]) -> Any:
+        return {"STEP": y.STEP, "STEP_ALL": y.STEP_ALL}[attributes["name"]]
 
-    def _make_toolcall(self, has: Mapping[str, Any]) -> Any:
-        """Return a ``ToolCall``; it may be hidden only if the agent's definition has the tool."""
-        fields = self._decode_fields(has, "tool", "input", "include_tool_call")
+    def _make_toolcall(self, attributes: Mapping[str, Any]) -> Any:
+        """Return a ``ToolCall``; its ``include_tool_call=False`` is ignored unless the agent's definition has the tool."""
+        fields = self._decode_fields(attributes, "tool", "input", "include_tool_call")
         # A hidden call reaches every tool of an engine, but an untrusted agent may call only the tools of its definition.
         if fields.get("include_tool_call") is False and fields["tool"] not in self._offered:
             del fields["include_tool_call"]
         return y.ToolCall(**fields)
 
-    def _make_agentcall(self, has: Mapping[str, Any]) -> Any:
-        return y.AgentCall(self._decode_agent_id(has["agent"]), **self._decode_fields(has, "prompt", "params"))
+    def _make_agentcall(self, attributes: Mapping[str, Any]) -> Any:
+        return y.AgentCall(
+            self._decode_agent_id(attributes["agent"]), **self._decode_fields(attributes, "prompt", "params")
+        )
 
-    def _make_parallel(self, has: Mapping[str, Any]) -> Any:
+    def _make_parallel(self, attributes: Mapping[str, Any]) -> Any:
         return y.Parallel(
-            [self.decode_yield(one) for one in self._get_encoded_items(has["calls"])],
-            **self._decode_fields(has, "fail_fast", "concurrency"),
+            [self.decode_yield(one) for one in self._get_encoded_items(attributes["calls"])],
+            **self._decode_fields(attributes, "fail_fast", "concurrency"),
         )
 
-    def _make_race(self, has: Mapping[str, Any]) -> Any:
-        return y.Race([self.decode_yield(one) for one in self._get_encoded_items(has["members"])])
+    def _make_race(self, attributes: Mapping[str, Any]) -> Any:
+        return y.Race([self.decode_yield(one) for one in self._get_encoded_items(attributes["members"])])
 
-    def _make_sleep(self, has: Mapping[str, Any]) -> Any:
-        until = has.get("until")
+    def _make_sleep(self, attributes: Mapping[str, Any]) -> Any:
+        until = attributes.get("until")
         return y.Sleep(
-            self.decode_json(has.get("seconds")), until=None if until is None else datetime.fromisoformat(until)
+            self.decode_json(attributes.get("seconds")), until=None if until is None else datetime.fromisoformat(until)
         )
 
-    def _make_receive(self, has: Mapping[str, Any]) -> Any:
+    def _make_receive(self, attributes: Mapping[str, Any]) -> Any:
         return y.Receive(
-            self.decode_json(has["topic"]),
-            self.decode_json(has.get("timeout")),
-            schema=self._decode_schema(has.get("schema")),
+            self.decode_json(attributes["topic"]),
+            self.decode_json(attributes.get("timeout")),
+            schema=self._decode_schema(attributes.get("schema")),
         )
 
-    def _decode_schema(self, form: Any) -> Any:
+    def _decode_schema(self, encoded: Any) -> Any:
         """Return the JSON Schema of an encoded schema class; decode any other value as JSON."""
-        if isinstance(form, Mapping) and form.get("object") == "_se_Schema":
-            return thaw(self._known.schemas[form["has"]["name"]].json_schema)
-        return self.decode_json(form)
+        if isinstance(encoded, Mapping) and encoded.get("object") == "_se_Schema":
+            return thaw(self._known.schemas[encoded["has"]["name"]].json_schema)
+        return self.decode_json(encoded)
 
-    def _make_start(self, has: Mapping[str, Any]) -> Any:
+    def _make_start(self, attributes: Mapping[str, Any]) -> Any:
         return y.Start(
-            *[self.decode_yield(one) for one in self._get_encoded_items(has["calls"])],
-            on_return=self.decode_json(has["on_return"]),
+            *[self.decode_yield(one) for one in self._get_encoded_items(attributes["calls"])],
+            on_return=self.decode_json(attributes["on_return"]),
         )
 
-    def _decode_child_ref(self, form: Any) -> Any:
+    def _decode_child_ref(self, encoded: Any) -> Any:
         """Return an encoded ``ChildRef`` as an object; decode any other value as JSON."""
-        if isinstance(form, Mapping) and form.get("object") == "ChildRef":
-            return ChildRef(**{name: str(form["has"][name]) for name in ("id", "agent_id", "path")})
-        return self.decode_json(form)
+        if isinstance(encoded, Mapping) and encoded.get("object") == "ChildRef":
+            return ChildRef(**{name: str(encoded["has"][name]) for name in ("id", "agent_id", "path")})
+        return self.decode_json(encoded)
 
-    def _make_wait(self, has: Mapping[str, Any]) -> Any:
+    def _make_wait(self, attributes: Mapping[str, Any]) -> Any:
         return y.Wait(
-            *[self._decode_child_ref(one) for one in self._get_encoded_items(has["refs"])],
-            **self._decode_fields(has, "need", "timeout"),
+            *[self._decode_child_ref(one) for one in self._get_encoded_items(attributes["refs"])],
+            **self._decode_fields(attributes, "need", "timeout"),
         )
 
-    def _make_send(self, has: Mapping[str, Any]) -> Any:
+    def _make_send(self, attributes: Mapping[str, Any]) -> Any:
         return y.Send(
-            self._decode_child_ref(has["ref"]), self.decode_json(has["value"]), topic=self.decode_json(has["topic"])
+            self._decode_child_ref(attributes["ref"]),
+            self.decode_json(attributes["value"]),
+            topic=self.decode_json(attributes["topic"]),
         )
 
-    def _make_cancel(self, has: Mapping[str, Any]) -> Any:
-        return y.Cancel(self._decode_child_ref(has["ref"]), self.decode_json(has["reason"]))
+    def _make_cancel(self, attributes: Mapping[str, Any]) -> Any:
+        return y.Cancel(self._decode_child_ref(attributes["ref"]), self.decode_json(attributes["reason"]))
 
-    def _make_stepwith(self, has: Mapping[str, Any]) -> Any:
+    def _make_stepwith(self, attributes: Mapping[str, Any]) -> Any:
         return y.StepWith(
-            **self._decode_fields(has, "model", "tools", "tool_choice"),
-            settings=self._decode_model_settings(has.get("settings")),
+            **self._decode_fields(attributes, "model", "tools", "tool_choice"),
+            settings=self._decode_model_settings(attributes.get("settings")),
         )
 
-    def _decode_model_settings(self, form: Any) -> Any:
+    def _decode_model_settings(self, encoded: Any) -> Any:
         """Return encoded model settings, or ``None``; raise an error for other values and forbidden fields."""
-        if isinstance(form, Mapping) and form.get("object") == "ModelSettings":
-            given = {str(name): self._decode_setting(one) for name, one in form["has"]["fields"]["dict"]}
+        if isinstance(encoded, Mapping) and encoded.get("object") == "ModelSettings":
+            given = {str(name): self._decode_setting(one) for name, one in encoded["has"]["fields"]["dict"]}
             return _make_untrusted_model_settings(given)
-        settings = self.decode_json(form)
+        settings = self.decode_json(encoded)
         if settings is not None:
             msg = "settings are ModelSettings(...)"
             raise TypeError(msg)
         return None
 
-    def _decode_setting(self, form: Any) -> Any:
+    def _decode_setting(self, encoded: Any) -> Any:
         """Return the value of one setting: a ``Thinking`` for its object, other values as JSON."""
-        if isinstance(form, Mapping) and form.get("object") == "Thinking":
-            return Thinking(*self.decode_json(form["has"]["words"]), **self.decode_json(form["has"]["fields"]))
-        return self.decode_json(form)
+        if isinstance(encoded, Mapping) and encoded.get("object") == "Thinking":
+            return Thinking(*self.decode_json(encoded["has"]["words"]), **self.decode_json(encoded["has"]["fields"]))
+        return self.decode_json(encoded)
 
-    def _make_complete(self, has: Mapping[str, Any]) -> Any:
-        messages = self.decode_json(has["messages"])
+    def _make_complete(self, attributes: Mapping[str, Any]) -> Any:
+        messages = self.decode_json(attributes["messages"])
         given = messages if isinstance(messages, str) else list(AgentState.from_dicts(messages).message_history)
         return y.Complete(
             given,
-            **self._decode_fields(has, "model", "system_prompt"),
-            settings=self._decode_model_settings(has.get("settings")),
+            **self._decode_fields(attributes, "model", "system_prompt"),
+            settings=self._decode_model_settings(attributes.get("settings")),
         )
 
 

@@ -22,7 +22,7 @@ from stepengine.engine.trust import LOCAL, find_untrusted_folder
 from stepengine.errors import DefinitionError, JournalError
 from stepengine.journal.recorded_runs import list_runs, runs_folder
 from stepengine.models import ListedProvider, list_providers
-from stepengine.workspace.installation import find_install_source
+from stepengine.workspace.installation import get_install_source
 
 if TYPE_CHECKING:
     import httpx2
@@ -117,7 +117,7 @@ def _check_versions() -> Iterator[Finding]:
             area,
             "wrong",
             "stepengine is not installed in this environment",
-            find_install_source().pip_install_command(),
+            get_install_source().pip_install_command(),
         )
         return
     yield Finding(area, "ok", f"stepengine {own.version}, {Path(__file__).parents[1]}")
@@ -136,20 +136,20 @@ def _check_extras(requirements: Iterable[str]) -> Iterator[Finding]:
         if named is not None and named[0] != "stepengine":
             needed.setdefault(extra[1] if extra else "", []).append(named[0])
     for name in [name for name in needed.pop("") if _find_version(name) is None]:
-        repair = find_install_source().pip_install_command()
+        repair = get_install_source().pip_install_command()
         yield Finding(area, "wrong", f"{name} is not installed, but stepengine needs it", repair)
     for name in DEVELOPMENT:
         needed.pop(name, None)
     here = [extra for extra, names in needed.items() if all(map(_find_version, names))]
     other = [extra for extra in needed if extra not in here]
     text = f"extras installed: {', '.join(here) or 'none'}; not installed: {', '.join(other) or 'none'}"
-    yield Finding(area, "ok", text, f"{find_install_source().pip_install_command('NAME')} adds one" if other else "")
+    yield Finding(area, "ok", text, f"{get_install_source().pip_install_command('NAME')} adds one" if other else "")
     if "test" in other:
         yield Finding(
             area,
             "note",
             "packages that the test kit needs are missing",
-            find_install_source().pip_install_command("test"),
+            get_install_source().pip_install_command("test"),
         )
 
 

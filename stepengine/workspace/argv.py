@@ -38,7 +38,7 @@ class Script:
 
     Attributes:
         text: The script.
-        reason: What makes it one, such as ``"';' outside of quotes"``.
+        reason: Why it needs a shell, such as ``"';' outside of quotes"``.
     """
 
     text: str
@@ -57,10 +57,10 @@ def parse_command(command: str | Sequence[str]) -> Argv | Script:
         command: A list of words, or text.
 
     Raises:
-        ToolError: when it is neither: empty, with a NUL or half a surrogate pair, of more than 1,000 words or 128 KiB.
+        ToolError: when *command* is empty, has a NUL or half a surrogate pair, or has more than 1,000 words or 128 KiB.
     """
     if not isinstance(command, str):
-        return check_argv(command)
+        return require_argv(command)
     _check_command_text(command)
     if not command.strip(" \t"):
         msg = 'the command is empty; give a program and its arguments, such as ["git", "status"]'
@@ -69,12 +69,12 @@ def parse_command(command: str | Sequence[str]) -> Argv | Script:
         words = split_argv(command)
     except ValueError as error:
         return Script(command, str(error))
-    return check_argv(words)
+    return require_argv(words)
 
 
-def check_argv(words: Sequence[str]) -> Argv:
+def require_argv(words: Sequence[str]) -> Argv:
     """
-    Return *words* as an argument list.
+    Return *words* as an argument list after validation.
 
     Raises:
         ToolError: when there is no program, or it is too large to be executed.
@@ -152,7 +152,7 @@ class _Splitter:
         return found + self._pop_word()
 
     def _pop_word(self) -> list[str]:
-        """Return the finished word as a list, an empty one without a word, and start the next word."""
+        """Return the finished word in a list, which is empty without a word, and start the next word."""
         made, self._word = self._word, None
         return [] if made is None else ["".join(made)]
 

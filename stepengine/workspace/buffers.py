@@ -39,7 +39,7 @@ def absolute_path(root: Sequence[str], parts: Sequence[str]) -> str:
 
 
 def content_in_editor(buffers: Buffers | None, path: str, data: bytes) -> bytes:
-    """Return the content of the file at *path* in the editor, else *data*, the content on disk."""
+    """Read the file at *path* from the editor; return *data*, the content on disk, if the editor does not provide it."""
     held = None if buffers is None else decode_text(data)
     text = None if held is None or buffers is None else buffers.read(path)
     if held is None or text is None:

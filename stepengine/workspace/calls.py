@@ -116,7 +116,7 @@ def lseek(fd: Fd, position: int) -> None:
 
 
 def scandir(fd: Fd) -> AbstractContextManager[Iterator[FolderEntry]]:
-    """List an open folder."""
+    """Return a context manager of an iterator over the entries of an open folder."""
     return _list_remote(fd) if isinstance(fd, RemoteFile) else os.scandir(fd)
 
 
@@ -136,13 +136,13 @@ def stat_at(name: str, folder: Fd) -> os.stat_result:
 
 @_convert_to_os_error
 def readlink(name: str, folder: Fd) -> str:
-    """Return where a symbolic link points."""
+    """Return the target of a symbolic link."""
     return folder.readlink(name) if isinstance(folder, RemoteFile) else os.readlink(name, dir_fd=folder)
 
 
 @_convert_to_os_error
 def mkdir(name: str, mode: int, folder: Fd) -> None:
-    """Make a folder."""
+    """Create a folder."""
     if isinstance(folder, RemoteFile):
         folder.mkdir(name, mode)
     else:

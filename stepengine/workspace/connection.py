@@ -224,9 +224,9 @@ class ProgramConnection:
         Wait for the reply to a call. After *seconds*, end the connection and raise; if *cancelled* is set, only raise.
 
         Raises:
-            OSError: when the call was refused by the system there.
-            UnknownOutcome: when no answer came, and the call may have changed something.
-            WorkspaceLost: when no answer came.
+            OSError: when the remote system refused the call.
+            UnknownOutcome: when no reply arrived, and the call may have changed something.
+            WorkspaceLost: when no reply arrived.
         """
         with self._lock:
             pending = self._pending.get(number)
@@ -273,7 +273,7 @@ class ProgramConnection:
             if number not in self._untaken:
                 return
             self._untaken[number] -= size
-        self.notify("allow", child=number, size=size)
+        self.notify("allow_output", child=number, size=size)
 
     def close(self) -> None:
         """End the connection; the program at the other end then ends its processes."""
@@ -301,7 +301,7 @@ class ProgramConnection:
             self._end_program()
 
     def _read_stdout(self) -> None:
-        """Read and handle the next part of the program's output; at its end, record the end of the connection."""
+        """Read and handle the next part of the program's output; if the output has ended, record the end of the connection."""
         data = os.read(self._out, CHUNK_BYTES)
         if data:
             self._parse_and_handle_frames(data)
@@ -316,7 +316,7 @@ class ProgramConnection:
         self._mark_ended("it ended")
 
     def _read_stderr(self) -> bytes:
-        """Read the error output of the transport, store its end, and return the new part."""
+        """Read the next error output of the transport, store its last 2,000 bytes, and return the new part."""
         try:
             data = os.read(self._err, CHUNK_BYTES)
         except OSError:
@@ -351,7 +351,7 @@ class ProgramConnection:
             self._handle_frame(_parse_frame_head(text), content)
 
     def _handle_frame(self, head: dict[str, Any], data: bytes) -> None:
-        """Store a part of a reply for its waiting call, or pass a program's output on to its listener."""
+        """Store a part of a reply for the waiting call, or pass a program's output to the program's listener."""
         if "on" in head:
             self._handle_program_frame(head, data)
             return
@@ -402,12 +402,12 @@ class ProgramConnection:
 
     # --- how it ends -------------------------------------------------------------------------------------------------
 
-    def _mark_ended(self, why: str) -> None:
-        """Record why the connection ended, unless a reason is known, and wake the reading thread, which ends it."""
+    def _mark_ended(self, reason: str) -> None:
+        """Record why the connection ended, unless a reason is known, and wake the reading thread, which ends the program."""
         with self._lock:
             if self._why:
                 return
-            self._why = why
+            self._why = reason
             # Before the reading thread may close the pipe, whose number may then be reused.
             os.write(self._woken, b"x")
         self._ready.set()
@@ -455,12 +455,14 @@ class ProgramConnection:
         printable = "".join([c if c.isprintable() or c == "\n" else " " for c in said])
         return f"the workspace {self._name} cannot be reached: {self._why}{f'; its output: {printable}' if printable else ''}"
 
-    def _make_unanswered_error(self, pending: _Pending, why: str) -> WorkspaceLost | UnknownOutcome:
+    def _make_unanswered_error(self, pending: _Pending, reason: str) -> WorkspaceLost | UnknownOutcome:
         """Return the error for a call without a reply: ``UnknownOutcome`` if it may have changed something."""
         if pending.effect:
-            msg = f"the workspace {self._name} was lost during a call, so its result is unknown: {why}"
+            msg = f"the workspace {self._name} was lost during a call, so its result is unknown: {reason}"
             return UnknownOutcome(msg)
-        return WorkspaceLost(self._lost_text() if self._why else f"the workspace {self._name} has not replied: {why}")
+        return WorkspaceLost(
+            self._lost_text() if self._why else f"the workspace {self._name} has not replied: {reason}"
+        )
 
     def _make_reply_error(self, head: Mapping[str, Any]) -> OSError | WorkspaceLost:
         """Return the ``OSError`` that a reply names; ``WorkspaceLost`` for any other error."""
@@ -485,7 +487,7 @@ class ProgramConnection:
         self._write(LENGTHS.pack(len(text), len(data)) + text + data, deadline)
 
     def _write(self, data: bytes, deadline: float) -> None:
-        """Write all bytes, or end the connection, since half a frame would make the rest unreadable."""
+        """Write all bytes; end the connection if that fails, since half a frame would make the rest unreadable."""
         with self._writing:
             stream = self._process.stdin
             if self._why or stream is None or stream.closed:

@@ -90,10 +90,10 @@ class Container:
 
     def commit(self, image: str) -> None:
         """
-        Create an image of the container's content, without its mounts.
+        Start the container if necessary, and create an image of its content, without its mounts.
 
         Raises:
-            WorkspaceLost: when that cannot be.
+            WorkspaceLost: when this fails.
         """
         self.ensure_started()
         made = self._run_program("commit", self.name, image, seconds=max(self.start, CONTAINER_SECONDS))
@@ -102,10 +102,10 @@ class Container:
 
     def remove(self) -> None:
         """
-        Remove the container and its content, unless someone else created it.
+        Remove the container with its content; a container that was passed by name is not removed.
 
         Raises:
-            WorkspaceLost: when that cannot be.
+            WorkspaceLost: when this fails.
         """
         if self.words and self._run_program("container", "inspect", self.name).returncode == 0:
             self._ensure_running()  # raises for a container that another program created

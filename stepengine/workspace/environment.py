@@ -147,12 +147,12 @@ def parse_git_query(argv: Argv) -> GitQuery | None:
         at += 2 if argv[at] in VALUED else 1
     if at >= len(argv) or argv[at] not in ADDED:
         return None
-    _check_starts_no_programs(argv[at + 1 :])
+    _refuse_options_that_start_programs(argv[at + 1 :])
     question = ("git", *argv[1:at], "config", "--list", "--includes", "--name-only", "-z")
     return GitQuery(argv[:at], (argv[at], *ADDED[argv[at]], *argv[at + 1 :]), question)
 
 
-def _check_starts_no_programs(words: Argv) -> None:
+def _refuse_options_that_start_programs(words: Argv) -> None:
     """Raise ``ToolError`` if an option in *words*, abbreviated or not, starts programs of a repository."""
     for number, word in enumerate(words):
         if word == "--":
@@ -235,9 +235,9 @@ def _is_private_variable(name: str) -> bool:
     return is_secret_name(name, "variable") or name.upper().startswith("STEPENGINE_")
 
 
-def check_variable_names(names: Sequence[str], *, env_secrets: bool) -> tuple[str, ...]:
+def validate_variable_names(names: Sequence[str], *, env_secrets: bool) -> tuple[str, ...]:
     """
-    Return the names of the variables that commands may see; raise ``DefinitionError`` for a bad name.
+    Return *names*, the variables that commands may see, as a tuple after validation.
 
     Raises:
         DefinitionError: for a single string, an invalid name, a variable that every command gets with a fixed value, and the
@@ -267,7 +267,7 @@ def check_variable_names(names: Sequence[str], *, env_secrets: bool) -> tuple[st
 
 def read_git_identity(folder: str, root: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """
-    Return the variables with the user's name and email for git. No other git settings are read.
+    Run ``git config``, and return the variables with the user's name and email for git. No other git settings are read.
 
     Variables of this process have precedence over the configuration.
 
@@ -325,7 +325,7 @@ class PrivateFolders:
 
     @classmethod
     def create(cls, system: RemoteSystem | None) -> PrivateFolders:
-        """Create the private folder itself on a system, or with ``None`` on this machine."""
+        """Create the private folder on a remote system, or for ``None`` on this machine, still without its subfolders."""
         return cls() if system is None else cls(Path(system.create_private_folder()), system)
 
     @property
@@ -338,7 +338,7 @@ class PrivateFolders:
         """The folder for temporary files."""
         return self.folder / "tmp"
 
-    def make(self) -> None:
+    def create_subfolders(self) -> None:
         """Create the home folder and the folder for temporary files in the private folder."""
         if self.system is not None:
             self.system.make_folders([str(self.home), str(self.tmp)])
@@ -347,7 +347,7 @@ class PrivateFolders:
         self.tmp.mkdir(mode=0o700)
 
     async def delete(self) -> None:
-        """Remove the folders; on a remote system without blocking the event loop."""
+        """Remove the folders with their content; on a remote system in a thread, so that the event loop is not blocked."""
         if self.system is None:
             self.remove()
         else:
@@ -380,9 +380,9 @@ class CommandEnvironment:
     system: RemoteSystem | None = None
     identity: Callable[[], tuple[tuple[str, str], ...]] = tuple
 
-    def search_path(self) -> str:
+    def get_search_path(self) -> str:
         """Return the search path for commands: the absolute folders of ``PATH`` outside of the root, or a default if there are none."""
-        given, _, _ = self._known_variables()
+        given, _, _ = self._fetch_variables()
         path = given.get("PATH", DEFAULT_PATH)
         if self.system is None:
             return filter_search_path(path, [self.root])
@@ -399,18 +399,18 @@ class CommandEnvironment:
             return find_program(name, search_path, self.root)
         return self.system.find_program_outside(name, search_path.split(os.pathsep), self.root)
 
-    def _known_variables(self) -> tuple[Mapping[str, str], str, str]:
-        """Return the variables (of a remote system only those for commands), the user's name, and the home folder."""
+    def _fetch_variables(self) -> tuple[Mapping[str, str], str, str]:
+        """Return the environment variables, the user's name and the home folder; of a remote system only variables for commands."""
         if self.system is not None:
             return self.system.fetch_variables(("PATH", "TZ", *self.names))
         return os.environ, user_name(), os.path.expanduser("~")  # noqa: PTH111  (never raises)
 
     def make_variables(self, private: PrivateFolders) -> dict[str, str]:
-        """Return the variables of one command, with its own marker."""
-        given, user, home = self._known_variables()
+        """Return the environment variables of one command, with a new random marker."""
+        given, user, home = self._fetch_variables()
         named = {name: given[name] for name in ("TZ", *self.names) if name in given}
         made = {**QUIET, **dict(self.identity()), **named, **git_config_variables(ALWAYS)}
-        made |= {"PATH": self.search_path(), "USER": user, "LOGNAME": user, "TMPDIR": str(private.tmp)}
+        made |= {"PATH": self.get_search_path(), "USER": user, "LOGNAME": user, "TMPDIR": str(private.tmp)}
         made["HOME"] = home if self.real_home else str(private.home)
         made[MARKER] = secrets.token_hex(16)
         return made
@@ -427,7 +427,7 @@ def user_name() -> str:
 
 
 def is_within_root(path: str, root: Sequence[str]) -> bool:
-    """Return whether a path, as written or with links followed, is the root or below it; nothing counts as below the root ``/``."""
+    """Return True if a path, as written or with links followed, is the root or below it; always False for the root ``/``."""
     if not root:  # the root is /: its approval includes every program
         return False
     for form in (os.path.normpath(path), os.path.realpath(path)):

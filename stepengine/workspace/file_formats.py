@@ -38,10 +38,10 @@ class FileFormat:
     How all files of a store start.
 
     Attributes:
-        name: Such a file with its article, for errors.
+        name: The kind of file with its article, for error messages.
         start: A pattern of the first bytes.
-        error: The error for other files.
-        has_whole_line: Whether the first line has to be complete: with its newline, or with the checksum that ends each line.
+        error: The error class for other files.
+        has_whole_line: Whether the first line must be complete: with its newline, or with the checksum at the end of each line.
     """
 
     name: str

@@ -6,7 +6,7 @@ names none at all. So the performer of a call sets the guard, and every ``Root``
 without code of its own. The guard is a context variable, because the bodies of tools are called with their own arguments. Threads
 inherit the context variables of their caller.
 
-Files that the engine reads for a prompt are bound in the same way, although no call requests them: see ``project_guard``.
+Files that the engine reads for a prompt are bound in the same way, although no call requests them: see ``make_project_guard``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class CallGuard:
     Attributes:
         file: Returns why a single file is withheld; ``None`` if no rule is about files.
         named: The paths of the call that its tool does not open through a ``Root``.
-        others: Other texts of such a call, which may name files.
+        others: Other texts of the call, which may name files.
         was_asked: Whether a person was asked about the call, and has seen these texts.
     """
 
@@ -60,8 +60,8 @@ class CallGuard:
         Args:
             folder: The start of relative paths, by default the working directory. Rules are compared with paths below it. A file
                 outside of it is judged by every end of its path.
-            is_here: Whether *folder* is on this machine. Otherwise paths are judged as they are written, and the remote tools
-                check the targets of links.
+            is_here: Whether *folder* is on this machine. If not, paths are judged as they are written, and the remote tools check
+                the targets of links.
         """
         if self.file is None or not (self.named or self.others):
             return ""
@@ -78,10 +78,10 @@ class CallGuard:
                     return f"{path!r} cannot be resolved: {error}"
                 if why := _withheld_reason(self.file, top, real):
                     return f"{path!r} {why}"
-        return "" if self.was_asked or not is_here else self._find_refused_part(folder, top)
+        return "" if self.was_asked or not is_here else self._find_refusal_by_parts(folder, top)
 
-    def _find_refused_part(self, folder: Path, top: tuple[str, ...]) -> str:
-        """Return why the call must not start, judged by the existing files that its texts name; ``""`` if it may start."""
+    def _find_refusal_by_parts(self, folder: Path, top: tuple[str, ...]) -> str:
+        """Return why the call must not start, judged by the existing files that the texts of the call name, or ``""``."""
         assert self.file is not None  # noqa: S101
         # As written these texts are allowed. Which files there are and where links lead is known only here.
         patterns = _PatternExpander(folder)
@@ -148,7 +148,7 @@ def _find_named_files(
     folder: Path, texts: Sequence[str], patterns: _PatternExpander, *, is_path: bool
 ) -> Iterator[str]:
     """
-    Yield the paths to existing files that texts name.
+    Yield the paths in *texts* that lead to existing files or through links.
 
     A text that is marked as a path was judged as one path, and not by its parts. Of another text single words were not judged. As the
     name of a folder only the whole text counts: prose is full of words such as "tests".
@@ -183,7 +183,7 @@ PROJECT_RULES: contextvars.ContextVar[Callable[[], CallGuard | None]] = contextv
 """Returns the guard of a function that reads the project for a prompt."""
 
 
-def project_guard(folder: Path, top: Path, workspace: Path | None) -> CallGuard | None:
+def make_project_guard(folder: Path, top: Path, workspace: Path | None) -> CallGuard | None:
     """
     Return the guard for reading the project of *folder*; ``None`` without rules about files.
 
@@ -191,7 +191,7 @@ def project_guard(folder: Path, top: Path, workspace: Path | None) -> CallGuard 
         folder: The folder that agents work in; rules are about paths below it.
         top: The top of its repository. A file outside of *folder* is judged by every end of its path, one outside of *top* by none:
             it is the user's own.
-        workspace: The folder that tools are confined to. Rules are about paths below it, too, where it holds *folder*.
+        workspace: The folder to which tools are confined. If it contains *folder*, rules are also about paths below it.
     """
     guard = PROJECT_RULES.get()()
     if guard is None or guard.file is None:
@@ -211,7 +211,7 @@ def project_guard(folder: Path, top: Path, workspace: Path | None) -> CallGuard 
 
 
 def _withheld_reason(file: FileGuard, base: tuple[str, ...], real: tuple[str, ...]) -> str:
-    """Return why a file is withheld, judged by its path below *base*, else by every end of its path; ``""`` if it is not."""
+    """Return why a file is withheld, judged by its path below *base*, else by every end of its path, or ``""``."""
     starts = [len(base)] if real[: len(base)] == base else range(len(real))
     return next(filter(None, [file(real[:at], real[at:]) for at in starts]), "")
 

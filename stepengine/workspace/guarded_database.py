@@ -51,7 +51,7 @@ class GuardedConnection(sqlite3.Connection):
 
     @override
     def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
-        """Execute a statement; its operations are counted from zero."""
+        """Execute a statement; the count of its operations starts at zero."""
         self._operations, self.is_over = 0, False
         try:
             return super().execute(sql, parameters)
@@ -60,7 +60,7 @@ class GuardedConnection(sqlite3.Connection):
             raise _make_damage_error(msg) from error
 
     def _count_and_check_limit(self) -> bool:
-        """Count the operations of a query for SQLite, and return whether they exceed the limit."""
+        """Count more operations of a query, and return True, which interrupts the query, if they exceed the limit."""
         # This call is also where Python handles Ctrl-C, which it cannot do inside of SQLite.
         self._operations += OPERATIONS_PER_CALL
         self.is_over = self._operations > BASE_OPERATIONS + OPERATIONS_PER_BYTE * self._file_bytes()
@@ -77,7 +77,7 @@ class GuardedConnection(sqlite3.Connection):
 
 def open_guarded(path: Path, *, seconds: float, read_only: bool = False, any_thread: bool = False) -> GuardedConnection:
     """
-    Return a connection to the database at *path*, in autocommit mode, after checking its schema.
+    Open the database at *path*, check its schema, and return a connection in autocommit mode.
 
     Args:
         path: The file.
@@ -86,7 +86,7 @@ def open_guarded(path: Path, *, seconds: float, read_only: bool = False, any_thr
         any_thread: Allow other threads than this one to use the connection.
 
     Raises:
-        sqlite3.Error: when it cannot be opened, is not a database of stepengine, or holds anything but tables and indexes.
+        sqlite3.Error: when it cannot be opened, is not a database of stepengine, or contains more than tables and indexes.
     """
     check_own_database(path)
     connection = sqlite3.connect(

@@ -47,13 +47,13 @@ class ConnectionLimits:
     The limits of a server's connections.
 
     Attributes:
-        connections: How many there may be in all.
-        per_address: How many from one address may wait, without a request that was let in by a token; those of this machine, which
-            a proxy has, are not counted so.
-        header_seconds: How long the headers of a request may take, counted from the connection or the end of the request before.
-        body_seconds: How long the body of a request may take.
-        backlog: How many connections are accepted at once, before any of them is counted.
-        read_seconds: How long a client may read nothing while something waits to be sent to it.
+        connections: The maximum number of connections.
+        per_address: The maximum number of waiting connections from one address without a request with a verified token. Addresses of
+            this machine, such as that of a proxy, have no such limit.
+        header_seconds: The time limit for the headers of a request, from the connection or the end of the previous request on.
+        body_seconds: The time limit for the body of a request.
+        backlog: The number of connections that are accepted at once, before any of them is counted.
+        read_seconds: The time limit for a client that reads nothing while data wait to be sent to it.
     """
 
     connections: int
@@ -181,13 +181,17 @@ class ConnectionWatch:
         else:
             self._mark_request_complete()
         try:
-            await app({**scope, VERIFIED: self._record_verified}, self._watch_receive(receive), self._watch_send(send))
+            await app(
+                {**scope, VERIFIED: self._record_verified},
+                self._wrap_receive(receive),
+                self._wrap_send_with_timeout(send),
+            )
         finally:
             if not self._transport.is_closing():
                 self._start_abort_timer(self._table.limits.header_seconds)
                 (self._table.mark_idle if self._is_known else self._table.mark_waiting)(self)
 
-    def _watch_receive(self, receive: Receive) -> Receive:
+    def _wrap_receive(self, receive: Receive) -> Receive:
         """Return *receive* that also records when the body is complete."""
 
         async def receive_and_watch() -> Message:
@@ -202,7 +206,7 @@ class ConnectionWatch:
         """Record that a request of the connection had a verified token, so that it is idle afterwards."""
         self._is_known = True
 
-    def _watch_send(self, send: Send) -> Send:
+    def _wrap_send_with_timeout(self, send: Send) -> Send:
         """Return *send* with a time limit, which closes the connection of a client that does not read."""
 
         async def send_timed(message: Message) -> None:

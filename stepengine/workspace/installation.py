@@ -44,7 +44,7 @@ class InstallSource:
         return f"python -m pip wheel --no-deps -w {folder} {shlex.quote(self.place)}"
 
 
-def find_install_source() -> InstallSource:
+def get_install_source() -> InstallSource:
     """Return the source that this stepengine was installed from; the working folder if it is not installed."""
     try:
         own = metadata.distribution("stepengine")

@@ -11,7 +11,7 @@ ENDING = ".dist-info"
 
 def installed_version(name: str) -> str | None:
     """
-    Return the version of a distribution; ``None`` where it is not installed.
+    Return the version of a distribution; ``None`` if it is not installed.
 
     Args:
         name: Its name, of lower-case letters and digits.

@@ -30,7 +30,7 @@ _installed: list[bool] = []
 
 
 def _raise_if_blocked(event: str, args: tuple[object, ...]) -> None:
-    """The audit hook: raise ``NetworkBlocked`` for a look-up or connection to a blocked host, after reporting it."""
+    """The audit hook: report and raise ``NetworkBlocked`` for a look-up of a blocked host, or a connection to it."""
     if not _blocks or (event not in SENDING and event not in LOOKUPS):
         return
     address = args[1] if event in SENDING else args[0]

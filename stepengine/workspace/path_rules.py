@@ -76,8 +76,8 @@ def possible_paths(text: str) -> tuple[str, ...]:
     """
     Return the paths that a program may read in an argument, the text itself first; none if there are too many.
 
-    Programs decode ``%2f``, take ``file:`` addresses and backslashes, and expand ``~``, variables and drives. What
-    such a path starts at is not known, so it is returned as an absolute path.
+    Programs decode ``%2f``, accept ``file:`` addresses and backslashes, and expand ``~``, variables and drives. The start of
+    such a path is unknown, so it is returned as an absolute path.
     """
     found = [text]
     for path in found:  # grows meanwhile: a program may do several of these, in any order
@@ -136,8 +136,8 @@ class PathRules:
     A list of patterns and its exceptions.
 
     Args:
-        patterns: What the rule is about.
-        allowed: Paths that it lets through all the same.
+        patterns: The patterns of the rule.
+        allowed: The patterns of its exceptions.
     """
 
     def __init__(self, patterns: Sequence[str], allowed: Sequence[str]) -> None:

@@ -16,15 +16,15 @@ PATH_BYTES = 4_096
 
 
 def to_path(value: object, argument_name: str) -> Path:
-    """Return *value* as a path, or raise ``DefinitionError``; *argument_name* is for the message, such as ``"FileJournal(path)"``."""
+    """Return a text or path object as a ``Path``; raise ``DefinitionError`` that names *argument_name* for any other value."""
     if not isinstance(value, str | os.PathLike):
         msg = f"{argument_name} must be a path such as 'runs/one', not {value!r}"
         raise DefinitionError(msg)
     return Path(value)
 
 
-def find_similar_path(path: Path) -> str:
-    """Return the end of a message about a missing file or folder: ``"; did you mean 'agents/ok.py'?"``, or ``""``."""
+def describe_similar_path(path: Path) -> str:
+    """Return a hint for a message about a missing file or folder: ``"; did you mean 'agents/ok.py'?"``, or ``""``."""
     try:
         names = sorted([one.name for one in islice(path.parent.iterdir(), MAX_COMPARED_NAMES)])
     except OSError:
@@ -101,13 +101,19 @@ def _split_components(text: str, path: str) -> tuple[str, ...]:
 
 def resolve_link_target(folder: Sequence[str], target: str, root: Sequence[str], path: str) -> list[str]:
     """
-    Return the components of a symbolic link's target; *folder* contains the link.
+    Return the components of a symbolic link's target, relative to the root.
 
-    *folder* is a real folder, so ``..`` in the target is resolved as text. Every component of the result is checked again by
-    the walk from the root.
+    The folder of the link is a real folder, so ``..`` in the target is resolved as text. The walk from the root checks every component
+    of the result again.
+
+    Args:
+        folder: The components of the link's folder, relative to the root.
+        target: The text of the link.
+        root: The components of the root's absolute path.
+        path: The path for the error message.
 
     Raises:
-        PathOutsideRoot: if the target is not below the root.
+        PathOutsideRoot: when the target is not below the root.
     """
     if target.startswith("/"):
         absolute = target.split("/")[1:]

@@ -124,7 +124,7 @@ def find_pattern_problem(pattern: str) -> str:
     """
     Return why a file pattern can match nothing, with a better one; ``""`` if it can match.
 
-    A pattern is about paths below a root. So what only a shell, a browser or another system reads as a path binds no file.
+    A pattern is about paths below a root, so forms that only a shell, a browser or another system reads as a path match no file.
     """
     if any(unicodedata.category(character) == "Cc" for character in pattern):
         return "it contains a control character"
@@ -144,9 +144,9 @@ def find_pattern_problem(pattern: str) -> str:
     return "" if blank == pattern else f"a name in it starts or ends with a blank; if that is intended, write {blank!r}"
 
 
-def _compile_components(form: str, pattern: str, *, dotfiles: bool) -> list[Component]:
+def _compile_components(expanded: str, pattern: str, *, dotfiles: bool) -> list[Component]:
     """Return the matchers for the components of a pattern without braces; raise ``ToolError`` for more than 64."""
-    names = [n for n in form.split("/") if n not in {"", "."}]
+    names = [n for n in expanded.split("/") if n not in {"", "."}]
     if len(names) > MAX_COMPONENTS:
         msg = f"the pattern {pattern!r} cannot be used: it has more than {MAX_COMPONENTS} components"
         raise ToolError(msg)
@@ -160,24 +160,24 @@ def _compile_components(form: str, pattern: str, *, dotfiles: bool) -> list[Comp
     return made
 
 
-def _matches_components(form: Sequence[Component], parts: Sequence[str], *, dotfiles: bool = True) -> bool:
+def _matches_components(components: Sequence[Component], parts: Sequence[str], *, dotfiles: bool = True) -> bool:
     """Return whether the names of a path match the components of a pattern, all of both."""
-    if form and parts and form[0] is not None and not form[0](parts[0]):
+    if components and parts and components[0] is not None and not components[0](parts[0]):
         return False  # so it is with most files that a rule is not about
-    places = _add_places_after_stars(form, {0})
+    places = _add_positions_after_stars(components, {0})
     for part in parts:
         if not places:
             return False
         after: set[int] = set()
         for place in places:
-            if place < len(form):
-                one = form[place]
+            if place < len(components):
+                one = components[place]
                 if one is None:
                     after.update((place,) if dotfiles or not part.startswith(".") else ())
                 elif one(part):
                     after.add(place + 1)
-        places = _add_places_after_stars(form, after)
-    return len(form) in places
+        places = _add_positions_after_stars(components, after)
+    return len(components) in places
 
 
 def _have_common_path(one: Sequence[str], other: Sequence[str]) -> bool:
@@ -223,14 +223,14 @@ def _have_common_sequence(
     return reached[-1]
 
 
-def _add_places_after_stars(form: Sequence[Component], places: set[int]) -> set[int]:
-    """Add the positions after each ``**``, which can match no name, to *places*, and return it."""
-    for place in sorted(places):
-        at = place
-        while at < len(form) and form[at] is None:
+def _add_positions_after_stars(components: Sequence[Component], positions: set[int]) -> set[int]:
+    """Add the positions after each ``**``, which can match no name, to *positions*, and return it."""
+    for position in sorted(positions):
+        at = position
+        while at < len(components) and components[at] is None:
             at += 1
-            places.add(at)
-    return places
+            positions.add(at)
+    return positions
 
 
 # --- .gitignore -----------------------------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ class IgnorePattern:
 
     @classmethod
     def parse(cls, line: str) -> IgnorePattern | None:
-        """Return the pattern in a line without its end; ``None`` when it is blank, a comment or far too long."""
+        """Return the pattern in a line without its line end; ``None`` if the line is blank, a comment or too long."""
         text = _trim_trailing_blanks(line)
         is_long = len(text) > LINE_CHARS or text.count("/") > SLASHES
         return None if not text or text.startswith("#") or is_long else cls(text)
@@ -429,10 +429,10 @@ GROUPS = {"SUBPATTERN": 3, "ASSERT": 1, "ASSERT_NOT": 1}
 
 def max_search_columns(pattern: str) -> int:
     """
-    Return the maximum number of characters of a line that may be searched with a pattern.
+    Check a regular expression, and return the maximum number of characters of a line that may be searched with it.
 
     Raises:
-        ToolError: when it is not a regular expression, or one that could take for ever.
+        ToolError: when it is not a regular expression, or a search could take too long.
     """
     try:
         re.compile(pattern)

@@ -121,11 +121,11 @@ class RemoteFile:
         return RemoteFile(self.system, answer.line, made).store_info(answer)
 
     def close(self) -> None:
-        """Close the file or folder there with the next call."""
-        self.system.schedule_close(self.number, root=self.is_root)
+        """Close the remote file or folder together with the next call."""
+        self.system.schedule_close(self.number, is_root=self.is_root)
 
     def fstat(self) -> os.stat_result:
-        """Return its status from when it was opened; it is requested only if it is unknown."""
+        """Return the status of the file when it was opened; an unknown status is requested."""
         if self._info is not None:
             return self._info
         return self.store_info(self._call("fstat", handle=self.number)).fstat()
@@ -154,22 +154,22 @@ class RemoteFile:
         return _parse_stat(self._call("stat", folder=self.number, name=name).head.get("info"))
 
     def readlink(self, name: str) -> str:
-        """Return where a symbolic link in it points."""
+        """Return the target of a symbolic link in this folder."""
         target = self._call("readlink", folder=self.number, name=name).head.get("target")
         if not isinstance(target, str) or len(target) > NAME_BYTES:
             self.system.close_and_raise_protocol_error("no target of a link")
         return target
 
     def mkdir(self, name: str, mode: int) -> None:
-        """Make a folder in it."""
+        """Create a folder in this folder."""
         self._call("mkdir", effect=True, folder=self.number, name=name, mode=mode)
 
     def rmdir(self, name: str) -> None:
-        """Remove an empty folder in it."""
+        """Remove an empty folder in this folder."""
         self._call("rmdir", effect=True, folder=self.number, name=name)
 
     def unlink(self, name: str) -> None:
-        """Remove a file in it, durably."""
+        """Remove a file in this folder, durably."""
         self._call("unlink", effect=True, folder=self.number, name=name)
 
     def replace_file(self, name: str, data: bytes, mode: int | None) -> None:
@@ -177,8 +177,8 @@ class RemoteFile:
         self._call("replace", data, effect=True, folder=self.number, name=name, mode=mode)
 
     def remove_stale_temporary_files(self) -> None:
-        """Remove temporary files in it that are older than a minute and whose process has ended."""
-        self._call("sweep", folder=self.number)
+        """Remove temporary files in this folder that are older than a minute and whose process has ended."""
+        self._call("remove_stale_temporaries", folder=self.number)
 
 
 @frozen
@@ -211,10 +211,10 @@ class RemoteEntry:
 
 class RemoteSystem:
     """
-    A remote system; its connection is opened at the first use, and again after it has ended.
+    A remote system. Its connection is opened at the first use, and again after its end.
 
     Args:
-        place: How it is reached.
+        place: The command and options of the connection.
     """
 
     def __init__(self, place: RemotePlace) -> None:
@@ -240,14 +240,14 @@ class RemoteSystem:
         wanted = _split_remote_path(path)
         return next((here for there, here in self.place.shown.items() if _split_remote_path(there) == wanted), "")
 
-    def list_mounted_folders(self, path: str, *, below: bool) -> list[str]:
-        """Return the local folders that are mounted at a remote path or above it; with *below*, also those below it."""
+    def list_mounted_folders(self, path: str, *, include_below: bool) -> list[str]:
+        """Return the local folders that are mounted at a remote path or above it; with *include_below*, also those below it."""
         wanted = _split_remote_path(path)
         targets = [(_split_remote_path(there), here) for there, here in self.place.shown.items()]
         return [
             here
             for there, here in targets
-            if wanted[: len(there)] == there or (below and there[: len(wanted)] == wanted)
+            if wanted[: len(there)] == there or (include_below and there[: len(wanted)] == wanted)
         ]
 
     def reset_after_fork(self) -> None:
@@ -283,7 +283,7 @@ class RemoteSystem:
             line: The number of the required connection; ``None`` for any.
 
         Raises:
-            WorkspaceLost: when it cannot be opened, or that one has ended.
+            WorkspaceLost: when no connection can be opened, or the required connection has ended.
         """
         with self._lock:
             if self._connection is None or self._connection.is_lost:
@@ -297,7 +297,7 @@ class RemoteSystem:
             return self._connection
 
     def _connect(self) -> ProgramConnection:
-        """Connect to the system, send it the program and the limits, and open the roots in use again."""
+        """Start the remote program, send it the limits, open the roots in use again, and return the connection."""
         from stepengine.workspace.connection import PROGRAM, ProgramConnection, join_sources
 
         place = self.place
@@ -330,7 +330,7 @@ class RemoteSystem:
             path, same = self._paths.get(handle, ("", (0, 0)))
             if not path:  # it was closed
                 continue
-            number = connection.send_call("root", seconds=self.place.start, handle=handle, path=path)
+            number = connection.send_call("open_root", seconds=self.place.start, handle=handle, path=path)
             answer = connection.wait_for_reply(number, seconds=self.place.start)
             info = _parse_stat(answer.head.get("info"))
             if (info.st_dev, info.st_ino) != same:
@@ -348,8 +348,8 @@ class RemoteSystem:
 
         Raises:
             OSError: when the remote system refused the call.
-            UnknownOutcome: when no reply came, and the call may have changed something.
-            WorkspaceLost: when no reply came.
+            UnknownOutcome: when no reply arrived, and the call may have changed something.
+            WorkspaceLost: when no reply arrived.
         """
         connection = self.ensure_connection(line)
         if closing := self._pop_closing_handles():
@@ -365,33 +365,33 @@ class RemoteSystem:
                 found.append(self._closing.popleft())
         return found
 
-    def schedule_close(self, number: int, *, root: bool) -> None:
+    def schedule_close(self, number: int, *, is_root: bool) -> None:
         """Close a handle with the next call. Finalizers call this, so it never blocks."""
-        if root:
+        if is_root:
             self._paths.pop(number, None)
         self._closing.append(number)
 
     # --- the system as a whole ---------------------------------------------------------------------------------------
 
-    def open_root(self, path: str, *, wide: bool) -> tuple[RemoteFile, str]:
+    def open_root(self, path: str, *, allow_wide: bool) -> tuple[RemoteFile, str]:
         """
-        Open a root, and return it with its real path.
+        Open a root folder, and return it with its real path.
 
         Raises:
-            DefinitionError: when it cannot be opened as a folder, or is ``/`` or contains the home folder and may not be.
+            DefinitionError: when it cannot be opened as a folder, or without *allow_wide* is ``/`` or contains the home folder.
             WorkspaceLost: when the system cannot be reached.
         """
         made = self.allocate_handle()
         try:
-            answer = self.call("root", handle=made, path=path)
+            answer = self.call("open_root", handle=made, path=path)
         except OSError as error:
             msg = f"the root {path!r} of {self.name} cannot be opened as a folder: {error.strerror}"
             raise DefinitionError(msg) from error
         if self._begun.get("can_walk") is not True:
             msg = f"{self.name} cannot open files relative to an open folder, so tools cannot be confined to a root; use another workspace"
             raise DefinitionError(msg)
-        if answer.head.get("wide") is not False and not wide:
-            self.schedule_close(made, root=False)
+        if answer.head.get("wide") is not False and not allow_wide:
+            self.schedule_close(made, is_root=False)
             msg = f"the root {path!r} of {self.name} is / or contains the home folder; to allow it, pass allow_wide_root=True"
             raise DefinitionError(msg)
         real = answer.head.get("real")
@@ -411,7 +411,7 @@ class RemoteSystem:
         known = self._variables.get(key)
         if known is None:
             head = connection.wait_for_reply(
-                connection.send_call("variables", names=list(names), seconds=CALL_SECONDS), seconds=CALL_SECONDS
+                connection.send_call("get_environment", names=list(names), seconds=CALL_SECONDS), seconds=CALL_SECONDS
             ).head
             given, user, home = head.get("variables"), head.get("user"), head.get("home")
             if not isinstance(given, dict) or not all(_is_text(v) for v in (*given, *given.values(), user, home)):
@@ -426,8 +426,8 @@ class RemoteSystem:
         return found if _is_text(found) and found.startswith("/") else None
 
     def filter_outside_root(self, paths: Sequence[str], root: Sequence[str]) -> list[str]:
-        """Return the paths that are outside of the root, both as written and with links followed there."""
-        told = self.call("outside", paths=list(paths), root=list(root)).head.get("outside")
+        """Ask the remote system which paths are outside of the root, as written and with links followed, and return these."""
+        told = self.call("filter_outside_paths", paths=list(paths), root=list(root)).head.get("outside")
         return [path for path in paths if isinstance(told, list) and path in told]
 
     def create_private_folder(self) -> str:
@@ -438,7 +438,7 @@ class RemoteSystem:
             ToolError: if there is no folder for temporary files.
         """
         try:
-            folder: Any = self.call("private").head.get("folder")
+            folder: Any = self.call("make_private_folder").head.get("folder")
         except OSError as error:
             msg = f"the workspace {self.name} has no place for temporary files: {error.strerror}; commands need one, such as /tmp"
             raise ToolError(msg) from None
@@ -447,16 +447,17 @@ class RemoteSystem:
         return str(folder)
 
     def make_folders(self, paths: Sequence[str]) -> None:
-        """Make folders in a private folder."""
+        """Create folders in a private folder."""
         self.call("mkdirs", paths=list(paths))
 
     def remove_private_folder(self, folder: str) -> None:
-        """Remove a private folder; after a lost connection the remote program removes it by itself."""
+        """Remove a private folder, unless the connection is lost: the remote program then removes the folder itself."""
         connection = self._connection
         if connection is not None and not connection.is_lost:
             with suppress(WorkspaceLost, OSError):
                 connection.wait_for_reply(
-                    connection.send_call("remove", path=folder, seconds=CALL_SECONDS), seconds=CALL_SECONDS
+                    connection.send_call("remove_private_folder", path=folder, seconds=CALL_SECONDS),
+                    seconds=CALL_SECONDS,
                 )
 
     # --- programs ----------------------------------------------------------------------------------------------------
@@ -466,8 +467,8 @@ class RemoteSystem:
         Start a program with a supervisor.
 
         Raises:
-            OSError: when the system there cannot start a process.
-            UnknownOutcome: when no answer came.
+            OSError: when the remote system cannot start a process.
+            UnknownOutcome: when no reply arrived.
         """
         connection = self.ensure_connection(None if folder.is_root else folder.line)
         number = connection.send_call(
@@ -505,12 +506,12 @@ class Spawned:
         self._connection.notify("signal", child=self._number, pid=pid, signal=number)
 
     def request_end(self) -> None:
-        """Ask its supervisor to end all processes."""
-        self._connection.notify("end", child=self._number)
+        """Ask the supervisor of the program to end all processes."""
+        self._connection.notify("request_end", child=self._number)
 
     def kill_supervisor(self) -> None:
-        """Kill its supervisor. Linux then kills the command, but not the other processes that it started."""
-        self._connection.notify("kill", child=self._number)
+        """Kill the supervisor of the program. Linux then kills the command, but not its other processes."""
+        self._connection.notify("kill_supervisor", child=self._number)
 
     def allow_output(self, size: int) -> None:
         """Allow the process to print *size* more bytes."""
@@ -526,7 +527,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _parse_stat(numbers: object) -> os.stat_result:
-    """Return the status of a remote file; raise ``WorkspaceLost`` unless all members are valid numbers."""
+    """Return the status of a remote file from its eight numbers; raise ``WorkspaceLost`` for invalid ones."""
     if (
         not isinstance(numbers, list)
         or len(numbers) != NUMBERS

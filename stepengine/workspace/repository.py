@@ -29,11 +29,11 @@ from stepengine.workspace.environment import (
     find_program,
     parse_git_query,
 )
-from stepengine.workspace.guard import GUARD, current_file_guard, project_guard
+from stepengine.workspace.guard import GUARD, current_file_guard, make_project_guard
 from stepengine.workspace.path_policy import PathPolicy
 from stepengine.workspace.path_rules import INSTRUCTION_FILES
 from stepengine.workspace.root import Missing, Root
-from stepengine.workspace.skills import find_project_root, find_skills, read_file_start, user_config_folder
+from stepengine.workspace.skills import get_project_root, get_skill_catalog, read_file_start, user_config_folder
 from stepengine.workspace.walk import WalkBudget, walk
 from stepengine.workspace.workspace import WORKSPACE
 
@@ -63,7 +63,7 @@ def read_project(
     """
     Return the project data of a folder as JSON: instructions, skills, git facts, and warnings.
 
-    Paths are relative to the folder, so that the same repository reads the same on every machine.
+    Paths are relative to the folder, so that the same repository has the same data on every machine.
 
     Args:
         root: The folder; by default the engine's workspace, else the working directory.
@@ -84,7 +84,7 @@ def read_project(
     folder = folder.resolve()
     # No call asks for these files, and they reach the model all the same: rules about files hold for them as for a tool's.
     token = GUARD.set(
-        project_guard(folder, find_project_root(folder), None if workspace is None else workspace.local_folder)
+        make_project_guard(folder, get_project_root(folder), None if workspace is None else workspace.local_folder)
     )
     try:
         if instructions:
@@ -99,20 +99,20 @@ def read_project(
     return made
 
 
-def _add_skills(folder: Path, made: dict[str, Any], *, user: bool) -> None:
-    """Add the skills of a project, within the size limit, and their warnings to *made*."""
-    catalog = find_skills(folder, user=user)
-    made["warnings"] += catalog.warnings
+def _add_skills(folder: Path, project: dict[str, Any], *, user: bool) -> None:
+    """Add the skills of a project, within the size limit, and their warnings to *project*."""
+    catalog = get_skill_catalog(folder, user=user)
+    project["warnings"] += catalog.warnings
     left = CATALOG_BYTES
     for skill in catalog.skills.values():
         left -= len(skill.name) + len(skill.description.encode())
         if left < 0:
-            made["warnings"].append(
+            project["warnings"].append(
                 f"the skill {skill.name!r} and those after it are not listed: all names and descriptions of skills together may have "
                 f"at most {CATALOG_BYTES:,} bytes. Shorten descriptions, or remove skills"
             )
             break
-        made["skills"].append({"name": skill.name, "description": skill.description, "scope": skill.scope})
+        project["skills"].append({"name": skill.name, "description": skill.description, "scope": skill.scope})
 
 
 class _InstructionReader:
@@ -129,7 +129,7 @@ class _InstructionReader:
 
         With *user*, the user's own file is read last, and its text is first in the result.
         """
-        top = find_project_root(self._folder)
+        top = get_project_root(self._folder)
         with suppress(DefinitionError), closing(Root(top, PathPolicy(allow_wide_root=True))) as root:
             below = self._folder.relative_to(top).parts
             found = []
@@ -206,14 +206,14 @@ class _InstructionReader:
 
 def _read_git_status(folder: Path) -> dict[str, object]:
     """Return branch and changed files; empty without a repository, git or temporary folder, or if git fails or is slow."""
-    if not os.path.lexists(find_project_root(folder) / ".git"):
+    if not os.path.lexists(get_project_root(folder) / ".git"):
         return {}
     try:
         private = PrivateFolders()
     except OSError:  # there is no folder for temporary files
         return {}
     try:
-        private.make()
+        private.create_subfolders()
         place = tuple([part for part in str(folder).split("/") if part])
         env = CommandEnvironment(names=(), real_home=False, root=place).make_variables(private)
         look = parse_git_query(STATUS)
@@ -223,7 +223,7 @@ def _read_git_status(folder: Path) -> dict[str, object]:
         names = _run_git(program, look.question, folder, env, NAMES_BYTES)
         argv, variables = look.make_command(names)
         status = _run_git(program, argv, folder, {**env, **variables}, STATUS_BYTES)
-        return _parse_git_status(status, find_project_root(folder))
+        return _parse_git_status(status, get_project_root(folder))
     except (OSError, ToolError, subprocess.SubprocessError):
         return {}
     finally:

@@ -87,7 +87,7 @@ class Root:
         if self.system is None:
             self._open_local_root(path)
         else:
-            self.fd, real = self.system.open_root(os.fspath(path), wide=policy.allow_wide_root)
+            self.fd, real = self.system.open_root(os.fspath(path), allow_wide=policy.allow_wide_root)
             self.real = tuple([p for p in real.split("/") if p])
         self._closer = weakref.finalize(self, calls.close, self.fd)
         self.info = calls.fstat(self.fd)
@@ -126,7 +126,9 @@ class Root:
             wide = contains_home_folder(self.info)
         else:
             real = "/" + "/".join(self.real)
-            mounted = {here for one in (path, real) for here in self.system.list_mounted_folders(one, below=True)}
+            mounted = {
+                here for one in (path, real) for here in self.system.list_mounted_folders(one, include_below=True)
+            }
             wide = any(_contains_home_folder(here) for here in mounted)
         if wide:
             self.close()
@@ -171,8 +173,8 @@ class Root:
         Open a regular file for reading.
 
         Raises:
-            PathOutsideRoot: when the path or a link in it leads out.
-            ToolError: when it is secret, missing, no regular file, or on another file system.
+            PathOutsideRoot: when the path or a link in it leads out of the root.
+            ToolError: when the file is secret, missing, not a regular file, or on another file system.
         """
         opened = self._open_path(path, lambda folder, name: calls.open_at(name, FILE, folder))
         try:
@@ -183,7 +185,7 @@ class Root:
         return opened
 
     def is_trusted(self, path: str) -> bool:
-        """Return whether a file is one of the policy's ``trusted`` ones, links followed."""
+        """Open a file, links followed, and return True if its real path matches a ``trusted`` pattern; False if it cannot be opened."""
         if self.trusted.patterns:
             try:
                 opened = self.open_file(path)
@@ -216,7 +218,7 @@ class Root:
         return self.secrets.match(parts) or (guard is not None and bool(guard(self.real, parts)))
 
     def check_readable_file(self, opened: OpenedEntry, path: str) -> None:
-        """Raise an error for a file that is not regular or is a hard link to a secret one."""
+        """Raise ``ToolError`` for a file that is not regular, or that is a hard link to a withheld file."""
         mode = opened.info.st_mode
         if stat.S_ISDIR(mode):
             msg = f"{path!r} is a folder; use list_directory"
@@ -228,10 +230,10 @@ class Root:
             self.policy.cross_mounts and current_file_guard() is not None and not self._is_on_root_mount(opened.fd)
         )
         if opened.info.st_nlink > 1 or is_alias:
-            self._check_hardlink(opened, path)
+            self._refuse_withheld_hardlink(opened, path)
 
-    def _check_hardlink(self, opened: OpenedEntry, path: str) -> None:
-        """Raise an error for a file with another name that is withheld, or with any other name if the policy refuses those."""
+    def _refuse_withheld_hardlink(self, opened: OpenedEntry, path: str) -> None:
+        """Raise ``ToolError`` for a file whose other name is withheld, or for any hard link if the policy refuses hard links."""
         if self.policy.refuse_hardlinks and opened.info.st_nlink > 1:
             msg = f"{path!r} has more than one name (a hard link), which this set of tools refuses"
             raise ToolError(msg)
@@ -240,7 +242,7 @@ class Root:
             raise ToolError(msg)
 
     def _has_withheld_name(self, info: os.stat_result) -> bool:
-        """Return whether a hard link of a file has a withheld name; True if the tree is too large to search."""
+        """Search the tree, and return True if a hard link of a file has a withheld name, or if the tree is too large to search."""
         # Nothing in a file shows its other names, so only a walk finds them. If the tree is too large for that, the file
         # counts as withheld.
         budget = WalkBudget(SECRET_SCAN_ENTRIES)
@@ -292,27 +294,27 @@ class Root:
                 if not todo:
                     return self._make_opened_entry(fd, tuple(done), path)
                 folder = self._replace_fd(folder, fd)
-                self._check_device(folder, path)
+                self._require_allowed_device(folder, path)
         finally:
             self._replace_fd(folder, self.fd)
 
     def _resolve_link(self, error: OSError, folder: Fd, name: str, done: tuple[str, ...], path: str) -> list[str]:
-        """Return the target of a component that is a link inside the root; else raise the ``ToolError`` for *error*."""
+        """Return the components of a link's target inside the root; raise the ``ToolError`` for *error* if *name* is not a link."""
         target = read_link(folder, name) if error.errno in LINK else None
         if target is None:
             _raise_path_error(error, path)
         return resolve_link_target(done, target, self.real, path)
 
     def _make_opened_entry(self, fd: Fd, parts: tuple[str, ...], path: str) -> OpenedEntry:
-        """Return the entry of an open descriptor; close it and raise for another file system."""
+        """Return the entry of an open descriptor; on a file system that may not be entered, close it and raise ``ToolError``."""
         try:
-            return OpenedEntry(fd, parts, self._check_device(fd, path))
+            return OpenedEntry(fd, parts, self._require_allowed_device(fd, path))
         except ToolError:
             calls.close(fd)
             raise
 
-    def _check_device(self, fd: Fd, path: str) -> os.stat_result:
-        """Return the ``fstat`` result; raise an error for another file system than the root's."""
+    def _require_allowed_device(self, fd: Fd, path: str) -> os.stat_result:
+        """Return the status of an open file; raise ``ToolError`` if its file system may not be entered."""
         info = calls.fstat(fd)
         if not self.may_enter(fd):
             msg = f"{path!r} is on another file system than the root, which this set of tools does not enter"
@@ -330,12 +332,12 @@ class Root:
         """
         Open the folder of the last component for writing, and yield its descriptor and the component's name.
 
-        No symbolic link is followed. With *create*, missing folders are made, and removed again if the block raises an error.
+        No symbolic link is followed. With *create*, missing folders are created, and removed again if the block raises an error.
         Their paths below the root are appended to *made*, outermost first.
 
         Raises:
-            PathOutsideRoot: when the path leads out.
-            ToolError: when it is secret or protected, the root itself, behind a link, or not reachable.
+            PathOutsideRoot: when the path leads out of the root.
+            ToolError: when the path is secret or protected, is the root itself, is behind a link, or cannot be reached.
         """
         parts = self.split_path(path)
         if not parts:
@@ -354,7 +356,7 @@ class Root:
         try:
             for depth in range(1, len(parts)):
                 folder = self._replace_fd(
-                    folder, self._open_folder_at(folder, parts[:depth], path, made if create else None)
+                    folder, self._open_or_make_folder_at(folder, parts[:depth], path, made if create else None)
                 )
             yield folder, parts[-1]
         except BaseException:
@@ -364,7 +366,7 @@ class Root:
             self._replace_fd(folder, self.fd)
 
     def remove_empty_folders(self, folders: Sequence[str]) -> list[str]:
-        """Remove the empty ones of the folders, passed outermost first, and return them."""
+        """Remove those of *folders* that are empty, innermost first, and return them; *folders* is outermost first."""
         removed: list[str] = []
         for path in reversed(folders):
             with suppress(OSError, ToolError), self.open_parent(path, create=False) as (folder, name):
@@ -387,31 +389,31 @@ class Root:
                 calls.close(fd)
         return None
 
-    def _open_folder_at(self, folder: Fd, place: Sequence[str], path: str, made: list[str] | None) -> Fd:
-        """Open the folder at *place*. If *made* is a list, missing folders are created and appended to it."""
-        name = place[-1]
+    def _open_or_make_folder_at(self, folder: Fd, parts: Sequence[str], path: str, made: list[str] | None) -> Fd:
+        """Open the last folder of *parts*; create a missing one and append its path to *made*, unless *made* is ``None``."""
+        name = parts[-1]
         try:
             fd = calls.open_at(name, FOLDER, folder)
         except FileNotFoundError as error:
             if made is None:
                 _raise_path_error(error, path)
-            fd = self._make_and_open_folder(folder, place, path, made)
+            fd = self._make_and_open_folder(folder, parts, path, made)
         except OSError as error:
             _raise_path_error(error, path, link=error.errno in LINK and read_link(folder, name) is not None and name)
         try:
-            self._check_device(fd, path)
+            self._require_allowed_device(fd, path)
         except ToolError:
             calls.close(fd)
             raise
         return fd
 
-    def _make_and_open_folder(self, folder: Fd, place: Sequence[str], path: str, made: list[str]) -> Fd:
-        """Create a folder, add it to *made* and open it; one that another process created is only opened."""
-        name = place[-1]
+    def _make_and_open_folder(self, folder: Fd, parts: Sequence[str], path: str, made: list[str]) -> Fd:
+        """Create a folder, add it to *made* and open it; a folder that another process created is only opened."""
+        name = parts[-1]
         try:
             with suppress(FileExistsError):  # another process created it; the next line checks its kind
                 calls.mkdir(name, 0o755, folder)
-                made.append("/".join(place))
+                made.append("/".join(parts))
             return calls.open_at(name, FOLDER, folder)
         except OSError as error:
             _raise_path_error(error, path, link=error.errno in LINK and name)
@@ -432,7 +434,7 @@ def _raise_path_error(error: OSError, path: str, *, link: str | bool = False) ->
 
 
 def read_link(folder: Fd, name: str) -> str | None:
-    """Return where a symbolic link points, or ``None`` when *name* is none."""
+    """Return the target of a symbolic link, or ``None`` if *name* is not a readable link."""
     try:
         return calls.readlink(name, folder)
     except OSError:

@@ -93,8 +93,8 @@ class SkillCatalog:
     warnings: list[str] = attrs.field(factory=list)
 
 
-def find_project_root(folder: Path) -> Path:
-    """Return the nearest folder with ``.git`` from *folder* upwards, at most 8 levels, below the home folder and ``/``; else *folder*."""
+def get_project_root(folder: Path) -> Path:
+    """Return the nearest folder with ``.git`` from *folder* upwards, at most 8 levels and below the home folder; else *folder*."""
     home, here = Path(os.path.expanduser("~")), folder  # noqa: PTH111  (never raises)
     for _ in range(MAX_PARENT_FOLDERS + 1):
         if here in (home, here.parent):
@@ -116,10 +116,10 @@ def user_config_folder() -> Path | None:
 
 def read_file_start(root: Root, path: str, limit: int) -> tuple[bytes, os.stat_result]:
     """
-    Return the first *limit* + 1 bytes of a file below *root*, and its status.
+    Return the first *limit* + 1 bytes of a file below *root*, and the status of the file.
 
     Raises:
-        ToolError: as ``Root.open_file`` does.
+        ToolError: when ``Root.open_file`` raises it.
     """
     opened = root.open_file(path)
     try:
@@ -164,16 +164,16 @@ _scans: dict[tuple[Place, ...], _Scan] = {}
 """The last scans: a scan of thousands of folders needs seconds, and every call of ``skill`` would need one."""
 
 
-def find_skills(folder: Path, *, user: bool) -> SkillCatalog:
+def get_skill_catalog(folder: Path, *, user: bool) -> SkillCatalog:
     """
-    Return the skills of the project of *folder*; with *user*, the user's skills are added at the end.
+    Scan the folders of skills, and return the skills of the project of *folder*, and with *user* then those of the user.
 
     The folders are scanned once, and again after one of the seen folders or heads has changed, or if the time for the scan was too short.
     """
-    places = tuple(_skill_places(folder, user=user))
+    places = tuple(_iter_skill_search_folders(folder, user=user))
     known = _scans.get(places)
     if known is None or not known.is_current():
-        known = _scan_skill_places(places)
+        known = _scan_skill_folders(places)
         while len(_scans) >= KEPT_SCANS:
             _scans.pop(next(iter(_scans), places), None)
         if not known.is_late and not _has_recent_change(known):
@@ -181,9 +181,9 @@ def find_skills(folder: Path, *, user: bool) -> SkillCatalog:
     return _open_catalog(known)
 
 
-def _skill_places(folder: Path, *, user: bool) -> Iterator[Place]:
+def _iter_skill_search_folders(folder: Path, *, user: bool) -> Iterator[Place]:
     """Yield the folders in which skills of the project are searched, with *user* also the user's own."""
-    top = find_project_root(folder)
+    top = get_project_root(folder)
     yield from [(top, place, "project") for place in PLACES]
     if user:
         own, home = user_config_folder(), os.environ.get("HOME", "")
@@ -191,7 +191,7 @@ def _skill_places(folder: Path, *, user: bool) -> Iterator[Place]:
         yield from [(Path(home), place, "user") for place in PLACES[1:]] if home.startswith("/") else []
 
 
-def _scan_skill_places(places: Iterable[Place]) -> _Scan:
+def _scan_skill_folders(places: Iterable[Place]) -> _Scan:
     """Scan the folders for skills within the time limit, and record the stamps of all folders and heads that were seen."""
     left, stamps = WalkBudget(MAX_FOLDERS * 10, SCAN_SECONDS), dict[str, Stamp]()
     found: list[tuple[Path, Mapping[str, Any] | str]] = []
@@ -215,10 +215,10 @@ def _scan_skill_places(places: Iterable[Place]) -> _Scan:
     return _Scan(tuple(found), left.cut, bool(left.cut) and left.is_late, stamps)
 
 
-def _open_catalog(known: _Scan) -> SkillCatalog:
-    """Return the skills of a scan with open roots, without those that rules withhold from the current call."""
+def _open_catalog(scan: _Scan) -> SkillCatalog:
+    """Open the roots of a scan's skills again, and return the skills without those that rules withhold from the current call."""
     found, roots = SkillCatalog(), dict[Path, Root | None]()
-    for base, one in known.found:
+    for base, one in scan.found:
         if isinstance(one, str):
             found.warnings.append(one)
             continue
@@ -227,26 +227,28 @@ def _open_catalog(known: _Scan) -> SkillCatalog:
         root = roots[base]
         if root is not None:
             _add_to_catalog(found, Skill(root=root, **one))
-    if known.cut:
-        found.warnings.append(f"some folders of skills were not searched: {known.cut}")
+    if scan.cut:
+        found.warnings.append(f"some folders of skills were not searched: {scan.cut}")
     return found
 
 
-def _add_to_catalog(found: SkillCatalog, skill: Skill) -> None:
-    """Add a skill that the current call may read, unless its name is taken or the catalog is full; else a warning."""
+def _add_to_catalog(catalog: SkillCatalog, skill: Skill) -> None:
+    """Add a skill that the current call may read; add a warning instead if its name is taken or the catalog is full."""
     try:
         if current_file_guard() is not None:
             calls.close(skill.root.open_file(f"{skill.folder}/SKILL.md").fd)
     except (ToolError, OSError) as error:
-        found.warnings.append(f"the skill in {skill.path!r} was skipped: {error}")
+        catalog.warnings.append(f"the skill in {skill.path!r} was skipped: {error}")
         return
     where = f"the skill {skill.name!r} in {skill.path!r} was skipped"
-    if skill.name in found.skills:
-        found.warnings.append(f"{where}: the skill of that name in {found.skills[skill.name].path!r} takes precedence")
-    elif len(found.skills) >= MAX_SKILLS:
-        found.warnings.append(f"{where}: at most {MAX_SKILLS} skills are allowed")
+    if skill.name in catalog.skills:
+        catalog.warnings.append(
+            f"{where}: the skill of that name in {catalog.skills[skill.name].path!r} takes precedence"
+        )
+    elif len(catalog.skills) >= MAX_SKILLS:
+        catalog.warnings.append(f"{where}: at most {MAX_SKILLS} skills are allowed")
     else:
-        found.skills[skill.name] = skill
+        catalog.skills[skill.name] = skill
 
 
 def _try_open_root(base: Path) -> Root | None:
@@ -273,26 +275,28 @@ def _has_recent_change(scan: _Scan) -> bool:
 
 
 def _iter_skill_folders(
-    base: Path, place: str, left: WalkBudget, stamps: dict[str, Stamp]
+    base: Path, path: str, budget: WalkBudget, stamps: dict[str, Stamp]
 ) -> Generator[tuple[Root, str], None, None]:
     """
-    Yield the folders with a ``SKILL.md``, at most three below *place*, and the root that they are read below.
+    Yield the folders with a ``SKILL.md``, at most three below *path*, and the root that they are read below.
 
-    What was looked at is added to *stamps*.
+    The stamps of all visited folders are added to *stamps*.
     """
-    top = f"{base}/{place}"
+    top = f"{base}/{path}"
     stamps[top] = _read_stamp(top)
     root = _try_open_root(base)
     if root is None:
         return
     try:
-        opened = root.open_folder(place)
+        opened = root.open_folder(path)
     except ToolError:
         return
     try:
         start = len(opened.parts)
         with closing(
-            walk(root.may_enter, opened.fd, opened.parts, left, lambda parts, _: len(parts) <= start + MAX_DEPTH_LEVELS)
+            walk(
+                root.may_enter, opened.fd, opened.parts, budget, lambda parts, _: len(parts) <= start + MAX_DEPTH_LEVELS
+            )
         ) as entries:
             for parts, entry in entries:
                 is_head = entry.name == "SKILL.md"
@@ -338,7 +342,7 @@ def _read_skill_file(root: Root, folder: str) -> tuple[Mapping[str, Any], str]:
     Return the head and the body of a ``SKILL.md``.
 
     Raises:
-        ToolError: when it cannot be read, or its head is missing, too large, or no mapping.
+        ToolError: when the file cannot be read, or its head is missing, too large, or not a mapping.
     """
     data, _ = read_file_start(root, f"{folder}/SKILL.md", FILE_BYTES)
     text = data.decode("utf-8-sig", "replace").replace("\r\n", "\n")
@@ -376,7 +380,7 @@ def _parse_skill_head(head: str) -> Mapping[str, object]:
 
 
 def _quote_description(head: str) -> str:
-    """Return a head with its description in quotes: many have a colon in it."""
+    """Return a head with its description in quotes, since many descriptions contain a colon."""
     lines = head.split("\n")
     for number, line in enumerate(lines):
         key, colon, value = line.partition(":")
@@ -392,7 +396,7 @@ def get_skill(folder: Path, name: str, *, user: bool) -> Skill:
     Raises:
         ToolError: when there is no skill of this name; the message lists similar names.
     """
-    known = find_skills(folder, user=user).skills
+    known = get_skill_catalog(folder, user=user).skills
     found = known.get(name)
     if found is None:
         near = find_nearest(name[:NAME_CHARS], known) or sorted(known)
@@ -402,15 +406,15 @@ def get_skill(folder: Path, name: str, *, user: bool) -> Skill:
     return found
 
 
-def read_skill_instructions(found: Skill) -> str:
+def read_skill_instructions(skill: Skill) -> str:
     """
     Return the instructions and the file list of a skill, as untrusted text.
 
     Raises:
-        ToolError: when it cannot be read any more.
+        ToolError: when the skill can no longer be read.
     """
-    head, body = _read_skill_file(found.root, found.folder)
-    files = _list_skill_files(found)
+    head, body = _read_skill_file(skill.root, skill.folder)
+    files = _list_skill_files(skill)
     parts = [visible(body)]
     if allowed := head.get("allowed-tools"):
         parts.append(
@@ -420,19 +424,19 @@ def read_skill_instructions(found: Skill) -> str:
         more = f"\n- and {len(files) - SHOWN_FILES} more" if len(files) > SHOWN_FILES else ""
         listed = "\n".join([f"- {visible(name, strict=True)}" for name in files[:SHOWN_FILES]])
         parts.append(f"Files of this skill:\n{listed}{more}")
-    return f"# Skill {found.name} ({found.path})\n\n" + "\n\n".join(parts)
+    return f"# Skill {skill.name} ({skill.path})\n\n" + "\n\n".join(parts)
 
 
-def _list_skill_files(found: Skill) -> list[str]:
+def _list_skill_files(skill: Skill) -> list[str]:
     """Return the paths of a skill's files that tools may read, without its ``SKILL.md``."""
-    opened = found.root.open_folder(found.folder)
+    opened = skill.root.open_folder(skill.folder)
     try:
         start, budget = len(opened.parts), WalkBudget(MAX_FOLDERS, SCAN_SECONDS)
-        with closing(walk(found.root.may_enter, opened.fd, opened.parts, budget, lambda *_: True)) as entries:
+        with closing(walk(skill.root.may_enter, opened.fd, opened.parts, budget, lambda *_: True)) as entries:
             names = [
                 "/".join(parts[start:])
                 for parts, entry in entries
-                if entry.is_file(follow_symlinks=False) and not found.root.is_withheld(parts)
+                if entry.is_file(follow_symlinks=False) and not skill.root.is_withheld(parts)
             ]
     finally:
         calls.close(opened.fd)

@@ -19,10 +19,10 @@ class TerminalResult:
 
     Attributes:
         output: The output of both streams, in order of arrival.
-        is_cut: Whether its beginning is missing.
-        code: Its exit code; ``None`` when a signal ended it.
-        signal: The signal that ended it; ``""`` for none.
-        in_time: Whether it ended by itself.
+        is_cut: Whether the beginning of the output is missing.
+        code: The exit code; ``None`` if a signal ended the command.
+        signal: The signal that ended the command; ``""`` for none.
+        in_time: Whether the command ended before the time limit.
     """
 
     output: str

@@ -47,7 +47,7 @@ class FileText:
     The text of a file and how to write it back byte for byte.
 
     Attributes:
-        text: The text; bytes that are no UTF-8 are lone surrogates in it.
+        text: The text; bytes that are not UTF-8 are lone surrogates in it.
         encoding: Its encoding.
         bom: The byte order mark before it.
     """
@@ -116,7 +116,7 @@ def cut_long_line(line: str) -> str:
 
 
 def read_line_range(fd: Fd, offset: int, limit: int) -> tuple[list[str], int | None]:
-    """Return a window of the lines of a UTF-8 file, and how many it has; ``None`` if it is too long to count."""
+    """Return a range of lines of a UTF-8 file, and the number of its lines; ``None`` if the file is too long to count them."""
     window = _LineWindow(offset, limit)
     seen = 0
     while chunk := calls.read(fd, CHUNK_BYTES):

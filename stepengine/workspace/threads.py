@@ -250,7 +250,7 @@ class ThreadPool:
             leaked.append(job.thread)
 
     def _run_jobs(self) -> None:
-        """Run jobs in this thread until it has been idle for too long or was abandoned."""
+        """Run queued jobs in this thread until the thread was idle for too long or was abandoned."""
         thread = threading.current_thread()
         plain_name = thread.name
         while (job := self._take_next_job(plain_name)) is not None:
@@ -266,7 +266,7 @@ class ThreadPool:
             del job
 
     def _take_next_job(self, thread: str) -> _ThreadTask | None:
-        """Wait for a job, and return it as started; ``None`` if this thread is to end."""
+        """Wait for a job, mark it as started and return it; ``None`` if this thread must end."""
         with self._ready:
             while not self._jobs:
                 self._idle += 1

@@ -72,7 +72,7 @@ def normalize_service_url(url: str) -> str:
     Return the URL of a service, such as ``"http://localhost:8080"``, without a slash at its end.
 
     Raises:
-        DefinitionError: when it is no http or https address, or has a query.
+        DefinitionError: when it is not an http or https address, or has a query.
     """
     if not url.startswith(("http://", "https://")) or "?" in url or "#" in url:
         msg = (
@@ -167,10 +167,10 @@ class UrlTarget:
         return f"{self.scheme}://{self.authority}{self.path}"
 
 
-def _make_blocked_error(url: str, why: str) -> BlockedAddress:
+def _make_blocked_error(url: str, reason: str) -> BlockedAddress:
     """Return the error for a URL that is not fetched, without its user name and password."""
     shown = cut_after(remove_user_info(url), 200)
-    return BlockedAddress(f"{shown!r} is not fetched: {why}")
+    return BlockedAddress(f"{shown!r} is not fetched: {reason}")
 
 
 def parse_url(text: str) -> UrlTarget:
@@ -238,7 +238,7 @@ def resolve_redirect(base: UrlTarget, location: str) -> UrlTarget:
     Return the target of a redirect.
 
     Raises:
-        BlockedAddress: when that is not a plain http or https address.
+        BlockedAddress: when the target is not a plain http or https address.
     """
     if any(c <= " " or c in {"\x7f", "\\"} for c in location.strip(" ")):
         raise _make_blocked_error(location, "the redirect holds a blank, a control character or a backslash")

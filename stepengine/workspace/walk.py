@@ -106,16 +106,20 @@ def walk(
 
 
 def _walk_subfolder(
-    may_enter: Callable[[Fd], bool], at: tuple[Fd, str], place: tuple[str, ...], budget: WalkBudget, enter: Any
+    may_enter: Callable[[Fd], bool],
+    parent_and_name: tuple[Fd, str],
+    parts: tuple[str, ...],
+    budget: WalkBudget,
+    enter: Any,
 ) -> Generator[Any, None, None]:
     """Yield the entries below a subfolder; nothing if it cannot be opened or may not be entered."""
     try:
-        inner = calls.open_at(at[1], FOLDER, at[0])
+        inner = calls.open_at(parent_and_name[1], FOLDER, parent_and_name[0])
     except OSError:  # gone, swapped for a link, or not ours to read
         return
     try:
         if may_enter(inner):
-            with closing(walk(may_enter, inner, place, budget, enter)) as entries:
+            with closing(walk(may_enter, inner, parts, budget, enter)) as entries:
                 yield from entries
     except OSError:
         return

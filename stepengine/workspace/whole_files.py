@@ -29,7 +29,7 @@ def replace_file_atomically(folder: int, name: str, data: bytes, mode: int | Non
     Args:
         folder: The descriptor of the folder.
         name: The file.
-        data: What it is to hold.
+        data: The new content.
         mode: Its permission bits; 0644 minus the umask for ``None``.
     """
     # With the process id, so that files of ended processes can be distinguished from those of running ones.

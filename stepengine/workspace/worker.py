@@ -59,7 +59,16 @@ KINDS = {
 }
 UMASK = "UMASK=%d" % 0o022
 """The umask of commands. Each sets its own: other threads of this process write files, and Python 3.8 has no ``Popen(umask=)``."""
-SLOW = {"list", "pread", "replace", "remove", "sweep", "spawn", "end_marked", "find_program_outside"}
+SLOW = {
+    "list",
+    "pread",
+    "replace",
+    "remove_private_folder",
+    "remove_stale_temporaries",
+    "spawn",
+    "end_marked",
+    "find_program_outside",
+}
 """Requests that may be slow: each runs in its own thread, while the others run in order of arrival."""
 
 
@@ -112,7 +121,7 @@ def is_within_root(path: str, root: list[str]) -> bool:
 
 
 class Worker:
-    """The state of the program: its open files and its running child processes."""
+    """The state of the worker program: its open files and its running child processes."""
 
     def __init__(self, source: int, sink: int) -> None:
         self.source = source
@@ -129,7 +138,7 @@ class Worker:
             write_all(self.sink, LENGTHS.pack(len(text), len(data)) + text + data)
 
     def serve(self) -> None:
-        """Answer requests; raise ``EOFError`` when the input ends. Return at a request that is too large."""
+        """Answer requests until the input ends, then raise ``EOFError``; return at a request that is too large."""
         write_all(self.sink, READY)
         while True:
             head_size, data_size = LENGTHS.unpack(read_exactly(self.source, LENGTHS.size))
@@ -171,7 +180,7 @@ class Worker:
             os.close(fd)
 
     def get_descriptor(self, handle: int) -> int:
-        """Return the descriptor for a handle; descriptors from before the program started are refused."""
+        """Return the descriptor for a handle; raise ``OSError`` for an unknown handle."""
         try:
             return self.open[handle]
         except KeyError:
@@ -180,7 +189,7 @@ class Worker:
     # --- the system as a whole --------------------------------------------------------------------------------------
 
     def do_begin(self, limits: Any) -> Any:
-        """Set the limits of this process and its children, and return facts about this system."""
+        """Set the resource limits of this process and its children, and return facts about this system."""
         import resource
 
         for name, value in limits.items():
@@ -196,7 +205,7 @@ class Worker:
             "executable": sys.executable,
         }
 
-    def do_root(self, handle: int, path: str) -> Any:
+    def do_open_root(self, handle: int, path: str) -> Any:
         """Open a root folder after resolving symbolic links in its path."""
         home = os.path.expanduser("~")
         path = home + path[1:] if path == "~" or path.startswith("~/") else path
@@ -213,7 +222,7 @@ class Worker:
                 wide = wide or os.path.samestat(info, os.stat(folder))
         return {"info": stat_numbers(info), "real": os.path.realpath(path), "wide": wide, "mount": get_mount_id(fd)}
 
-    def do_variables(self, names: list[str]) -> Any:
+    def do_get_environment(self, names: list[str]) -> Any:
         """Return the values of the variables in *names*, the user's name and the home folder."""
         import pwd
 
@@ -225,7 +234,7 @@ class Worker:
         return {"variables": given, "user": user, "home": os.path.expanduser("~")}
 
     def do_find_program_outside(self, name: str, folders: list[str], root: list[str]) -> Any:
-        """Search *folders* for a program outside of the root, and return its path."""
+        """Search *folders* for a program outside of the root, and return its path, or ``None``."""
         import shutil
 
         for folder in folders:
@@ -234,11 +243,11 @@ class Worker:
                 return {"found": found}
         return {"found": None}
 
-    def do_outside(self, paths: list[str], root: list[str]) -> Any:
-        """Return the paths that are outside of the root, both as written and resolved."""
+    def do_filter_outside_paths(self, paths: list[str], root: list[str]) -> Any:
+        """Return the paths in *paths* that are outside of the root, both as written and with links resolved."""
         return {"outside": [path for path in paths if not is_within_root(path, root)]}
 
-    def do_private(self) -> Any:
+    def do_make_private_folder(self) -> Any:
         """Create a private folder for one command, and return its path."""
         import tempfile
 
@@ -251,7 +260,7 @@ class Worker:
         for path in paths:
             os.mkdir(path, 0o700)
 
-    def do_remove(self, path: str) -> None:
+    def do_remove_private_folder(self, path: str) -> None:
         """Remove a private folder, if this program created it."""
         import shutil
 
@@ -313,7 +322,7 @@ class Worker:
         return {"info": stat_numbers(os.stat(name, dir_fd=self.get_descriptor(folder), follow_symlinks=False))}
 
     def do_readlink(self, folder: int, name: str) -> Any:
-        """Return where a symbolic link points."""
+        """Return the target of a symbolic link."""
         return {"target": os.readlink(name, dir_fd=self.get_descriptor(folder))}
 
     def do_mkdir(self, folder: int, name: str, mode: Any) -> None:
@@ -333,7 +342,7 @@ class Worker:
         """Replace the content of a file durably."""
         replace_file_atomically(self.get_descriptor(folder), name, data, mode)
 
-    def do_sweep(self, folder: int) -> None:
+    def do_remove_stale_temporaries(self, folder: int) -> None:
         """Remove temporary files that are older than a minute and whose process has ended."""
         remove_stale_temporaries(self.get_descriptor(folder))
 
@@ -403,19 +412,19 @@ class Worker:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal)
 
-    def do_end(self, child: int) -> None:
-        """Request the supervisor of a program to end all its processes."""
+    def do_request_end(self, child: int) -> None:
+        """Ask the supervisor of a program to end all processes of the program."""
         found = self.children.get(child)
         if found is not None:
             found.request_end()
 
-    def do_kill(self, child: int) -> None:
+    def do_kill_supervisor(self, child: int) -> None:
         """Kill the supervisor of a program."""
         found = self.children.get(child)
         if found is not None:
             found.popen.kill()
 
-    def do_allow(self, child: int, size: int) -> None:
+    def do_allow_output(self, child: int, size: int) -> None:
         """Permit a program to send *size* more bytes of output."""
         found = self.children.get(child)
         if found is not None:
@@ -448,11 +457,11 @@ class Worker:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def make_pipe(reading: contextlib.ExitStack, writing: contextlib.ExitStack) -> tuple[int, int]:
+def make_pipe(read_stack: contextlib.ExitStack, write_stack: contextlib.ExitStack) -> tuple[int, int]:
     """Create a pipe whose ends are closed with the two stacks."""
     read, write = os.pipe()
-    reading.callback(os.close, read)
-    writing.callback(os.close, write)
+    read_stack.callback(os.close, read)
+    write_stack.callback(os.close, write)
     return read, write
 
 
@@ -482,7 +491,7 @@ class ChildProcess:
             os.set_blocking(fd, False)
 
     def wake_thread(self) -> None:
-        """Wake the thread, so that it checks for new work."""
+        """Wake the thread that forwards the output, so that it checks for new work."""
         with self.lock:
             if not self.over:
                 os.write(self.wakes, b"x")
@@ -494,14 +503,14 @@ class ChildProcess:
         self.wake_thread()
 
     def request_end(self) -> None:
-        """Request the supervisor to end all processes."""
+        """Ask the supervisor to end all processes."""
         with self.lock:
             if not self.over and self.line >= 0:
                 with contextlib.suppress(OSError):
                     os.write(self.line, b"end\n")
 
     def forward_until_end(self) -> None:
-        """Send the output until the supervisor has ended and nothing is left."""
+        """Forward the output of the program until the supervisor has ended and no output is left."""
         names = {self.out: "out", self.err: "err"}
         try:
             while self.forward_once(names):
@@ -537,10 +546,10 @@ class ChildProcess:
             self.worker.send({"on": self.number, "from": "line"}, said)
         return bool(said)
 
-    def send_output(self, names: dict[int, str], fds: list[int], times: int) -> None:
+    def send_output(self, names: dict[int, str], fds: list[int], max_reads: int) -> None:
         """Send the available output of some streams; an ended stream is removed from *names*."""
         for fd in fds:
-            if not self.forward_stream(fd, names[fd], times):
+            if not self.forward_stream(fd, names[fd], max_reads):
                 self.worker.send({"on": self.number, "closed": names.pop(fd)})
 
     def read_supervisor_messages(self) -> bytes:
@@ -550,9 +559,9 @@ class ChildProcess:
         except OSError:
             return b""
 
-    def forward_stream(self, fd: int, name: str, times: int) -> bool:
+    def forward_stream(self, fd: int, name: str, max_reads: int) -> bool:
         """Send the available output of a stream; return whether more may follow."""
-        for _ in range(times):
+        for _ in range(max_reads):
             try:
                 data = os.read(fd, CHUNK_BYTES)
             except BlockingIOError:

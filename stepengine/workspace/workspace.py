@@ -107,26 +107,26 @@ class Workspace:
     In ``Engine(workspace=...)`` an agent gets each bundled tool that it names, such as ``"read_files"``. Tools that only read and search
     are always allowed. *write*, *shell* and *web* allow the others.
 
-    ``Workspace("project")`` is a folder of this machine. Of another place it is made by ``docker``, ``podman``, ``ssh``, ``bubblewrap``,
-    ``kubernetes``, or ``from_command`` for whatever else gives standard input and output. ``file_tools``, ``search_tools``, ``shell_tools``,
-    ``change_hook_tools``, ``stepengine.journal.undo`` and ``Engine`` take either. ``snapshot`` keeps what is in it. Nothing is
-    started before it is needed; ``close``, or leaving a ``with`` block, ends what was started. The other place needs Python 3.8 or newer
-    and a POSIX system, and nothing else.
+    ``Workspace("project")`` is a folder of this machine. ``docker``, ``podman``, ``ssh``, ``bubblewrap`` and ``kubernetes`` return a
+    workspace in another location, and ``from_command`` one behind any command with standard input and output. ``file_tools``,
+    ``search_tools``, ``shell_tools``, ``change_hook_tools``, ``stepengine.journal.undo`` and ``Engine`` accept all of them. ``snapshot``
+    copies the content. Processes start at the first use; ``close``, or the end of a ``with`` block, ends them. The other location needs
+    only Python 3.8 or newer and a POSIX system.
 
     Attributes:
-        root: The root folder; of another place, its path there.
+        root: The root folder; in another location, its path there.
         cwd: The working directory; the root itself by default.
-        system: The other place; ``None`` for this machine.
+        system: The other location; ``None`` for this machine.
         write: Whether agents may change files: ``write_file``, ``str_replace``.
         shell: Whether agents may run programs: ``run_terminal_command``, ``check_job``, ``kill_job``, ``watch``. ``True`` is for
             single programs with their arguments, ``"bash"`` also for command lines with pipes, variables and the like. It is no sandbox.
         web: The address of a SearXNG instance, such as ``"http://localhost:8080"``, for ``web_search``, ``read_docs`` and ``read_url``,
             which reach the public web. ``None`` for no web.
-        trusted: Patterns of files that hold no text of third parties, such as ``"docs/**"``; see ``Policy.guard_injection``. Tools
-            do not write them.
+        trusted: Patterns of files without text of third parties, such as ``"docs/**"``; see ``Policy.guard_injection``. Tools do not
+            write them.
 
     Raises:
-        DefinitionError: when an option is no such value.
+        DefinitionError: when an option has an invalid value.
     """
 
     root: Path = attrs.field(converter=_root_to_path)
@@ -171,12 +171,12 @@ class Workspace:
         Return the same workspace with other permissions.
 
         Raises:
-            DefinitionError: when an option is no such value.
+            DefinitionError: when an option has an invalid value.
         """
         return attrs.evolve(self, write=write, shell=shell, web=web)
 
     def close(self) -> None:
-        """End its processes and its connection; a local folder needs no close."""
+        """End the processes and the connection of the workspace; a local folder needs no close."""
         if self.system is not None:
             self.system.close()
 
@@ -202,14 +202,16 @@ class Workspace:
         return attrs.evolve(self, root=made.root, cwd=cwd, system=made.system)
 
     def _make_snapshot(self, to: str | os.PathLike[str]) -> Workspace:
-        """Save the folder as a copy, or the container as an image, and return a workspace of it."""
+        """Save the folder as a copy, or the container as an image, and return a workspace of the copy or image."""
         place = None if self.system is None else self.system.place
         kept, again = (None, None) if place is None else (place.kept, place.again)
         here = self.local_folder
         # A copy of a container has the same mounts, so it would change the original files.
-        is_mounted = self.system is not None and self.system.list_mounted_folders(os.fspath(self.root), below=False)
+        is_mounted = self.system is not None and self.system.list_mounted_folders(
+            os.fspath(self.root), include_below=False
+        )
         if kept is not None and again is not None and not is_mounted:
-            kept.commit(_check_operand(os.fspath(to), kept.program))
+            kept.commit(_require_operand(os.fspath(to), kept.program))
             made: Workspace = again(os.fspath(to))
             return made
         if here is not None and (place is None or (kept is None and again is not None)):
@@ -223,7 +225,7 @@ class Workspace:
 
     def discard(self) -> None:
         """
-        End its processes, and delete the container created with ``keep=``; any other workspace is only closed.
+        End the processes of the workspace, and delete its container if that was created with ``keep=``.
 
         Raises:
             WorkspaceLost: when the container cannot be removed.
@@ -250,18 +252,18 @@ class Workspace:
         Return a workspace at the other end of a command's standard input and output.
 
         Args:
-            argv: The command, such as ``["docker", "exec", "-i", "box"]``; the words that start Python there follow it.
-            root: The folder there; relative to where its Python starts, ``~`` is the home folder.
-            python: The Python there.
-            name: What it is called in messages and journals; the command by default, which must hold no secrets then.
-            env: Names of variables of this process that the command sees beside ``PATH``, ``HOME``, ``USER``, ``LANG`` and ``TZ``.
-            limits: Limits of the system for everything there together with its Python, as in ``shell_tools``.
-            start_seconds: How long a start may take.
+            argv: The command, such as ``["docker", "exec", "-i", "box"]``; the words that start Python there are appended.
+            root: The remote folder, relative to the folder in which Python starts; ``~`` is the home folder.
+            python: The remote Python.
+            name: The name in messages and journals; by default the command, which must then contain no secrets.
+            env: Names of variables of this process that the command sees in addition to ``PATH``, ``HOME``, ``USER``, ``LANG`` and ``TZ``.
+            limits: System limits for Python and all commands there, as in ``shell_tools``.
+            start_seconds: The time limit of a start.
 
         Raises:
-            DefinitionError: for no command, and for limits that are none.
+            DefinitionError: when *argv* is not a command, and for invalid limits.
         """
-        words = _check_command_words(argv)
+        words = _require_command_words(argv)
         return cls._create_remote(
             root,
             name=name or f"over:{shlex.join(words)}",
@@ -291,27 +293,29 @@ class Workspace:
         start_seconds: float = IMAGE_SECONDS,
     ) -> Workspace:
         """
-        Return a new container of an image, which is deleted with its connection unless ``keep=`` is set, or a running container.
+        Return a workspace in a new container of *image*, or in the running *container*.
+
+        A new container starts at the first use. It is deleted when its connection ends, unless ``keep=`` is set.
 
         Args:
-            image: The image, such as ``"python:3.13"``; it has Python.
-            root: The folder there; it is made when it is missing.
-            container: A container that runs, in place of an image. The options from *keep* to *options* are not for it.
-            keep: A name under which the container of the image stays, with what is in it, until ``discard()``: the next workspace
-                with the same name, image and options works on in it, be it of another process.
-            mounts: Folders of this machine, and where they stand there; both can write to them.
-            network: ``"none"``, or what Docker calls one.
-            memory: How much memory it may have.
-            cpus: How many processors.
-            processes: How many processes.
-            user: Who works there, such as ``"1000:1000"``; as the image says by default.
+            image: The image, such as ``"python:3.13"``; it must contain Python.
+            root: The folder in the container; a missing one is created.
+            container: A running container, in place of an image. The options from *keep* to *options* do not apply to it.
+            keep: The name of a container that is kept with its content until ``discard()``. The next workspace with the same name, image
+                and options uses the container again, also in another process.
+            mounts: Folders of this machine, with their paths in the container; both sides can write to them.
+            network: ``"none"``, or the name of a Docker network.
+            memory: The memory limit.
+            cpus: The number of processors.
+            processes: The maximum number of processes.
+            user: The user in the container, such as ``"1000:1000"``; by default the user of the image.
             options: More options of ``docker run``.
-            python: The Python there.
-            program: The program; ``podman`` takes the same words.
-            start_seconds: How long a start may take, with the image to be fetched.
+            python: The Python in the container.
+            program: The program; ``podman`` accepts the same arguments.
+            start_seconds: The time limit of a start, with the download of the image.
 
         Raises:
-            DefinitionError: for both or none of image and container, and for what would be read as an option.
+            DefinitionError: for both or neither of *image* and *container*, and for a name that Docker would read as an option.
         """
         from stepengine.workspace.containers import (
             Container,
@@ -321,8 +325,11 @@ class Workspace:
             msg = f'Workspace.{program} needs either an image or container="..."'
             raise DefinitionError(msg)
         shown = {there: os.path.realpath(here) for here, there in (mounts or {}).items()}
-        named, seen = _check_operand(image or container, program), _connection_variables(CONTAINERS, shown.values())
-        inside = (python, *ENTERING, _check_absolute_path(root))
+        named, seen = (
+            _require_operand(image or container, program),
+            _make_connection_variables(CONTAINERS, shown.values()),
+        )
+        inside = (python, *ENTERING, _require_absolute_path(root))
         limits = (
             f"--network={network}", "--security-opt=no-new-privileges", f"--memory={memory}", f"--memory-swap={memory}",
             f"--cpus={cpus:g}", f"--pids-limit={processes}", *([f"--user={user}"] if user else []),
@@ -330,10 +337,10 @@ class Workspace:
         )  # fmt: skip
         once = ""
         if container:
-            words: tuple[str, ...] = (program, "exec", "-i", "-w", _check_absolute_path(root), named, python)
+            words: tuple[str, ...] = (program, "exec", "-i", "-w", _require_absolute_path(root), named, python)
             kept = Container(program, named, seen)
         elif keep:
-            words = (program, "exec", "-i", _check_operand(keep, program), *inside)
+            words = (program, "exec", "-i", _require_operand(keep, program), *inside)
             kept = Container(program, keep, seen, ("--init", *limits, python, *WAITING), start_seconds)
         else:
             words = (program, "run", "--rm", "-i", "--init", *limits, *inside)
@@ -360,7 +367,7 @@ class Workspace:
 
     @classmethod
     def podman(cls, image: str = "", root: str | os.PathLike[str] = "/workspace", **options: Any) -> Workspace:
-        """Return a container of Podman; the options are those of ``docker``."""
+        """Return a workspace in a container of Podman; the options are those of ``docker``."""
         return cls.docker(image, root, program="podman", **options)
 
     @classmethod
@@ -375,23 +382,23 @@ class Workspace:
         start_seconds: float = START_SECONDS,
     ) -> Workspace:
         """
-        Return a folder on another machine, reached by OpenSSH.
+        Return a workspace in a folder on another machine, reached by OpenSSH.
 
-        It is not a sandbox: commands there can do what the user there can do. Nothing is forwarded, and no password is asked for: keys are
-        those of ``ssh`` and its agent, and stay here.
+        This is not a sandbox: commands have all rights of the remote user. Nothing is forwarded, and no password is requested. The keys
+        are those of ``ssh`` and its agent, and stay on this machine.
 
         Args:
-            host: As ``ssh`` takes it: a name of its configuration, or ``user@host``.
-            folder: The folder there; ``~`` is the home folder.
+            host: The host: a name in the configuration of ``ssh``, or ``user@host``.
+            folder: The remote folder; ``~`` is the home folder.
             options: More options of ``ssh``, such as ``["-p", "2222"]``.
-            python: The Python there.
-            limits: Limits of the system for everything there, as in ``shell_tools``.
-            start_seconds: How long the log-in may take.
+            python: The remote Python.
+            limits: System limits for all remote processes, as in ``shell_tools``.
+            start_seconds: The time limit of the log-in.
 
         Raises:
-            DefinitionError: for a host that would be read as an option, and for limits that are none.
+            DefinitionError: for a host that ``ssh`` would read as an option, and for invalid limits.
         """
-        named = _check_operand(host, "ssh")
+        named = _require_operand(host, "ssh")
         given = [word for option in SSH_OPTIONS for word in ("-o", option)]
         return cls._create_remote(
             folder,
@@ -413,19 +420,20 @@ class Workspace:
         start_seconds: float = START_SECONDS,
     ) -> Workspace:
         """
-        Return a local folder in a bubblewrap sandbox that otherwise contains only the system's programs and those of ``PATH``.
+        Return a workspace in a local folder, in a bubblewrap sandbox that otherwise contains only programs of the system and of ``PATH``.
 
-        These are read-only. Of the variables of here there is ``PATH``; ``HOME`` is ``/tmp``.
+        These programs are read-only. Of this process's variables, commands see only ``PATH``; ``HOME`` is ``/tmp``.
 
         Args:
-            root: The folder; it is written to for good.
-            network: Whether there is one.
-            limits: Limits of the system for everything there, as in ``shell_tools``; ``processes`` holds for the user, and not for root.
-            tmp_bytes: How large ``/tmp`` may grow, which is memory; for each of the two file systems in memory there.
-            start_seconds: How long the start may take.
+            root: The folder; writes change it permanently.
+            network: Whether the sandbox has a network.
+            limits: System limits for all processes in the sandbox, as in ``shell_tools``; ``processes`` counts all processes of the user,
+                and does not apply to root.
+            tmp_bytes: The size limit of ``/tmp`` in bytes of memory, and of each of the two file systems in memory.
+            start_seconds: The time limit of the start.
 
         Raises:
-            DefinitionError: when it is not a folder, or ``/``.
+            DefinitionError: when *root* is not a folder, or is ``/``.
         """
         from stepengine.workspace.bubblewrap import PROGRAM, sandbox_options, sandbox_python, sandbox_search_path
 
@@ -469,23 +477,23 @@ class Workspace:
         start_seconds: float = START_SECONDS,
     ) -> Workspace:
         """
-        Return a folder in a running pod, reached by ``kubectl exec``.
+        Return a workspace in a folder of a running pod, reached by ``kubectl exec``.
 
         Args:
-            pod: The pod; what it may use and reach is said where it is described.
-            root: The folder there.
-            container: Which of its containers; the first by default.
-            namespace: Its namespace; that of the context by default.
-            context: Which cluster; the current one by default.
-            python: The Python there.
-            start_seconds: How long the start may take.
+            pod: The pod; its own definition limits its resources and network.
+            root: The folder in the pod.
+            container: The container of the pod; the first one by default.
+            namespace: The namespace of the pod; by default that of the context.
+            context: The context of ``kubectl``; the current one by default.
+            python: The Python in the pod.
+            start_seconds: The time limit of the start.
 
         Raises:
-            DefinitionError: for a name that would be read as an option.
+            DefinitionError: for a name that ``kubectl`` would read as an option.
         """
         chosen = {"--context": context, "--namespace": namespace, "--container": container}
-        given = [f"{option}={_check_operand(value, 'kubectl')}" for option, value in chosen.items() if value]
-        words = ("kubectl", "exec", "-i", *given, _check_operand(pod, "kubectl"), "--")
+        given = [f"{option}={_require_operand(value, 'kubectl')}" for option, value in chosen.items() if value]
+        words = ("kubectl", "exec", "-i", *given, _require_operand(pod, "kubectl"), "--")
         return cls._create_remote(
             root,
             name=f"kubernetes:{pod}",
@@ -500,12 +508,12 @@ class Workspace:
         Return the workspace that a text describes, as on the command line.
 
         Args:
-            text: ``docker:IMAGE`` or ``podman:IMAGE``, where *folder* stands as ``/workspace``; ``container:NAME:/FOLDER``,
+            text: ``docker:IMAGE`` or ``podman:IMAGE``, where *folder* is mounted at ``/workspace``; ``container:NAME:/FOLDER``,
                 ``ssh:HOST:/FOLDER``, ``bubblewrap:FOLDER``, ``kubernetes:POD:/FOLDER``; ``over:COMMAND``, which starts in *folder*.
             folder: The folder of this machine.
 
         Raises:
-            DefinitionError: when it names none.
+            DefinitionError: when the text describes no workspace.
         """
         kind, _, rest = text.partition(":")
         name, _, path = rest.rpartition(":")
@@ -540,7 +548,7 @@ class Workspace:
         from stepengine.workspace.remote_files import RemotePlace, RemoteSystem
 
         place = RemotePlace(
-            name=name, argv=argv, env=_connection_variables(env, (shown or {}).values()), limits=limits_by_rlimit_name(limits or {}), start=start,
+            name=name, argv=argv, env=_make_connection_variables(env, (shown or {}).values()), limits=limits_by_rlimit_name(limits or {}), start=start,
             once=once, shown=shown or {}, kept=kept, again=again,
         )  # fmt: skip
         return cls(Path(root), system=RemoteSystem(place))
@@ -580,7 +588,7 @@ def _find_uncopyable_names(folder: str, names: list[str]) -> list[str]:
     return found
 
 
-def _connection_variables(names: Sequence[str], shared: Collection[str] = ()) -> dict[str, str]:
+def _make_connection_variables(names: Sequence[str], shared: Collection[str] = ()) -> dict[str, str]:
     """
     Return the environment variables for the program that makes a connection.
 
@@ -595,7 +603,7 @@ def _connection_variables(names: Sequence[str], shared: Collection[str] = ()) ->
     return made
 
 
-def _check_command_words(argv: Any) -> tuple[str, ...]:
+def _require_command_words(argv: Any) -> tuple[str, ...]:
     """Return a command as a tuple of words; raise ``DefinitionError`` for anything else."""
     if isinstance(argv, str) or not argv or not all(isinstance(word, str) and "\0" not in word for word in argv):
         msg = f"Workspace.from_command needs a list of words, such as ['docker', 'exec', '-i', 'box'], not {argv!r}"
@@ -612,15 +620,15 @@ def _split_command(text: str) -> list[str]:
         raise DefinitionError(msg) from None
 
 
-def _check_operand(text: str, program: str) -> str:
-    """Return a text that a program reads as one operand; raise an error if it looks like an option."""
+def _require_operand(text: str, program: str) -> str:
+    """Return *text* if a program reads it as one operand; raise ``DefinitionError`` if it looks like an option or has blanks."""
     if not text or text.startswith("-") or not text.isprintable() or any(c.isspace() for c in text):
         msg = f"{text!r} cannot be passed to {program}; use a name without blanks that does not start with '-'"
         raise DefinitionError(msg)
     return text
 
 
-def _check_absolute_path(path: str | os.PathLike[str]) -> str:
+def _require_absolute_path(path: str | os.PathLike[str]) -> str:
     """Return a path as text; raise ``DefinitionError`` if it is not absolute."""
     text = os.fspath(path)
     if not text.startswith("/") or not text.isprintable():
@@ -635,21 +643,21 @@ def _make_mount_option(here: str | os.PathLike[str], there: str) -> str:
     if any(c in path for path in (real, there) for c in ',"\n'):
         msg = f"{real!r} and {there!r} cannot be mounted: Docker allows no commas, quotes and line ends in paths"
         raise DefinitionError(msg)
-    return f"type=bind,source={real},target={_check_absolute_path(there)}"
+    return f"type=bind,source={real},target={_require_absolute_path(there)}"
 
 
-def limits_by_rlimit_name(given: Mapping[str, int]) -> dict[str, int]:
+def limits_by_rlimit_name(limits: Mapping[str, int]) -> dict[str, int]:
     """
-    Return limits by the names of ``resource``.
+    Return limits by the names of the module ``resource``.
 
     Raises:
-        DefinitionError: for a limit that is not known, or is no positive number.
+        DefinitionError: for an unknown limit, and for a value that is not a positive whole number.
     """
-    for name, value in given.items():
+    for name, value in limits.items():
         if name not in LIMITS or type(value) is not int or value <= 0:
             msg = f"limits has {name!r}: {value!r}; valid limits: {list_names(LIMITS, name)}, each a positive whole number"
             raise DefinitionError(msg)
-    return {LIMITS[name]: value for name, value in given.items()}
+    return {LIMITS[name]: value for name, value in limits.items()}
 
 
 WORKSPACE: contextvars.ContextVar[Workspace | None] = contextvars.ContextVar("stepengine_workspace", default=None)

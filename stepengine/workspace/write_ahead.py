@@ -50,7 +50,7 @@ def describe_database_error(error: Exception, seconds: float) -> str:
 
     Args:
         error: The error of SQLite or the system.
-        seconds: The time of the wait for others.
+        seconds: How long the caller has waited for other processes.
     """
     import sqlite3
 
@@ -59,12 +59,12 @@ def describe_database_error(error: Exception, seconds: float) -> str:
             f"{error}: another program has locked it for {seconds:g} s without a commit; end that program's transaction, "
             "and keep the database on a local disk"
         )
-    if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_CANTOPEN and (full := _open_file_problem()):
+    if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_CANTOPEN and (full := _find_open_file_problem()):
         return f"{error}: {full}"
     return describe_os_error(error) if isinstance(error, OSError) else str(error)
 
 
-def _open_file_problem() -> str:
+def _find_open_file_problem() -> str:
     """Return advice if too many files are open, which SQLite does not report; else ``""``."""
     try:
         os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
@@ -126,7 +126,7 @@ def _begin_transaction(database: sqlite3.Connection, seconds: float) -> None:
                 raise
             now = time.monotonic()
             if now >= until:
-                version = _data_version_or_busy(database)
+                version = _read_data_version_or_busy(database)
                 if version == seen or not seconds:
                     raise
                 until, seen = now + seconds, version
@@ -135,7 +135,7 @@ def _begin_transaction(database: sqlite3.Connection, seconds: float) -> None:
             return
 
 
-def _data_version_or_busy(database: sqlite3.Connection) -> object:
+def _read_data_version_or_busy(database: sqlite3.Connection) -> object:
     """
     Return a value that changes with each commit of another connection, or ``"busy"``.
 
@@ -151,10 +151,10 @@ def _data_version_or_busy(database: sqlite3.Connection) -> object:
 
 def _read_file_status(path: str) -> os.stat_result:
     """
-    Return the status of the file with this name, which is part of an open database.
+    Return the status of a file that is part of an open database.
 
     Raises:
-        OSError: when there is none.
+        OSError: when the file does not exist.
     """
     # Checked by name and never opened: closing another descriptor of the file would release SQLite's own locks on it.
     try:
@@ -163,15 +163,15 @@ def _read_file_status(path: str) -> os.stat_result:
         raise _make_changed_error(path) from error
 
 
-def _read_unchanged_status(path: str, known: os.stat_result) -> os.stat_result:
+def _read_unchanged_status(path: str, known_status: os.stat_result) -> os.stat_result:
     """
-    Return the status of the file with this name, which has to be the file of the *known* status.
+    Return the status of a file, which must still be the file with the status *known_status*.
 
     Raises:
-        OSError: when it is another file, or there is none.
+        OSError: when the name belongs to another file, or to none.
     """
     status = _read_file_status(path)
-    if os.path.samestat(known, status):
+    if os.path.samestat(known_status, status):
         return status
     raise _make_changed_error(path)
 
@@ -187,12 +187,12 @@ class Database:
     """
     The connections of this process to an SQLite file: one for writing, one for reading, and one for slow reads.
 
-    Made by ``open``, and used while any code in the process needs it. SQLite forbids to use a connection after a fork. So all
-    of them are closed before a fork, and each process opens its own afterwards when it needs them.
+    ``open`` creates the object, and the last ``close`` ends it. SQLite forbids the use of a connection after a fork. So all connections
+    are closed before a fork, and each process opens new ones when it needs them.
 
     Args:
         path: The file.
-        status: Its status; the file must not be replaced.
+        status: The status of the file, which must not be replaced.
         seconds: How long to wait for other processes.
 
     Attributes:
@@ -221,7 +221,7 @@ class Database:
 
     @classmethod
     def open(cls, path: Path, status: os.stat_result, *, seconds: float) -> Database:
-        """Return the shared database of an existing file; ``close`` releases it."""
+        """Count a user of an existing file, and return the database that all users of this process share; ``close`` releases it."""
         key = status.st_dev, status.st_ino
         with cls._counting:
             known = cls._known.get(key)
@@ -231,7 +231,7 @@ class Database:
             return known
 
     def share(self) -> Self:
-        """Count one more user of a database that is in use; ``close`` releases it."""
+        """Count one more user of this database, and return the database; ``close`` releases it."""
         with self._counting:
             self._users += 1
             return self
@@ -249,11 +249,11 @@ class Database:
 
     def get_writer(self) -> GuardedConnection:
         """
-        Return the writing connection; the caller must hold ``lock``. A commit is durable.
+        Return the writing connection, opened if necessary; the caller must hold ``lock``. A commit is durable.
 
         Raises:
-            OSError: when the file was replaced, or nobody uses the database any more.
-            sqlite3.Error: when it cannot be opened, or is not a database.
+            OSError: when the file was replaced, or the database has no users.
+            sqlite3.Error: when the file cannot be opened, or is not a database.
         """
         if self._writer is None:
             database = self._connect()
@@ -275,8 +275,8 @@ class Database:
         Execute the block in one transaction; the caller must hold ``lock``.
 
         Raises:
-            OSError: when the database or its log was moved, deleted, replaced or cut off since it was opened. What the block wrote
-                is lost then.
+            OSError: when the database or its log was moved, deleted, replaced or truncated since it was opened. The writes of the block
+                are then lost.
             sqlite3.Error: when SQLite cannot execute a statement.
         """
         from stepengine.workspace.guarded_database import raise_interrupt_cause
@@ -299,7 +299,7 @@ class Database:
         Before the first transaction, short reads use the connection for writing.
 
         Args:
-            is_long: Whether it may take seconds; short reads do not wait for it.
+            is_long: Whether the read may take seconds; short reads do not wait for long ones.
 
         Raises:
             OSError: when the file was moved, deleted or replaced since it was opened.
@@ -323,7 +323,7 @@ class Database:
                 yield self._readers[is_long]
 
     def _connect(self) -> GuardedConnection:
-        """Return a new connection; raise ``OSError`` if no user is left, or the file was replaced."""
+        """Open and return a new connection; raise ``OSError`` if no user is left, or the file was replaced."""
         from stepengine.workspace.guarded_database import open_guarded
 
         # The thread of a cancelled caller continues: a connection opened after the last user closed would never be closed.
@@ -343,7 +343,7 @@ class Database:
         _read_unchanged_status(str(self.path), self._status)
 
     def _check_files_unchanged(self) -> None:
-        """Raise unless database, log and index of the log are those that were opened; called inside or after a transaction."""
+        """Raise ``OSError`` if database, log or index of the log was replaced or truncated; called inside or after a transaction."""
         path = str(self.path)
         # Inside of a transaction all three exist. While a connection is open, no user of SQLite removes one.
         known = self._files or (self._status, *[_read_file_status(path + end) for end in LOG_FILES])
@@ -355,7 +355,7 @@ class Database:
 
     def _check_intact(self) -> None:
         """
-        Raise if a database or log that has become shorter lacks a part.
+        Raise ``OSError`` if a database or log that has become shorter lacks a part.
 
         ``VACUUM`` and checkpoints of other programs shorten files, too, and lose nothing.
         """
@@ -388,7 +388,7 @@ class Database:
 
     @classmethod
     def before_fork(cls) -> None:
-        """Lock the databases and close their connections; one that stays busy is left open."""
+        """Lock the databases and close their connections; the connections of a database that stays busy are left open."""
         cls._held = [cls._counting] if cls._counting.acquire(after_fork.PATIENCE_SECONDS) else []
         for database in list(cls._known.values()):
             if not database.lock.acquire(after_fork.PATIENCE_SECONDS):

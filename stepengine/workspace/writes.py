@@ -72,9 +72,9 @@ class FileWrite:
     Attributes:
         root: The id of the root folder; see ``root_id``.
         path: The file, relative to the root.
-        before: The file as it was; ``None`` when there was none.
-        after: The hash of the new content; ``None`` when the file was deleted.
-        folders: The folders that were made for it, outermost first.
+        before: The file before the write; ``None`` if it did not exist.
+        after: The hash of the new content; ``None`` if the file was deleted.
+        folders: The folders that were created for the file, outermost first.
         doubtful: Whether *before* is uncertain: a process ended during the call, which was then repeated.
     """
 
@@ -100,22 +100,22 @@ class FileWrite:
         return form | ({"doubtful": True} if self.doubtful else {})
 
     @classmethod
-    def from_json(cls, form: Any) -> FileWrite:
+    def from_json(cls, encoded: Any) -> FileWrite:
         """
         Return the write that JSON describes.
 
         Raises:
-            DataError: when it describes none.
+            DataError: when the JSON is invalid.
         """
         try:
-            old, after = form["before"], form["after"]
+            old, after = encoded["before"], encoded["after"]
             made = cls(
-                root=_require_text(form["root"]),
-                path=_require_text(form["path"]),
+                root=_require_text(encoded["root"]),
+                path=_require_text(encoded["path"]),
                 before=None if old is None else _old_file_from_json(old),
                 after=None if after is None else _require_text(after),
-                folders=tuple([_require_text(folder) for folder in form.get("folders", ())]),
-                doubtful=form.get("doubtful", False) is True,
+                folders=tuple([_require_text(folder) for folder in encoded.get("folders", ())]),
+                doubtful=encoded.get("doubtful", False) is True,
             )
         except (KeyError, TypeError, AttributeError, ValueError, binascii.Error) as error:
             msg = f"this is not a valid file write: {type(error).__name__}: {error}"
@@ -136,22 +136,22 @@ def _content_to_json(old: OldFile) -> dict[str, object]:
     return {"base64": base64.b64encode(old.content).decode()}
 
 
-def _old_file_from_json(form: Mapping[str, object]) -> OldFile:
+def _old_file_from_json(encoded: Mapping[str, object]) -> OldFile:
     """Return the file before a write; content that is too large or does not match its hash is dropped."""
-    mode = form["mode"]
+    mode = encoded["mode"]
     if type(mode) is not int or not 0 <= mode <= 0o777:  # noqa: PLR2004  (permission bits)
         msg = f"{mode!r} is not a set of permission bits from 0 to 0o777"
         raise ValueError(msg)
-    digest, content = _require_text(form["hash"]), None
-    given = _require_text(form.get("text", form.get("base64", "")))
+    digest, content = _require_text(encoded["hash"]), None
+    given = _require_text(encoded.get("text", encoded.get("base64", "")))
     if len(given) > 2 * UNDO_BYTES:
         return OldFile(digest, mode, None, LARGE)
-    if "text" in form:
+    if "text" in encoded:
         content = given.encode()
-    elif "base64" in form:
+    elif "base64" in encoded:
         content = base64.b64decode(given, validate=True)
     if content is None:
-        return OldFile(digest, mode, None, str(form.get("lost", "")))
+        return OldFile(digest, mode, None, str(encoded.get("lost", "")))
     if len(content) > UNDO_BYTES or content_hash(content) != digest:
         return OldFile(digest, mode, None, LARGE if len(content) > UNDO_BYTES else SECRET)
     return OldFile(digest, mode, content)

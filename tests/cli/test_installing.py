@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from stepengine.workspace.installation import find_install_source
+from stepengine.workspace.installation import get_install_source
 
 
 class Installed:
@@ -53,8 +53,8 @@ def test_extras_install_from_the_original_source(
     text = None if told is None else json.dumps(told)
     monkeypatch.setattr(metadata, "distribution", lambda _: Installed(text))
 
-    assert ["python", "-m", "pip", "install", *install] == shlex.split(find_install_source().pip_install_command("web"))
-    assert ["--no-deps", "-w", "vendor", wheel] == shlex.split(find_install_source().pip_wheel_command("vendor"))[4:]
+    assert ["python", "-m", "pip", "install", *install] == shlex.split(get_install_source().pip_install_command("web"))
+    assert ["--no-deps", "-w", "vendor", wheel] == shlex.split(get_install_source().pip_wheel_command("vendor"))[4:]
 
 
 def test_uninstalled_package_installs_from_the_working_folder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +63,7 @@ def test_uninstalled_package_installs_from_the_working_folder(monkeypatch: pytes
 
     monkeypatch.setattr(metadata, "distribution", missing)
 
-    assert "python -m pip install -e '.[test]'" == find_install_source().pip_install_command("test")
+    assert "python -m pip install -e '.[test]'" == get_install_source().pip_install_command("test")
 
 
 @pytest.mark.deep

@@ -267,7 +267,7 @@ def test_skill_cache_is_reused_and_invalidated_by_any_change(tmp_path: Path, mon
 
     def looked() -> tuple[int, dict[str, str]]:
         read.clear()
-        found = skills.find_skills(tmp_path, user=False).skills
+        found = skills.get_skill_catalog(tmp_path, user=False).skills
         return len(read), {name: each.description for name, each in found.items()}
 
     one = skill(tmp_path, "one", "description: a\n")
@@ -316,7 +316,7 @@ def test_cache_filled_by_a_guarded_call_is_complete(tmp_path: Path, monkeypatch:
     for guard in (*guards, None):
         token = GUARD.set(guard)
         try:
-            shown.append(list(skills.find_skills(tmp_path, user=False).skills))
+            shown.append(list(skills.get_skill_catalog(tmp_path, user=False).skills))
             assert guard is GUARD.get()
         finally:
             GUARD.reset(token)
@@ -333,7 +333,7 @@ def test_first_skill_that_rules_allow_has_the_name(tmp_path: Path, denied: tuple
     closed = [places[at].split("/")[0] for at in denied]
     token = GUARD.set(CallGuard(file=lambda _, parts: "is denied" if parts[0] in closed else ""))
     try:
-        found = skills.find_skills(tmp_path, user=False)
+        found = skills.get_skill_catalog(tmp_path, user=False)
     finally:
         GUARD.reset(token)
 
@@ -346,7 +346,7 @@ def test_first_skill_that_rules_allow_has_the_name(tmp_path: Path, denied: tuple
 @pytest.mark.parametrize("name", ["../up", "a--b", "x" * 65])
 def test_skill_with_invalid_name_is_left_out_and_reported(tmp_path: Path, name: str) -> None:
     skill(tmp_path, "plain", f"name: {json.dumps(name)}\ndescription: a\n")
-    found = skills.find_skills(tmp_path, user=False)
+    found = skills.get_skill_catalog(tmp_path, user=False)
 
     assert {} == found.skills
     assert ["the skill in '.agents/skills/plain' was skipped: its name"] == [
@@ -475,7 +475,7 @@ def test_slow_skill_scan_stops_after_two_seconds(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(skills, "_read_and_add_skill", slowly)
     for number in range(20):
         skill(tmp_path, f"s{number:02}", "description: d\n")
-    found = skills.find_skills(tmp_path, user=False)
+    found = skills.get_skill_catalog(tmp_path, user=False)
 
     assert ["s00", "s01", "s02"] == list(found.skills)
     assert ["some folders of skills were not searched: stopped after 2 s"] == found.warnings
@@ -494,10 +494,10 @@ def test_skills_missed_by_a_slow_scan_are_found_later(tmp_path: Path, monkeypatc
     monkeypatch.setattr(skills, "_read_and_add_skill", slowly)
     for number in range(20):
         skill(tmp_path, f"s{number:02}", "description: d\n")
-    assert 3 == len(skills.find_skills(tmp_path, user=False).skills)
+    assert 3 == len(skills.get_skill_catalog(tmp_path, user=False).skills)
     pace[0] = 0
 
-    found = skills.find_skills(tmp_path, user=False)
+    found = skills.get_skill_catalog(tmp_path, user=False)
     assert (20, []) == (len(found.skills), found.warnings)
 
 

@@ -17,7 +17,7 @@ from stepengine.cli.exits import Exit
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import DataError, ModelError
 from stepengine.evaluation import blame
-from stepengine.evaluation.blame import estimate_blame_cost, find_rate_fall
+from stepengine.evaluation.blame import estimate_blame_cost, find_pass_rate_drop
 from stepengine.evaluation.checks import Check
 from stepengine.evaluation.samples import CostEstimate
 from stepengine.journal import MemoryJournal, SharedBudget
@@ -259,11 +259,11 @@ def test_a_change_point_is_found_only_beyond_chance() -> None:
     Clear falls at every place, none in level or rising rates, and neighbours that may be as well.
     """
     for place in range(1, 6):
-        assert (place, place, place) == find_rate_fall([(8, 8)] * place + [(0, 8)] * (6 - place))
-    assert find_rate_fall([(4, 8)] * 6) is None
-    assert find_rate_fall([(0, 8)] * 3 + [(8, 8)] * 3) is None
-    assert find_rate_fall([(1, 2), (0, 2)]) is None
-    best, first, last = find_rate_fall([(8, 8), (8, 8), (4, 8), (0, 8), (0, 8)]) or (0, 0, 0)
+        assert (place, place, place) == find_pass_rate_drop([(8, 8)] * place + [(0, 8)] * (6 - place))
+    assert find_pass_rate_drop([(4, 8)] * 6) is None
+    assert find_pass_rate_drop([(0, 8)] * 3 + [(8, 8)] * 3) is None
+    assert find_pass_rate_drop([(1, 2), (0, 2)]) is None
+    best, first, last = find_pass_rate_drop([(8, 8), (8, 8), (4, 8), (0, 8), (0, 8)]) or (0, 0, 0)
     assert (2, 3) == (first, last)
     assert best in (2, 3)
 

@@ -389,10 +389,10 @@ def test_no_check_is_lost_by_its_name(names: list[str], common: int) -> None:
     checks = [contains(str(number)).named(name) for number, name in enumerate(names)]
     case = Case("one", checks=checks[common:])
     evaluation = Evaluation("names", [case, Case("two")], {"base": GREETER}, checks=checks[:common])
-    named = evaluation.checks_of(case)
+    named = evaluation.get_named_checks(case)
 
     assert checks == [*named.values()]
-    assert evaluation.checks_of(Case("two")).items() <= named.items()
+    assert evaluation.get_named_checks(Case("two")).items() <= named.items()
 
 
 class HasText:

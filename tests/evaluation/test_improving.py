@@ -834,7 +834,7 @@ agent = AgentDefinition("greeter", model="t/m", system_prompt=PROMPT, instructio
 def parts(tmp_path_factory: pytest.TempPathFactory) -> AgentFile:
     file = tmp_path_factory.mktemp("parts") / "mine.py"
     file.write_text(PARTS, encoding="utf-8")
-    return AgentFile.read(AgentLocation(file))
+    return AgentFile.load(AgentLocation(file))
 
 
 @pytest.mark.spec("evaluation:JG140")
@@ -842,7 +842,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> AgentFile:
 def test_a_diff_keeps_the_lines_of_the_file(tmp_path: Path, end: str) -> None:
     source = f'{GREETER}\x0c\nLATER = "a\u2028b"\n'.replace("\n", end)
     (tmp_path / "mine.py").write_bytes(source.encode())
-    file = AgentFile.read(AgentLocation(tmp_path / "mine.py"))
+    file = AgentFile.load(AgentLocation(tmp_path / "mine.py"))
     made = file.diff_changes({"system_prompt": "Greet\u2028all\x85of them."}).split("\n")
     kept = [line[1:] for line in made[3:] if line[:1] in (" ", "+")]
 
@@ -877,7 +877,7 @@ def test_a_version_equals_the_agent_of_its_file(
     """
     folder = tmp_path_factory.mktemp("parts")
     (folder / "mine.py").write_text(PARTS, encoding="utf-8")
-    file = AgentFile.read(AgentLocation(folder / "mine.py"))
+    file = AgentFile.load(AgentLocation(folder / "mine.py"))
     changes = {
         "system_prompt": prompt,
         "helper.system_prompt": prompt,
@@ -887,7 +887,7 @@ def test_a_version_equals_the_agent_of_its_file(
     }
     made = file.load_with_changes(changes)
     (folder / "after.py").write_bytes(file.source_with_changes(changes))
-    after = AgentFile.read(AgentLocation(folder / "after.py"))
+    after = AgentFile.load(AgentLocation(folder / "after.py"))
 
     assert (prompt, tool) == (made.system_prompt, made.tools[1].spec.description)  # type: ignore[union-attr]
     assert (limit, share, "hé") == tuple(made.input_schema.params().model_dump().values())[:3]  # type: ignore[union-attr,operator]
@@ -909,7 +909,7 @@ def test_a_docstring_of_a_tool_can_say_anything(text: str, parts: AgentFile, tmp
 
     file = tmp_path_factory.mktemp("changed") / "after.py"
     file.write_bytes(parts.source_with_changes({"tools.look": text}))
-    after = AgentFile.read(AgentLocation(file))
+    after = AgentFile.load(AgentLocation(file))
 
     assert inspect.cleandoc(text) == after.parts["tools.look"].value
 
@@ -982,7 +982,7 @@ async def test_a_running_call_counts_with_its_highest_cost(tmp_path: Path) -> No
         return text("one", cost="0.2")
 
     with ReplyBook(file, Decimal(1)) as book:
-        await book.call_within_budget("page", "key", call, most=Decimal("0.5"), price=lambda usage: None)
+        await book.call_within_budget("page", "key", call, max_cost=Decimal("0.5"), price=lambda usage: None)
 
         assert (["0.5"], Decimal("0.2")) == ([str(cost) for cost in seen], book.spent)
 

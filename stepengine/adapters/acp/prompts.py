@@ -21,7 +21,7 @@ from stepengine.data.messages import DocumentPart, ImagePart, UserMessage
 from stepengine.data.state import AgentState
 from stepengine.data.visible import visible
 from stepengine.errors import InputError, ToolError
-from stepengine.workspace.skills import find_skills, read_skill_instructions
+from stepengine.workspace.skills import get_skill_catalog, read_skill_instructions
 
 if TYPE_CHECKING:
     from acp import schema
@@ -161,7 +161,7 @@ def list_skill_commands(folder: Path) -> list[schema.AvailableCommand]:
     """Return the skills of a project and of the user as commands with which a prompt may start."""
     from acp import schema
 
-    found = list(find_skills(folder, user=True).skills.values())[:MAX_COMMANDS]
+    found = list(get_skill_catalog(folder, user=True).skills.values())[:MAX_COMMANDS]
     return [
         schema.AvailableCommand(
             name=skill.name,
@@ -177,7 +177,7 @@ def expand_skill_command(text: str, folder: Path) -> str:
     if not text.startswith("/"):
         return text
     name, *words = text.removeprefix("/").split(maxsplit=1) or [""]
-    skill = find_skills(folder, user=True).skills.get(name)
+    skill = get_skill_catalog(folder, user=True).skills.get(name)
     if skill is None:
         return text
     try:

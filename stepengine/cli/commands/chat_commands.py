@@ -193,13 +193,13 @@ async def _print_memory_notes(chat: Chat, _: str) -> None:
 
 
 async def _list_or_send_skill(chat: Chat, name_and_text: str) -> Exit | None:
-    from stepengine.workspace.skills import find_skills, get_skill, read_skill_instructions
+    from stepengine.workspace.skills import get_skill, get_skill_catalog, read_skill_instructions
 
     talk = chat.conversation
     name, _, words = name_and_text.partition(" ")
     folder = talk.options.cwd.resolve()
     if not name:
-        found = await asyncio.to_thread(find_skills, folder, user=True)
+        found = await asyncio.to_thread(get_skill_catalog, folder, user=True)
         lines = [f"  {skill.name}  {one_line(skill.description, 200)}" for skill in found.skills.values()]
         chat.print_text("\n".join([*lines, *found.warnings]) or "this project has no skills")
         return None

@@ -14,7 +14,7 @@ import typer
 from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.screen.render import print_visible, visible
 from stepengine.errors import DefinitionError
-from stepengine.workspace.installation import find_install_source
+from stepengine.workspace.installation import get_install_source
 
 LOCAL = "agents"
 INSTALL = 'python -m pip install "$(ls vendor/stepengine-*.whl)[{extra}]"'
@@ -70,7 +70,7 @@ def init(
     if activate:
         print_visible(f"  {visible(activate, strict=True)}\n      use `python` and `stepengine` of this environment")
     print_visible(
-        f"  {visible(find_install_source().pip_wheel_command('vendor'), strict=True)}\n"
+        f"  {visible(get_install_source().pip_wheel_command('vendor'), strict=True)}\n"
         "      store the wheel of stepengine in the project for CI, since it is not on a package index"
     )
     for extra, packages in NEEDED.items():
@@ -114,7 +114,7 @@ def _create_package(folder: Path) -> Exit:
     if activate:
         print_visible(f"  {visible(activate, strict=True)}")
     print_visible(
-        f"  {visible(find_install_source().pip_wheel_command('vendor'), strict=True)}\n"
+        f"  {visible(get_install_source().pip_wheel_command('vendor'), strict=True)}\n"
         "      store the wheel of stepengine in the project for CI, since it is not on a package index\n"
         "  python -m pip install -e . hatchling\n"
         f"      install the package; then `stepengine run {name}/todos src` runs its agent\n"

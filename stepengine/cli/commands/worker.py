@@ -19,7 +19,7 @@ from stepengine.cli.deployment import App, Db, Pool, resolve_database, run_deplo
 from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.definition import AgentDefinition
-from stepengine.workspace.paths import find_similar_path
+from stepengine.workspace.paths import describe_similar_path
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -244,7 +244,7 @@ def load_module_contents(module: str, on_skipped_file: Callable[[str], object] |
             raise UsageProblem(msg)
         return ModuleContents(found.agents, found.tools, schedules=found.schedules)
     if not (path if place is None else place.file).exists() and (place is not None or "/" in module):
-        near = find_similar_path(path if place is None else place.file)
+        near = describe_similar_path(path if place is None else place.file)
         msg = f"there is no {module}; {FINE}{near}"
         raise UsageProblem(msg)
     if place is not None and place.sandboxed:
@@ -268,7 +268,7 @@ def _import_module(module: str) -> ModuleType:
         return importlib.import_module(module)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]:
-            near = find_similar_path(Path(module))
+            near = describe_similar_path(Path(module))
             msg = f"there is no {module}; {FINE}{near}"
             raise UsageProblem(msg) from None
         msg = f"{module} cannot be loaded: {type(error).__name__}: {error}"

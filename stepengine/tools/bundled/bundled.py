@@ -234,10 +234,10 @@ class ShellTools:
         from stepengine.tools.bundled.shell.sandbox import make_bubblewrap_runner
         from stepengine.tools.bundled.shell.tools import make_command_tools
         from stepengine.tools.bundled.shell.watch_tool import make_watch_tool
-        from stepengine.workspace.environment import CommandEnvironment, check_variable_names, read_git_identity
+        from stepengine.workspace.environment import CommandEnvironment, read_git_identity, validate_variable_names
         from stepengine.workspace.root import Root
 
-        names = check_variable_names(self.env, env_secrets=self.env_secrets)
+        names = validate_variable_names(self.env, env_secrets=self.env_secrets)
         _check_local_options(root, terminals=self.terminals, sandbox=self.sandbox or None)
         held = Root(root, PathPolicy(allow_wide_root=self.allow_wide_root))
         folder = "/" if held.system is not None else f"/{'/'.join(held.real)}"

@@ -26,7 +26,7 @@ from stepengine.tools.bundled.skill_tool import get_working_folder
 from stepengine.tools.context import ToolContext
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool
-from stepengine.workspace.skills import find_project_root
+from stepengine.workspace.skills import get_project_root
 
 Scope: TypeAlias = Literal["project", "user"]
 MAX_RECALLED_NOTES = 50
@@ -37,7 +37,7 @@ ANSWER_BYTES = 8 * 1024
 
 def get_project_scope(folder: Path) -> str:
     """Return the memory scope of the repository that contains *folder*; all its worktrees share one scope."""
-    top = find_project_root(folder)
+    top = get_project_root(folder)
     common = top / ".git"
     try:
         if common.is_file():

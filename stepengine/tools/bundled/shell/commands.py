@@ -269,7 +269,7 @@ class Shell:
         Raises:
             ToolError: If that configuration cannot be read, or an option of the command would start programs of the repository.
         """
-        await self._call_system(private.make)
+        await self._call_system(private.create_subfolders)
         launch = Launch(
             argv=SHELL if isinstance(command, Script) else command,
             root="/" + "/".join(self.root.real),
