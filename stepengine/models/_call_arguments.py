@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import Any
 
 from stepengine.data.json import MAX_DECODINGS
-from stepengine.models._json import encode_utf8, read_json
+from stepengine.models._json import encode_utf8, parse_json
 
 ENDS = ("}", "]", '"', "l", "e")
 UNREADABLE = object()
@@ -50,7 +50,7 @@ def parse_complete_arguments(text: str) -> Any:
         if not isinstance(value, str):
             break
         try:
-            value = read_json(encode_utf8(value.strip()))
+            value = parse_json(encode_utf8(value.strip()))
         except ValueError:
             return UNREADABLE
     return value

@@ -115,7 +115,7 @@ def make_credentials_error(provider: str, model: str, error: BaseException, repa
     return MissingKey(msg, kind="credentials", retryable=bool(getattr(error, "retryable", False)))
 
 
-def require_at_most_one(provider: str, **arguments: object) -> None:
+def require_at_most_one_argument(provider: str, **arguments: object) -> None:
     """
     Raise ``ModelError`` if more than one of *arguments*, the arguments for authentication by name, is set.
 
@@ -128,7 +128,7 @@ def require_at_most_one(provider: str, **arguments: object) -> None:
         raise ModelError(msg, kind="settings")
 
 
-def check_package_installed(provider: str, package: str, extra: str) -> None:
+def require_package_installed(provider: str, package: str, extra: str) -> None:
     """Raise ``ModelError`` if *package* is not installed; the message names *extra*, which installs it."""
     parent, module = package.partition("-")[0], package.replace("-", ".")
     if find_spec(parent) is None or find_spec(module) is None:
@@ -186,7 +186,7 @@ class AwsAuth(CloudAuth):
         if access_key is None and session_token is not None:
             msg = f"{provider!r} was given session_token= without an access key; pass access_key= and secret_key=, too"
             raise ModelError(msg, kind="settings")
-        require_at_most_one(provider, api_key=api_key, access_key=access_key)
+        require_at_most_one_argument(provider, api_key=api_key, access_key=access_key)
         self._provider = provider
         self._region = region
         self._profile = profile
@@ -216,7 +216,7 @@ class AwsAuth(CloudAuth):
             )
             raise MissingKey(msg, kind="missing_key")
         if bearer is None:
-            check_package_installed(provider, "boto3", "bedrock")
+            require_package_installed(provider, "boto3", "bedrock")
         if self.find_region() is None:
             msg = (
                 f"{provider!r} has no region: set AWS_REGION, such as AWS_REGION=us-east-1, name one in the profile, or pass "
@@ -237,7 +237,7 @@ class AwsAuth(CloudAuth):
 
     def find_account_id(self) -> Secret | None:
         """Return the API key, else the id of the access key, else the name of the profile; ``None`` without them."""
-        bearer, keys = self.find_api_key(), self.find_signing_keys_or_profile()
+        bearer, keys = self.find_api_key(), self.get_signing_keys_or_profile()
         named = keys.get("access_key") or keys.get("profile") or os.environ.get("AWS_PROFILE", "").strip()
         return bearer if bearer is not None or not named else Secret(named)
 
@@ -261,7 +261,7 @@ class AwsAuth(CloudAuth):
             region, source = _read_profile_region(self._profile), "the profile"
         return None if region is None else require_host_label(self._provider, region, "region", source)
 
-    def find_signing_keys_or_profile(self) -> dict[str, str | None]:
+    def get_signing_keys_or_profile(self) -> dict[str, str | None]:
         """
         Return the access key or profile to sign with: those of the arguments, else the access key of the environment.
 
@@ -369,7 +369,7 @@ class GoogleAuth(CloudAuth):
             raise MissingKey(msg, kind="missing_key")
         if self.has_passed_credentials and self.project is None:
             raise self._make_missing_project_error()
-        check_package_installed(provider, "google-auth", "vertex")
+        require_package_installed(provider, "google-auth", "vertex")
         source = (
             "the credentials passed as credentials="
             if self.has_passed_credentials
@@ -476,7 +476,7 @@ def make_entra_token_source(provider: str, given: TokenSource | None, scope: str
     if source is None and (token := os.environ.get(AZURE_TOKEN, "").strip()):
         source = lambda: token  # noqa: E731 - a function of one value
     if source is None and find_set_variable(ENTRA_SIGNS):
-        check_package_installed(provider, "azure-identity", "azure")
+        require_package_installed(provider, "azure-identity", "azure")
         source = _make_azure_token_source(scope)
     return None if source is None else _make_registering_token_source(provider, source)
 

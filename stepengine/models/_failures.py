@@ -21,7 +21,7 @@ from stepengine.data.json import compact
 from stepengine.data.models import ModelRequest
 from stepengine.data.usage import Usage
 from stepengine.errors import ContextOverflow, ModelError, TruncatedReply
-from stepengine.models._json import read_json
+from stepengine.models._json import parse_json
 from stepengine.models.keys import Credentials, make_safe_excerpt
 
 INPUTS_AND_NEW = "`inputs` tokens + `max_new_tokens` must be <="
@@ -345,12 +345,12 @@ def error_from_body(
         call: The request.
         usage: The reported usage before the failure.
     """
-    problem = _add_kind_from_header(_parse_error_body(content), headers.get(AWS_TYPE, ""))
+    problem = _add_error_type_from_header(_parse_error_body(content), headers.get(AWS_TYPE, ""))
     status = status if status is not None else problem.status
     message = _format_error_message(problem, status, call)
     fields: dict[str, Any] = {
         "status": status,
-        "request_id": _find_request_id_anywhere(headers, content),
+        "request_id": _find_request_id_in_headers_or_body(headers, content),
         "kind": "http",
     }
     fields["usage"] = usage
@@ -359,13 +359,13 @@ def error_from_body(
         return ModelError(message, **{**fields, "kind": LARGE_LIMIT})
     if status in OVERFLOW_STATUS and _is_context_overflow(problem, status, call):
         return ContextOverflow(message, **{**fields, "kind": "context_overflow"})
-    if kind := _classify_final_failure(problem, status):
+    if kind := _find_specific_error_kind(problem, status):
         return ModelError(message, **{**fields, "kind": kind})
     retryable = _is_retryable(status, headers)
     return ModelError(message, retryable=retryable, retry_after=problem.wait if asked is None else asked, **fields)
 
 
-def _classify_final_failure(problem: _Problem, status: int | None) -> str:
+def _find_specific_error_kind(problem: _Problem, status: int | None) -> str:
     """Return the error kind of a failure that is final or retried only once; ``""`` for others."""
     if _is_wrong_key(problem, status):
         return AUTH
@@ -397,9 +397,9 @@ def _is_context_overflow(problem: _Problem, status: int | None, call: RequestLab
 
 def _may_exceed_context_window(call: RequestLabel) -> bool:
     """Return whether a request may exceed the context window, estimated from its size within a factor of two."""
-    from stepengine.models.pricing import find_model_info
+    from stepengine.models.pricing import get_model_info
 
-    window = find_model_info(call.model).context_window
+    window = get_model_info(call.model).context_window
     return window is None or call.size >= BYTES_PER_TOKEN / 2 * window
 
 
@@ -454,7 +454,7 @@ def _parse_error_body(content: bytes | Mapping[str, object]) -> _Problem:
     """Return message, codes, status and pause of an error body, in the formats of all providers."""
     if isinstance(content, bytes):
         try:
-            value = read_json(content)
+            value = parse_json(content)
         except ValueError:
             value = content[: 2 * MAX_MESSAGE_CHARS].decode("utf-8", "replace")
     else:
@@ -488,7 +488,7 @@ def _parse_error_body(content: bytes | Mapping[str, object]) -> _Problem:
     )
 
 
-def _add_kind_from_header(problem: _Problem, kind: str) -> _Problem:
+def _add_error_type_from_header(problem: _Problem, kind: str) -> _Problem:
     """Return *problem* with the error type of a header such as ``ThrottlingException:http://...`` added to its words."""
     word = make_safe_excerpt(kind.partition(":")[0], MAX_WORD_CHARS)
     return attrs.evolve(problem, words=problem.words | {word}) if word else problem
@@ -573,7 +573,9 @@ def find_request_id(headers: Mapping[str, str]) -> str | None:
     return None
 
 
-def _find_request_id_anywhere(headers: Mapping[str, str], content: bytes | Mapping[str, object]) -> str | None:
+def _find_request_id_in_headers_or_body(
+    headers: Mapping[str, str], content: bytes | Mapping[str, object]
+) -> str | None:
     """Return the provider's id of a request from the headers, else from the body; ``None`` without one."""
     named = find_request_id(headers)
     if named is not None:

@@ -82,7 +82,7 @@ def _append_new_names(known: Names, more: Iterable[str]) -> Names:
 NOTHING = _ToolsInConversation()
 
 
-def _collect_revealed_tools(request: ModelRequest, provider: str) -> _ToolsInConversation:
+def _get_tools_in_conversation(request: ModelRequest, provider: str) -> _ToolsInConversation:
     """Return the tools that the conversation of *request* found or called, cached for its history."""
     key = ("tools", provider)
     found = request.messages.fold(key, lambda known, message: known.with_tools_from_message(message, provider), NOTHING)
@@ -106,11 +106,13 @@ def select_tools_to_send(request: ModelRequest, provider: str, *, has_tool_searc
     if not hidden:
         return request
     if not any(tool.name == FIND_TOOLS for tool in tools):
-        return attrs.evolve(request, tools=tuple([_reveal_tool(tool) for tool in tools]))
-    known, choice = _collect_revealed_tools(request, provider), resolve_tool_choice(request)
+        return attrs.evolve(request, tools=tuple([_get_undeferred_tool(tool) for tool in tools]))
+    known, choice = _get_tools_in_conversation(request, provider), resolve_tool_choice(request)
     given = [name for name in known.named if not has_tool_search or name not in known.shown]
     in_full = [
-        _reveal_tool(hidden.pop(name)) for name in _append_new_names((), [*given, choice or ""]) if name in hidden
+        _get_undeferred_tool(hidden.pop(name))
+        for name in _append_new_names((), [*given, choice or ""])
+        if name in hidden
     ]
     plain = [tool for tool in tools if not tool.defer_loading and not (has_tool_search and tool.name == FIND_TOOLS)]
     return attrs.evolve(request, tools=(*plain, *in_full, *(hidden.values() if has_tool_search else ())))
@@ -130,7 +132,7 @@ def find_hidden_tool_names(request: ModelRequest) -> frozenset[str] | None:
     return None if "tools" in extra or (isinstance(body, Mapping) and "tools" in body) else frozenset()
 
 
-def _reveal_tool(spec: ToolSpec) -> ToolSpec:
+def _get_undeferred_tool(spec: ToolSpec) -> ToolSpec:
     """Return *spec* without ``defer_loading``; the same tool always returns the same object."""
     if not spec.defer_loading:
         return spec

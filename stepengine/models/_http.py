@@ -15,7 +15,7 @@ from stepengine.errors import ModelError
 from stepengine.models._answers import (
     AnswerChunks,
     add_answer_tool_if_needed,
-    can_be_answered_by_tool,
+    can_use_answer_tool,
     convert_answer_call_to_text,
 )
 from stepengine.models._api import ApiProvider, RequestBody
@@ -23,16 +23,16 @@ from stepengine.models._byte_reader import (
     Accumulator,
     HttpExchange,
     ReplyReader,
-    check_reply_text_size,
     decode_or_raise_protocol_error,
     open_reply_body,
+    require_reply_text_size,
 )
 from stepengine.models._failures import NO_SEARCH, ONCE, RequestLabel, error_from_body
 from stepengine.models._hidden_tools import select_tools_to_send
 from stepengine.models._json import parse_token_count
 from stepengine.models._reply import parse_dollar_text
 from stepengine.models._settings import (
-    add_dropped_settings,
+    add_dropped_setting_names,
     find_options_of_other_providers,
     remove_extra_options,
     warn_once,
@@ -59,7 +59,7 @@ class DeltaFilter(Protocol):
         """Return the deltas that were held back."""
 
 
-def _filter_deltas(deltas: Iterable[ModelDelta], filters: Iterable[DeltaFilter]) -> Iterable[ModelDelta]:
+def _apply_delta_filters(deltas: Iterable[ModelDelta], filters: Iterable[DeltaFilter]) -> Iterable[ModelDelta]:
     for each in filters:
         deltas = [shown for delta in deltas for shown in each.convert_delta(delta)]
     return deltas
@@ -148,13 +148,13 @@ class HttpProvider(ApiProvider):
             *[f"extra[{name!r}]" for name in self._find_options_of_other_providers(request)],
         )
 
-    def _select_tools_and_add_answer(
-        self, request: ModelRequest, previous_failure: str = "", *, is_count: bool = False
+    def _select_tools_and_add_answer_tool(
+        self, request: ModelRequest, previous_failure: str = "", *, is_token_count: bool = False
     ) -> ModelRequest:
         """
         Return *request* with the tools to send, and with an answer tool where its schema needs one.
 
-        The answer tool is added if the provider does not support the schema. *is_count* is for counting tokens, which does
+        The answer tool is added if the provider does not support the schema. *is_token_count* is for counting tokens, which does
         not support a tool search.
 
         Raises:
@@ -164,7 +164,7 @@ class HttpProvider(ApiProvider):
         if previous_failure == NO_SEARCH:
             self._without_search.add(model)
             warn_once(f"{self.name} rejected its own tool search for {model}; find_tools is offered in its place")
-        has_tool_search = not is_count and model not in self._without_search and self._supports_tool_search(model)
+        has_tool_search = not is_token_count and model not in self._without_search and self._supports_tool_search(model)
         request = select_tools_to_send(request, self.name, has_tool_search=has_tool_search)
         return add_answer_tool_if_needed(request, self.name, self._explain_unsupported_schema, previous_failure)
 
@@ -202,7 +202,7 @@ class HttpProvider(ApiProvider):
                     return
                 reader = self._make_reply_reader(exchange, request)
                 done: ModelReply | None = None
-                filters: list[DeltaFilter] = [AnswerChunks()] if can_be_answered_by_tool(request) else []
+                filters: list[DeltaFilter] = [AnswerChunks()] if can_use_answer_tool(request) else []
                 filters += self._make_delta_filters()
                 with attach_usage_on_cancel(lambda: reader.usage):
                     async with open_reply_body(exchange, reader) as body:
@@ -210,10 +210,10 @@ class HttpProvider(ApiProvider):
                             piece = body.read_or_start_wait()
                             if piece is None:
                                 piece = await body.wait_for_piece()
-                            for delta in () if piece is None else _filter_deltas(reader.feed(piece), filters):
+                            for delta in () if piece is None else _apply_delta_filters(reader.feed(piece), filters):
                                 yield delta
                             if piece is None or reader.is_done:
-                                done = reader.finish(clean=body.clean)
+                                done = reader.finish(is_clean=body.is_clean)
                 for delta in [held for each in filters for held in each.flush()]:
                     yield delta
                 yield ReplyDone(self._convert_answer_and_add_dropped(done, request))
@@ -306,15 +306,15 @@ class HttpProvider(ApiProvider):
         """Return the decoded reply in *data*, with its answer call as text and the names of dropped settings."""
         model = self.strip_prefix(request.model)
         reply = decode_or_raise_protocol_error(
-            call, lambda: check_reply_text_size(self.accumulator.decoder(data, call, model, request_id), call)
+            call, lambda: require_reply_text_size(self.accumulator.decoder(data, call, model, request_id), call)
         )
         return self._convert_answer_and_add_dropped(reply, request)
 
     def _convert_answer_and_add_dropped(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
         """Return *reply* with its answer call as text, the adapter's postprocessing, and the names of left-out settings."""
-        if can_be_answered_by_tool(request) and request.settings.response_schema is not None:
+        if can_use_answer_tool(request) and request.settings.response_schema is not None:
             reply = convert_answer_call_to_text(reply, request.settings.response_schema)
-        return add_dropped_settings(
+        return add_dropped_setting_names(
             self._postprocess_reply(reply, request), self._list_dropped_settings_and_options(request)
         )
 

@@ -31,7 +31,7 @@ def encode_utf8(text: str) -> bytes:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
 
 
-def read_json(data: bytes) -> Any:
+def parse_json(data: bytes) -> Any:
     """
     Return the JSON value in *data*. Lone surrogates and invalid UTF-8 become U+FFFD; of duplicate keys the last wins.
 
@@ -58,7 +58,7 @@ def _repair_encoding(data: bytes) -> bytes:
 # The following functions read a member of a required type. A value of another type raises an error.
 
 
-def object_at(source: Mapping[str, object], name: str) -> Mapping[str, Any]:
+def get_optional_object(source: Mapping[str, object], name: str) -> Mapping[str, Any]:
     """Return the object under *name*, an empty one if it is missing or ``null``; raise ``TypeError`` for anything else."""
     value = source.get(name)
     if value is None:
@@ -66,7 +66,7 @@ def object_at(source: Mapping[str, object], name: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else _raise_wrong_type(name, "an object", value)
 
 
-def list_at(source: Mapping[str, object], name: str) -> list[Any]:
+def get_optional_list(source: Mapping[str, object], name: str) -> list[Any]:
     """Return the array under *name*, an empty one if it is missing or ``null``; raise ``TypeError`` for anything else."""
     value = source.get(name)
     if value is None:
@@ -74,16 +74,16 @@ def list_at(source: Mapping[str, object], name: str) -> list[Any]:
     return value if isinstance(value, list) else _raise_wrong_type(name, "an array", value)
 
 
-def objects_at(source: Mapping[str, object], name: str) -> list[Mapping[str, Any]]:
-    """Return the array of objects under *name* as ``list_at`` does."""
-    values = list_at(source, name)
+def get_optional_objects(source: Mapping[str, object], name: str) -> list[Mapping[str, Any]]:
+    """Return the array of objects under *name* as ``get_optional_list`` does."""
+    values = get_optional_list(source, name)
     for value in values:
         if not isinstance(value, Mapping):
             _raise_wrong_type(name, "an array of objects", value)
     return values
 
 
-def text_at(source: Mapping[str, object], name: str) -> str:
+def get_optional_text(source: Mapping[str, object], name: str) -> str:
     """Return the text under *name*, an empty one if it is missing or ``null``; raise ``TypeError`` for anything else."""
     value = source.get(name)
     if value is None:
@@ -91,7 +91,7 @@ def text_at(source: Mapping[str, object], name: str) -> str:
     return value if isinstance(value, str) else _raise_wrong_type(name, "a text", value)
 
 
-def index_at(source: Mapping[str, object], name: str) -> int:
+def require_index(source: Mapping[str, object], name: str) -> int:
     """Return the index under *name*, an integer of at least 0; raise ``TypeError`` if it is missing or anything else."""
     value = source.get(name)
     return value if type(value) is int and value >= 0 else _raise_wrong_type(name, "an index", value)
@@ -165,7 +165,7 @@ def _parse_arguments(text: str) -> JsonDict:
     for _ in range(MAX_DECODINGS):
         if not isinstance(value, str):
             break
-        value = read_json(encode_utf8(value)) if value.strip() else {}
+        value = parse_json(encode_utf8(value)) if value.strip() else {}
     if value is None:
         return JsonDict()
     if not isinstance(value, dict):
@@ -215,18 +215,18 @@ def usage_from_totals(raw: object, prompt: str, completion: str, *, hits: tuple[
     if not isinstance(raw, Mapping) or (raw.get(prompt) is None and raw.get(completion) is None):
         return None
     inside, outside = raw.get(f"{prompt}_details"), raw.get(f"{completion}_details")
-    whole, output = _token_count_or_zero(raw, prompt), _token_count_or_zero(raw, completion)
-    cached = _token_count_or_zero(inside, "cached_tokens") or max(
-        [_token_count_or_zero(raw, name) for name in hits], default=0
+    whole, output = _get_token_count_or_zero(raw, prompt), _get_token_count_or_zero(raw, completion)
+    cached = _get_token_count_or_zero(inside, "cached_tokens") or max(
+        [_get_token_count_or_zero(raw, name) for name in hits], default=0
     )
-    reasoning, total = _token_count_or_zero(outside, "reasoning_tokens"), parse_token_count(raw.get("total_tokens"))
+    reasoning, total = _get_token_count_or_zero(outside, "reasoning_tokens"), parse_token_count(raw.get("total_tokens"))
     unsure = any(parse_token_count(raw.get(name)) is None for name in (prompt, completion))
     if cached > whole:
         # Grok on Azure counts cached tokens separately. If the total does not confirm that, the usage is uncertain.
         beside = total in {whole + cached + output, whole + cached + output + reasoning}
         whole, unsure = whole + cached if beside else whole, unsure or not beside
     read = min(whole, cached)
-    written = min(whole - read, _token_count_or_zero(inside, "cache_write_tokens"))
+    written = min(whole - read, _get_token_count_or_zero(inside, "cache_write_tokens"))
     if reasoning and total == whole + output + reasoning:
         output += reasoning  # xAI counts it separately from the completion (providers:PV81)
     elif not (reasoning or unsure) and total is not None and total - whole - output != cached:
@@ -236,5 +236,5 @@ def usage_from_totals(raw: object, prompt: str, completion: str, *, hits: tuple[
     return Usage(whole - read - written, output - reasoning, read, written, reasoning, at_least=unsure)
 
 
-def _token_count_or_zero(details: object, name: str) -> int:
+def _get_token_count_or_zero(details: object, name: str) -> int:
     return parse_token_count(details.get(name)) or 0 if isinstance(details, Mapping) else 0

@@ -12,14 +12,14 @@ import attrs
 from stepengine.data.json import compact
 from stepengine.data.models import ModelRequest
 from stepengine.errors import ModelError
-from stepengine.models._api import NO_KEY, get_batch_id
+from stepengine.models._api import NO_KEY, require_batch_id
 from stepengine.models._cloud_auth import (
     AZURE_TOKEN,
     ENTRA_SCOPE,
     ENTRA_TOLD,
     TokenSource,
     make_entra_token_source,
-    require_at_most_one,
+    require_at_most_one_argument,
 )
 from stepengine.models._http import HttpProvider
 from stepengine.models._sdks import OPENAI
@@ -124,7 +124,7 @@ class PresetProvider(HttpProvider):
         written_thoughts: bool | None = None,
         token_provider: TokenSource | None = None,
     ) -> None:
-        require_at_most_one(name, api_key=api_key, token_provider=token_provider)
+        require_at_most_one_argument(name, api_key=api_key, token_provider=token_provider)
         self._preset = get_preset_or_safe_default(name, base_url)
         if written_calls is not None:
             self._preset = attrs.evolve(self._preset, written_calls=written_calls)
@@ -203,7 +203,7 @@ class PresetProvider(HttpProvider):
             lambda to: to.files.create(file=file, purpose="batch", extra_headers=self._headers)
         )
         told = {"input_file_id": made.id, "endpoint": url, "completion_window": "24h"}
-        return get_batch_id(self.name, await self._call_api("batches", "/batches", compact(told).encode()))
+        return require_batch_id(self.name, await self._call_api("batches", "/batches", compact(told).encode()))
 
     async def batch_results(self, batch: str) -> Mapping[str, object] | None:
         """

@@ -209,7 +209,7 @@ class PriceBook:
             found += list_unpriced_token_kinds(extracted, self.find_price_data(model).get_prices(at))
         if _find_image_token_counts(data) and self._compute_image_cost(model, data, at) is None:
             found.append(IMAGES)
-        found += list_unpriced_tools(data, _list_opaque_data(reply), XAI, has_search_price=provider in WEB_SEARCH)
+        found += list_unpriced_tools(data, _list_opaque_part_data(reply), XAI, has_search_price=provider in WEB_SEARCH)
         if _has_generated_images(reply) and not isinstance(data.get("tool_usage"), Mapping):
             found.append(IMAGES)
         return tuple(dict.fromkeys(found))
@@ -402,7 +402,7 @@ def _find_image_token_counts(data: Mapping[str, Any]) -> Mapping[str, Any] | Non
     return tokens
 
 
-def _list_opaque_data(reply: ModelReply) -> list[Mapping[str, Any]]:
+def _list_opaque_part_data(reply: ModelReply) -> list[Mapping[str, Any]]:
     """Return the data of the opaque parts of a reply."""
     return [part.data for part in reply.content if isinstance(part, OpaquePart)]
 
@@ -410,7 +410,7 @@ def _list_opaque_data(reply: ModelReply) -> list[Mapping[str, Any]]:
 def _has_generated_images(reply: ModelReply) -> bool:
     """Return whether OpenAI's image generation tool made an image in *reply*."""
     made = [find_object(part.provider_data, "item") for part in reply.content if isinstance(part, ImagePart)]
-    return any(item.get("type") == "image_generation_call" for item in (*made, *_list_opaque_data(reply)))
+    return any(item.get("type") == "image_generation_call" for item in (*made, *_list_opaque_part_data(reply)))
 
 
 def compute_server_tool_cost(reply: ModelReply, provider: str, model: str) -> Decimal:
@@ -420,7 +420,7 @@ def compute_server_tool_cost(reply: ModelReply, provider: str, model: str) -> De
     counted = raw.get("server_side_tool_usage_details") if isinstance(raw, Mapping) else None
     if provider == "xai" and isinstance(counted, Mapping):
         return sum([price * (parse_token_count(counted.get(name)) or 0) for name, price in XAI.items()], Decimal(0))
-    kinds = _list_opaque_data(reply)
+    kinds = _list_opaque_part_data(reply)
     web = count_openai_web_searches(data, kinds)
     files = sum(item.get("type") == "file_search_call" for item in kinds)
     total: Decimal = WEB_SEARCH.get(provider, Decimal(0)) * web + FILE_SEARCH * files

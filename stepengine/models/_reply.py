@@ -42,7 +42,7 @@ logger = logging.getLogger("stepengine.models")
 _warned: set[str] = set()
 
 
-def make_reply(
+def make_validated_reply(
     content: tuple[AssistantPart, ...],
     call: RequestLabel,
     model: str,

@@ -137,7 +137,7 @@ def count_optional_members(schema: Mapping[str, object], wire: Literal["anthropi
     return found
 
 
-def has_strict_tool_openai_rejects(tools: Iterable[ToolSpec]) -> bool:
+def has_strict_tool_unsupported_by_openai(tools: Iterable[ToolSpec]) -> bool:
     """Return whether one of *tools* is strict and OpenAI does not support its schema as a strict one."""
     return any(tool.strict and count_optional_members(tool.input_schema, "openai") is None for tool in tools)
 
@@ -161,7 +161,7 @@ def _merge_definitions(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**{name: value for name, value in schema.items() if name != OLDER}, "$defs": {**defined, **older}}
 
 
-def _rename_reference(schema: Mapping[str, Any]) -> dict[str, object]:
+def _make_reference_member(schema: Mapping[str, Any]) -> dict[str, object]:
     """Return the ``$ref`` member of a schema, to ``$defs`` in place of ``definitions``; ``{}`` without one."""
     if "$ref" not in schema:
         return {}
@@ -220,7 +220,7 @@ class _AnthropicConverter(_StrictConverter):
             raise _UnsupportedSchema
         defined = {"$defs": self.convert_mapping(schema["$defs"], level + 1)} if "$defs" in schema else {}
         if "$ref" in schema:
-            return {**defined, **_rename_reference(schema)}
+            return {**defined, **_make_reference_member(schema)}
         rest = {name: value for name, value in schema.items() if name != "$defs"}
         found = {**defined, **{name: rest.pop(name) for name in schema if name in KEPT}}
         if found.get("type") == "object":
@@ -262,7 +262,7 @@ class _OpenAIConverter(_StrictConverter):
             raise _UnsupportedSchema
         values = schema.get("enum", [])
         self.values += len(values) if isinstance(values, list) else 0
-        found = {**schema, **_rename_reference(schema)}
+        found = {**schema, **_make_reference_member(schema)}
         if found.get("type") == "object" or "properties" in found:
             found |= self.convert_members(schema, level)
         if "$defs" in found:

@@ -25,7 +25,7 @@ class Sdk(NamedTuple):
     package: str
     extra: str
 
-    def check_installed(self) -> None:
+    def require_installed(self) -> None:
         """
         Raise ``ModelError`` if the SDK is missing or broken, without loading it.
 
@@ -55,7 +55,7 @@ class Sdk(NamedTuple):
         Raises:
             ModelError: when it is not installed, or cannot be imported.
         """
-        self.check_installed()
+        self.require_installed()
         try:
             return import_module(self.module)
         except Exception as error:

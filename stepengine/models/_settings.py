@@ -24,7 +24,7 @@ from stepengine.models.presets import PRESETS, Preset
 logger = logging.getLogger("stepengine.models")
 
 Json = dict[str, Any]
-Way: TypeAlias = Callable[[Any], Json | None]
+SettingConverter: TypeAlias = Callable[[Any], Json | None]
 
 TUNING = ("service_tier", "seed", "logprobs", "store", "safety", "cache", "cache_key", "server_tools", "fallbacks")
 CAN_BE_TOLD = frozenset({"openai", "openai_chat"})
@@ -48,7 +48,7 @@ class WireSettings:
     dropped: tuple[str, ...] = ()
 
 
-def convert_settings(settings: ModelSettings, converters: Mapping[str, Way]) -> WireSettings:
+def convert_settings(settings: ModelSettings, converters: Mapping[str, SettingConverter]) -> WireSettings:
     """Return the body members for all *settings* with a value, and the names of those that the wire cannot express."""
     members: Json = {}
     dropped: list[str] = []
@@ -136,7 +136,7 @@ def remove_extra_options(request: ModelRequest, names: tuple[str, ...]) -> Model
     return attrs.evolve(request, settings=attrs.evolve(request.settings, extra=extra))
 
 
-def add_dropped_settings(reply: ModelReply, dropped: tuple[str, ...]) -> ModelReply:
+def add_dropped_setting_names(reply: ModelReply, dropped: tuple[str, ...]) -> ModelReply:
     """Return *reply* with the names of the dropped settings in ``provider_data``."""
     if not dropped:
         return reply

@@ -16,7 +16,7 @@ from attrs import frozen
 from stepengine.data.models import Effort, Thinking
 
 Json = dict[str, Any]
-Form: TypeAlias = Literal[
+ThinkingFormat: TypeAlias = Literal[
     "effort", "ollama", "template", "openrouter", "groq", "xai", "deepseek", "mistral", "zai", "moonshot", "cerebras",
     "snowflake", "qwen",
 ]  # fmt: skip
@@ -142,7 +142,7 @@ OLLAMA = (GPT_OSS, ThinkingWords(names=r"", off="none"))
 TEMPLATE = (GPT_OSS, ThinkingWords(names=r"", off=""))
 
 
-def _find_thinking_words(table: Iterable[ThinkingWords], model: str) -> ThinkingWords:
+def _get_thinking_words(table: Iterable[ThinkingWords], model: str) -> ThinkingWords:
     """Return the words of *model*; prefixes of the name up to its last slash are ignored."""
     name = model.rpartition("/")[2].lower()
     return next((words for words in table if re.match(words.names, name)), ANY)
@@ -194,12 +194,12 @@ def _add_note_on_ignored_hiding(asked: ThinkingRequest, thinking: Thinking, mode
 # --- Responses -------------------------------------------------------------------------------------------------------
 
 
-def encode_thinking_for_responses(thinking: Thinking | None, form: Form, model: str) -> ThinkingRequest:
+def encode_thinking_for_responses(thinking: Thinking | None, form: ThinkingFormat, model: str) -> ThinkingRequest:
     """Return the members of ``reasoning``, with a budget in tokens as an effort, and a note on unsupported options."""
     if thinking is None:
         return NOTHING
     word, note = _choose_thinking_word_and_note(
-        thinking, _find_thinking_words(XAI if form == "xai" else OPENAI, model), model
+        thinking, _get_thinking_words(XAI if form == "xai" else OPENAI, model), model
     )
     if not word:
         return ThinkingRequest({}, note)
@@ -211,7 +211,12 @@ def encode_thinking_for_responses(thinking: Thinking | None, form: Form, model: 
 
 
 def encode_thinking_for_chat(
-    thinking: Thinking | None, form: Form, model: str, *, is_call_forced: bool = False, is_rejected: bool = False
+    thinking: Thinking | None,
+    form: ThinkingFormat,
+    model: str,
+    *,
+    is_call_forced: bool = False,
+    is_rejected: bool = False,
 ) -> ThinkingRequest:
     """
     Return the members for thinking of a body of Chat Completions, in the format of the service, and a note on unsupported options.
@@ -244,15 +249,15 @@ def encode_thinking_for_chat(
     return attrs.evolve(asked, note="") if is_rejected else asked
 
 
-TABLES: dict[Form, tuple[ThinkingWords, ...]] = {
+TABLES: dict[ThinkingFormat, tuple[ThinkingWords, ...]] = {
     "effort": OPENAI, "xai": XAI, "groq": GROQ, "mistral": MISTRAL, "deepseek": DEEPSEEK, "zai": ZAI, "moonshot": MOONSHOT,
     "cerebras": CEREBRAS, "snowflake": SNOWFLAKE, "ollama": OLLAMA, "template": TEMPLATE,
 }  # fmt: skip
 
 
-def _encode_thinking_by_word(thinking: Thinking, form: Form, model: str) -> ThinkingRequest:
+def _encode_thinking_by_word(thinking: Thinking, form: ThinkingFormat, model: str) -> ThinkingRequest:
     """Return thinking as a member with one word, such as ``reasoning_effort``."""
-    words = _find_thinking_words(TABLES[form], model)
+    words = _get_thinking_words(TABLES[form], model)
     word, note = _choose_thinking_word_and_note(thinking, words, model)
     if form == "snowflake" and not _is_thinking_off(thinking) and words.names == SNOWFLAKE[0].names:
         return _add_note_on_ignored_hiding(
@@ -288,7 +293,7 @@ def _encode_thinking_for_openrouter(thinking: Thinking, model: str, *, is_call_f
 
 def _encode_thinking_for_groq(thinking: Thinking, model: str) -> ThinkingRequest:
     """Return thinking as a word, and as the format of the thoughts, separate or hidden."""
-    words = _find_thinking_words(GROQ, model)
+    words = _get_thinking_words(GROQ, model)
     word, note = _choose_thinking_word_and_note(thinking, words, model)
     members: Json = {"reasoning_effort": word} if word else {}
     if words.off in ("", word):
@@ -309,9 +314,9 @@ def _encode_thinking_switch(state: str, **more: object) -> Json:
     return {"thinking": {"type": state, **more}}
 
 
-def _encode_thinking_by_switch(thinking: Thinking, form: Form, model: str) -> ThinkingRequest:
+def _encode_thinking_by_switch(thinking: Thinking, form: ThinkingFormat, model: str) -> ThinkingRequest:
     """Return thinking as a switch, and a word if the model accepts one."""
-    words = _find_thinking_words(TABLES[form], model)
+    words = _get_thinking_words(TABLES[form], model)
     word, note = _choose_thinking_word_and_note(thinking, words, model)
     if words.deaf or word == "disabled":
         return ThinkingRequest(_encode_thinking_switch("disabled") if word == "disabled" else {}, note)
@@ -326,9 +331,9 @@ def _encode_thinking_by_switch(thinking: Thinking, form: Form, model: str) -> Th
     )
 
 
-def _encode_thinking_by_template(thinking: Thinking, form: Form, model: str) -> ThinkingRequest:
+def _encode_thinking_by_template(thinking: Thinking, form: ThinkingFormat, model: str) -> ThinkingRequest:
     """Return thinking as a switch of the model's chat template, or as the member of Qwen's API."""
-    words = _find_thinking_words(TEMPLATE, model)
+    words = _get_thinking_words(TEMPLATE, model)
     word, note = _choose_thinking_word_and_note(thinking, words, model)
     if form == "template" and words is GPT_OSS:
         return _add_note_on_ignored_hiding(ThinkingRequest({"reasoning_effort": word}, note), thinking, model)

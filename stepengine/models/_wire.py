@@ -247,20 +247,20 @@ def make_unsupported_part_error(provider: str, part: ImagePart | DocumentPart, w
     return ModelError(msg, kind="unsupported_part")
 
 
-def check_file_provider(provider: str, part: ImagePart | DocumentPart) -> None:
+def require_file_of_provider(provider: str, part: ImagePart | DocumentPart) -> None:
     """Raise ``ModelError`` for a file that is stored at another provider than *provider*."""
     if part.file_id is not None and HOLDERS.get(part.provider, part.provider) != HOLDERS.get(provider, provider):
         why = f"the file is stored at {part.provider}; pass its bytes or its URL, or upload it to {provider}"
         raise make_unsupported_part_error(provider, part, why)
 
 
-def check_image_type(provider: str, part: ImagePart | DocumentPart) -> None:
+def require_accepted_image_type(provider: str, part: ImagePart | DocumentPart) -> None:
     """Raise ``ModelError`` for image bytes of a type that the provider does not accept."""
     if part.data is not None and part.mime_type not in IMAGES:
         raise make_unsupported_part_error(provider, part, "it accepts JPEG, PNG, GIF and WebP")
 
 
-def file_name_or_default(part: ImagePart | DocumentPart) -> str:
+def get_file_name_or_default(part: ImagePart | DocumentPart) -> str:
     """Return the name of a document; without one ``document`` plus the extension of an office type, else ``document.pdf``."""
     return getattr(part, "name", "") or f"document{OFFICE.get(part.mime_type, '.pdf')}"
 

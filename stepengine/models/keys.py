@@ -112,7 +112,7 @@ def find_set_variable(variables: Sequence[str]) -> str | None:
     return next((name for name in variables if os.environ.get(name, "").strip()), None)
 
 
-def find_key(
+def resolve_key(
     provider: str, explicit: Secret | None, variables: Sequence[str], *, required: bool, argument: str
 ) -> Credentials:
     """

@@ -15,7 +15,7 @@ from attrs import frozen
 from stepengine.models.base import Timeouts
 
 if TYPE_CHECKING:
-    from stepengine.models._thinking_levels import Form
+    from stepengine.models._thinking_levels import ThinkingFormat
 
 Tiers: TypeAlias = tuple[tuple[str, str], ...]
 OPENAI_TIERS: Tiers = (
@@ -99,7 +99,7 @@ class Preset:
     no_key: str = ""
     model_patterns: tuple[str, ...] = ()
     limit_member: Literal["max_completion_tokens", "max_tokens"] = "max_tokens"
-    thinking: Form = "effort"
+    thinking: ThinkingFormat = "effort"
     file_format: Literal["no", "bytes", "all", "link"] = "no"
     audio_format: Literal["", "bytes", "data_url"] = ""
     supports_video: bool = False

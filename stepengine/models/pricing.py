@@ -75,7 +75,7 @@ LIST_PRICES = ListPrices()
 """The default prices of an engine."""
 
 
-def find_model_info(model: str) -> ModelInfo:
+def get_model_info(model: str) -> ModelInfo:
     """Return the context window and the largest output of *model* from price data and our table."""
     from stepengine.models._limits import fill_model_limits
     from stepengine.models._price_book import PriceBook

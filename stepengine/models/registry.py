@@ -32,7 +32,7 @@ ProviderSource: TypeAlias = Provider | Callable[[], Provider]
 
 
 @lru_cache(maxsize=4)
-def _find_provider_entry_points(path: tuple[str, ...]) -> EntryPoints:  # noqa: ARG001 - it is the key of the cache
+def _load_provider_entry_points(path: tuple[str, ...]) -> EntryPoints:  # noqa: ARG001 - it is the key of the cache
     """Return the entry points of providers installed on *path*, cached because reading them is slow."""
     from importlib.metadata import entry_points
 
@@ -311,7 +311,7 @@ class Models:
         if not self._discover:
             return
         self._discover = False
-        for entry in _find_provider_entry_points(tuple(sys.path)):
+        for entry in _load_provider_entry_points(tuple(sys.path)):
             if entry.name not in self._sources:
                 self.register(entry.name, partial(_create_installed_provider, entry))
 
@@ -359,11 +359,11 @@ class Models:
         route = parse_route(canonical)
         if route is not None:
             return _combine_smallest_limits([self.info(name) for name in route.models])
-        from stepengine.models.anthropic.families import find_family
-        from stepengine.models.pricing import find_model_info
+        from stepengine.models.anthropic.families import get_family
+        from stepengine.models.pricing import get_model_info
 
-        known, name = find_model_info(canonical), canonical.rpartition("/")[2]
-        return attrs.evolve(known, max_output=find_family(name).max_output) if "claude-" in name else known
+        known, name = get_model_info(canonical), canonical.rpartition("/")[2]
+        return attrs.evolve(known, max_output=get_family(name).max_output) if "claude-" in name else known
 
     def output_limit(self, request: ModelRequest) -> int | None:
         """

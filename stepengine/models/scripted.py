@@ -210,13 +210,13 @@ class ScriptedModel(Provider):
     def __init__(self, replies: Iterable[Script] | Callable[[ModelRequest], Play] = (), *, chunk: int = 4) -> None:
         self._always = replies if callable(replies) else None
         if self._always is not None:
-            _convert_script_item(self._always, 0)
+            _validate_script_item(self._always, 0)
             self._script: tuple[Any, ...] = ()
         elif isinstance(replies, str | Mapping) or not isinstance(replies, Iterable):
             msg = f"a script must be a list of replies, or one function that answers every request, not {replies!r}"
             raise DataError(msg)
         else:
-            self._script = tuple([_convert_script_item(item, index) for index, item in enumerate(replies)])
+            self._script = tuple([_validate_script_item(item, index) for index, item in enumerate(replies)])
         self._chunk = max(1, chunk)
         self._lock = Lock()
         self.calls: list[ModelRequest] = []
@@ -252,7 +252,7 @@ class ScriptedModel(Provider):
         """Yield the next reply in deltas of a few characters, then the reply itself."""
         item = self._record_request_and_get_item(request)
         if callable(item):
-            item = _convert_script_item(item(request), asked=item)
+            item = _validate_script_item(item(request), asked=item)
         if isinstance(item, Failing):
             for piece in _split_text(item.after, self._chunk):
                 yield TextChunk(piece)
@@ -347,14 +347,14 @@ class RunScript(ScriptedModel):
 def _get_reply_or_raise(item: Any, request: ModelRequest) -> ModelReply:
     """Return the reply of a script item, calling a function with *request*; raise the error of a scripted failure."""
     if callable(item):
-        item = _convert_script_item(item(request), asked=item)
+        item = _validate_script_item(item(request), asked=item)
     if isinstance(item, Failing):
         raise item.error
     reply: ModelReply = item
     return reply
 
 
-def _convert_script_item(item: object, index: int | None = None, *, asked: object = None) -> Any:
+def _validate_script_item(item: object, index: int | None = None, *, asked: object = None) -> Any:
     """Return a valid item of a script, or result of the function *asked*, with a str as a ``ModelReply``."""
     if isinstance(item, str):
         return ModelReply(item)

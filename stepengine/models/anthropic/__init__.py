@@ -13,17 +13,17 @@ from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ModelSe
 from stepengine.data.server_tools import Programs
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import ModelError
-from stepengine.models._api import NO_KEY, RequestBody, get_batch_id
+from stepengine.models._api import NO_KEY, RequestBody, require_batch_id
 from stepengine.models._byte_reader import HttpExchange
 from stepengine.models._http import HttpProvider
-from stepengine.models._json import object_at, parse_token_count
+from stepengine.models._json import get_optional_object, parse_token_count
 from stepengine.models._programs import merge_programs
 from stepengine.models._schemas import count_optional_members
 from stepengine.models._sdks import ANTHROPIC
 from stepengine.models._settings import warn_once
 from stepengine.models._thinking_levels import CANNOT
 from stepengine.models._wire import ToolsCache, merge_headers, parse_extra_headers
-from stepengine.models.anthropic.families import AnthropicFamily, find_family, update_family_with_capabilities
+from stepengine.models.anthropic.families import AnthropicFamily, copy_family_with_capabilities, get_family
 from stepengine.models.anthropic.request import (
     BINDING_BETA,
     FALLBACK_BETA,
@@ -195,7 +195,7 @@ class AnthropicProvider(HttpProvider):
             headers = {**headers, **own_headers}
             parts.append(b'{"custom_id":"%s","params":%s}' % (name.encode(), encoded))
         content = b'{"requests":[%s]}' % b",".join(parts)
-        return get_batch_id(self.name, await self._call_api("batches", BATCHES, content, **headers))
+        return require_batch_id(self.name, await self._call_api("batches", BATCHES, content, **headers))
 
     async def batch_results(self, batch: str) -> Mapping[str, object] | None:
         """
@@ -244,10 +244,13 @@ class AnthropicProvider(HttpProvider):
     def _parse_model_description(self, answer: Mapping[str, object], model: str) -> tuple[ModelInfo, AnthropicFamily]:
         """Return the limits and the family in the API's description of *model*; raise ``ModelError`` if it is unreadable."""
         try:
-            most, capabilities = parse_token_count(answer.get("max_tokens")), object_at(answer, "capabilities")
-            family = update_family_with_capabilities(find_family(model), capabilities, most)
-            types = object_at(object_at(capabilities, "thinking"), "types")
-            takes = tuple([name for name in types if object_at(types, name).get("supported") is True])
+            most, capabilities = (
+                parse_token_count(answer.get("max_tokens")),
+                get_optional_object(answer, "capabilities"),
+            )
+            family = copy_family_with_capabilities(get_family(model), capabilities, most)
+            types = get_optional_object(get_optional_object(capabilities, "thinking"), "types")
+            takes = tuple([name for name in types if get_optional_object(types, name).get("supported") is True])
         except (TypeError, ValueError) as error:
             msg = f"{self.name} sent an unreadable description of {model!r}: {error}"
             raise ModelError(msg, kind="protocol") from None
@@ -262,11 +265,11 @@ class AnthropicProvider(HttpProvider):
     def _get_family(self, model: str) -> AnthropicFamily:
         """Return the family of *model* by the API if it was queried, else by the table of names."""
         known = self._described.get(model)
-        return find_family(model) if known is None else known[1]
+        return get_family(model) if known is None else known[1]
 
     async def _describe_unknown_model_once(self, model: str) -> None:
         """Describe a model that the table does not know, at most once and only if enabled; a failure is logged."""
-        if not self._asks or model in self._asked_for or not find_family(model).is_guess:
+        if not self._asks or model in self._asked_for or not get_family(model).is_guess:
             return
         self._asked_for.add(model)
         try:
@@ -322,7 +325,7 @@ class AnthropicProvider(HttpProvider):
     def _list_unsupported_settings(self, request: ModelRequest) -> tuple[str, ...]:
         model = self.strip_prefix(request.model)
         dropped = encode_wire_settings(request, model, self.site).dropped
-        shaped = self._select_tools_and_add_answer(request)
+        shaped = self._select_tools_and_add_answer_tool(request)
         wanted = {tool.name for tool in request.tools if tool.strict}
         if wanted and wanted.intersection([tool.name for tool in self._limit_strict_tools(shaped) if not tool.strict]):
             dropped = (*dropped, "strict")
@@ -337,7 +340,7 @@ class AnthropicProvider(HttpProvider):
         if disables_unavoidable_thinking(request, family):
             warn_once(CANNOT.format(model=model, least="low effort"))
         request, ways = (
-            self._select_tools_and_add_answer(request, previous_failure),
+            self._select_tools_and_add_answer_tool(request, previous_failure),
             override_cache_lifetime(self._ways, request.settings),
         )
         tools = self._encode_tools_cached(self._limit_strict_tools(request, previous_failure), request.settings, ways)
@@ -370,7 +373,10 @@ class AnthropicProvider(HttpProvider):
         return {**more, "anthropic_beta": betas.split(",")} if betas and self.site.betas_in_body else more
 
     def _encode_token_count_request(self, request: ModelRequest) -> RequestBody:
-        model, request = self.strip_prefix(request.model), self._select_tools_and_add_answer(request, is_count=True)
+        model, request = (
+            self.strip_prefix(request.model),
+            self._select_tools_and_add_answer_tool(request, is_token_count=True),
+        )
         tools, family = (
             self._encode_tools_cached(self._limit_strict_tools(request), request.settings),
             self._get_family(model),

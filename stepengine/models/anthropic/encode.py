@@ -45,8 +45,6 @@ from stepengine.models._wire import (
     NUDGE,
     MessageEncoders,
     MessageJoiner,
-    check_file_provider,
-    check_image_type,
     choose_wire_ids,
     continues_paused_reply,
     encode_base64,
@@ -60,6 +58,8 @@ from stepengine.models._wire import (
     list_generated_media,
     make_safe_tool_name,
     make_unsupported_part_error,
+    require_accepted_image_type,
+    require_file_of_provider,
 )
 from stepengine.models._wire import EncodedMessage as BaseTurn
 from stepengine.models.anthropic.decode import find_calling_program_id
@@ -141,7 +141,7 @@ def _replace_abandoned_turns(
     for index, turn in enumerate(turns):
         is_gone = index in gone or (is_gone and turn.role == "tool")
         message = request.messages[index] if index < history else request.tail[index - history]
-        found.append(_encode_abandoned_as_text(message, flags) if is_gone else turn)
+        found.append(_encode_abandoned_message_as_text(message, flags) if is_gone else turn)
     return found
 
 
@@ -259,7 +259,7 @@ def _list_answered_server_call_ids(blocks: list[Json]) -> frozenset[str]:
     return frozenset([block["tool_use_id"] for block in blocks if block.get("tool_use_id")])
 
 
-def _encode_abandoned_as_text(message: Message, flags: AnthropicEncodeOptions) -> AnthropicEncoded:
+def _encode_abandoned_message_as_text(message: Message, flags: AnthropicEncodeOptions) -> AnthropicEncoded:
     """Encode a reply with an abandoned program, or a result for it, with calls as text."""
     if not isinstance(message, AssistantMessage):
         return ENCODERS.encode(message, attrs.evolve(flags, manual=True))
@@ -413,10 +413,10 @@ def _encode_content_part(part: ResultPart, flags: AnthropicEncodeOptions) -> Jso
 
 def _encode_supported_media(part: ImagePart | DocumentPart, flags: AnthropicEncodeOptions) -> Json:
     """Return the block of an image, a PDF, a text or an uploaded file; raise ``ModelError`` for unsupported media."""
-    check_file_provider(flags.provider, part)
+    require_file_of_provider(flags.provider, part)
     kind = get_media_kind(part)
     if kind == "image":
-        check_image_type(flags.provider, part)
+        require_accepted_image_type(flags.provider, part)
         return {"type": "image", "source": _encode_media_source(part)}
     if part.file_id is not None and kind not in {"pdf", "text"} and flags.container:
         return {"type": "container_upload", "file_id": part.file_id}

@@ -11,7 +11,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.models._failures import SMALL_LIMIT
-from stepengine.models._json import object_at
+from stepengine.models._json import get_optional_object
 
 DEFAULT_MAX_TOKENS = SMALL_LIMIT
 """The output limit for an unknown model."""
@@ -47,7 +47,7 @@ class AnthropicFamily:
     searches: bool = False
     is_guess: bool = False
 
-    def find_nearest_effort(self, wanted: str) -> str:
+    def get_nearest_effort(self, wanted: str) -> str:
         """Return the accepted level nearest to *wanted*: the same, else the next lower one, else the lowest."""
         below = EFFORTS[: EFFORTS.index(wanted) + 1]
         return next((word for word in reversed(below) if word in self.efforts), (self.efforts or ("low",))[0])
@@ -79,7 +79,7 @@ FAMILIES = (
 
 
 @lru_cache(maxsize=256)
-def find_family(model: str) -> AnthropicFamily:
+def get_family(model: str) -> AnthropicFamily:
     """Return the family of *model*, a guess for an unknown name; a cloud's prefix before ``claude-`` is ignored."""
     start = max(model.find("claude-"), 0)
     return next(
@@ -87,14 +87,14 @@ def find_family(model: str) -> AnthropicFamily:
     )
 
 
-def update_family_with_capabilities(
+def copy_family_with_capabilities(
     family: AnthropicFamily, capabilities: Mapping[str, object], max_output: int | None
 ) -> AnthropicFamily:
     """Return *family* updated by the API's description of a model: its ``capabilities`` and its largest output."""
-    thinking = object_at(capabilities, "thinking")
-    types, effort = object_at(thinking, "types"), object_at(capabilities, "effort")
-    takes = {name: object_at(types, name).get("supported") is True for name in types}
-    words = tuple([word for word in EFFORTS if object_at(effort, word).get("supported") is True])
+    thinking = get_optional_object(capabilities, "thinking")
+    types, effort = get_optional_object(thinking, "types"), get_optional_object(capabilities, "effort")
+    takes = {name: get_optional_object(types, name).get("supported") is True for name in types}
+    words = tuple([word for word in EFFORTS if get_optional_object(effort, word).get("supported") is True])
     off = family.off
     if "disabled" in takes:
         off = ("word" if family.off != "silence" else "silence") if takes["disabled"] else "never"

@@ -27,7 +27,7 @@ from stepengine.models._programs import (
 )
 from stepengine.models._schemas import MAX_OPTIONAL, count_optional_members, make_strict_schema
 from stepengine.models._settings import (
-    Way,
+    SettingConverter,
     WireSettings,
     convert_settings,
     encode_user_location,
@@ -280,7 +280,7 @@ def _encode_output_config(request: ModelRequest, asked: Json | None, family: Ant
     if thinking.mode == "none":
         return {**output, "effort": "low"} if family.off == "never" else output or None
     if asked is not None and asked["type"] == "adaptive":
-        output["effort"] = family.find_nearest_effort(effort_from_thinking(thinking))
+        output["effort"] = family.get_nearest_effort(effort_from_thinking(thinking))
     return output or None
 
 
@@ -344,7 +344,7 @@ def override_cache_lifetime(options: AnthropicRequestOptions, settings: ModelSet
 
 def encode_wire_settings(request: ModelRequest, model: str, site: Site) -> WireSettings:
     """Return the body members for cache, server tools, service tier and fallbacks, and the names of dropped settings."""
-    ways: dict[str, Way] = {
+    ways: dict[str, SettingConverter] = {
         "cache": lambda _: {},  # the marks hold it
         "server_tools": lambda items: {"tools": _encode_server_tools(items, request, model, site)},
         "service_tier": lambda tier: _encode_service_tier(tier, model, site),

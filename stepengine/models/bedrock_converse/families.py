@@ -103,7 +103,7 @@ def parse_maker(model: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def find_family(model: str) -> ConverseFamily:
+def get_family(model: str) -> ConverseFamily:
     """Return the family of *model*, a name with or without a geography, or an ARN; an unknown name has the default one."""
     name = ".".join(_split_model_name(model)).strip(".") or (
         "anthropic." + model if model.startswith("claude") else model

@@ -19,7 +19,13 @@ from stepengine.data.server_tools import CodeExecution, ServerTool, WebSearch
 from stepengine.data.tools import ToolSpec
 from stepengine.models._failures import INVALID_SIGNATURE
 from stepengine.models._schemas import make_strict_schema
-from stepengine.models._settings import DROPPED, Way, WireSettings, convert_settings, make_unsupported_tool_error
+from stepengine.models._settings import (
+    DROPPED,
+    SettingConverter,
+    WireSettings,
+    convert_settings,
+    make_unsupported_tool_error,
+)
 from stepengine.models._thinking_levels import CANNOT, DEAF, SHOWN, ThinkingRequest, effort_from_thinking
 from stepengine.models._wire import (
     continues_paused_reply,
@@ -71,7 +77,7 @@ class ConverseRequestOptions:
     thinking: Mapping[str, Any] = attrs.field(factory=dict)
     previous_failure: str = ""
 
-    def cache_mark(self, section: Literal["tools", "messages"]) -> bytes:
+    def encode_cache_mark(self, section: Literal["tools", "messages"]) -> bytes:
         """Return the cache mark to put after *section*; ``b""`` if it is not cached."""
         if self.cache is None or not self.family.caches or (section == "tools" and self.family.caches != "tools"):
             return b""
@@ -139,7 +145,7 @@ def _encode_prompt_members(
 ) -> dict[str, bytes]:
     """Return the members that count as the prompt: tools, system prompt and messages, with their cache marks."""
     members: dict[str, bytes] = {}
-    mark, offers = options.cache_mark("messages"), offers_tools(request)
+    mark, offers = options.encode_cache_mark("messages"), offers_tools(request)
     if offers:
         members["toolConfig"] = _encode_tool_config(request, options, tools, server_tools)
     if request.system_prompt.strip():
@@ -162,7 +168,7 @@ def _encode_tool_config(
         tools[1:-1],
         *[encode_json(tool) for tool in (*server_tools, *(more if isinstance(more, list | tuple) else ()))],
     ]
-    config = {"tools": b"[" + b",".join(filter(None, [*lists, options.cache_mark("tools")])) + b"]"}
+    config = {"tools": b"[" + b",".join(filter(None, [*lists, options.encode_cache_mark("tools")])) + b"]"}
     choice = _encode_tool_choice(request, options.family)
     if choice is not None:
         config["toolChoice"] = encode_json(choice)
@@ -225,7 +231,7 @@ def encode_tool(spec: ToolSpec) -> Json:
 
 def encode_wire_settings(request: ModelRequest, model: str, family: ConverseFamily, provider: str) -> WireSettings:
     """Return the body members for service tier, cache and server tools, and the names of dropped settings."""
-    ways: dict[str, Way] = {
+    ways: dict[str, SettingConverter] = {
         "service_tier": TIERS.get,
         "cache": lambda lifetime: _encode_cache_lifetime(lifetime, family),
         "server_tools": lambda items: _encode_server_tools(items, model, family, provider),
@@ -259,7 +265,7 @@ def _encode_server_tools(items: tuple[ServerTool, ...], model: str, family: Conv
     return {"toolConfig": {"tools": tools}, DROPPED: dropped}
 
 
-def make_non_claude_thinking_request(settings: ModelSettings, model: str, family: ConverseFamily) -> ThinkingRequest:
+def encode_non_claude_thinking(settings: ModelSettings, model: str, family: ConverseFamily) -> ThinkingRequest:
     """Return the thinking members for models other than Claude, with a note on unsupported options."""
     thinking = settings.thinking
     if thinking is None:

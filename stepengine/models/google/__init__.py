@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from stepengine.data.models import ModelRequest
 from stepengine.errors import ModelError
-from stepengine.models._api import NO_KEY, RequestBody, get_batch_id
+from stepengine.models._api import NO_KEY, RequestBody, require_batch_id
 from stepengine.models._byte_reader import Accumulator
 from stepengine.models._failures import RequestLabel, error_from_body, error_from_response, error_from_transport
 from stepengine.models._http import HttpProvider
@@ -108,10 +108,10 @@ class GoogleProvider(HttpProvider):
             return error_from_response(error.response, call)
         return error_from_transport(error, call)
 
-    async def _open_response(self, client: Any, body: RequestBody, *, stream: bool) -> object:
+    async def _send_and_open_response(self, client: Any, body: RequestBody, *, stream: bool) -> object:
         """Send *body* with the SDK's URL and headers, and return the response before its body is read."""
         return await transport.send_with_sdk_headers(
-            client, body.path, None if body.is_question else body.content, body.headers
+            client, body.path, None if body.is_get else body.content, body.headers
         )
 
     async def describe(self, model: str) -> ModelInfo:
@@ -157,7 +157,7 @@ class GoogleProvider(HttpProvider):
             parts
         )
         answer = await self._call_api("batches", make_request_path(model, "batchGenerateContent"), content)
-        return get_batch_id(self.name, answer, "name")
+        return require_batch_id(self.name, answer, "name")
 
     async def batch_results(self, batch: str) -> Mapping[str, object] | None:
         """
@@ -231,7 +231,7 @@ class GoogleProvider(HttpProvider):
 
     def _encode(self, request: ModelRequest, *, stream: bool, previous_failure: str = "") -> RequestBody:
         """Encode *request*; after a rejected signature (*previous_failure*), omit earlier thoughts and signatures."""
-        request = self._select_tools_and_add_answer(request, previous_failure)
+        request = self._select_tools_and_add_answer_tool(request, previous_failure)
         model = self.strip_prefix(request.model)
         warn_once(encode_thinking_for_gemini(request.settings.thinking, model).note)
         tools, is_vertex = self._tools(request.tools), self.is_vertex
@@ -240,7 +240,7 @@ class GoogleProvider(HttpProvider):
         return RequestBody(content, path=make_request_path(model, method, is_vertex=is_vertex))
 
     def _encode_token_count_request(self, request: ModelRequest) -> RequestBody:
-        request = self._select_tools_and_add_answer(request)
+        request = self._select_tools_and_add_answer_tool(request)
         model = self.strip_prefix(request.model)
         content = encode_token_count_request(
             request, model, self.name, self._tools(request.tools), is_vertex=self.is_vertex

@@ -44,7 +44,6 @@ from stepengine.models._wire import (
     NUDGE,
     MessageEncoders,
     MessageJoiner,
-    check_file_provider,
     continues_paused_reply,
     encode_base64,
     encode_comma_separated,
@@ -59,6 +58,7 @@ from stepengine.models._wire import (
     make_safe_tool_name,
     make_unsupported_part_error,
     remove_blank_texts,
+    require_file_of_provider,
 )
 from stepengine.models._wire import EncodedMessage as BaseTurn
 
@@ -310,7 +310,7 @@ def encode_inline_data(part: ImagePart | DocumentPart, data: bytes, provider: st
 
 def _encode_supported_media(part: ImagePart | DocumentPart, flags: GoogleEncodeOptions) -> Json:
     """Return inline data or a file reference; raise ``ModelError`` for unsupported or too large media."""
-    check_file_provider(flags.provider, part)
+    require_file_of_provider(flags.provider, part)
     kind = get_media_kind(part)
     if kind in {"office", "other"}:
         raise make_unsupported_part_error(flags.provider, part, "it accepts images, audio, video, text and PDF")

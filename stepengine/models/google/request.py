@@ -16,7 +16,13 @@ from stepengine.data.models import ModelRequest
 from stepengine.data.server_tools import CodeExecution, FileSearch, Programs, ServerTool, UrlContext, WebSearch
 from stepengine.data.tools import ToolSpec
 from stepengine.models._failures import INVALID_SIGNATURE
-from stepengine.models._settings import DROPPED, Way, WireSettings, convert_settings, make_unsupported_tool_error
+from stepengine.models._settings import (
+    DROPPED,
+    SettingConverter,
+    WireSettings,
+    convert_settings,
+    make_unsupported_tool_error,
+)
 from stepengine.models._thinking_levels import encode_thinking_for_gemini
 from stepengine.models._wire import encode_body_members, encode_json, join_json_members, resolve_tool_choice
 from stepengine.models.google.encode import (
@@ -93,7 +99,7 @@ def encode_tool(spec: ToolSpec) -> Json:
 
 def encode_wire_settings(request: ModelRequest, model: str, *, is_vertex: bool = False) -> WireSettings:
     """Return the body members for the settings that only some wires support, and the names of dropped settings."""
-    ways: dict[str, Way] = {
+    ways: dict[str, SettingConverter] = {
         "service_tier": TIERS.get,
         "seed": lambda seed: {"generationConfig": {"seed": seed}},
         "logprobs": lambda most: {

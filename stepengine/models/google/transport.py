@@ -59,7 +59,7 @@ def create_clients(
             # For web sockets, which are never opened. Without it the SDK reads the certificates again.
             async_client_args={"ssl": get_ssl_context()},
             # The sync client is never used. Without it the SDK creates one and reads the certificates again.
-            httpx_client=httpx2.Client(transport=httpx2.MockTransport(_refuse_sync_request)),
+            httpx_client=httpx2.Client(transport=httpx2.MockTransport(_raise_for_sync_request)),
         )
         return sdk.Client(**access, http_options=options)
 
@@ -150,7 +150,7 @@ def _raise_caught_request(request: object) -> Any:
     raise _CaughtRequest(request)
 
 
-def _refuse_sync_request(request: Any) -> Any:
+def _raise_for_sync_request(request: Any) -> Any:
     """Raise an error, because the SDK must not use its sync client."""
     import httpx2
 

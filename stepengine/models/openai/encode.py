@@ -40,8 +40,6 @@ from stepengine.models._wire import (
     MADE,
     NUDGE,
     MessageEncoders,
-    check_file_provider,
-    check_image_type,
     choose_wire_ids,
     continues_paused_reply,
     continues_text,
@@ -49,10 +47,10 @@ from stepengine.models._wire import (
     encode_comma_separated,
     encode_json,
     encode_turns,
-    file_name_or_default,
     format_document_text,
     format_result_text,
     get_arguments_to_send,
+    get_file_name_or_default,
     get_media_kind,
     get_url_or_data_url,
     is_from_provider,
@@ -61,6 +59,8 @@ from stepengine.models._wire import (
     make_unsupported_part_error,
     remove_blank_texts,
     remove_empty_texts,
+    require_accepted_image_type,
+    require_file_of_provider,
 )
 from stepengine.models._wire import EncodedMessage as BaseTurn
 
@@ -127,7 +127,7 @@ def encode_messages(
         if turn.role == "tool":
             role = "tool"
             if turn.call_id in searches:
-                out.append(SEARCHED + ids[turn.call_id] + loading.encode_found_tools(turn.refers))
+                out.append(SEARCHED + ids[turn.call_id] + loading.mark_and_encode_found_tools(turn.refers))
                 continue
             out.append(OUTPUT + ids[turn.call_id] + callers.get(turn.call_id, b"") + turn.body)
             if turn.refers:
@@ -159,7 +159,7 @@ class _ToolDefinitions:
         self._waiting = set(hidden)
         self._define = define
 
-    def encode_found_tools(self, names: tuple[str, ...]) -> bytes:
+    def mark_and_encode_found_tools(self, names: tuple[str, ...]) -> bytes:
         """Encode the definitions of the found tools, for the output of a tool search."""
         self._waiting.difference_update(names)
         define = self._define
@@ -414,10 +414,10 @@ def _encode_content_part(part: ResultPart, flags: OpenAIEncodeOptions) -> Json:
 
 def _encode_supported_media(part: ImagePart | DocumentPart, flags: OpenAIEncodeOptions) -> Json:
     """Return the input of an image, document or text; raise ``ModelError`` for unsupported media."""
-    check_file_provider(flags.provider, part)
+    require_file_of_provider(flags.provider, part)
     kind = get_media_kind(part)
     if kind == "image":
-        check_image_type(flags.provider, part)
+        require_accepted_image_type(flags.provider, part)
         where = {"image_url": get_url_or_data_url(part)} if part.file_id is None else {"file_id": part.file_id}
         return {"type": "input_image", "detail": "auto", **where}
     if kind not in {"pdf", "text", "office"}:
@@ -428,7 +428,7 @@ def _encode_supported_media(part: ImagePart | DocumentPart, flags: OpenAIEncodeO
         return {"type": "input_file", "file_url": part.url}
     if kind == "text":
         return {"type": "input_text", "text": format_document_text(getattr(part, "name", ""), part.data)}
-    return {"type": "input_file", "filename": file_name_or_default(part), "file_data": get_url_or_data_url(part)}
+    return {"type": "input_file", "filename": get_file_name_or_default(part), "file_data": get_url_or_data_url(part)}
 
 
 ENCODERS = MessageEncoders(_encode_user, _encode_assistant, _encode_result)

@@ -19,7 +19,7 @@ from stepengine.models._programs import make_allowed_callers_member, merge_progr
 from stepengine.models._schemas import make_strict_schema
 from stepengine.models._settings import (
     DROPPED,
-    Way,
+    SettingConverter,
     WireSettings,
     convert_settings,
     encode_openai_cache_lifetime,
@@ -136,7 +136,7 @@ def encode_tool(spec: ToolSpec, programs: Programs | None = None) -> Json:
 def encode_wire_settings(request: ModelRequest, model: str, preset: Preset) -> WireSettings:
     """Return the body members for the settings that only some wires support, and the names of dropped settings."""
     several, tiers = len(request.settings.server_tools) > 1, dict(preset.tiers)
-    ways: dict[str, Way] = {
+    ways: dict[str, SettingConverter] = {
         "service_tier": lambda tier: {"service_tier": tiers[tier]} if tier in tiers else None,
         "logprobs": lambda most: {"top_logprobs": most, "include": ["message.output_text.logprobs"]},
         "store": lambda keep: {"store": keep},

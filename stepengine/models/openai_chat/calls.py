@@ -33,7 +33,7 @@ from attrs import frozen
 from stepengine.data.json import compact
 from stepengine.data.models import ModelDelta, ToolCallChunk, ToolCallEnded, ToolCallStarted
 from stepengine.models._call_arguments import ArgumentPieces, can_start_json
-from stepengine.models._json import find_unknown_members, object_at, text_at
+from stepengine.models._json import find_unknown_members, get_optional_object, get_optional_text
 
 MEMBERS = frozenset({"id", "type", "index", "function"})
 FUNCTION_MEMBERS = frozenset({"name", "arguments"})
@@ -122,12 +122,12 @@ class CallPieces:
         deltas: list[ModelDelta] = []
         self._chunk += bool(entries)
         for position, entry in enumerate(entries):
-            function, index = object_at(entry, "function"), entry.get("index")
-            name, arguments = text_at(function, "name"), function.get("arguments")
+            function, index = get_optional_object(entry, "function"), entry.get("index")
+            name, arguments = get_optional_text(function, "name"), function.get("arguments")
             text = arguments if isinstance(arguments, str) else "" if arguments is None else compact(arguments)
             piece = _CallPiece(
                 index if type(index) is int else None,
-                text_at(entry, "id"),
+                get_optional_text(entry, "id"),
                 "" if name == NO_NAME and NO_NAME not in self._offered else name,
                 text,
                 position == 0,
@@ -146,13 +146,13 @@ class CallPieces:
             if slot.ended:
                 continue
             slot.ended = True
-            deltas += self._make_start_deltas(slot)
+            deltas += self._announce_calls_up_to(slot)
             if rest := slot.arguments.flush_rest():
                 deltas.append(ToolCallChunk(slot.number, rest))
             deltas.append(ToolCallEnded(slot.number))
         return deltas
 
-    def join_calls(self) -> list[dict[str, Any]]:
+    def resolve_and_join_calls(self) -> list[dict[str, Any]]:
         """Return the calls in the form of a reply without a stream."""
         self._resolve_ambiguous_calls()
         return [
@@ -329,7 +329,7 @@ class CallPieces:
             return []
         if slot.announced:
             return [ToolCallChunk(slot.number, new)] if new else []
-        return self._make_start_deltas(slot) if slot.name and arguments.count else []
+        return self._announce_calls_up_to(slot) if slot.name and arguments.count else []
 
     def _extend_name(self, name: str, more: str) -> str:
         """Return the name of a call after the piece *more*: its continuation, its repetition, or the whole name so far."""
@@ -373,7 +373,7 @@ class CallPieces:
             self._by_index[index] = twin
         return twin
 
-    def _make_start_deltas(self, last: _CallSlot) -> list[ModelDelta]:
+    def _announce_calls_up_to(self, last: _CallSlot) -> list[ModelDelta]:
         """
         Return the missing start deltas of a call and of those before it, in the order of the reply, and mark them as announced.
 
@@ -397,14 +397,14 @@ class CallPieces:
     def _resolve_ambiguous_calls(self) -> None:
         """Merge or separate calls that may be the same, at the end of the stream. Raise ``ModelError`` if a call stays ambiguous."""
         for slot in [slot for slot in self._slots if slot.twin is not None]:
-            self._merge_or_refuse_twin(slot)
+            self._merge_or_separate_twin(slot)
         for slot in self._slots:
             if self._ids_change and not (slot.arguments.count or slot in self._by_index.values()):
                 self._refuse(f"ids that change, and no arguments of {slot.name!r} before another call replaced it")
             if slot.arguments.is_undecided:
                 self._refuse(f"arguments of {slot.name!r} where both the joined pieces and the last piece are complete")
 
-    def _merge_or_refuse_twin(self, slot: _CallSlot) -> None:
+    def _merge_or_separate_twin(self, slot: _CallSlot) -> None:
         """At the end of the stream, merge a call into the earlier one that it may repeat, or keep both; raise if unclear."""
         twin, slot.twin = slot.twin, None
         if twin is None or (slot.arguments.count and twin.arguments.count):

@@ -39,8 +39,6 @@ from stepengine.models._wire import (
     MADE,
     NUDGE,
     MessageEncoders,
-    check_file_provider,
-    check_image_type,
     choose_wire_ids,
     continues_paused_reply,
     continues_text,
@@ -48,10 +46,10 @@ from stepengine.models._wire import (
     encode_comma_separated,
     encode_json,
     encode_turns,
-    file_name_or_default,
     format_document_text,
     format_result_text,
     get_arguments_to_send,
+    get_file_name_or_default,
     get_media_kind,
     get_url_or_data_url,
     is_from_provider,
@@ -60,6 +58,8 @@ from stepengine.models._wire import (
     make_safe_tool_name,
     make_unsupported_part_error,
     remove_blank_texts,
+    require_accepted_image_type,
+    require_file_of_provider,
 )
 from stepengine.models._wire import EncodedMessage as BaseTurn
 from stepengine.models.presets import Preset
@@ -384,12 +384,12 @@ def _encode_content_part(part: ResultPart, flags: ChatEncodeOptions) -> Json:
 def _encode_supported_media(part: ImagePart | DocumentPart, flags: ChatEncodeOptions) -> Json:
     """Return the piece of a text, image, video, audio or PDF; raise ``ModelError`` for media that the service does not accept."""
     preset, kind = flags.preset, get_media_kind(part)
-    check_file_provider(preset.name, part)
+    require_file_of_provider(preset.name, part)
     if kind == "text" and part.data is not None:
         return {"type": "text", "text": format_document_text(getattr(part, "name", ""), part.data)}
     if kind == "image" and part.file_id is None:
         if preset.stores_files:  # OpenAI itself; other servers check it themselves
-            check_image_type(preset.name, part)
+            require_accepted_image_type(preset.name, part)
         return {"type": "image_url", "image_url": {"url": get_url_or_data_url(part)}}
     if kind == "video" and preset.supports_video and part.file_id is None:
         return {"type": "video_url", "video_url": {"url": get_url_or_data_url(part)}}
@@ -411,7 +411,10 @@ def _encode_pdf(part: ImagePart | DocumentPart, preset: Preset) -> Json | None:
         return {"type": "document_url", "document_url": get_url_or_data_url(part)}
     if preset.file_format == "no" or (preset.file_format == "bytes" and part.data is None):
         return None
-    return {"type": "file", "file": {"filename": file_name_or_default(part), "file_data": get_url_or_data_url(part)}}
+    return {
+        "type": "file",
+        "file": {"filename": get_file_name_or_default(part), "file_data": get_url_or_data_url(part)},
+    }
 
 
 def _describe_accepted_media(preset: Preset) -> str:

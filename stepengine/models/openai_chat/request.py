@@ -17,7 +17,7 @@ from stepengine.models._failures import FORCED_THINKING, INVALID_SIGNATURE
 from stepengine.models._schemas import make_strict_schema, remove_references_and_nulls
 from stepengine.models._settings import (
     DROPPED,
-    Way,
+    SettingConverter,
     WireSettings,
     convert_settings,
     encode_openai_cache_lifetime,
@@ -77,7 +77,7 @@ def encode(
         ),
         "stream": True if stream else None,
         "stream_options": {"include_usage": True} if stream and preset.stream_usage else None,
-        **make_thinking_request(request, model, preset, off=previous_failure == FORCED_THINKING).members,
+        **encode_thinking(request, model, preset, off=previous_failure == FORCED_THINKING).members,
         **said.members,
     }
     members = encode_body_members(request, optional, tools)
@@ -100,7 +100,7 @@ NO_TOOLS = b"[]"
 def encode_wire_settings(request: ModelRequest, model: str, preset: Preset) -> WireSettings:
     """Return the body members for the settings that only some services support, and the names of dropped settings."""
     tiers = dict(preset.tiers)
-    ways: dict[str, Way] = {
+    ways: dict[str, SettingConverter] = {
         "service_tier": lambda tier: {"service_tier": tiers[tier]} if tier in tiers else None,
         "seed": lambda seed: {preset.seed_member: seed} if preset.seed_member else None,
         "logprobs": lambda most: (
@@ -253,7 +253,7 @@ def _encode_response_format(schema: Mapping[str, object] | None, *, strict: bool
     return {"type": "json_schema", "json_schema": {"name": make_schema_name(schema), "schema": schema}}
 
 
-def make_thinking_request(request: ModelRequest, model: str, preset: Preset, *, off: bool = False) -> ThinkingRequest:
+def encode_thinking(request: ModelRequest, model: str, preset: Preset, *, off: bool = False) -> ThinkingRequest:
     """Return the thinking members of a request; *off* switches thinking off after the service rejected it."""
     is_call_forced = resolve_tool_choice(request) not in {None, "auto", "none"}
     asked = encode_thinking_for_chat(

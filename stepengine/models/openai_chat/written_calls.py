@@ -16,7 +16,7 @@ from stepengine.data.messages import AssistantPart, TextPart, ThinkingPart, Tool
 from stepengine.data.models import ModelDelta, ModelReply, StopReason, TextChunk, ThinkingChunk
 from stepengine.data.thoughts import TAGS, split_thoughts
 from stepengine.machine.blocks import read_codebuff_call
-from stepengine.models._json import encode_utf8, make_call_part, read_json
+from stepengine.models._json import encode_utf8, make_call_part, parse_json
 
 OPEN = re.compile(r"<(tool_call|codebuff_tool_call)>")
 FUNCTION, PARAMETER = "<function=", "<parameter="
@@ -179,7 +179,7 @@ def _parse_call_block(tag: str, block: str, data: Mapping[str, object]) -> ToolC
     if tag == "tool_call" and block.startswith(FUNCTION):
         return _parse_function_block(block, data)
     try:
-        value = read_json(encode_utf8(block))
+        value = parse_json(encode_utf8(block))
     except ValueError:
         return None
     if not isinstance(value, Mapping):
@@ -212,6 +212,6 @@ def _parse_parameter(text: str) -> object:
     if plain[:1] not in {"{", "["}:
         return plain
     try:
-        return read_json(encode_utf8(plain))
+        return parse_json(encode_utf8(plain))
     except ValueError:
         return plain

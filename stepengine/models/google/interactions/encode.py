@@ -36,7 +36,6 @@ from stepengine.models._wire import (
     NUDGE,
     EncodedMessage,
     MessageEncoders,
-    check_file_provider,
     choose_wire_ids,
     continues_paused_reply,
     encode_comma_separated,
@@ -50,6 +49,7 @@ from stepengine.models._wire import (
     make_safe_tool_name,
     make_unsupported_part_error,
     remove_blank_texts,
+    require_file_of_provider,
 )
 from stepengine.models.google.encode import encode_inline_data
 
@@ -226,7 +226,7 @@ def _encode_content_part(part: ResultPart, flags: InteractionsEncodeOptions) -> 
 
 def _encode_supported_media(part: ImagePart | DocumentPart, flags: InteractionsEncodeOptions) -> Json:
     """Return the encoded image, audio, video or document; raise ``ModelError`` for unsupported or too large media."""
-    check_file_provider(flags.provider, part)
+    require_file_of_provider(flags.provider, part)
     kind = KINDS.get(get_media_kind(part))
     if kind is None:
         raise make_unsupported_part_error(flags.provider, part, "it accepts images, audio, video, text and PDF")
