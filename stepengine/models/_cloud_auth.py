@@ -68,15 +68,15 @@ class CloudAuth(ABC):
 
     @abstractmethod
     def find_account_id(self) -> Secret | None:
-        """Return an identifier of the cloud account, for shared rate limits; ``None`` if it is unknown without a request."""
+        """Return an id of the cloud account, for shared rate limits; ``None`` if it is unknown. No request is sent."""
 
     @abstractmethod
     def resolve_credentials(self, provider: str) -> Credentials:
         """
-        Return the source of the credentials of *provider*.
+        Return the key of *provider*, or a description of the credentials that the cloud's packages will load later.
 
         Raises:
-            MissingKey: without any sign of credentials.
+            MissingKey: if no argument, variable or file names credentials.
             ModelError: when a package or a setting is missing.
         """
 
@@ -85,17 +85,20 @@ class CloudAuth(ABC):
         """Return the exception classes that the cloud's packages raise for missing credentials."""
 
 
-def require_trusted_host(provider: str, access: CloudAuth, url: str, home: str | None) -> None:
+def require_trusted_host(provider: str, auth: CloudAuth, url: str, default_url: str | None) -> None:
     """
-    Raise ``MissingKey`` if credentials of the environment would go to a host other than *home* and those in ``STEPENGINE_KEY_HOSTS``.
+    Raise ``MissingKey`` if *url* is an untrusted host for credentials of the environment.
+
+    Trusted are the host of *default_url*, if it is encrypted, and the hosts in ``STEPENGINE_KEY_HOSTS``. Credentials that the caller
+    passed may be sent to any host.
 
     Raises:
-        MissingKey: in that case.
+        MissingKey: for any other host, and for a URL without encryption.
     """
-    if access.has_passed_credentials or is_trusted_url(url, home):
+    if auth.has_passed_credentials or is_trusted_url(url, default_url):
         return
     host = urlsplit(url).hostname or ""
-    if home is not None and host == urlsplit(home).hostname:
+    if default_url is not None and host == urlsplit(default_url).hostname:
         msg = (
             f"the URL of {provider!r} is not encrypted, and cloud credentials from the environment are not sent in plain text. "
             "Change its http:// to https://"
@@ -117,10 +120,10 @@ def make_credentials_error(provider: str, model: str, error: BaseException, repa
 
 def require_at_most_one_argument(provider: str, **arguments: object) -> None:
     """
-    Raise ``ModelError`` if more than one of *arguments*, the arguments for authentication by name, is set.
+    Raise ``ModelError`` if more than one of *arguments* is not ``None``; these are alternative arguments for authentication, by name.
 
     Raises:
-        ModelError: in that case, because the choice would be ambiguous.
+        ModelError: for two or more, because the choice would be ambiguous.
     """
     given = [f"{name}=" for name, value in arguments.items() if value is not None]
     if len(given) > 1:
@@ -137,7 +140,7 @@ def require_package_installed(provider: str, package: str, extra: str) -> None:
 
 
 def _is_file(path: str) -> bool:
-    """Return whether a file exists; without a home folder none in it does."""
+    """Return whether *path* is a file; ``~`` is the home folder, and without a home folder the result is false."""
     try:
         return Path(path).expanduser().is_file()
     except RuntimeError:
@@ -201,7 +204,7 @@ class AwsAuth(CloudAuth):
         return any(one is not None for one in (self._api_key, self._access_key, self._profile))
 
     def resolve_credentials(self, provider: str) -> Credentials:
-        """Return the API key, or a description of the credentials that AWS's packages find at the first request."""
+        """Return the API key, or a description of the credentials that AWS's packages load with the first request."""
         bearer = self.find_api_key()
         # A machine at Amazon has credentials without a sign of them, so a region is accepted as one.
         is_named = (
@@ -263,9 +266,9 @@ class AwsAuth(CloudAuth):
 
     def get_signing_keys_or_profile(self) -> dict[str, str | None]:
         """
-        Return the access key or profile to sign with: those of the arguments, else the access key of the environment.
+        Return the access key of the arguments or the environment, else ``{"profile": ...}``, where ``None`` is the default profile.
 
-        The latter is passed explicitly, because AWS's packages cache found keys forever.
+        A key of the environment is registered for redaction. It is passed explicitly, because AWS's packages cache keys forever.
         """
         access_key, secret, token = self._access_key, self._secret_key, self._session_token
         if access_key is None and self._profile is None and find_set_variable(("AWS_ACCESS_KEY_ID",)):
@@ -357,7 +360,7 @@ class GoogleAuth(CloudAuth):
         return self._has_passed_credentials
 
     def resolve_credentials(self, provider: str) -> Credentials:
-        """Return the source of the credentials, or raise ``MissingKey`` if no setting or file names any; ``google-auth`` reads them later."""
+        """Return a description of the credentials, which are loaded later; raise ``MissingKey`` if no setting or file names any."""
         folder = os.environ.get("CLOUDSDK_CONFIG") or "~/.config/gcloud"
         saved = f"{folder}/application_default_credentials.json"
         found = find_set_variable(self.variables)
@@ -403,7 +406,7 @@ class GoogleAuth(CloudAuth):
 
     @property
     def credentials(self) -> Any:
-        """The credentials; ``None`` before they are found."""
+        """The credentials; ``None`` before they are loaded."""
         if isinstance(self._credentials, Secret):
             from google.oauth2.credentials import Credentials as Token
 
@@ -427,7 +430,7 @@ class GoogleAuth(CloudAuth):
             raise self._make_missing_project_error()
 
     async def _load_default_credentials(self, model: str) -> None:
-        """Find credentials with ``google-auth`` and store them, and their project if none is known; raise ``MissingKey`` without any."""
+        """Load default credentials with ``google-auth`` and store them and their project; raise ``MissingKey`` if there are none."""
         import google.auth
 
         failure: BaseException
@@ -463,16 +466,16 @@ class GooglePlatformAuth(GoogleAuth):
 # --- Microsoft --------------------------------------------------------------------------------------------------------
 
 
-def make_entra_token_source(provider: str, given: TokenSource | None, scope: str) -> TokenSource | None:
+def make_entra_token_source(provider: str, explicit: TokenSource | None, scope: str) -> TokenSource | None:
     """
-    Return a source of Entra ID tokens: *given*, else one from the environment; ``None`` if neither exists.
+    Return a source of Entra ID tokens: *explicit*, else one that the environment configures; ``None`` if neither exists.
 
     Each token is registered for redaction, and errors of the source are raised as ``ModelError``.
 
     Raises:
         ModelError: when the environment configures credentials and the package ``azure-identity`` is missing.
     """
-    source = given
+    source = explicit
     if source is None and (token := os.environ.get(AZURE_TOKEN, "").strip()):
         source = lambda: token  # noqa: E731 - a function of one value
     if source is None and find_set_variable(ENTRA_SIGNS):

@@ -60,6 +60,7 @@ class DeltaFilter(Protocol):
 
 
 def _apply_delta_filters(deltas: Iterable[ModelDelta], filters: Iterable[DeltaFilter]) -> Iterable[ModelDelta]:
+    """Return *deltas* as converted by all *filters* in turn."""
     for each in filters:
         deltas = [shown for delta in deltas for shown in each.convert_delta(delta)]
     return deltas
@@ -92,10 +93,10 @@ class HttpProvider(ApiProvider):
     @contextmanager
     def _mark_only_first_failure_retryable(self, request: ModelRequest) -> Iterator[None]:
         """
-        Set ``retryable`` of a ``ModelError`` in the block if it is of a kind that may be retried once.
+        For failures that may be retried once, set ``retryable`` of the ``ModelError``: true for the first one, then false.
 
-        The provider never retries by itself. It marks the first failure as retryable and the second as final, and the retry
-        policy acts on that (reliability:MP60).
+        The failure is remembered, because the next attempt sends a changed request. The provider itself never retries; the retry
+        policy does (reliability:MP60).
         """
         key = _make_retry_key(request)
         # Looked up before the attempt, because an equal request may fail meanwhile, which was not sent changed either.
@@ -115,22 +116,22 @@ class HttpProvider(ApiProvider):
 
     @abstractmethod
     def _encode(self, request: ModelRequest, *, stream: bool, previous_failure: str = "") -> RequestBody:
-        """Encode *request*; after the failure kind *previous_failure* the rejected part is left out."""
+        """Encode *request*; after the failure kind *previous_failure*, leave out or change the part that was rejected."""
 
     def _supports_tool_search(self, model: str) -> bool:
-        """Return whether the provider has its own tool search for *model*, so that hidden tools can be sent."""
+        """Return whether the provider has its own tool search for *model*, so that hidden tools can be sent; by default false."""
         return False
 
     def _make_delta_filters(self) -> Sequence[DeltaFilter]:
-        """Return filters for the deltas of a stream, such as one that separates thoughts from text."""
+        """Return no filters for the deltas of a stream; a subclass may return one that separates thoughts from text."""
         return ()
 
     def _explain_unsupported_schema(self, request: ModelRequest) -> str:
-        """Return the reason why the provider does not support the response schema of *request*; ``""`` if it does."""
+        """Return why the provider does not support the response schema of *request*; ``""``, the default, if it does."""
         return ""
 
     def _list_unsupported_settings(self, request: ModelRequest) -> tuple[str, ...]:
-        """Return the names of the settings of *request* that the provider does not support, so that they are not sent."""
+        """Return the names of the settings of *request* that are not sent, because the provider does not support them; by default none."""
         return ()
 
     def _find_options_of_other_providers(self, request: ModelRequest) -> tuple[str, ...]:
@@ -152,10 +153,10 @@ class HttpProvider(ApiProvider):
         self, request: ModelRequest, previous_failure: str = "", *, is_token_count: bool = False
     ) -> ModelRequest:
         """
-        Return *request* with the tools to send, and with an answer tool where its schema needs one.
+        Return *request* with the tools to send, and with an answer tool if the provider does not support its schema.
 
-        The answer tool is added if the provider does not support the schema. *is_token_count* is for counting tokens, which does
-        not support a tool search.
+        After a rejected tool search (*previous_failure*), the model is recorded as one without tool search, with a warning.
+        *is_token_count* is for counting tokens, which does not support a tool search.
 
         Raises:
             ModelError: when the settings require native support of the schema, or an agent's tool has the same name.
@@ -169,7 +170,7 @@ class HttpProvider(ApiProvider):
         return add_answer_tool_if_needed(request, self.name, self._explain_unsupported_schema, previous_failure)
 
     def _encode_token_count_request(self, request: ModelRequest) -> RequestBody | None:
-        """Encode a request that counts the tokens of *request*; ``None`` if the provider does not count tokens."""
+        """Encode a request that counts the tokens of *request*; ``None``, the default, if the provider does not count tokens."""
         return None
 
     async def complete(self, request: ModelRequest) -> ModelReply:
@@ -177,7 +178,7 @@ class HttpProvider(ApiProvider):
         Return the reply to *request*, requested without a stream.
 
         Raises:
-            ModelError: when there is none.
+            ModelError: when there is no reply.
         """
         with self._mark_only_first_failure_retryable(request):
             async with self._send_request(request, stream=False) as exchange:
@@ -220,7 +221,7 @@ class HttpProvider(ApiProvider):
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
         """
-        Query the provider for the number of tokens in *request*; ``None`` if it does not count them.
+        Query the provider for the number of tokens in *request*; ``None`` if the provider does not count tokens.
 
         Raises:
             ModelError: when the query fails.
@@ -324,5 +325,5 @@ class HttpProvider(ApiProvider):
         return ReplyReader(accumulator, exchange.call, exchange.new_parser)
 
     def _postprocess_reply(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
-        """Return *reply* after processing that the service does not do itself; by default unchanged."""
+        """Return *reply* unchanged; a subclass does here what its service does not do, such as a cut at stop sequences."""
         return reply

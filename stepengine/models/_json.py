@@ -75,7 +75,7 @@ def get_optional_list(source: Mapping[str, object], name: str) -> list[Any]:
 
 
 def get_optional_objects(source: Mapping[str, object], name: str) -> list[Mapping[str, Any]]:
-    """Return the array of objects under *name* as ``get_optional_list`` does."""
+    """Return the array of objects under *name*, an empty one if it is missing or ``null``; raise ``TypeError`` for anything else."""
     values = get_optional_list(source, name)
     for value in values:
         if not isinstance(value, Mapping):
@@ -124,20 +124,26 @@ def parse_token_counts(raw: Mapping[str, object], *names: str) -> tuple[list[int
     return [count or 0 for count in counts], is_unsure
 
 
-def _raise_wrong_type(name: str, wanted: str, value: object) -> NoReturn:
-    msg = f"{name!r} is {_describe_type(value)}, {wanted} was expected"
+def _raise_wrong_type(name: str, expected: str, value: object) -> NoReturn:
+    msg = f"{name!r} is {_describe_type(value)}, {expected} was expected"
     raise TypeError(msg)
 
 
-def make_call_part(name: str, raw: object, provider_data: Mapping[str, object]) -> ToolCallPart:
+def make_call_part(name: str, raw_arguments: object, provider_data: Mapping[str, object]) -> ToolCallPart:
     """
-    Return the call of *name* with the arguments *raw* of the model, without a call id.
+    Return the call of the tool *name* with the parsed *raw_arguments* of the model, without a call id.
 
     Unreadable arguments are stored as ``raw_input``, with the reason as ``input_error``. ``None``, ``null`` and an empty text
     are an empty object. An object that is encoded twice is decoded twice.
     """
     data = JsonDict(freeze(provider_data))
-    text = raw if isinstance(raw, str) else "" if raw is None else _value_to_json_or_repr(raw)
+    text = (
+        raw_arguments
+        if isinstance(raw_arguments, str)
+        else ""
+        if raw_arguments is None
+        else _value_to_json_or_repr(raw_arguments)
+    )
     if len(text) > MAX_ARGUMENTS_CHARS:
         import hashlib
 
@@ -184,43 +190,45 @@ def _describe_type(value: object) -> str:
     return "a text" if isinstance(value, str) else "a number or a boolean"
 
 
-def find_object(value: object, *path: str) -> Mapping[str, Any]:
-    """Return the object at *path* of *value*; an empty one if there is none."""
-    for name in path:
+def find_object(value: object, *keys: str) -> Mapping[str, Any]:
+    """Return the object under the nested *keys* of *value*; ``{}`` for a missing value or another type."""
+    for name in keys:
         value = value.get(name) if isinstance(value, Mapping) else None
     return value if isinstance(value, Mapping) else {}
 
 
-def find_text(value: object, *path: str) -> str:
-    """Return the text at *path* of *value*; ``""`` if there is none."""
-    for name in path:
+def find_text(value: object, *keys: str) -> str:
+    """Return the text under the nested *keys* of *value*; ``""`` for a missing value or another type."""
+    for name in keys:
         value = value.get(name) if isinstance(value, Mapping) else None
     return value if isinstance(value, str) else ""
 
 
-def find_objects(value: Any, *path: str) -> list[Mapping[str, Any]]:
-    """Return the objects in the list at *path* of *value*; ``[]`` if there is no list."""
-    for name in path:
+def find_objects(value: Any, *keys: str) -> list[Mapping[str, Any]]:
+    """Return the objects in the list under the nested *keys* of *value*; ``[]`` for a missing value or another type."""
+    for name in keys:
         value = value.get(name) if isinstance(value, Mapping) else None
     return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list | tuple) else []
 
 
-def usage_from_totals(raw: object, prompt: str, completion: str, *, hits: tuple[str, ...] = ()) -> Usage | None:
+def usage_from_totals(
+    raw: object, prompt_member: str, completion_member: str, *, cached_members: tuple[str, ...] = ()
+) -> Usage | None:
     """
-    Return usage in our buckets for an API with totals that include cached and reasoning tokens.
+    Parse the usage of an API with totals that include cached and reasoning tokens.
 
-    *prompt* and *completion* are the names of the totals; their details are in objects with the suffix ``_details``. *hits*
-    are other names for cached tokens. Without a total the result is ``None``.
+    *prompt_member* and *completion_member* are the names of the totals. Their details are in objects with the suffix ``_details``.
+    *cached_members* are other names for cached tokens. Without a total the result is ``None``.
     """
-    if not isinstance(raw, Mapping) or (raw.get(prompt) is None and raw.get(completion) is None):
+    if not isinstance(raw, Mapping) or (raw.get(prompt_member) is None and raw.get(completion_member) is None):
         return None
-    inside, outside = raw.get(f"{prompt}_details"), raw.get(f"{completion}_details")
-    whole, output = _get_token_count_or_zero(raw, prompt), _get_token_count_or_zero(raw, completion)
+    inside, outside = raw.get(f"{prompt_member}_details"), raw.get(f"{completion_member}_details")
+    whole, output = _get_token_count_or_zero(raw, prompt_member), _get_token_count_or_zero(raw, completion_member)
     cached = _get_token_count_or_zero(inside, "cached_tokens") or max(
-        [_get_token_count_or_zero(raw, name) for name in hits], default=0
+        [_get_token_count_or_zero(raw, name) for name in cached_members], default=0
     )
     reasoning, total = _get_token_count_or_zero(outside, "reasoning_tokens"), parse_token_count(raw.get("total_tokens"))
-    unsure = any(parse_token_count(raw.get(name)) is None for name in (prompt, completion))
+    unsure = any(parse_token_count(raw.get(name)) is None for name in (prompt_member, completion_member))
     if cached > whole:
         # Grok on Azure counts cached tokens separately. If the total does not confirm that, the usage is uncertain.
         beside = total in {whole + cached + output, whole + cached + output + reasoning}
@@ -228,7 +236,7 @@ def usage_from_totals(raw: object, prompt: str, completion: str, *, hits: tuple[
     read = min(whole, cached)
     written = min(whole - read, _get_token_count_or_zero(inside, "cache_write_tokens"))
     if reasoning and total == whole + output + reasoning:
-        output += reasoning  # xAI counts it separately from the completion (providers:PV81)
+        output += reasoning  # xAI counts it separately from the completion_member (providers:PV81)
     elif not (reasoning or unsure) and total is not None and total - whole - output != cached:
         reasoning = max(0, total - whole - output)  # Google's OpenAI endpoint counts it only in the total
         output += reasoning

@@ -137,7 +137,7 @@ class PresetProvider(HttpProvider):
         self._token_provider = token_provider
 
     def settings(self) -> ProviderSettings:
-        """Return the sources of its key and base URL by the preset."""
+        """Return the sources of the key and the base URL that the preset names."""
         variable = self._key_env or self._preset.key_variable
         return ProviderSettings(
             key_variables=(variable,) if variable else (),
@@ -235,7 +235,7 @@ class PresetProvider(HttpProvider):
         return results
 
     def _make_token_source(self) -> TokenSource | None:
-        """Return the source of tokens that replaces a key; ``None`` if there is a key, or no source."""
+        """Return the source of tokens that replaces a key; ``None`` if there is a key, or no source is configured."""
         has_key = self._api_key is not None or (
             find_set_variable((AZURE_TOKEN,)) is None and self.settings().key_from is not None
         )

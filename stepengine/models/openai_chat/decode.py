@@ -347,7 +347,7 @@ def _extract_thought_text(piece: Mapping[str, object]) -> str:
 
 def parse_usage(raw: object) -> Usage | None:
     """Return the server's usage in our buckets; ``None`` when it reports none."""
-    return usage_from_totals(raw, "prompt_tokens", "completion_tokens", hits=CACHED)
+    return usage_from_totals(raw, "prompt_tokens", "completion_tokens", cached_members=CACHED)
 
 
 class ChatAccumulator(Accumulator):
