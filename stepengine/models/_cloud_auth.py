@@ -89,8 +89,8 @@ def require_trusted_host(provider: str, auth: CloudAuth, url: str, default_url: 
     """
     Raise ``MissingKey`` if *url* is an untrusted host for credentials of the environment.
 
-    Trusted are the host of *default_url*, if it is encrypted, and the hosts in ``STEPENGINE_KEY_HOSTS``. Credentials that the caller
-    passed may be sent to any host.
+    The hosts in ``STEPENGINE_KEY_HOSTS`` are trusted, and so is the host of *default_url* if *url* is encrypted like *default_url*.
+    Credentials that the caller passed may be sent to any host.
 
     Raises:
         MissingKey: for any other host, and for a URL without encryption.

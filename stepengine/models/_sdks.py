@@ -53,7 +53,7 @@ class Sdk(NamedTuple):
         Import the SDK, and return its module.
 
         Raises:
-            ModelError: when it is not installed, or cannot be imported.
+            ModelError: when the SDK is not installed, or cannot be imported.
         """
         self.require_installed()
         try:
@@ -70,7 +70,7 @@ class Sdk(NamedTuple):
 
 @cache
 def _find_missing_requirements(package: str) -> tuple[str, ...]:
-    """Return the requirements of *package* that are not installed, neither by their metadata nor as a module."""
+    """Return the requirements of *package* for which neither metadata nor a module is installed, cached."""
     from packaging.requirements import Requirement
 
     try:

@@ -344,14 +344,14 @@ def override_cache_lifetime(options: AnthropicRequestOptions, settings: ModelSet
 
 def encode_wire_settings(request: ModelRequest, model: str, site: Site) -> WireSettings:
     """Return the body members for cache, server tools, service tier and fallbacks, and the names of dropped settings."""
-    ways: dict[str, SettingConverter] = {
+    converters: dict[str, SettingConverter] = {
         "cache": lambda _: {},  # the marks hold it
         "server_tools": lambda items: {"tools": _encode_server_tools(items, request, model, site)},
         "service_tier": lambda tier: _encode_service_tier(tier, model, site),
     }
     if site.has_fallbacks:
-        ways["fallbacks"] = lambda names: {"fallbacks": _encode_fallbacks(names)}
-    return convert_settings(request.settings, ways)
+        converters["fallbacks"] = lambda names: {"fallbacks": _encode_fallbacks(names)}
+    return convert_settings(request.settings, converters)
 
 
 def _encode_fallbacks(names: tuple[str, ...]) -> object:

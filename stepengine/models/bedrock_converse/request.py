@@ -85,7 +85,7 @@ class ConverseRequestOptions:
         return encode_json({"cachePoint": {"type": "default", **longer}})
 
     @property
-    def flags(self) -> ConverseEncodeOptions:
+    def encode_options(self) -> ConverseEncodeOptions:
         """The encode options for messages, except ``calls``."""
         manual = self.thinking.get("thinking", {}).get("type") == "enabled"
         return ConverseEncodeOptions(
@@ -151,7 +151,7 @@ def _encode_prompt_members(
     if request.system_prompt.strip():
         system = encode_json({"text": request.system_prompt})
         members["system"] = b"[" + system + (b"," + mark if mark else b"") + b"]"
-    content, last = encode_messages(request, attrs.evolve(options.flags, calls=offers))
+    content, last = encode_messages(request, attrs.evolve(options.encode_options, calls=offers))
     if mark and last not in NOT_MARKED and not continues_paused_reply(request):
         content = b"".join([content[: -len(END)], b",", mark, END])
     members["messages"] = content
@@ -231,12 +231,12 @@ def encode_tool(spec: ToolSpec) -> Json:
 
 def encode_wire_settings(request: ModelRequest, model: str, family: ConverseFamily, provider: str) -> WireSettings:
     """Return the body members for service tier, cache and server tools, and the names of dropped settings."""
-    ways: dict[str, SettingConverter] = {
+    converters: dict[str, SettingConverter] = {
         "service_tier": TIERS.get,
         "cache": lambda lifetime: _encode_cache_lifetime(lifetime, family),
         "server_tools": lambda items: _encode_server_tools(items, model, family, provider),
     }
-    return convert_settings(request.settings, ways)
+    return convert_settings(request.settings, converters)
 
 
 def _encode_cache_lifetime(lifetime: str, family: ConverseFamily) -> Json | None:

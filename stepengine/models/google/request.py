@@ -99,7 +99,7 @@ def encode_tool(spec: ToolSpec) -> Json:
 
 def encode_wire_settings(request: ModelRequest, model: str, *, is_vertex: bool = False) -> WireSettings:
     """Return the body members for the settings that only some wires support, and the names of dropped settings."""
-    ways: dict[str, SettingConverter] = {
+    converters: dict[str, SettingConverter] = {
         "service_tier": TIERS.get,
         "seed": lambda seed: {"generationConfig": {"seed": seed}},
         "logprobs": lambda most: {
@@ -113,7 +113,7 @@ def encode_wire_settings(request: ModelRequest, model: str, *, is_vertex: bool =
         "cache": lambda lifetime: {} if lifetime == "5m" else None,
         "server_tools": lambda items: _encode_server_tools(items, request, model, is_vertex=is_vertex),
     }
-    return convert_settings(request.settings, ways)
+    return convert_settings(request.settings, converters)
 
 
 def _encode_safety_setting(category: str, threshold: str) -> Json:

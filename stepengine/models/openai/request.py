@@ -136,7 +136,7 @@ def encode_tool(spec: ToolSpec, programs: Programs | None = None) -> Json:
 def encode_wire_settings(request: ModelRequest, model: str, preset: Preset) -> WireSettings:
     """Return the body members for the settings that only some wires support, and the names of dropped settings."""
     several, tiers = len(request.settings.server_tools) > 1, dict(preset.tiers)
-    ways: dict[str, SettingConverter] = {
+    converters: dict[str, SettingConverter] = {
         "service_tier": lambda tier: {"service_tier": tiers[tier]} if tier in tiers else None,
         "logprobs": lambda most: {"top_logprobs": most, "include": ["message.output_text.logprobs"]},
         "store": lambda keep: {"store": keep},
@@ -144,7 +144,7 @@ def encode_wire_settings(request: ModelRequest, model: str, preset: Preset) -> W
         "cache_key": lambda key: {preset.key_member: key} if preset.key_member else None,
         "server_tools": lambda items: _encode_server_tools(items, request, model, preset, several=several),
     }
-    return convert_settings(request.settings, ways)
+    return convert_settings(request.settings, converters)
 
 
 def _encode_server_tools(

@@ -100,7 +100,7 @@ NO_TOOLS = b"[]"
 def encode_wire_settings(request: ModelRequest, model: str, preset: Preset) -> WireSettings:
     """Return the body members for the settings that only some services support, and the names of dropped settings."""
     tiers = dict(preset.tiers)
-    ways: dict[str, SettingConverter] = {
+    converters: dict[str, SettingConverter] = {
         "service_tier": lambda tier: {"service_tier": tiers[tier]} if tier in tiers else None,
         "seed": lambda seed: {preset.seed_member: seed} if preset.seed_member else None,
         "logprobs": lambda most: (
@@ -111,7 +111,7 @@ def encode_wire_settings(request: ModelRequest, model: str, preset: Preset) -> W
         "cache_key": lambda key: {preset.key_member: key} if preset.key_member else None,
         "server_tools": lambda items: _encode_server_tools(items, model, preset),
     }
-    return convert_settings(request.settings, ways)
+    return convert_settings(request.settings, converters)
 
 
 def _encode_cache_lifetime(lifetime: str, model: str, preset: Preset) -> Json | None:

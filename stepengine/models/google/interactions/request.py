@@ -89,7 +89,7 @@ def encode_tool(spec: ToolSpec) -> Json:
 
 def encode_wire_settings(request: ModelRequest, model: str, provider: str) -> WireSettings:
     """Return the body members for the settings that only some wires support, and the names of dropped settings."""
-    ways: dict[str, SettingConverter] = {
+    converters: dict[str, SettingConverter] = {
         "service_tier": TIERS.get,
         "seed": lambda seed: {"generation_config": {"seed": seed}},
         "store": lambda keep: {"store": keep},
@@ -100,7 +100,7 @@ def encode_wire_settings(request: ModelRequest, model: str, provider: str) -> Wi
         "cache": lambda lifetime: {} if lifetime == "5m" else None,
         "server_tools": lambda items: _encode_server_tools(items, model, provider),
     }
-    return convert_settings(request.settings, ways)
+    return convert_settings(request.settings, converters)
 
 
 def _encode_safety_setting(category: str, threshold: str) -> Json:
