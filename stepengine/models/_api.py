@@ -167,7 +167,7 @@ class ApiProvider(Provider):
         # key_env and base_url, that is an explicit choice.
         is_chosen = self._key_env is not None and self._base_url is not None
         usable = variables if is_chosen else select_key_variables_for_url(self.name, variables, url, default)
-        credentials = resolve_key(self.name, self._api_key, usable, required=required, argument=argument)
+        credentials = resolve_key(self.name, self._api_key, usable, is_required=required, argument=argument)
         if credentials.key is None and not usable and find_set_variable(variables) is not None:
             credentials = Credentials(None, WITHHELD)
         if url is None:

@@ -193,7 +193,7 @@ def choose_wire_ids(
     """
     Return the wire id of each call by our id (ecosystem:EC83).
 
-    That is the provider's with_provider_ids id if it made the call and the id is unique in this message. Otherwise it is generated from
+    That is the provider's own id if it made the call and the id is unique in this message. Otherwise it is generated from
     our id and never changes. *with_provider_ids* false generates all ids. *make_id* makes an id from ours, for APIs with a special format.
     """
     make_id = make_id or make_wire_id
@@ -201,7 +201,7 @@ def choose_wire_ids(
     used: set[str] = set()
     for call in calls:
         data = call.provider_data
-        # The provider's with_provider_ids id, for its cache and logs, unless two calls have the same one.
+        # The provider's own id, for its cache and logs, unless two calls have the same one.
         theirs = data.get("id") if with_provider_ids and is_from_provider(data, provider) else None
         wire_id = theirs if isinstance(theirs, str) and theirs and theirs not in used else make_id(call.tool_call_id)
         used.add(wire_id)

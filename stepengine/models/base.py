@@ -171,14 +171,12 @@ class Provider(ABC):
         return any(re.fullmatch(pattern, self.strip_prefix(model)) for pattern in self.model_patterns)
 
     def settings(self) -> ProviderSettings:
-        """Return the sources of its key and base URL; by default unknown ones."""
+        """Return the sources of the provider's key and base URL; by default without any."""
         return ProviderSettings()
 
     def get_account(self) -> str:
         """
-        Return an id of the account, by which processes share rate limits; ``""`` if key and base URL are unknown.
-
-        It is a hash of the key or, without a key, of the base URL.
+        Return a hash of the key or, without a key, of the base URL; ``""`` if both are unknown. Rate limits are shared by it.
 
         Raises:
             ModelError: when there is no key, or no base URL.
@@ -190,7 +188,7 @@ class Provider(ABC):
 
     def check(self, model: str) -> None:
         """
-        Raise an error if arguments and environment show that requests for *model* cannot succeed.
+        Raise an error if arguments and environment show that requests for *model* cannot succeed; by default do nothing.
 
         Raises:
             MissingKey: when there is no key for *model*.
@@ -204,7 +202,7 @@ class Provider(ABC):
         Return the completed reply to *request*.
 
         Raises:
-            ModelError: when there is none.
+            ModelError: when there is no reply.
         """
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
@@ -219,15 +217,15 @@ class Provider(ABC):
         yield ReplyDone(reply)
 
     def for_run(self) -> Provider:
-        """Return the provider for one run, called when the run starts or resumes; by default this one."""
+        """Return this provider; a subclass may return a new one for each run. Called when a run starts or resumes."""
         return self
 
     def skip_reply(self, request: ModelRequest) -> None:  # noqa: B027 - optional
-        """Receive a request that a test's record answers instead of this provider; by default do nothing."""
+        """Do nothing; a subclass may count a *request* that a test's record answers in place of this provider."""
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
         """
-        Query the provider for the number of tokens in *request*; ``None`` if it does not count them.
+        Query the provider for the number of tokens in *request*; ``None``, the default, if it does not count tokens.
 
         Raises:
             ModelError: when the query fails.
@@ -236,7 +234,7 @@ class Provider(ABC):
 
     async def describe(self, model: str) -> ModelInfo | None:
         """
-        Query the provider for the limits and options of *model*; ``None`` if it does not report them.
+        Query the provider for the limits and options of *model*; ``None``, the default, if it does not report them.
 
         Raises:
             ModelError: when the query fails.
@@ -244,7 +242,7 @@ class Provider(ABC):
         return None
 
     def output_limit(self, request: ModelRequest) -> int | None:
-        """Return the output limit that is sent with a *request* without one; ``None`` (the default) for none."""
+        """Return the output limit in tokens that is sent with a *request* that sets none; ``None``, the default, if none is sent."""
         return None
 
     async def upload(self, data: bytes, *, mime_type: str, name: str = "", expires_in: int | None = None) -> str:
@@ -253,9 +251,9 @@ class Provider(ABC):
 
         Args:
             data: The bytes of the file.
-            mime_type: Its type.
-            name: Its name; ``""`` for none.
-            expires_in: Seconds until the provider deletes it; ``None`` for its default.
+            mime_type: The MIME type of the file.
+            name: The name of the file; ``""`` for none.
+            expires_in: Seconds until the provider deletes the file; ``None`` for the provider's default.
 
         Raises:
             ModelError: when the provider stores no files, as by default, or the upload fails.
@@ -275,7 +273,9 @@ class Provider(ABC):
 
     def batch_member(self, request: ModelRequest) -> BatchMember:
         """
-        Return *request* encoded for a batch; ``Batched`` calls this once for each call, and the three methods below.
+        Encode *request* for a batch; by default raise ``ModelError``, because most providers have no batches.
+
+        ``Batched`` calls this once for each model call, and then the three methods below.
 
         Raises:
             ModelError: when the provider has no batches, as by default, or for an invalid request. Errors of
@@ -320,7 +320,7 @@ class Provider(ABC):
         raise ModelError(msg, kind="batch", retryable=True)
 
     async def close(self) -> None:
-        """Close the connections. The provider can be used again afterwards."""
+        """Close the connections, by default none. The provider can be used again afterwards."""
         return
 
 
@@ -333,8 +333,8 @@ def split_reply_into_deltas(reply: ModelReply) -> list[ModelDelta]:
     return deltas
 
 
-def split_part_into_deltas(part: AssistantPart, index: int) -> Sequence[ModelDelta]:
-    """Return the deltas of one part of a reply; *index* is the index of a call among the calls."""
+def split_part_into_deltas(part: AssistantPart, call_index: int) -> Sequence[ModelDelta]:
+    """Return the deltas of one part of a reply; a tool call has the index *call_index* among the calls of the reply."""
     match part:
         case TextPart() | RefusalPart():
             return (TextChunk(part.text),) if part.text else ()
@@ -342,9 +342,9 @@ def split_part_into_deltas(part: AssistantPart, index: int) -> Sequence[ModelDel
             return (ThinkingChunk(part.text),) if part.text else ()
         case ToolCallPart():
             return (
-                ToolCallStarted(index, part.tool_name),
-                ToolCallChunk(index, get_raw_arguments(part)),
-                ToolCallEnded(index),
+                ToolCallStarted(call_index, part.tool_name),
+                ToolCallChunk(call_index, get_raw_arguments(part)),
+                ToolCallEnded(call_index),
             )
         case ImagePart() | DocumentPart() | OpaquePart() | CitationPart():
             return ()

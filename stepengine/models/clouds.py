@@ -118,10 +118,10 @@ class _CloudProvider(ApiProvider):
 
     @abstractmethod
     def _find_default_base_url(self) -> str | None:
-        """Return the cloud's own base URL; ``None`` while region or resource is unknown."""
+        """Return the cloud's own base URL; ``None`` if the region is unknown."""
 
     def settings(self) -> ProviderSettings:
-        """Return the sources of its credentials and its base URL."""
+        """Return the sources of the provider's credentials and base URL."""
         return ProviderSettings(
             key_variables=tuple(self._cloud_auth.variables),
             base_url_variable=self.base_url_variable,
@@ -140,11 +140,11 @@ class _CloudProvider(ApiProvider):
         return credentials, url
 
     def get_account(self) -> str:
-        """Return a hash of its account in the cloud, or of its base URL if that is unknown."""
+        """Return a hash of the provider's account in the cloud, or of the base URL if the account is unknown."""
         return hash_account(self._cloud_auth.find_account_id(), self._resolve_credentials_and_url()[1])
 
     def _convert_error(self, error: Exception, call: RequestLabel) -> BaseException:
-        """Return the error to raise for *error*; one of missing cloud credentials becomes a ``MissingKey``."""
+        """Return the error to raise for *error*; an error about missing cloud credentials becomes a ``MissingKey``."""
         if isinstance(error, self._cloud_auth.list_credential_error_types()):
             # The SDK raises a plain RuntimeError for missing credentials; any other one has another cause.
             if type(error) is RuntimeError and "credentials" not in str(error):
@@ -168,7 +168,7 @@ class _AwsProvider(_CloudProvider):
         return None if region is None else self.regional.format(region)
 
     def _make_auth_options(self) -> dict[str, Any]:
-        """Return the region and the authentication of Anthropic's clients for AWS: an API key, else AWS credentials."""
+        """Return the arguments of Anthropic's clients for AWS: the region, and an API key, else AWS credentials."""
         region, bearer = self._aws.find_region(), self._aws.find_api_key()
         if bearer is not None:
             return {"aws_region": region, "api_key": bearer.reveal()}
@@ -214,18 +214,18 @@ class _MultiProvider(Provider):
         """Return the provider of the wire for *model*, a name without prefix."""
 
     def _get_prefixed_provider(self, model: str) -> HttpProvider:
-        """Return the provider of the wire for *model*, with all prefixes of this provider."""
+        """Return the provider of the wire for *model*, after adding all prefixes of this provider to it."""
         wire = self._select_wire_provider(self.strip_prefix(model))
         for prefix in (self.name, *self._prefixes):
             wire.add_prefix(prefix)
         return wire
 
     def settings(self) -> ProviderSettings:
-        """Return the sources of its credentials and its base URL."""
+        """Return the sources of the provider's credentials and base URL."""
         return self._get_prefixed_provider("").settings()
 
     def get_account(self) -> str:
-        """Return a hash of its account in the cloud, or of its base URL if that is unknown."""
+        """Return a hash of the provider's account in the cloud, or of the base URL if the account is unknown."""
         return self._get_prefixed_provider("").get_account()
 
     def check(self, model: str) -> None:
@@ -233,7 +233,7 @@ class _MultiProvider(Provider):
         Raise an error if credentials, region or packages for *model* are missing; no request is sent.
 
         Raises:
-            MissingKey: without any sign of credentials.
+            MissingKey: if no argument, variable or file names credentials.
             ModelError: when a package or a setting is missing.
         """
         self._get_prefixed_provider(model).check(model)
@@ -243,7 +243,7 @@ class _MultiProvider(Provider):
         Return the reply to *request*.
 
         Raises:
-            ModelError: when there is none.
+            ModelError: when there is no reply.
         """
         return await self._get_prefixed_provider(request.model).complete(request)
 
@@ -261,7 +261,7 @@ class _MultiProvider(Provider):
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
         """
-        Query the cloud for the number of tokens in *request*; ``None`` if it does not count them.
+        Query the cloud for the number of tokens in *request*; ``None`` if the API for the model does not count tokens.
 
         Raises:
             ModelError: when the query fails.
@@ -269,7 +269,7 @@ class _MultiProvider(Provider):
         return await self._get_prefixed_provider(request.model).count_tokens(request)
 
     def output_limit(self, request: ModelRequest) -> int | None:
-        """Return the output limit that is sent with a *request* without one; ``None`` for none."""
+        """Return the output limit in tokens that is sent with a *request* that sets none; ``None`` if none is sent."""
         return self._get_prefixed_provider(request.model).output_limit(request)
 
     async def close(self) -> None:
@@ -448,7 +448,7 @@ class _BedrockOpenAI(_NoFilesProvider, _AwsProvider, OpenAIProvider):
         raise failure
 
     def _convert_error(self, error: Exception, call: RequestLabel) -> BaseException:
-        """Return the error to raise for *error*; one of missing credentials becomes a ``MissingKey``."""
+        """Return the error to raise for *error*; an error about missing credentials becomes a ``MissingKey``."""
         sdk = self._load_sdk()
         if isinstance(error, sdk.OpenAIError) and not isinstance(error, sdk.APIError):
             return make_credentials_error(
@@ -504,7 +504,7 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
         return ""
 
     def _can_send_strict_tools(self, request: ModelRequest, previous_failure: str = "") -> bool:
-        """Return whether *request* has strict tools, and all of them can be strict together."""
+        """Return whether *request* has strict tools, and the model supports all of them as strict together."""
         strict = [tool for tool in request.tools if tool.strict]
         if (
             not strict
@@ -529,7 +529,7 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
     def _make_request_options_and_warn(
         self, request: ModelRequest, previous_failure: str = ""
     ) -> converse.ConverseRequestOptions:
-        """Return the options of *request*; a note on unsupported thinking is logged once."""
+        """Return the options of *request*; log a note on unsupported thinking once per process."""
         model, cache = self.strip_prefix(request.model), request.settings.cache
         family = get_converse_family(model)
         asked = self._encode_claude_thinking(request, model, previous_failure) if family.thinking == "claude" else None
@@ -560,7 +560,7 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
         return ThinkingRequest({**members, **({"anthropic_beta": [BINDING_BETA]} if "block_binding" in asked else {})})
 
     def _encode(self, request: ModelRequest, *, stream: bool, previous_failure: str = "") -> RequestBody:
-        """Encode *request* with strict tools if all can be strict together, else without; the path selects model and stream."""
+        """Encode *request*, with strict tools only if all of them can be strict together; the path selects model and stream."""
         ways = self._make_request_options_and_warn(request, previous_failure)
         tools = self._tools if self._can_send_strict_tools(request, previous_failure) else self._loose
         request = self._select_tools_and_add_answer_tool(request, previous_failure)
@@ -754,7 +754,7 @@ class FoundryProvider(_NoFilesProvider, AnthropicProvider):
         self._token_provider = token_provider
 
     def settings(self) -> ProviderSettings:
-        """Return the sources of its key and base URL."""
+        """Return the sources of the provider's key and base URL; raise ``ModelError`` for an invalid resource."""
         resource = self._resource or os.environ.get("ANTHROPIC_FOUNDRY_RESOURCE", "").strip()
         if resource:
             source = "resource=" if self._resource else "ANTHROPIC_FOUNDRY_RESOURCE"

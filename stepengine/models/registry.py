@@ -32,8 +32,8 @@ ProviderSource: TypeAlias = Provider | Callable[[], Provider]
 
 
 @lru_cache(maxsize=4)
-def _load_provider_entry_points(path: tuple[str, ...]) -> EntryPoints:  # noqa: ARG001 - it is the key of the cache
-    """Return the entry points of providers installed on *path*, cached because reading them is slow."""
+def _load_provider_entry_points(search_path: tuple[str, ...]) -> EntryPoints:  # noqa: ARG001 - it is the key of the cache
+    """Return the entry points of installed providers, cached by *search_path*, the value of ``sys.path``."""
     from importlib.metadata import entry_points
 
     return entry_points(group=ENTRY_POINTS)
@@ -41,10 +41,10 @@ def _load_provider_entry_points(path: tuple[str, ...]) -> EntryPoints:  # noqa: 
 
 def _create_installed_provider(entry: EntryPoint) -> Provider:
     """
-    Return the provider of an installed package.
+    Load an entry point, and return the provider that it creates.
 
     Raises:
-        ModelError: when the entry point does not return one.
+        ModelError: when the entry point fails or does not create a provider.
     """
     try:
         provider = entry.load()()
@@ -296,7 +296,7 @@ class Models:
         return self._resolve_by_model_patterns(model)
 
     def _match_longest_prefix(self, model: str, prefix: str, rest: str) -> ModelRef | None:
-        """Return the reference with the longest registered prefix; ``None`` if none matches."""
+        """Return the reference with the longest registered prefix of *model*; ``None`` if no prefix matches."""
         if prefix not in self._sources:
             self._register_installed_providers()
         plain = f"{prefix}/{rest}"
@@ -320,12 +320,12 @@ class Models:
         Return the provider of *model*, created on first use; for an alias, a provider that requests the alias's model.
 
         Raises:
-            UnknownModel: as ``parse``.
+            UnknownModel: when no or several providers match, or *model* is empty.
         """
         return self._resolve_provider(model, self.parse(model))
 
     def _resolve_provider(self, model: str, ref: ModelRef) -> Provider:
-        """Return the provider for a parsed model string: one for exactly this string, a fallback, or that of the prefix."""
+        """Return the provider for a parsed model string: the provider served for exactly this string, a fallback, or that of the prefix."""
         provider = self._served.get(str(ref))
         if provider is None:
             route = None if ref.provider else parse_route(ref.model)
@@ -394,7 +394,7 @@ class Models:
         ``info`` returns the same from then on.
 
         Raises:
-            UnknownModel: as ``parse``.
+            UnknownModel: when no or several providers match, or *model* is empty.
             ModelError: when the query fails.
         """
         ref = self.parse(model)
@@ -472,9 +472,9 @@ class Models:
         msg = f"unknown provider {prefix!r} of the model {model!r}; registered providers: {known}{elsewhere}{near}"
         return UnknownModel(msg, kind="unknown_model")
 
-    def _suggest_names(self, word: str, alike: float = 0.6) -> str:
-        """Return a clause with the providers and aliases that are similar to *word*; ``""`` if none is."""
-        return did_you_mean(word, [*self.providers, *self.aliases], alike=alike)
+    def _suggest_names(self, word: str, min_similarity: float = 0.6) -> str:
+        """Return a clause with the providers and aliases that are similar to *word*; ``""`` if there are none."""
+        return did_you_mean(word, [*self.providers, *self.aliases], alike=min_similarity)
 
     def _suggest_openrouter_name(self, model: str) -> str:
         """Return a clause with the model string at OpenRouter; ``""`` if OpenRouter does not list *model*."""
@@ -535,12 +535,12 @@ class _FixedModelProvider(Provider):
                 )
 
     def _with_fixed_model_if_unnamed(self, reply: ModelReply) -> ModelReply:
-        """Return *reply* with the fixed model as its model if it names none."""
+        """Return *reply* with the fixed model as its model, if the reply names no model."""
         return reply if reply.model is not None else attrs.evolve(reply, model=self._model)
 
 
 def _split_prefix(model: str) -> tuple[str, str, str]:
-    """Split a model string at the first slash or colon; return the part before it, the separator, and the rest."""
+    """Split a model string at the first slash or colon, and return (prefix, separator, rest); without both, (model, "", "")."""
     slash, colon = model.find("/"), model.find(":")
     at = max(slash, colon) if slash < 0 or colon < 0 else min(slash, colon)
     return (model, "", "") if at < 0 else (model[:at], model[at], model[at + 1 :])
