@@ -549,7 +549,7 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
         family, thinking, most = get_family(model), request.settings.thinking, request.settings.max_tokens
         if disables_unavoidable_thinking(request, family):
             return ThinkingRequest({"output_config": {"effort": "low"}}, CANNOT.format(model=model, least="low effort"))
-        asked = encode_thinking(request, model, family, off=previous_failure == FORCED_THINKING)
+        asked = encode_thinking(request, model, family, is_off=previous_failure == FORCED_THINKING)
         if thinking is None or asked is None:
             return ThinkingRequest({} if asked is None else {"thinking": asked})
         if most is not None and asked.get("budget_tokens", 0) >= most:

@@ -120,7 +120,7 @@ class AnthropicProvider(HttpProvider):
         self._described: dict[str, tuple[ModelInfo, AnthropicFamily]] = {}
 
     def settings(self) -> ProviderSettings:
-        """Return the sources of its key and base URL."""
+        """Return the sources of the provider's key and base URL."""
         return ProviderSettings(
             key_variables=(self._key_env,) if self._key_env else ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"),
             base_url_variable="ANTHROPIC_BASE_URL",
@@ -132,9 +132,9 @@ class AnthropicProvider(HttpProvider):
         key = NO_KEY if credentials.key is None else credentials.key.reveal()
         return self._create_client("AsyncAnthropic", base_url, http_client, api_key=key)
 
-    def _create_client(self, name: str, base_url: str, http_client: Any, **access: Any) -> Any:
-        """Return a client of the SDK's class *name*."""
-        return getattr(self._load_sdk(), name)(
+    def _create_client(self, class_name: str, base_url: str, http_client: Any, **access: Any) -> Any:
+        """Return a client of the SDK's class *class_name*."""
+        return getattr(self._load_sdk(), class_name)(
             **access,
             base_url=base_url,
             max_retries=0,
@@ -166,7 +166,7 @@ class AnthropicProvider(HttpProvider):
 
     def batch_member(self, request: ModelRequest) -> BatchMember:
         """
-        Return *request* encoded for a batch; its group is its headers, because all requests of a batch have the same ones.
+        Encode *request* for a batch; all requests of a batch have the same headers, which are its group.
 
         Raises:
             ModelError: when the request cannot be sent.
@@ -216,7 +216,7 @@ class AnthropicProvider(HttpProvider):
         Return the reply to *request*; a long one is streamed internally, because an idle connection would be dropped.
 
         Raises:
-            ModelError: when there is none.
+            ModelError: when there is no reply.
         """
         model = self.strip_prefix(request.model)
         await self._describe_unknown_model_once(model)
@@ -242,7 +242,7 @@ class AnthropicProvider(HttpProvider):
         return self._described[model][0]
 
     def _parse_model_description(self, answer: Mapping[str, object], model: str) -> tuple[ModelInfo, AnthropicFamily]:
-        """Return the limits and the family in the API's description of *model*; raise ``ModelError`` if it is unreadable."""
+        """Return (limits, family) from the API's description of *model*; raise ``ModelError`` if the description is unreadable."""
         try:
             most, capabilities = (
                 parse_token_count(answer.get("max_tokens")),
@@ -263,12 +263,12 @@ class AnthropicProvider(HttpProvider):
         return resolve_output_limit(request, model, self._get_family(model), self._ways)
 
     def _get_family(self, model: str) -> AnthropicFamily:
-        """Return the family of *model* by the API if it was queried, else by the table of names."""
+        """Return the family of *model* by the API's description if that was fetched, else by the table of names."""
         known = self._described.get(model)
         return get_family(model) if known is None else known[1]
 
     async def _describe_unknown_model_once(self, model: str) -> None:
-        """Describe a model that the table does not know, at most once and only if enabled; a failure is logged."""
+        """Query the API for a model that the table does not know, at most once and only if enabled; log a failure."""
         if not self._asks or model in self._asked_for or not get_family(model).is_guess:
             return
         self._asked_for.add(model)
@@ -279,17 +279,17 @@ class AnthropicProvider(HttpProvider):
 
     @asynccontextmanager
     async def _send_request(self, request: ModelRequest, *, stream: bool) -> AsyncGenerator[HttpExchange]:
-        """Send *request* and yield the response; before that, describe an unknown model if enabled."""
+        """Query the API for an unknown model if enabled, then send *request* and yield the response."""
         await self._describe_unknown_model_once(self.strip_prefix(request.model))
         async with super()._send_request(request, stream=stream) as exchange:
             yield exchange
 
     def _encode_tools_cached(
-        self, tools: tuple[ToolSpec, ...], settings: ModelSettings, ways: AnthropicRequestOptions | None = None
+        self, tools: tuple[ToolSpec, ...], settings: ModelSettings, options: AnthropicRequestOptions | None = None
     ) -> bytes:
-        """Return the encoded tools, cached for each combination of cache settings and programs."""
-        mark, programs = None if ways is None else ways.cache_mark, merge_programs(settings)
-        key = (None if ways is None else ways.cache, programs)
+        """Return the encoded tools, cached for each combination of cache lifetime and programs."""
+        mark, programs = None if options is None else options.cache_mark, merge_programs(settings)
+        key = (None if options is None else options.cache, programs)
         if key not in self._tools:
             if len(self._tools) >= MOST_WAYS:
                 self._tools.clear()
@@ -298,7 +298,7 @@ class AnthropicProvider(HttpProvider):
         return self._tools[key](tools)
 
     def _limit_strict_tools(self, request: ModelRequest, previous_failure: str = "") -> tuple[ToolSpec, ...]:
-        """Return the tools of *request*, with as many strict ones as the API accepts; equal inputs return the same objects."""
+        """Return the tools of *request*, with as many strict tools as the API accepts; equal inputs return the same objects."""
         tools = limit_tools_if_choice_unsupported(request, self._get_family(self.strip_prefix(request.model)))
         if not any(tool.strict for tool in tools):
             return tools
@@ -334,7 +334,7 @@ class AnthropicProvider(HttpProvider):
         return (*dropped, "tool_choice") if demands_unsupported_call(shaped, self._get_family(model)) else dropped
 
     def _encode(self, request: ModelRequest, *, stream: bool, previous_failure: str = "") -> RequestBody:
-        """Encode *request* with the betas and the API version that it needs, and warn if thinking cannot be switched off."""
+        """Encode *request* with the betas and the API version that it needs; warn if thinking cannot be switched off."""
         model = self.strip_prefix(request.model)
         family = self._get_family(model)
         if disables_unavoidable_thinking(request, family):
@@ -360,11 +360,11 @@ class AnthropicProvider(HttpProvider):
         return RequestBody(content, headers, self._make_request_path(model, stream=stream))
 
     def _make_request_path(self, model: str, *, stream: bool) -> str:
-        """Return the URL path of requests for *model*; ``""`` for the common one."""
+        """Return ``""``, because all models have one URL path; a cloud may return a path with the model."""
         return ""
 
     def _make_version_members(self, request: ModelRequest, headers: Mapping[str, str]) -> dict[str, Any]:
-        """Return the body members with API version and betas, for sites without headers for them; else ``{}``."""
+        """Return the body members with API version and betas, for clouds that expect them in the body; else ``{}``."""
         if self.site.model_in_body:
             return {}
         given = merge_headers(self._headers, headers, parse_extra_headers(request.settings))

@@ -72,6 +72,7 @@ def decode(message: Mapping[str, Any], call: RequestLabel, model: str, request_i
 
     Raises:
         ContextOverflow: when the model stopped because its context is full.
+        ModelError: when there is no content, and for invalid calls.
     """
     usage = parse_usage(message.get("usage"))
     if usage is not None:
@@ -122,7 +123,7 @@ def _drop_calls_and_thoughts_of_replaced_model(blocks: list[Mapping[str, object]
 
 
 def _find_answering_model(message: Mapping[str, object], blocks: list[Mapping[str, object]]) -> str:
-    """Return the name of the model that answered, which is the last replacement if there were any."""
+    """Return the name of the model that answered: the last replacement, else the model of the message."""
     # The price depends on it (reliability:MP62). Fallback blocks are the best source, then the usage of whole replies.
     # The start of a stream names only the requested model.
     named = [find_text(block, "to", "model") for block in blocks if block["type"] == FALLBACK]
@@ -187,7 +188,7 @@ def find_calling_program_id(block: Mapping[str, object]) -> str:
 
 
 def _find_server_tool_name(block: Mapping[str, object], kind: str) -> str:
-    """Return our name of the provider's tool that a block is about; ``""`` if it is about none."""
+    """Return our name of the provider's tool in a call or result block; ``""`` for other blocks."""
     if kind == "server_tool_use":
         name = find_text(block, "name")
         return TOOLS.get(name, name)
@@ -214,7 +215,7 @@ def _describe_server_tool(block: Mapping[str, object]) -> str:
 
 def parse_usage(raw: object) -> Usage | None:
     """
-    Return the API's usage in our buckets; ``None`` when it reports none.
+    Parse the API's usage; ``None`` if *raw* has no token counts. Never raise.
 
     Compactions, advisors and replaced models appear only in ``iterations``. They are counted, too.
     """

@@ -96,7 +96,7 @@ class AnthropicEncoded(BaseTurn):
         texts: The text in a user message for each call that is not sent as a call.
         as_text: The text in a user message for a result.
         waits: The ids of programs that wait for results of the calls.
-        ends: The ids of programs that the message contains results of.
+        ends: The ids of programs whose results the message contains.
         container: The container of the programs.
     """
 
@@ -114,7 +114,7 @@ def encode_messages(
     request: ModelRequest, options: AnthropicEncodeOptions, *, is_container_lost: bool = False
 ) -> tuple[bytes, str]:
     """
-    Return the ``messages`` array with alternating roles, and the container of the waiting program (``""`` for none).
+    Return (array, container): the ``messages`` array with alternating roles, and the container of the waiting program or ``""``.
 
     A waiting program receives only its results, so user messages of the tail are left out. A program is abandoned if a user
     message followed instead, or its container is lost. Its calls are then sent as text (providers:PV121).
@@ -145,13 +145,15 @@ def _replace_abandoned_turns(
     return found
 
 
-def _find_abandoned_program_turns(turns: list[AnthropicEncoded], history: int, *, is_container_lost: bool) -> set[int]:
-    """Return the indices of *turns* with abandoned programs; the first *history* turns are the history, the rest the tail."""
+def _find_abandoned_program_turns(
+    turns: list[AnthropicEncoded], history_length: int, *, is_container_lost: bool
+) -> set[int]:
+    """Return the indices of *turns* with abandoned programs; the first *history_length* turns are of the history, the rest of the tail."""
     gone, follows = set[int](), frozenset[str]()
     is_last, is_spoken_over = True, False
     for index in range(len(turns) - 1, -1, -1):
         turn = turns[index]
-        if turn.role == "user" and turn.body and index < history:
+        if turn.role == "user" and turn.body and index < history_length:
             is_spoken_over = True
         if turn.role != "assistant":
             continue
@@ -266,7 +268,7 @@ def _list_answered_server_call_ids(blocks: list[Json]) -> frozenset[str]:
 
 
 def _encode_abandoned_message_as_text(message: Message, options: AnthropicEncodeOptions) -> AnthropicEncoded:
-    """Encode a reply with an abandoned program, or a result for it, with calls as text."""
+    """Encode a reply with an abandoned program, or a result for the program, with its calls as text."""
     if not isinstance(message, AssistantMessage):
         return ENCODERS.encode(message, attrs.evolve(options, manual=True))
     ids = choose_wire_ids(message.tool_calls, options.provider)
@@ -286,7 +288,8 @@ def _encode_abandoned_message_as_text(message: Message, options: AnthropicEncode
 
 
 def _drop_unanswered_server_calls(blocks: list[Json]) -> list[Json]:
-    """Return *blocks* without unanswered calls of the provider's own tools, except one at the end (providers:PV57)."""
+    """Return *blocks* without unanswered calls of the provider's own tools, except a call in the last block."""
+    # (providers:PV57)
     results = {block.get("tool_use_id") for block in blocks}
     last = len(blocks) - 1
     return [
@@ -341,7 +344,7 @@ def _unwrap_unknown_members(data: Mapping[str, Any] | None, options: AnthropicEn
 
 
 def _encode_opaque_block(data: Mapping[str, Any], options: AnthropicEncodeOptions) -> Json | None:
-    """Return a block unchanged; a search of tools loses results that no longer exist, or is dropped if nothing is hidden."""
+    """Return a block unchanged, except a tool search: without tools that are no longer hidden, and ``None`` if no tool is hidden."""
     if options.hidden is None or not is_tool_search_part(data):
         return dict(data)
     if not options.hidden:

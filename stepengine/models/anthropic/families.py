@@ -80,7 +80,7 @@ FAMILIES = (
 
 @lru_cache(maxsize=256)
 def get_family(model: str) -> AnthropicFamily:
-    """Return the family of *model*, a guess for an unknown name; a cloud's prefix before ``claude-`` is ignored."""
+    """Return the family of *model*, for an unknown name the nearest one; a cloud's prefix before ``claude-`` is ignored."""
     start = max(model.find("claude-"), 0)
     return next(
         (family for family in FAMILIES if re.match(family.names, model[start:])), AnthropicFamily(is_guess=True)
@@ -90,7 +90,7 @@ def get_family(model: str) -> AnthropicFamily:
 def copy_family_with_capabilities(
     family: AnthropicFamily, capabilities: Mapping[str, object], max_output: int | None
 ) -> AnthropicFamily:
-    """Return *family* updated by the API's description of a model: its ``capabilities`` and its largest output."""
+    """Return a copy of *family* with the ``capabilities`` and the largest output that the API describes for a model."""
     thinking = get_optional_object(capabilities, "thinking")
     types, effort = get_optional_object(thinking, "types"), get_optional_object(capabilities, "effort")
     takes = {name: get_optional_object(types, name).get("supported") is True for name in types}

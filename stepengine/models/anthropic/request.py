@@ -167,7 +167,7 @@ def encode(
     """
     settings, site = request.settings, options.site
     said = encode_wire_settings(request, model, site)
-    asked = encode_thinking(request, model, family, off=previous_failure == FORCED_THINKING)
+    asked = encode_thinking(request, model, family, is_off=previous_failure == FORCED_THINKING)
     limit = resolve_output_limit(request, model, family, options, previous_failure=previous_failure)
     manual = asked is not None and asked["type"] == "enabled"
     if asked is not None and manual and limit <= asked["budget_tokens"]:
@@ -284,18 +284,18 @@ def _encode_output_config(request: ModelRequest, asked: Json | None, family: Ant
     return output or None
 
 
-def encode_thinking(request: ModelRequest, model: str, family: AnthropicFamily, *, off: bool = False) -> Json | None:
+def encode_thinking(request: ModelRequest, model: str, family: AnthropicFamily, *, is_off: bool = False) -> Json | None:
     """
-    Return the ``thinking`` member; ``None`` sends nothing.
+    Return the ``thinking`` member; ``None`` if none is sent.
 
     Thinking is adaptive where the model supports it, with the effort in ``output_config``. A budget in tokens is sent to
     models that accept one, and becomes an effort for others. Older models require a budget. They reject it together with a
-    forced call, so a forced call switches thinking off for that request (ecosystem:EC85); *off* does so for any model. Some
+    forced call, so a forced call switches thinking off for that request (ecosystem:EC85); *is_off* does so for any model. Some
     models bind thinking to the context before it. Their requests allow them to drop thinking that no longer matches, because
     hooks may prune and prompts may change (ecosystem:EC98).
     """
     thinking = request.settings.thinking
-    if off or (thinking is not None and thinking.mode == "none"):
+    if is_off or (thinking is not None and thinking.mode == "none"):
         return {"type": "disabled"} if family.off == "word" else None
     if thinking is None:
         return None
@@ -318,7 +318,7 @@ def disables_unavoidable_thinking(request: ModelRequest, family: AnthropicFamily
 
 
 def limit_tools_if_choice_unsupported(request: ModelRequest, family: AnthropicFamily) -> tuple[ToolSpec, ...]:
-    """Return the tools of the request, or only the chosen one if the model does not support forced calls."""
+    """Return the tools of the request, or only the tool that must be called if the model does not support forced calls."""
     choice = resolve_tool_choice(request)
     if choice in UNDEMANDED or choice == "required" or family.demands:
         return request.tools
@@ -336,7 +336,7 @@ def demands_unsupported_call(request: ModelRequest, family: AnthropicFamily) -> 
 
 
 def override_cache_lifetime(options: AnthropicRequestOptions, settings: ModelSettings) -> AnthropicRequestOptions:
-    """Return *options* with the cache lifetime of *settings*."""
+    """Return *options* with the cache lifetime of *settings*, if that is set."""
     if settings.cache is None:
         return options
     return attrs.evolve(options, cache=None if settings.cache == "off" else settings.cache)
@@ -355,7 +355,8 @@ def encode_wire_settings(request: ModelRequest, model: str, site: Site) -> WireS
 
 
 def _encode_fallbacks(names: tuple[str, ...]) -> object:
-    """Return the ``fallbacks`` member for model names, with or without a provider prefix (providers:PV110)."""
+    """Return the ``fallbacks`` member for model names, with or without a provider prefix."""
+    # (providers:PV110)
     return "default" if names == ("default",) else [{"model": name.rpartition("/")[2]} for name in names]
 
 
@@ -367,7 +368,7 @@ def _encode_service_tier(tier: str, model: str, site: Site) -> Json | None:
 
 
 def uses_fast_mode(tier: str | None, model: str, site: Site) -> bool:
-    """Return whether a request asks for the faster mode, and model and host have one."""
+    """Return whether *tier* asks for the faster mode, and both model and host support it."""
     return tier == "fast" and site.is_fast and FAST.search(model) is not None
 
 
@@ -439,9 +440,9 @@ def limit_strict_tools(
     programs: Programs | None = None,
 ) -> tuple[ToolSpec, ...]:
     """
-    Return *tools* with at most as many strict ones as one request with *schema* can hold (providers:PV43).
+    Return *tools* with only as many strict tools as the API accepts in one request with *schema*; the others are not strict.
 
-    The API limits strict schemas to 20 tools and 24 optional members in all. Tools that *programs* call are never strict.
+    The API limits strict schemas to 20 tools and 24 optional members in all (providers:PV43). Tools that *programs* call are never strict.
     After the API rejected the grammar as too large, none is strict.
     """
     room = MAX_OPTIONAL - (count_optional_members(schema, "anthropic") or 0 if schema is not None else 0)

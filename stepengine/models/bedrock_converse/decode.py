@@ -169,7 +169,7 @@ def _decode_citation(citation: Mapping[str, object], reply_text: str) -> Citatio
 
 
 def _name_and_describe_server_tool(block: Mapping[str, object]) -> tuple[str, str]:
-    """Return our name of the service's tool that a block is about, and a readable text of its input or result."""
+    """Return (name, text) for a block of a server tool: our name of the tool, and its input or result; ``("", "")`` for others."""
     asked, found = block.get("toolUse"), block.get("toolResult")
     if isinstance(asked, Mapping):
         name, given = find_text(asked, "name"), asked.get("input")
@@ -191,7 +191,7 @@ def _name_and_describe_server_tool(block: Mapping[str, object]) -> tuple[str, st
 
 
 def parse_usage(raw: object) -> Usage | None:
-    """Return the API's usage in our buckets; ``None`` when it reports none. Its input excludes cached tokens."""
+    """Parse the API's usage, whose input count excludes cached tokens; ``None`` if *raw* has no token counts."""
     if not isinstance(raw, Mapping) or (raw.get("inputTokens") is None and raw.get("outputTokens") is None):
         return None
     totals = ("inputTokens", "outputTokens")

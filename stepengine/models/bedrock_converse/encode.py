@@ -141,7 +141,7 @@ TEXT = frozenset({"text"})
 
 
 def encode_messages(request: ModelRequest, options: ConverseEncodeOptions) -> tuple[bytes, str]:
-    """Return the array of history and tail with alternating roles, and the kind of the last block (``""``: the assistant's)."""
+    """Return (array, kind): the messages with alternating roles, and the kind of the last block, ``""`` if it is the assistant's."""
     joiner = _ConverseJoiner(options.family)
     for turn in encode_turns(request, options, ENCODERS):
         joiner.append_turn(turn)
@@ -212,7 +212,7 @@ class _ConverseJoiner(MessageJoiner):
         super().append_content(role, body)
 
     def _make_unique_document_name(self, found: re.Match[bytes]) -> bytes:
-        """Return the ``"name"`` member with a name that no earlier document has; the service rejects duplicates and ignores case."""
+        """Return the ``"name"`` member with a name that no earlier document has, ignoring case, and record the name."""
         wanted = name = found[1].decode()
         number = 1
         while name.lower() in self._names:

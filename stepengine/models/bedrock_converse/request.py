@@ -78,7 +78,7 @@ class ConverseRequestOptions:
     previous_failure: str = ""
 
     def encode_cache_mark(self, section: Literal["tools", "messages"]) -> bytes:
-        """Return the cache mark to put after *section*; ``b""`` if it is not cached."""
+        """Return the encoded cache mark to put after *section*; ``b""`` if the section is not cached."""
         if self.cache is None or not self.family.caches or (section == "tools" and self.family.caches != "tools"):
             return b""
         longer = {"ttl": "1h"} if self.cache == "1h" and self.family.longer else {}
@@ -161,7 +161,7 @@ def _encode_prompt_members(
 def _encode_tool_config(
     request: ModelRequest, options: ConverseRequestOptions, tools: bytes, server_tools: Any
 ) -> bytes:
-    """Return ``toolConfig``: the agent's *tools*, the *server_tools*, those of ``extra``, a cache mark and the tool choice."""
+    """Return ``toolConfig``: the agent's *tools*, *server_tools*, tools of ``extra``, a cache mark and the tool choice."""
     given = _find_extra_tool_config(request)
     more = given.get("tools")
     lists = [
@@ -205,7 +205,7 @@ def demands_unsupported_call(request: ModelRequest, family: ConverseFamily) -> b
 
 
 def find_unsupported_limits(options: ConverseRequestOptions, settings: ModelSettings) -> tuple[str, ...]:
-    """Return the names of settings that the model rejects with its thinking: Nova accepts no limits with its highest effort."""
+    """Return the names of set limits (tokens and sampling) that Nova rejects with its highest effort of thinking; else ``()``."""
     nova = options.thinking.get("reasoningConfig", {}).get("maxReasoningEffort")
     limits = ("max_tokens", "temperature", "top_p") if nova == "high" else ()
     return tuple([name for name in limits if getattr(settings, name) is not None])

@@ -251,7 +251,7 @@ def _merge_member(block: Json, name: str, value: Any) -> None:
 
 
 def _join_base64(blobs: list[str]) -> str:
-    """Return one base64 text for several."""
+    """Return one base64 text for the joined bytes of several base64 texts."""
     if len(blobs) == 1:
         return blobs[0]
     return base64.b64encode(b"".join([base64.b64decode(blob) for blob in blobs])).decode("ascii")

@@ -63,7 +63,7 @@ class AuthenticatedClient:
         return response
 
     async def _make_signed_headers(self, request: Any, content: bytes, headers: Mapping[str, str]) -> dict[str, str]:
-        """Return the headers of *request* with a signature of its host, its body and the given *headers*."""
+        """Load the access key, and return headers with a signature of the host of *request*, of *content* and of *headers*."""
         from botocore.auth import SigV4Auth
         from botocore.awsrequest import AWSRequest
 
@@ -74,7 +74,7 @@ class AuthenticatedClient:
         return dict(unsigned.headers.items())
 
     async def _load_signing_credentials(self) -> Any:
-        """Return the access key, registered for redaction. It is loaded in a thread, because that may read files or send requests."""
+        """Return the access key, registered for redaction; without an explicit one, load it in a thread, which may send requests."""
         from botocore.credentials import ReadOnlyCredentials
 
         keys = self._aws.get_signing_keys_or_profile()

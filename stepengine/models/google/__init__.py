@@ -90,7 +90,7 @@ class GoogleProvider(HttpProvider):
         self._described: dict[str, ModelInfo] = {}
 
     def settings(self) -> ProviderSettings:
-        """Return the sources of its key and base URL."""
+        """Return the sources of the provider's key and base URL."""
         return ProviderSettings(
             key_variables=(self._key_env,) if self._key_env else ("GOOGLE_API_KEY", "GEMINI_API_KEY"),
             base_url_variable="GOOGLE_GEMINI_BASE_URL",
@@ -134,7 +134,7 @@ class GoogleProvider(HttpProvider):
 
     def batch_member(self, request: ModelRequest) -> BatchMember:
         """
-        Return *request* encoded for a batch; all requests of a batch have the same model.
+        Encode *request* for a batch; all requests of a batch have the same model.
 
         Raises:
             ModelError: when the request cannot be sent.

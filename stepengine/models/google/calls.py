@@ -84,7 +84,7 @@ class PartialCall:
 
 
 def join_streamed_arguments(part: Mapping[str, object]) -> Mapping[str, Any]:
-    """Return *part*, which holds a call, with its streamed arguments joined."""
+    """Return *part*, which contains a call, with its streamed arguments joined; raise ``ValueError`` for invalid pieces."""
     return PartialCall(part).to_part() if get_optional_object(part, "functionCall").get("partialArgs") else part
 
 
@@ -96,7 +96,7 @@ class _OpenText:
 
 
 def _parse_piece_value(piece: Mapping[str, object]) -> object:
-    """Return the value of a piece of arguments; ``ABSENT`` without one. Raise ``ValueError`` for an unknown member."""
+    """Return the value of a piece of arguments, ``ABSENT`` if it has none; raise ``ValueError`` for an unknown member."""
     for name in VALUES:
         value = piece.get(name)
         if value is not None:
@@ -130,7 +130,7 @@ def _parse_json_path(path: str) -> list[Key]:
 
 
 def _set_or_extend_text_at_path(root: Json, keys: list[Key], value: object) -> None:
-    """Set the value at the path *keys*; a text is appended to an existing text."""
+    """Set the value at the path *keys* and create missing containers; extend an open text that is already there."""
     here: object = root
     for key, below in pairwise(keys):
         inside = _get_child(here, key)
@@ -143,7 +143,7 @@ def _set_or_extend_text_at_path(root: Json, keys: list[Key], value: object) -> N
 
 
 def _get_child(container: object, key: Key) -> Any:
-    """Return the value at *key*; ``ABSENT`` if a value can be added there, else raise ``ValueError``."""
+    """Return the value at *key*, ``ABSENT`` if a value can be added there; raise ``ValueError`` for a key that does not fit."""
     if isinstance(container, dict) and isinstance(key, str):
         return container.get(key, ABSENT)
     if isinstance(container, list) and type(key) is int and key <= len(container):
@@ -153,7 +153,7 @@ def _get_child(container: object, key: Key) -> Any:
 
 
 def _set_child(container: Any, key: Key, value: Any) -> object:
-    """Set the value at *key* of *container*, or append it to a list at its end; return the value."""
+    """Set the value at *key* of *container*, for a list also at the index after its end; return the value."""
     if isinstance(container, list) and key == len(container):
         container.append(value)
     else:

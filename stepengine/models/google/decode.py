@@ -133,7 +133,7 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
     Return the reply in the response object *data*; its ``responseId`` replaces a missing *request_id*.
 
     Raises:
-        ModelError: when there is no candidate although the prompt was not blocked, and for a malformed call (ecosystem:EC97).
+        ModelError: when there is no candidate although the prompt was not blocked, and for a malformed call.
     """
     usage = parse_usage(data.get("usageMetadata"))
     feedback, candidates = get_optional_object(data, "promptFeedback"), get_optional_objects(data, "candidates")
@@ -192,9 +192,9 @@ def _raise_if_unusable(
     candidate: Mapping[str, object], finish_reason: str | None, call: RequestLabel, usage: Usage | None
 ) -> None:
     """
-    Raise an error for a *finish_reason* that means a malformed call, a missing signature or an aborted reply (ecosystem:EC97).
+    Raise an error for a *finish_reason* that means a malformed call, a missing signature or an aborted reply.
 
-    A call of a tool that was not offered is usable if the call arrived: its result reports the error.
+    These errors are retryable (ecosystem:EC97). A call of a tool that was not offered is usable if the call arrived: its result reports the error.
     """
     said = get_optional_text(candidate, "finishMessage") or finish_reason or ""
     parts = get_optional_objects(get_optional_object(candidate, "content"), "parts")
@@ -274,7 +274,7 @@ def _is_text_part(part: Mapping[str, object]) -> bool:
 
 
 def _name_and_describe_server_tool(part: Mapping[str, object]) -> tuple[str, str]:
-    """Return our name of the provider's tool that a part is about, and a readable text of its input or result."""
+    """Return (name, text) for a part of a server tool: our name of the tool, and its input or result; ``("", "")`` for others."""
     # The text is only shown to users. The part itself goes back.
     if "executableCode" in part:
         return "code_execution", shorten_text(find_text(part, "executableCode", "code"))
@@ -330,7 +330,7 @@ def _decode_citation(chunk: Mapping[str, object]) -> CitationPart:
 
 
 def parse_usage(raw: object) -> Usage | None:
-    """Return the API's usage in our buckets; ``None`` when it reports none."""
+    """Parse the API's usage; ``None`` if *raw* has no token counts."""
     if not isinstance(raw, Mapping):
         return None
     names = (
@@ -479,7 +479,7 @@ class GoogleAccumulator(Accumulator):
         ]
 
     def _close_call(self) -> list[ModelDelta]:
-        """Replace the placeholder part by the assembled call, and return its deltas."""
+        """Replace the placeholder part by the assembled call, and return the last deltas of the call."""
         assert self._newest is not None  # noqa: S101 - the caller checked it
         assert self._call_at is not None  # noqa: S101
         self._parts[self._call_at] = whole = self._newest.to_part()
@@ -487,7 +487,7 @@ class GoogleAccumulator(Accumulator):
         return self._count_call_and_make_end_deltas(whole["functionCall"])
 
     def _count_call_and_make_end_deltas(self, call: Mapping[str, object]) -> list[ModelDelta]:
-        """Return the deltas with the whole arguments and the end of the current call, and count the call."""
+        """Count the current call, and return the deltas with its whole arguments and its end."""
         number = self._calls
         self._calls += 1
         arguments = compact({} if call.get("args") is None else call["args"])

@@ -92,7 +92,7 @@ class GoogleEncodeOptions:
 
 
 def parse_generation(model: str) -> int:
-    """Return the generation at the start of a model's name; 3 for an alias, 0 for other names."""
+    """Return the generation in a Gemini model's name, such as 2 for ``gemini-2.5-pro``; 3 for a ``-latest`` alias, else 0."""
     found = GENERATION.match(model)
     if found is not None:
         return int(found.group(1))
@@ -200,7 +200,8 @@ def _encode_assistant(
 
 
 def _find_provider_ids(calls: tuple[ToolCallPart, ...], options: GoogleEncodeOptions) -> dict[str, str]:
-    """Return the ids that the provider assigned; none if two are equal, so that order decides (reliability:MP49)."""
+    """Return the ids that the provider assigned, by our ids of the calls; ``{}`` if two are equal, so that order decides."""
+    # (reliability:MP49)
     own = {
         call.tool_call_id: call.provider_data
         for call in calls
@@ -260,7 +261,7 @@ def _encode_assistant_part(part: AssistantPart, options: GoogleEncodeOptions, id
 
 
 def _encode_opaque_if_own(part: OpaquePart, options: GoogleEncodeOptions) -> Json | None:
-    """Return an opaque part of the same provider, except a continuation token; ``None`` for others."""
+    """Return the data of an opaque part of the same provider; ``None`` for other parts, and for a continuation token."""
     if part.provider != options.provider or GOES_ON_WITH in part.data:
         return None
     # The model is "" after a rejected signature: then no signature is sent.
@@ -320,7 +321,7 @@ def encode_inline_data(part: ImagePart | DocumentPart, data: bytes, provider: st
 
 
 def _encode_supported_media(part: ImagePart | DocumentPart, options: GoogleEncodeOptions) -> Json:
-    """Return inline data or a file reference; raise ``ModelError`` for unsupported or too large media."""
+    """Return the encoded medium, as inline data or a file reference; raise ``ModelError`` for unsupported or too large media."""
     require_file_of_provider(options.provider, part)
     kind = get_media_kind(part)
     if kind in {"office", "other"}:

@@ -117,7 +117,7 @@ def encode_wire_settings(request: ModelRequest, model: str, *, is_vertex: bool =
 
 
 def _encode_safety_setting(category: str, threshold: str) -> Json:
-    """Return a safety setting in the API's terms; the API's own terms are unchanged."""
+    """Return a safety setting with the API's prefixes added to *category* and *threshold* where they are missing."""
     word, limit = category.upper(), threshold.upper()
     return {
         "category": word if word.startswith("HARM_CATEGORY_") else f"HARM_CATEGORY_{word}",
@@ -126,7 +126,8 @@ def _encode_safety_setting(category: str, threshold: str) -> Json:
 
 
 def _encode_server_tools(items: tuple[ServerTool, ...], request: ModelRequest, model: str, *, is_vertex: bool) -> Json:
-    """Return the server tools; since Gemini 3 the reply has their calls and results as parts to send back (providers:PV41)."""
+    """Return the members for server tools, and the names of dropped options; raise ``ModelError`` for unsupported combinations."""
+    # Since Gemini 3 the reply has their calls and results as parts to send back (providers:PV41).
     circulates = parse_generation(model) >= CIRCULATES_SINCE and not is_vertex
     if not circulates and (request.tools or request.settings.response_schema is not None):
         where = "on Vertex AI" if is_vertex else "before Gemini 3"
@@ -192,7 +193,8 @@ def _encode_body_members(
 
 
 def _encode_tool_config(request: ModelRequest, model: str) -> Json | None:
-    """Return the functions that may be called; the mode ``VALIDATED`` guarantees the schemas of strict ones (providers:PV41)."""
+    """Return the tool config: the mode of function calls, and the only function that may be called; ``None`` without a choice."""
+    # The mode ``VALIDATED`` guarantees the schemas of strict functions (providers:PV41).
     choice = resolve_tool_choice(request) if request.tools else None
     if choice in {None, "auto"} and has_guaranteed_strict_tool(request, model):
         return {"functionCallingConfig": {"mode": "VALIDATED"}}

@@ -43,7 +43,7 @@ class GoogleClients:
 def create_clients(
     sdk: Any, access: Mapping[str, object], base_url: str, api_version: str | None, http_client: Any
 ) -> GoogleClients:
-    """Return the clients for one *access*, and add an error check to *http_client*, which they use in place of connections of their own."""
+    """Return the clients for the credentials *access*, which send through *http_client*; add an error check to *http_client*."""
     import httpx2
 
     from stepengine.models._transport import get_ssl_context
@@ -82,7 +82,7 @@ async def send_with_sdk_headers(
 
 
 async def _build_url_and_headers(client: Any, path: str, *, is_get: bool) -> tuple[str, Mapping[str, str]]:
-    """Return the URL and the headers, including credentials, of the SDK's request for *path*."""
+    """Let the SDK build a request for *path* without sending it; return its (URL, headers), including credentials."""
     import httpx2
 
     model, _, method = path.partition(":")
@@ -125,7 +125,7 @@ async def upload_file_and_wait(
 
 
 async def delete_uploaded_file(clients: GoogleClients, file_id: str, headers: Mapping[str, str]) -> None:
-    """Delete a file by its URL or name."""
+    """Delete an uploaded file by its URL or name."""
     name = f"files/{file_id.rpartition('files/')[2]}"
     await clients.files.aio.files.delete(name=name, config={"http_options": {"headers": dict(headers)}})
 

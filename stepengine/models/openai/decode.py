@@ -262,7 +262,8 @@ def _find_unanswered_item_types(items: list[Mapping[str, object]], provider: str
 
 
 def is_client_tool_search(item: Mapping[str, object]) -> bool:
-    """Return whether an item is a tool search for the client, which ``find_tools`` answers (providers:PV122)."""
+    """Return whether an item is a tool search that the client must execute, which ``find_tools`` does."""
+    # (providers:PV122)
     return item.get("type") == "tool_search_call" and item.get("execution") == "client"
 
 
@@ -273,15 +274,15 @@ def _decode_tool_search(item: Mapping[str, object], mark: Json) -> AssistantPart
     return make_call_part(FIND_TOOLS, given, {**mark, "id": item.get("call_id"), "search": item})
 
 
-def _collect_search_words(asked: object) -> list[str]:
-    """Return all strings in the arguments of a tool search, which may have any form; unreadable text is returned whole."""
-    if isinstance(asked, str):
+def _collect_search_words(arguments: object) -> list[str]:
+    """Return all strings in the *arguments* of a tool search, which may have any form; a text that is not JSON counts as one."""
+    if isinstance(arguments, str):
         try:
-            read = parse_json(asked.encode())
+            read = parse_json(arguments.encode())
         except ValueError:
-            return [asked]
-        return [asked] if isinstance(read, str) else _collect_search_words(read)
-    inner = list(asked.values()) if isinstance(asked, Mapping) else asked
+            return [arguments]
+        return [arguments] if isinstance(read, str) else _collect_search_words(read)
+    inner = list(arguments.values()) if isinstance(arguments, Mapping) else arguments
     return [word for value in inner for word in _list_strings(value)] if isinstance(inner, list | tuple) else []
 
 
@@ -293,7 +294,8 @@ def _list_strings(value: object) -> list[str]:
 
 
 def _parse_stop_reason(data: Mapping[str, object]) -> tuple[str | None, StopReason | None]:
-    """Return the API's status, or the reason of an incomplete response, and our stop reason for it (ecosystem:EC97)."""
+    """Return (the API's status, or its reason for an incomplete response; our stop reason for it, ``None`` if unknown)."""
+    # (ecosystem:EC97)
     status = get_optional_text(data, "status")
     if status != "incomplete":
         return status or None, STOPS.get(status)
@@ -395,7 +397,7 @@ def _extract_thought_text(item: Mapping[str, object]) -> str:
 
 
 def parse_usage(raw: object) -> Usage | None:
-    """Return the API's usage in our buckets; ``None`` when it reports none."""
+    """Parse the API's usage; ``None`` if *raw* has no token counts."""
     return usage_from_totals(raw, "input_tokens", "output_tokens")
 
 
@@ -472,7 +474,7 @@ class ResponsesAccumulator(Accumulator):
         self._response = {**response, "output": []}
 
     def _apply_item_delta(self, chunk: type[TextChunk | ThinkingChunk] | None, event: Json) -> list[ModelDelta]:
-        """Return the delta of text or thinking for a *chunk* class; else store arguments of a call and return their certain part."""
+        """Return the delta for the class *chunk*; for ``None`` store arguments of a call, and return the part that is certain."""
         text = get_optional_text(event, "delta")
         if not text:
             return []

@@ -109,15 +109,15 @@ OUTPUT = b'{"type":"function_call_output","call_id":'
 
 
 def encode_messages(
-    request: ModelRequest, options: OpenAIEncodeOptions, define: Callable[[str], Json] | None = None
+    request: ModelRequest, options: OpenAIEncodeOptions, get_definition: Callable[[str], Json] | None = None
 ) -> bytes:
     """
     Return the ``input`` array of history and tail, with a user message between two messages of the model.
 
-    *define* returns the definition of a hidden tool. A tool that results refer to is defined once, after the results.
+    *get_definition* returns the definition of a hidden tool. A hidden tool that results refer to is defined once, after the results.
     """
     out: list[bytes] = []
-    loading = _ToolDefinitions(options.hidden or frozenset(), define)
+    loading = _ToolDefinitions(options.hidden or frozenset(), get_definition)
     ids: Mapping[str, bytes] = {}
     callers: Mapping[str, bytes] = {}
     searches: frozenset[str] = frozenset()
@@ -142,37 +142,45 @@ def encode_messages(
         after = turn.after
         if turn.ids:
             ids, callers, searches = turn.ids, turn.callers, turn.searches
-    return b"[" + b",".join([*out, *_make_final_items(after, role, is_over=not continues_paused_reply(request))]) + b"]"
+    return (
+        b"["
+        + b",".join([*out, *_make_final_items(after, role, must_end_with_user=not continues_paused_reply(request))])
+        + b"]"
+    )
 
 
-def _make_final_items(after: bytes, role: str, *, is_over: bool) -> list[bytes]:
-    """Return the last items of the input: *after*, else a user message if the input is empty or ends with a reply."""
+def _make_final_items(after: bytes, role: str, *, must_end_with_user: bool) -> list[bytes]:
+    """Return the last items: *after*; else ``NUDGE`` for an empty input, or with *must_end_with_user* after a reply; else none."""
     if after:
         return [after]
-    return [NUDGE_ITEM] if not role or (role == "assistant" and is_over) else []
+    return [NUDGE_ITEM] if not role or (role == "assistant" and must_end_with_user) else []
 
 
 class _ToolDefinitions:
     """Encodes the definitions of hidden tools that results refer to, each once."""
 
-    def __init__(self, hidden: frozenset[str], define: Callable[[str], Json] | None) -> None:
+    def __init__(self, hidden: frozenset[str], get_definition: Callable[[str], Json] | None) -> None:
         self._waiting = set(hidden)
-        self._define = define
+        self._get_definition = get_definition
 
     def mark_and_encode_found_tools(self, names: tuple[str, ...]) -> bytes:
-        """Encode the definitions of the found tools, for the output of a tool search."""
+        """Encode the definitions of the found tools, for the output of a tool search, and mark them as defined."""
         self._waiting.difference_update(names)
-        define = self._define
-        tools = [] if define is None else [{**define(name), "defer_loading": True} for name in dict.fromkeys(names)]
+        get_definition = self._get_definition
+        tools = (
+            []
+            if get_definition is None
+            else [{**get_definition(name), "defer_loading": True} for name in dict.fromkeys(names)]
+        )
         return b',"tools":' + encode_json(tools) + b"}"
 
     def prepend_new_definitions(self, after: bytes, names: tuple[str, ...]) -> bytes:
-        """Return *after* with the definitions of newly referenced tools before it, each only once."""
+        """Return *after* with the definitions of the tools *names* before it, except earlier defined ones, and mark them as defined."""
         fresh = [name for name in dict.fromkeys(names) if name in self._waiting]
         self._waiting.difference_update(fresh)
-        if not fresh or self._define is None:
+        if not fresh or self._get_definition is None:
             return after
-        tools = [self._define(name) for name in fresh]
+        tools = [self._get_definition(name) for name in fresh]
         item = encode_json({"type": "additional_tools", "role": "developer", "tools": tools})
         return item + b"," + after if after else item
 
@@ -206,7 +214,12 @@ def _encode_assistant(
         if isinstance(part, CitationPart):
             continue
         _append_part(
-            items, part, options, ids, apart=not continues_text(before, part), with_provider_ids=with_provider_ids
+            items,
+            part,
+            options,
+            ids,
+            is_new_paragraph=not continues_text(before, part),
+            with_provider_ids=with_provider_ids,
         )
         before = part
     items = _drop_orphaned_reasoning(items)
@@ -274,15 +287,19 @@ def _append_part(
     options: OpenAIEncodeOptions,
     ids: Mapping[str, str],
     *,
-    apart: bool,
+    is_new_paragraph: bool,
     with_provider_ids: bool,
 ) -> None:
     """Append the items of a part of a reply; parts that are not sent back append nothing."""
     match part:
         case TextPart():
-            _append_text(items, part, {"type": "output_text", "text": part.text}, options, apart=apart)
+            _append_text(
+                items, part, {"type": "output_text", "text": part.text}, options, is_new_paragraph=is_new_paragraph
+            )
         case RefusalPart():
-            _append_text(items, part, {"type": "refusal", "refusal": part.text}, options, apart=apart)
+            _append_text(
+                items, part, {"type": "refusal", "refusal": part.text}, options, is_new_paragraph=is_new_paragraph
+            )
         case ThinkingPart():
             items += _encode_reasoning_if_sendable(part, options)
         case ToolCallPart():
@@ -334,9 +351,14 @@ def _encode_reasoning_if_sendable(part: ThinkingPart, options: OpenAIEncodeOptio
 
 
 def _append_text(
-    items: list[Json], part: TextPart | RefusalPart, content: Json, options: OpenAIEncodeOptions, *, apart: bool
+    items: list[Json],
+    part: TextPart | RefusalPart,
+    content: Json,
+    options: OpenAIEncodeOptions,
+    *,
+    is_new_paragraph: bool,
 ) -> None:
-    """Append a text to its own message item, or to a plain message; *apart* makes it a paragraph of its own."""
+    """Append a text to its own message item, or to a plain message; *is_new_paragraph* separates it from the text before."""
     data = part.provider_data
     last = items[-1] if items else {}
     own = data if is_from_provider(data, options.provider, options.model) else {}
@@ -346,7 +368,7 @@ def _append_text(
             return
         # Only a plain message has no type.
         if last.get("role") == "assistant" and "type" not in last and last.get("phase") == own.get("phase"):
-            last["content"] += f"\n\n{part.text}" if apart else part.text
+            last["content"] += f"\n\n{part.text}" if is_new_paragraph else part.text
         else:
             items.append({"role": "assistant", "content": part.text, **phase})
         return

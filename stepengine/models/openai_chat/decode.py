@@ -153,7 +153,7 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
 
 
 def _requests_json(call: RequestLabel) -> bool:
-    """Return whether the request asks for JSON; Cloudflare sends that as an object in place of a text."""
+    """Return whether the request asks for an answer in JSON, which Cloudflare sends as an object in place of a text."""
     settings = None if call.request is None else call.request.settings
     if settings is None:
         return False
@@ -162,7 +162,7 @@ def _requests_json(call: RequestLabel) -> bool:
 
 
 def _find_reply_cost(usage: object, message: Mapping[str, object]) -> Decimal | None:
-    """Return the cost of a reply as stated by the service or its gateway; Vercel states it in the message."""
+    """Return the cost of a reply in US dollars as the service or its gateway states it; ``None`` if it is unknown."""
     # A stated cost is better than any price table: the service knows discounts, caches and the actual provider. With
     # `is_byok` (the user's own key at OpenRouter) it states only its fee, and the tokens are billed elsewhere. Then the
     # cost is unknown: `None`, not 0. Always `Decimal`, because sums of floats drift.
@@ -174,7 +174,8 @@ def _find_reply_cost(usage: object, message: Mapping[str, object]) -> Decimal | 
 
 
 def _find_raw_usage(data: Mapping[str, object]) -> object:
-    """Return the usage member; in streams Groq used to send it as ``x_groq.usage`` (ecosystem:EC109)."""
+    """Return the usage member of a reply, else ``x_groq.usage``, which Groq used to send in streams; ``None`` without both."""
+    # (ecosystem:EC109)
     elsewhere = data.get("x_groq")
     return data.get("usage") or (elsewhere.get("usage") if isinstance(elsewhere, Mapping) else None)
 
@@ -256,7 +257,8 @@ def _decode_call(entry: Mapping[str, object], function: Mapping[str, object], ma
 
 
 def _decode_media(message: Mapping[str, object], mark: Json) -> list[AssistantPart]:
-    """Return the images of OpenRouter, and the audio of OpenAI with its transcript as text (providers:PV52)."""
+    """Return the images of OpenRouter, and the audio of OpenAI with its transcript as text."""
+    # (providers:PV52)
     parts: list[AssistantPart] = [
         part for part in [_decode_image(image, mark) for image in find_objects(message, "images")] if part is not None
     ]
@@ -338,7 +340,8 @@ def _decode_content(message: Mapping[str, object], mark: Json) -> list[Assistant
 
 
 def _extract_thought_text(piece: Mapping[str, object]) -> str:
-    """Return the text of a ``thinking`` piece: Mistral sends a list of texts, servers that imitate it a text (ecosystem:EC111)."""
+    """Return the text of a ``thinking`` piece, which contains a text, or as at Mistral a list of texts."""
+    # (ecosystem:EC111)
     inner = piece.get("thinking")
     if isinstance(inner, str):
         return inner
@@ -346,7 +349,7 @@ def _extract_thought_text(piece: Mapping[str, object]) -> str:
 
 
 def parse_usage(raw: object) -> Usage | None:
-    """Return the server's usage in our buckets; ``None`` when it reports none."""
+    """Parse the server's usage; ``None`` if *raw* has no token counts."""
     return usage_from_totals(raw, "prompt_tokens", "completion_tokens", cached_members=CACHED)
 
 
@@ -495,6 +498,7 @@ class ChatAccumulator(Accumulator):
         return deltas + self._calls.add_chunk_entries(self._get_call_entries(delta))
 
     def _raise_ambiguous_calls(self, reason: str) -> NoReturn:
+        """Raise the retryable error for pieces of calls that can be read in several ways."""
         self._raise_protocol_error(f"it sent {reason}, so its tool calls are ambiguous")
 
     def _merge_unknown_members(self, delta: Mapping[str, Any]) -> None:
@@ -512,7 +516,7 @@ class ChatAccumulator(Accumulator):
                 self._more[name] = value
 
     def _get_call_entries(self, delta: Mapping[str, object]) -> list[Mapping[str, Any]]:
-        """Return the entries of ``tool_calls`` in *delta*; else its ``function_call`` as an entry, if it does not repeat one."""
+        """Return the ``tool_calls`` of *delta*, else its ``function_call`` as an entry, and record that form; raise if both forms arrive."""
         calls, legacy = get_optional_objects(delta, "tool_calls"), find_legacy_call(delta)
         # Ambiguous, and a wrong call would be worse than a retry.
         if calls and self._legacy:
@@ -523,7 +527,7 @@ class ChatAccumulator(Accumulator):
         return [{"index": 0, "function": legacy}]
 
     def _append_audio(self, audio: Mapping[str, object]) -> list[ModelDelta]:
-        """Append a chunk of audio, encoded in base64 separately from the other chunks, and a chunk of its transcript."""
+        """Append a chunk of audio in base64 and a chunk of its transcript; return the transcript as a text delta."""
         said, data = find_text(audio, "transcript"), find_text(audio, "data")
         self._audio.update(find_unknown_members(audio, IN_AUDIO))
         if said:

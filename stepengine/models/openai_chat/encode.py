@@ -103,15 +103,15 @@ class ChatEncoded(BaseTurn):
 
 
 def encode_messages(
-    request: ModelRequest, options: ChatEncodeOptions, *, bridged: bool = False, mark: bytes | None = None
+    request: ModelRequest, options: ChatEncodeOptions, *, is_bridged: bool = False, cache_mark: bytes | None = None
 ) -> bytes:
     """
     Return the ``messages`` array of system prompt, history and tail.
 
-    *bridged* inserts a short assistant message between a tool result and a user message. *mark* is added to the system
+    *is_bridged* inserts a short assistant message between a tool result and a user message. *cache_mark* is added to the system
     prompt and the last message, as the ends of cached prefixes (providers:PV66).
     """
-    joiner = _ChatJoiner(request.system_prompt, bridged=bridged, mark=mark)
+    joiner = _ChatJoiner(request.system_prompt, is_bridged=is_bridged, cache_mark=cache_mark)
     for turn in encode_turns(request, options, ENCODERS):
         joiner.append_turn(turn)
     return joiner.join(must_end_with_user=not continues_paused_reply(request))
@@ -120,9 +120,9 @@ def encode_messages(
 class _ChatJoiner:
     """Joins encoded messages, merges user messages, and moves media after the results of a batch."""
 
-    def __init__(self, system_prompt: str, *, bridged: bool, mark: bytes | None) -> None:
-        self._bridged = bridged
-        self._mark = b"" if mark is None else b',"cache_control":' + mark
+    def __init__(self, system_prompt: str, *, is_bridged: bool, cache_mark: bytes | None) -> None:
+        self._bridged = is_bridged
+        self._mark = b"" if cache_mark is None else b',"cache_control":' + cache_mark
         self._out = [self._encode_system_prompt(system_prompt)] if system_prompt else []
         self._user: list[ChatEncoded] = []
         self._ids: Mapping[str, bytes] = {}
@@ -165,24 +165,24 @@ class _ChatJoiner:
             return encode_json({"role": "system", "content": text})
         return b'{"role":"system","content":[{"type":"text","text":' + encode_json(text) + self._mark + b"}]}"
 
-    def _flush_user_messages(self, mark: bytes = b"") -> None:
-        """Append the stored user messages as one message; *mark* is added to its last part."""
+    def _flush_user_messages(self, cache_mark: bytes = b"") -> None:
+        """Append the stored user messages as one message; *cache_mark* is added to its last part."""
         turns = self._user
         if not turns:
             return
         if self._bridged and self._role == "tool":
             self._out.append(BRIDGE)
-        if len(turns) == 1 and turns[0].plain and not mark:
+        if len(turns) == 1 and turns[0].plain and not cache_mark:
             content = turns[0].body
         else:
             parts = b",".join([TEXT + t.body + b"}" if t.plain else t.body for t in turns])
-            content = b"[" + parts[:-1] + mark + b"}]"
+            content = b"[" + parts[:-1] + cache_mark + b"}]"
         self._out.append(b'{"role":"user","content":' + content + b"}")
         self._user = []
         self._role = "user"
 
     def join(self, *, must_end_with_user: bool) -> bytes:
-        """Return the array, with the stored user messages; *must_end_with_user* adds a last user message if there is none."""
+        """Return the array with the stored user messages; *must_end_with_user* adds ``NUDGE`` if the last message is not the user's."""
         if self._mark and self._role == "tool" and not self._user:
             self._add_cache_mark_to_result()
         self._flush_user_messages(self._mark)
@@ -263,7 +263,8 @@ def _encode_assistant(message: AssistantMessage, options: ChatEncodeOptions, wit
 
 
 def _make_nine_char_id(call_id: str) -> str:
-    """Return an id of nine letters and digits, which Mistral requires (ecosystem:EC83)."""
+    """Return an id of nine letters and digits, which Mistral requires, from our *call_id*."""
+    # (ecosystem:EC83)
     return hashlib.sha256(encode_utf8(call_id)).hexdigest()[:ID_CHARS]
 
 
@@ -326,7 +327,8 @@ def _sends_tagged_thoughts(options: ChatEncodeOptions) -> bool:
 
 
 def _encode_thinking_members_if_own(part: AssistantPart, options: ChatEncodeOptions) -> Json:
-    """Return the members that send thinking back to the same provider and model (ecosystem:EC91, ecosystem:EC99)."""
+    """Return the members that send thinking back to the same provider and model; ``{}`` for other parts."""
+    # (ecosystem:EC91, ecosystem:EC99)
     if not isinstance(part, ThinkingPart) or not is_from_provider(
         data := part.provider_data, options.preset.name, options.model
     ):
@@ -407,7 +409,7 @@ def _encode_supported_media(part: ImagePart | DocumentPart, options: ChatEncodeO
 
 
 def _encode_pdf(part: ImagePart | DocumentPart, preset: Preset) -> Json | None:
-    """Return the piece of a PDF in the format of the service; ``None`` if it does not accept it."""
+    """Return the piece of a PDF in the format of the service; ``None`` if the service does not accept the PDF."""
     if part.file_id is not None:
         return {"type": "file", "file": {"file_id": part.file_id}} if preset.stores_files else None
     if preset.file_format == "link":

@@ -99,7 +99,7 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
 # A step with an unknown member, or of an unknown type, is stored whole. Decoded into parts, it would go back without the
 # unknown members.
 def _decode_step(step: Mapping[str, Any], mark: Json, call: RequestLabel, usage: Usage | None) -> list[AssistantPart]:
-    """Return the parts of a step; ``[]`` for a repeated input. An unknown step becomes an opaque part, an error is raised."""
+    """Return the parts of a step, ``[]`` for repeated input, an opaque part for an unknown step; raise for a step with an error."""
     match step.get("type"):
         case "model_output" if step.get("error"):
             raise error_from_body(step, None, {}, call, usage)
@@ -151,7 +151,7 @@ def _decode_citation(annotation: Mapping[str, object], text: bytes) -> CitationP
 
 
 def _name_and_describe_server_tool(step: Mapping[str, object]) -> tuple[str, str]:
-    """Return our name of the provider's tool that a step is about, and a readable text of its input or result."""
+    """Return (name, text) for a step of a server tool: our name of the tool, and its input or result; ``("", "")`` for others."""
     kind = find_text(step, "type")
     name = kind.removesuffix("_call").removesuffix("_result")
     if name == kind:
@@ -167,7 +167,7 @@ def _name_and_describe_server_tool(step: Mapping[str, object]) -> tuple[str, str
 
 
 def parse_usage(raw: object) -> Usage | None:
-    """Return the API's usage in our buckets; ``None`` when it reports none."""
+    """Parse the API's usage; ``None`` if *raw* has no token counts."""
     if not isinstance(raw, Mapping) or (
         raw.get("total_input_tokens") is None and raw.get("total_output_tokens") is None
     ):
@@ -314,7 +314,7 @@ BELONGS = {
 
 
 def _append_text(opened: _OpenStep, member: str, text: str) -> None:
-    """Append *text* to the last piece, or start a new piece if that is not text."""
+    """Append *text* to the last piece of *member*, or start a new piece if the last one is not text."""
     pieces = opened.step.setdefault(member, [])
     last = pieces[-1] if pieces else None
     if last is None or last.get("type") != "text":

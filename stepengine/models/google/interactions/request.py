@@ -104,7 +104,7 @@ def encode_wire_settings(request: ModelRequest, model: str, provider: str) -> Wi
 
 
 def _encode_safety_setting(category: str, threshold: str) -> Json:
-    """Return a safety setting in the API's terms; the API's own terms are unchanged."""
+    """Return a safety setting in the API's spelling, without the prefix of a *category* and with that of a *threshold*."""
     word, limit = category.lower().removeprefix("harm_category_"), threshold.lower()
     return {"type": word, "threshold": limit if limit == "off" or limit.startswith("block_") else f"block_{limit}"}
 
@@ -145,7 +145,7 @@ def _encode_tool_choice(request: ModelRequest) -> object:
 
 
 def encode_thinking(settings: ModelSettings, model: str) -> ThinkingRequest:
-    """Return the thinking members of a request; every model has levels, so a budget in tokens becomes one."""
+    """Return the thinking members of a request, with a budget in tokens as a level, and a note on unsupported options."""
     thinking = settings.thinking
     if thinking is None:
         return ThinkingRequest()
