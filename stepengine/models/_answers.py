@@ -84,7 +84,7 @@ def add_answer_tool_if_needed(
 
 @lru_cache(maxsize=KEPT_TOOLS)  # encoded tools are cached by their identity
 def _make_answer_tool(schema: JsonDict) -> ToolSpec:
-    """Return the answer tool; its input has the form *schema*, inside an object with one member if *schema* is no object's."""
+    """Return the answer tool; its input has the form *schema*, inside an object with one member if *schema* is not that of an object."""
     if schema.get("type") == "object":
         return ToolSpec(ANSWER, SAYS, schema, strict=True)
     inner, defined = nest_schema_under_property(schema, WHOLE)

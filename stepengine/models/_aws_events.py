@@ -46,7 +46,7 @@ class AWSParser:
         Return the events that *chunk* completes.
 
         Raises:
-            ModelError: for bytes that are no event stream, and for a wrong checksum.
+            ModelError: for bytes that are not an event stream, and for a wrong checksum.
         """
         self._bytes += chunk
         try:

@@ -123,7 +123,7 @@ class Connections:
 
 
 async def _close_in_loop(ready: LoopClients, loop: asyncio.AbstractEventLoop) -> None:
-    """Close the clients in their own event loop after its requests; ignore a loop that no longer runs."""
+    """Close the clients in their event loop *loop*, after their running requests; do nothing if that loop no longer runs."""
     if loop is asyncio.get_running_loop():
         await ready.close_when_unused()
     elif loop.is_running():

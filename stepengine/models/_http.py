@@ -53,7 +53,7 @@ class DeltaFilter(Protocol):
     """Converts the deltas of a stream to those that subscribers receive."""
 
     def convert_delta(self, delta: ModelDelta) -> Iterable[ModelDelta]:
-        """Return the deltas that subscribers receive for *delta*; it may be held back, split or converted."""
+        """Return the deltas that subscribers receive for *delta*, which may be held back, split or converted."""
 
     def flush(self) -> Iterable[ModelDelta]:
         """Return the deltas that were held back."""
@@ -280,14 +280,14 @@ class HttpProvider(ApiProvider):
 
     @asynccontextmanager
     async def _send_request(self, request: ModelRequest, *, stream: bool) -> AsyncGenerator[HttpExchange]:
-        """Encode and send *request*, and yield the response with its body unread."""
+        """Encode and send *request*, and yield the response before its body is read."""
         async with self._send_body(
             self._encode_and_warn_of_dropped(request, stream=stream), request, stream=stream
         ) as exchange:
             yield exchange
 
     async def _read_reply(self, exchange: HttpExchange, request: ModelRequest) -> ModelReply:
-        """Read the whole body and return its reply, with the cost of a LiteLLM header; raise ``ModelError`` for an error in it."""
+        """Read the whole body and return the reply, with the cost of a LiteLLM header; raise ``ModelError`` for an error in the body."""
         content = await exchange.read_content()
         if exchange.is_event_stream:
             reader = self._make_reply_reader(exchange, request)
@@ -312,7 +312,7 @@ class HttpProvider(ApiProvider):
         return self._convert_answer_and_add_dropped(reply, request)
 
     def _convert_answer_and_add_dropped(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
-        """Return *reply* with its answer call as text, the adapter's postprocessing, and the names of left-out settings."""
+        """Return *reply* with its answer call as text, postprocessed by the adapter, and with the names of dropped settings."""
         if can_use_answer_tool(request) and request.settings.response_schema is not None:
             reply = convert_answer_call_to_text(reply, request.settings.response_schema)
         return add_dropped_setting_names(

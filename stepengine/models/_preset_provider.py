@@ -260,7 +260,8 @@ class PresetProvider(HttpProvider):
 
     @property
     def _api_version(self) -> str:
-        """The date of Azure's dated API; ``""`` for the API without versions (ecosystem:EC114)."""
+        """The date of Azure's dated API; ``""`` for other services and for the API without versions."""
+        # (ecosystem:EC114)
         return os.environ.get(API_VERSION, "").strip() if self._preset.azure else ""
 
     def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:

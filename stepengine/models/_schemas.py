@@ -59,7 +59,7 @@ class _ReferenceResolver:
         return self.convert({**(target if isinstance(target, Mapping) else {}), **rest}, (*open_references, reference))
 
     def _convert_member(self, name: str, item: object, open_references: tuple[str, ...]) -> Any:
-        """Return the converted value of a keyword; values that are no schemas stay unchanged."""
+        """Return the converted value of a keyword; values that are not schemas stay unchanged."""
         if name in {"enum", "default", "examples", "required", "const"}:
             return item
         if name in {"properties", "patternProperties"} and isinstance(item, Mapping):

@@ -191,9 +191,9 @@ def choose_wire_ids(
     make_id: Callable[[str], str] | None = None,
 ) -> dict[str, str]:
     """
-    Return the wire id of each call by our id (ecosystem:EC83).
+    Return the wire id of each call, by our id of the call (``tool_call_id``).
 
-    That is the provider's own id if it made the call and the id is unique in this message. Otherwise it is generated from
+    The wire id (ecosystem:EC83) is the provider's own id if it made the call and the id is unique in this message. Otherwise it is generated from
     our id and never changes. *with_provider_ids* false generates all ids. *make_id* makes an id from ours, for APIs with a special format.
     """
     make_id = make_id or make_wire_id

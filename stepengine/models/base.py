@@ -225,7 +225,7 @@ class Provider(ABC):
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
         """
-        Query the provider for the number of tokens in *request*; ``None``, the default, if it does not count tokens.
+        Return ``None``; a provider that counts tokens queries the number of tokens in *request*.
 
         Raises:
             ModelError: when the query fails.
@@ -234,7 +234,7 @@ class Provider(ABC):
 
     async def describe(self, model: str) -> ModelInfo | None:
         """
-        Query the provider for the limits and options of *model*; ``None``, the default, if it does not report them.
+        Return ``None``; a provider that reports the limits and options of *model* queries them.
 
         Raises:
             ModelError: when the query fails.
@@ -242,12 +242,12 @@ class Provider(ABC):
         return None
 
     def output_limit(self, request: ModelRequest) -> int | None:
-        """Return the output limit in tokens that is sent with a *request* that sets none; ``None``, the default, if none is sent."""
+        """Return ``None``; a provider that sends an output limit with a *request* that sets none returns this limit in tokens."""
         return None
 
     async def upload(self, data: bytes, *, mime_type: str, name: str = "", expires_in: int | None = None) -> str:
         """
-        Upload a file and return its id at this provider; ``engine.files`` calls this.
+        Raise ``ModelError``; a provider that stores files uploads the file and returns its id. ``engine.files`` calls this.
 
         Args:
             data: The bytes of the file.
@@ -263,7 +263,7 @@ class Provider(ABC):
 
     async def delete_file(self, file_id: str) -> None:
         """
-        Delete an uploaded file.
+        Raise ``ModelError``; a provider that stores files deletes an uploaded file.
 
         Raises:
             ModelError: when the provider stores no files, as by default, or does not delete it.
@@ -273,7 +273,7 @@ class Provider(ABC):
 
     def batch_member(self, request: ModelRequest) -> BatchMember:
         """
-        Encode *request* for a batch; by default raise ``ModelError``, because most providers have no batches.
+        Raise ``ModelError``; a provider with batches encodes *request* for a batch.
 
         ``Batched`` calls this once for each model call, and then the three methods below.
 
@@ -286,7 +286,7 @@ class Provider(ABC):
 
     async def submit_batch(self, members: Mapping[str, BatchMember]) -> str:
         """
-        Submit requests of one group as a batch and return its id.
+        Raise ``ModelError``; a provider with batches submits requests of one group as a batch and returns its id.
 
         Args:
             members: At most 10,000 results of ``batch_member``, each by a name of at most 64 letters, digits and hyphens.
@@ -299,7 +299,9 @@ class Provider(ABC):
 
     async def batch_results(self, batch: str) -> Mapping[str, object] | None:
         """
-        Return the result of each request of a batch by name, for ``batch_reply``; ``None`` while the batch is not done.
+        Raise ``ModelError``; a provider with batches returns the results of a batch by the names of its requests.
+
+        They are values for ``batch_reply``. The result is ``None`` while the batch is not done.
 
         The member ``""`` is the result of all requests without a member of their own.
 
@@ -311,7 +313,7 @@ class Provider(ABC):
 
     def batch_reply(self, result: object, request: ModelRequest) -> ModelReply:
         """
-        Return the reply in *result*, which is ``None`` for a request without a result.
+        Raise ``ModelError``; a provider with batches returns the reply in *result*, which is ``None`` without a result.
 
         Raises:
             ModelError: when *result* has no reply.

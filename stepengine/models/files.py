@@ -117,7 +117,7 @@ class Files:
             at: The prefix of the provider, if it is registered under another name than its own.
 
         Raises:
-            DataError: for any value that is no result of ``upload``.
+            DataError: for a value that is not a result of ``upload``.
             ModelError: when the deletion fails, such as for an unknown file.
         """
         part = file_part(file)

@@ -67,7 +67,7 @@ def _make_entry_point_error(entry: EntryPoint, why: str) -> ModelError:
 
 
 def _make_provider_factory(location: str, *arguments: str, **options: str) -> Callable[[], Provider]:
-    """Return a function that creates one of the package's providers and imports its module on first use."""
+    """Return a function that imports the provider class at *location* (``module:Class``) and creates a provider with the arguments."""
 
     def create_provider() -> Provider:
         module, _, name = location.partition(":")
@@ -162,7 +162,7 @@ class Models:
 
     @property
     def _sources(self) -> dict[str, ProviderSource]:
-        """The sources of providers by prefix; registered ones replace the package's own."""
+        """The sources of providers by prefix; registered providers replace the package's own."""
         late = self._late
         if late is not None:
             # In this order, because another thread could otherwise miss the package's own.
@@ -225,7 +225,7 @@ class Models:
         raise UnknownModel(msg)
 
     def for_run(self) -> Models:
-        """Return the registry for one run: this one, unless its only provider has a separate one for each run."""
+        """Return the registry for one run: this one, unless its only provider returns a separate provider for each run."""
         own = None if self._only is None else self._only.for_run()
         if own is self._only:
             return self
@@ -487,7 +487,7 @@ class Models:
 
 
 def _combine_smallest_limits(infos: list[ModelInfo]) -> ModelInfo:
-    """Return the smallest limits of all models of a fallback; ``None`` for a limit that is unknown for one of them."""
+    """Return the smallest limits of all models of a fallback; a limit is ``None`` if one of the models has no known limit."""
     windows, outputs = [i.context_window for i in infos], [i.max_output for i in infos]
     return ModelInfo(
         context_window=None if None in windows else min(filter(None, windows), default=None),

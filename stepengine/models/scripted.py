@@ -171,7 +171,7 @@ def _make_reply(
 
 
 def _parse_cost(cost: Decimal | float | str) -> Decimal:
-    """Return a cost as US dollars; raise ``DataError`` if it is no finite number of at least 0."""
+    """Return *cost* as a number of US dollars; raise ``DataError`` if it is not a finite number of at least 0."""
     try:
         dollars = Decimal(str(cost))
     except InvalidOperation:
@@ -338,7 +338,7 @@ class RunScript(ScriptedModel):
                 yield ReplyDone(self._add_script_model_and_cost(delta.reply)) if isinstance(delta, ReplyDone) else delta
 
     def _add_script_model_and_cost(self, reply: ModelReply) -> ModelReply:
-        """Return *reply* with this script as its model if it names none, and a cost of 0 if it has neither usage nor cost."""
+        """Return *reply* with this script as its model if the reply names no model, and a cost of 0 without usage and cost."""
         if reply.cost is None and reply.usage is None:
             reply = attrs.evolve(reply, cost=Decimal(0))
         return reply if reply.model is not None else attrs.evolve(reply, model=f"{self.name}/{self.source}")

@@ -32,7 +32,7 @@ class AnthropicFamily:
         demands: Whether a tool call can be forced.
         max_output: The largest output of a reply in tokens; ``None`` when that is unknown.
         efforts: The accepted levels of effort, lowest first.
-        searches: Whether the model searches tools by itself (providers:PV63).
+        searches: Whether the provider has a tool search for the model (providers:PV63).
         is_guess: Whether the name is newer than this table, so that the family is a guess.
     """
 

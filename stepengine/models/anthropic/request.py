@@ -84,7 +84,7 @@ class Site:
     The differences in request bodies between hosts of Claude. The defaults are for Anthropic's own servers.
 
     Attributes:
-        name: Its name in error messages.
+        name: The name of the host in error messages.
         model_in_body: Whether the model is in the body and the API version in a header; else the model is in the path and the
             version in the body.
         stream_in_body: Whether the body requests a stream; else the path does.
@@ -93,7 +93,7 @@ class Site:
         is_fast: Whether there is a faster mode.
         has_tiers: Whether there are service tiers.
         opens_pages: Whether its server tools can search the web and open pages.
-        searches: Whether its models search tools by themselves.
+        searches: Whether the host has a tool search for its models.
         has_fallbacks: Whether the server can ask a fallback model when a model declines.
         runs_programs: Whether programs of its models can call tools of the agent.
     """

@@ -64,7 +64,7 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
 
     Raises:
         ContextOverflow: when the model stopped because its context is full.
-        ModelError: when there is no message, and for a malformed one, which may be retried once.
+        ModelError: when there is no message, and for a malformed message, which may be retried once.
     """
     usage = parse_usage(data.get("usage"))
     raw = get_optional_text(data, "stopReason") or None

@@ -422,7 +422,7 @@ def make_document_name(file_name: str) -> str:
 
 
 def _find_media_format(kind: Kind, mime: str) -> str:
-    """Return the service's name of a media type; ``""`` if it does not accept the type."""
+    """Return the service's name of a media type; ``""`` if the service does not accept the type."""
     if kind in FORMS:
         return FORMS[kind].get(mime, "")
     if kind == "office":

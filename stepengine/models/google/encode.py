@@ -212,7 +212,7 @@ def _find_provider_ids(calls: tuple[ToolCallPart, ...], options: GoogleEncodeOpt
 
 
 def _make_safe_function_name(name: str) -> str:
-    """Return *name* with safe characters only, and with ``_`` before it if it does not start with a letter."""
+    """Return *name* with safe characters only, and with ``_`` before a first character that is not a letter."""
     safe = make_safe_tool_name(name)
     return safe if safe[0].isalpha() or safe[0] == "_" else f"_{safe}"
 

@@ -64,7 +64,7 @@ def encode(
     is_vertex: bool = False,
 ) -> bytes:
     """
-    Return the body of a request. The path, not the body, requests a stream (ecosystem:EC58).
+    Return the body of a request. The path, not the body, requests a stream.
 
     Args:
         request: The request.
@@ -74,6 +74,7 @@ def encode(
         previous_failure: The failure kind of the previous attempt. After a rejected signature, earlier thoughts and signatures are left out.
         is_vertex: Whether the model runs on Vertex AI.
     """
+    # (ecosystem:EC58)
     said = encode_wire_settings(request, model, is_vertex=is_vertex).members
     return join_json_members(
         _encode_body_members(request, model, provider, tools, said, with_thinking=previous_failure != INVALID_SIGNATURE)

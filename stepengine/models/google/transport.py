@@ -105,7 +105,7 @@ async def _build_url_and_headers(client: Any, path: str, *, is_get: bool) -> tup
 async def upload_file_and_wait(
     clients: GoogleClients, data: bytes, mime_type: str, name: str, headers: Mapping[str, str]
 ) -> Any:
-    """Upload a file, and wait until its ``state`` is final; return the API's description of it."""
+    """Upload a file, wait until the API has processed it, and return the API's description with the final ``state``."""
     import httpx2
 
     files = clients.files.aio.files

@@ -334,7 +334,8 @@ def _encode_items_if_own(part: OpaquePart | ImagePart | DocumentPart, options: O
 
 
 def _remove_output_only_members(data: Mapping[str, object], options: OpenAIEncodeOptions) -> Json:
-    """Return an item without the members that the API sends but does not accept (providers:PV58)."""
+    """Return an item without the members that the API sends but does not accept."""
+    # (providers:PV58)
     item = {name: value for name, value in data.items() if name != "created_by"}
     action = item.get("action")
     if not options.sources and isinstance(action, Mapping):

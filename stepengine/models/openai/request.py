@@ -52,7 +52,7 @@ def encode(
     request: ModelRequest, model: str, preset: Preset, tools: bytes, *, stream: bool, previous_failure: str = ""
 ) -> bytes:
     """
-    Return the body of a request with the whole conversation, because the provider stores nothing (ecosystem:EC96).
+    Return the body of a request with the whole conversation, because the provider stores nothing.
 
     Args:
         request: The request.
@@ -67,6 +67,7 @@ def encode(
         ModelError: for a reply in the background, because it would have to be polled, and for a server tool that the
             provider does not have.
     """
+    # (ecosystem:EC96)
     settings = request.settings
     if settings.extra.get("background") or (settings.extra.get("body") or {}).get("background"):
         msg = (

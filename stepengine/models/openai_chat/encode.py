@@ -292,7 +292,7 @@ def _encode_assistant_content(parts: Sequence[AssistantPart], options: ChatEncod
 
 
 def _encode_provider_piece(part: AssistantPart, options: ChatEncodeOptions) -> Json | None:
-    """Return the content piece of a part that only this provider understands; ``None`` for others."""
+    """Return the content piece of an opaque part or thought of this provider, which only it understands; ``None`` for other parts."""
     if isinstance(part, OpaquePart):
         return dict(part.data) if part.provider == options.preset.name else None
     data = part.provider_data if isinstance(part, ThinkingPart) else None

@@ -256,7 +256,7 @@ def _encode_response_format(schema: Mapping[str, object] | None, *, strict: bool
 
 
 def encode_thinking(request: ModelRequest, model: str, preset: Preset, *, is_off: bool = False) -> ThinkingRequest:
-    """Return the thinking members of a request; *is_off* switches thinking is_off after the service rejected it."""
+    """Return the thinking members of a request; *is_off* switches thinking off, after the service rejected thinking."""
     is_call_forced = resolve_tool_choice(request) not in {None, "auto", "none"}
     asked = encode_thinking_for_chat(
         request.settings.thinking, preset.thinking, model, is_call_forced=is_call_forced, is_rejected=is_off

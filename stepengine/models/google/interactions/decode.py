@@ -143,7 +143,8 @@ def _decode_output_piece(piece: Mapping[str, Any], mark: Json) -> list[Assistant
 
 
 def _decode_citation(annotation: Mapping[str, object], text: bytes) -> CitationPart:
-    """Return the citation of an annotation; its offsets count bytes of the text (providers:PV62)."""
+    """Return the citation of an annotation, whose offsets count bytes of *text*, the encoded text of the piece."""
+    # (providers:PV62)
     start, end = parse_token_count(annotation.get("start_index")) or 0, parse_token_count(annotation.get("end_index"))
     said = "" if end is None else text[start : min(end, start + MAX_SAID)].decode("utf-8", "ignore")
     url = find_text(annotation, "url") or find_text(annotation, "source") or find_text(annotation, "document_uri")

@@ -172,7 +172,7 @@ def _encode_output_piece(part: AssistantPart, options: InteractionsEncodeOptions
 
 
 def _encode_step(part: AssistantPart, options: InteractionsEncodeOptions, ids: Mapping[str, str]) -> Json | None:
-    """Return the step of thinking, a call or an opaque part; ``None`` for parts that are no steps or are not sent back."""
+    """Return the step of thinking, a call or an opaque part; ``None`` for parts that are not steps or are not sent back."""
     match part:
         case ThinkingPart():
             data = part.provider_data
