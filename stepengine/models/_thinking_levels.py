@@ -185,7 +185,7 @@ def _choose_thinking_word_and_note(thinking: Thinking, words: ThinkingWords, mod
 
 
 def _add_note_on_ignored_hiding(asked: ThinkingRequest, thinking: Thinking, model: str) -> ThinkingRequest:
-    """Return *asked* with a note that ``show=False`` has no effect, if it is set and there is no other note."""
+    """Return *asked* with a note that ``show=False`` has no effect, if *thinking* sets it and *asked* has no other note."""
     if thinking.show or _is_thinking_off(thinking) or asked.note:
         return asked
     return attrs.evolve(asked, note=SHOWN.format(model=model, thinking=thinking))
@@ -258,7 +258,7 @@ TABLES: dict[ThinkingFormat, tuple[ThinkingWords, ...]] = {
 
 
 def _encode_thinking_by_word(thinking: Thinking, thinking_format: ThinkingFormat, model: str) -> ThinkingRequest:
-    """Return thinking as a member with one word, such as ``reasoning_effort``."""
+    """Return thinking as a word for the amount, mostly in the member ``reasoning_effort``, and a note on unsupported options."""
     words = _get_thinking_words(TABLES[thinking_format], model)
     word, note = _choose_thinking_word_and_note(thinking, words, model)
     if thinking_format == "snowflake" and not _is_thinking_off(thinking) and words.names == SNOWFLAKE[0].names:
@@ -317,7 +317,7 @@ def _encode_thinking_switch(state: str, **more: object) -> Json:
 
 
 def _encode_thinking_by_switch(thinking: Thinking, thinking_format: ThinkingFormat, model: str) -> ThinkingRequest:
-    """Return thinking as a switch, and a word if the model accepts one."""
+    """Return thinking as a switch, with a word for the amount if the model accepts words."""
     words = _get_thinking_words(TABLES[thinking_format], model)
     word, note = _choose_thinking_word_and_note(thinking, words, model)
     if words.deaf or word == "disabled":

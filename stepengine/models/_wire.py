@@ -93,7 +93,7 @@ def make_safe_tool_name(name: str) -> str:
 
 
 def get_arguments_to_send(part: ToolCallPart) -> Mapping[str, object]:
-    """Return the arguments of a past call; unreadable ones become an object with their text."""
+    """Return the arguments of a past call; for unreadable arguments return an object with their text."""
     return {"unreadable_arguments": part.raw_input or ""} if part.input_error is not None else part.input
 
 
@@ -123,7 +123,7 @@ def parse_extra_headers(settings: ModelSettings) -> dict[str, str]:
 
 
 def merge_headers(*layers: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers of all *layers*; later ones replace earlier ones, and lists of betas are joined."""
+    """Return the headers of all *layers* with lower-case names; later layers replace earlier ones, and lists of betas are joined."""
     merged: dict[str, str] = {}
     for layer in layers:
         for name, value in layer.items():
@@ -210,7 +210,7 @@ def choose_wire_ids(
 
 
 def make_wire_id(call_id: str) -> str:
-    """Return ``call_`` plus *call_id*, or plus its hash if that has unsafe characters or more than 64 in all."""
+    """Return ``call_`` plus *call_id*, or plus a hash of *call_id* if the result were unsafe or longer than 64 characters."""
     # It depends only on our id, so it is the same in every request, and the prompt cache holds.
     plain = f"call_{call_id}"
     if len(plain) <= MAX_ID_CHARS and not UNSAFE.search(plain):

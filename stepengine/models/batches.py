@@ -169,7 +169,7 @@ class Batched(Provider):
         return await self._inner.describe(model)
 
     def output_limit(self, request: ModelRequest) -> int | None:
-        """Return the output limit that the provider sends with a *request* without one."""
+        """Return the output limit in tokens that the wrapped provider sends with a *request* that sets none; ``None`` if it sends none."""
         return self._inner.output_limit(request)
 
     async def upload(self, data: bytes, *, mime_type: str, name: str = "", expires_in: int | None = None) -> str:
@@ -287,7 +287,7 @@ class Batched(Provider):
     async def _submit_and_poll_batches(
         self, waiting_calls: Mapping[str, _WaitingCall], call_added: asyncio.Event
     ) -> None:
-        """Submit due batches, and deliver the results of finished ones, until no call waits."""
+        """Submit due batches, and deliver the results of finished batches, until no call waits."""
         loop, asked, protocol_error_counts = asyncio.get_running_loop(), dict[str, float](), Counter[str]()
         while waiting_calls:
             call_added.clear()
@@ -330,7 +330,7 @@ class Batched(Provider):
         return due
 
     async def _submit_uncancelled_calls(self, calls: Mapping[str, _WaitingCall]) -> None:
-        """Submit those of *calls* that are not cancelled; a cancellation does not stop the submission."""
+        """Submit the calls of *calls* that are not cancelled; a cancellation of the caller does not stop the submission."""
         # Some may have been cancelled while the previous batch was submitted.
         calls = {name: each for name, each in calls.items() if not each.reply.done()}
         if calls:

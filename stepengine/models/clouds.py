@@ -273,7 +273,7 @@ class _MultiProvider(Provider):
         return self._get_prefixed_provider(request.model).output_limit(request)
 
     async def close(self) -> None:
-        """Close the connections of all wires, even if closing one of them fails."""
+        """Close the connections of all wires, even if closing some of them fails."""
         async with AsyncExitStack() as stack:
             for wire in self._wires.values():
                 stack.push_async_callback(wire.close)

@@ -213,7 +213,7 @@ class AnthropicProvider(HttpProvider):
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         """
-        Return the reply to *request*; a long one is streamed internally, because an idle connection would be dropped.
+        Return the reply to *request*; a long reply is streamed internally, because an idle connection would be dropped.
 
         Raises:
             ModelError: when there is no reply.
@@ -258,7 +258,7 @@ class AnthropicProvider(HttpProvider):
         return ModelInfo(window, most, thinking=takes, efforts=family.efforts), family
 
     def output_limit(self, request: ModelRequest) -> int | None:
-        """Return the output limit that is sent with *request*, because the API requires one."""
+        """Return the output limit in tokens that is sent with *request*; the API requires a limit."""
         model = self.strip_prefix(request.model)
         return resolve_output_limit(request, model, self._get_family(model), self._ways)
 

@@ -217,7 +217,7 @@ def _encode_assistant(
     options: AnthropicEncodeOptions,
     with_provider_ids: bool,  # noqa: FBT001 - private
 ) -> AnthropicEncoded:
-    """Encode a reply; with a manual thinking budget, calls without thinking before them become text."""
+    """Encode a reply; with a thinking budget in tokens, calls in a reply that does not start with thinking become text."""
     calls = message.tool_calls
     ids = choose_wire_ids(calls, options.provider, with_provider_ids=with_provider_ids)
     blocks = [

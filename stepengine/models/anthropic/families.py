@@ -48,7 +48,7 @@ class AnthropicFamily:
     is_guess: bool = False
 
     def get_nearest_effort(self, wanted: str) -> str:
-        """Return the accepted level nearest to *wanted*: the same, else the next lower one, else the lowest."""
+        """Return the accepted effort nearest to *wanted*: the same, else the next lower effort, else the lowest."""
         below = EFFORTS[: EFFORTS.index(wanted) + 1]
         return next((word for word in reversed(below) if word in self.efforts), (self.efforts or ("low",))[0])
 

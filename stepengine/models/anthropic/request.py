@@ -225,7 +225,7 @@ def resolve_output_limit(
     previous_failure: str = "",
 ) -> int:
     """
-    Return the output limit of a request: its own, else the provider's, else the model's largest output.
+    Return the output limit of a request in tokens: that of the request, else of *options*, else the model's largest output.
 
     Thinking counts as output, so a thinking budget is added to a limit that the request did not set.
     """
@@ -262,7 +262,7 @@ def encode_token_count_request(
 
 
 def _encode_system_prompt(request: ModelRequest, options: AnthropicRequestOptions) -> object:
-    """Return the system prompt, with a cache mark if prompts are cached; ``None`` for an empty one."""
+    """Return the system prompt, with a cache mark if prompts are cached; ``None`` for an empty prompt."""
     text = request.system_prompt
     if not text.strip() or options.cache_mark is None:
         return text or None

@@ -132,7 +132,7 @@ class ConverseAccumulator(Accumulator):
 
     def finish(self, tail: bytes, *, is_clean: bool = True) -> ModelReply:
         """
-        Return the reply. It counts once its message has stopped, even without usage.
+        Return the reply, which is complete once its message has stopped, even without usage.
 
         Raises:
             TruncatedReply: when the message has not stopped.

@@ -186,7 +186,7 @@ class GoogleProvider(HttpProvider):
 
     async def upload(self, data: bytes, *, mime_type: str, name: str = "", expires_in: int | None = None) -> str:
         """
-        Upload a file, wait until it can be used, and return its URL, which is its id in requests.
+        Upload a file, wait until the API has processed it, and return its URL, which is the id of the file in requests.
 
         Raises:
             ModelError: when the upload fails, and for *expires_in*: the API stores every file for 48 hours.

@@ -55,7 +55,7 @@ class PartialCall:
         self.add_part(part)
 
     def is_continued_by(self, call: Mapping[str, object]) -> bool:
-        """Return whether *call* continues this one: its name and id are empty or the same."""
+        """Return whether *call* continues this call: its name and id are empty or the same."""
         return all(
             get_optional_text(call, name) in {"", get_optional_text(self._call, name)} for name in ("name", "id")
         )
@@ -111,7 +111,7 @@ def _parse_piece_value(piece: Mapping[str, object]) -> object:
 
 
 def _parse_json_path(path: str) -> list[Key]:
-    """Return the keys of a path such as ``$.foo.bar[0]['a b']`` (RFC 9535); raise ``ValueError`` for an invalid one."""
+    """Return the keys of a path such as ``$.foo.bar[0]['a b']`` (RFC 9535); raise ``ValueError`` for an invalid path."""
     keys: list[Key] = []
     at = 1
     while path.startswith("$") and at < len(path) and len(keys) < MAX_DEPTH_LEVELS:

@@ -238,7 +238,7 @@ def _is_partial_call(part: Mapping[str, object]) -> bool:
 
 
 def _decode_part(part: Mapping[str, Any], mark: Json) -> AssistantPart | None:
-    """Return the decoded part; ``None`` for an empty one."""
+    """Return the decoded part; ``None`` for an empty text without a signature."""
     signature = get_optional_text(part, "thoughtSignature")
     signed = {"signature": signature} if signature else {}
     call = part.get("functionCall")
@@ -318,7 +318,7 @@ def _decode_citations(candidate: Mapping[str, object]) -> list[CitationPart]:
 
 
 def _decode_citation(chunk: Mapping[str, object]) -> CitationPart:
-    """Return the citation of a grounding chunk; an empty one for an unknown kind."""
+    """Return the citation of a grounding chunk; an empty ``CitationPart`` for a chunk of an unknown kind."""
     for kind in ("web", "retrievedContext", "maps"):
         told = chunk.get(kind)
         if isinstance(told, Mapping):
@@ -452,12 +452,12 @@ class GoogleAccumulator(Accumulator):
         return [ThinkingChunk(text) if part.get("thought") else TextChunk(text)]
 
     def _store_part(self, part: Mapping[str, object], text: str = "") -> None:
-        """Store a new part, and its text apart from it."""
+        """Store a new part, and separately its text, which may grow."""
         self._parts.append(part)
         self._texts.append([text])
 
     def _add_call_part(self, part: Mapping[str, Any]) -> list[ModelDelta]:
-        """Add a call, or a piece of one, and return its deltas; raise if two calls are open."""
+        """Add a call, or a piece of a call, and return the deltas; raise if two calls are open."""
         call, newest, number = part["functionCall"], self._newest, self._calls
         # Pieces of a call have no index, so a call must end before the next one starts. Two open calls are an error.
         if newest is not None:

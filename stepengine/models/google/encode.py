@@ -174,7 +174,7 @@ def _encode_assistant(
     options: GoogleEncodeOptions,
     with_provider_ids: bool,  # noqa: FBT001 - private
 ) -> GoogleEncoded:
-    """Encode a reply; if the model requires signatures, the first call gets a placeholder if it has none."""
+    """Encode a reply; for a model that requires signatures, add a placeholder to the first call if it has no signature."""
     ids = _find_provider_ids(message.tool_calls, options) if with_provider_ids else {}
     parts = [_encode_assistant_part(part, options, ids) for part in message.content]
     calls = [part for part in parts if part is not None and "functionCall" in part]

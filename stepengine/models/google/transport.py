@@ -131,7 +131,7 @@ async def delete_uploaded_file(clients: GoogleClients, file_id: str, headers: Ma
 
 
 async def _raise_for_error_status(response: Any) -> None:
-    """Raise for an error status before the SDK parses the body, because it loses the status if the body is not JSON."""
+    """Raise for an error status before the SDK parses the body; the SDK would lose the status of a body that is not JSON."""
     if response.status_code >= HTTP_REDIRECT:
         await response.aread()
         response.raise_for_status()

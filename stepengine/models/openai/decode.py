@@ -468,7 +468,7 @@ class ResponsesAccumulator(Accumulator):
         return []
 
     def _start_response(self, response: Mapping[str, object]) -> None:
-        """Store the new response; raise an error for a second one."""
+        """Store the new response; raise an error for a second response."""
         if self._response:
             self._raise_protocol_error("a second response.created")
         self._response = {**response, "output": []}

@@ -203,7 +203,7 @@ def _encode_assistant(
     options: OpenAIEncodeOptions,
     with_provider_ids: bool,  # noqa: FBT001 - private
 ) -> ResponsesEncoded:
-    """Encode a reply as items; reasoning without its following item is left out, and foreign media follow as a user message."""
+    """Encode a reply as items; reasoning without its following item is left out, and media of other providers follow as a user message."""
     ids = choose_wire_ids(message.tool_calls, options.provider, with_provider_ids=with_provider_ids)
     if _loses_reasoning(message, options):
         # The API answers 400, "was provided without its required 'reasoning' item", for a call without its reasoning.

@@ -199,7 +199,7 @@ def _encode_step(part: AssistantPart, options: InteractionsEncodeOptions, ids: M
 
 
 def _encode_result(message: ToolMessage, options: InteractionsEncodeOptions) -> EncodedMessage:
-    """Encode a result with its texts and images; other media follow it as user content."""
+    """Encode a result with its texts and images; documents, audio and video follow the result as user content."""
     inside: list[Json | None] = []
     outside: list[Json | None] = []
     for part in message.content:
