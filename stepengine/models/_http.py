@@ -249,9 +249,9 @@ class HttpProvider(ApiProvider):
             request, stream=False, dropped=("extra['headers']",) if has_lost_headers else ()
         )
 
-    def batch_reply(self, result: Any, request: ModelRequest) -> ModelReply:
+    def decode_batch_reply(self, result: Any, request: ModelRequest) -> ModelReply:
         """
-        Return the reply in *result*, a value of ``batch_results``.
+        Return the reply in *result*, a value of ``fetch_batch_results``.
 
         Raises:
             ModelError: when the request failed, or the batch expired or was cancelled before it.
@@ -276,7 +276,7 @@ class HttpProvider(ApiProvider):
                     msg = f"the batch with this request of {request.model!r} expired at {self.name} before it was processed"
                     raise ModelError(msg, kind="batch", retryable=True)
                 case _:
-                    return super().batch_reply(None, request)
+                    return super().decode_batch_reply(None, request)
 
     @asynccontextmanager
     async def _send_request(self, request: ModelRequest, *, stream: bool) -> AsyncGenerator[HttpExchange]:

@@ -36,7 +36,7 @@ OK_STATUS = 200
 
 
 def _parse_batch_result(line: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the result in a line of batch results, in the form for ``batch_reply``; ``{}`` for an unknown form."""
+    """Return the result in a line of batch results, in the form for ``decode_batch_reply``; ``{}`` for an unknown form."""
     match line:
         case {"response": {"status_code": status, "body": Mapping() as body} as response}:
             if status == OK_STATUS:
@@ -175,7 +175,7 @@ class PresetProvider(HttpProvider):
             await super().delete_file(file_id)
         await self._call_file_api(lambda at: at.files.delete(file_id, extra_headers=self._headers))
 
-    def batch_member(self, request: ModelRequest) -> BatchMember:
+    def encode_batch_member(self, request: ModelRequest) -> BatchMember:
         """
         Return *request* encoded for a batch; all requests of a batch have the same model.
 
@@ -183,7 +183,7 @@ class PresetProvider(HttpProvider):
             ModelError: when the service has no batches, or the request cannot be sent.
         """
         if not self._preset.supports_batches:
-            return super().batch_member(request)
+            return super().encode_batch_member(request)
         return BatchMember(request, request.model, self._encode_for_batch(request).content)
 
     async def submit_batch(self, members: Mapping[str, BatchMember]) -> str:
@@ -205,7 +205,7 @@ class PresetProvider(HttpProvider):
         told = {"input_file_id": made.id, "endpoint": url, "completion_window": "24h"}
         return require_batch_id(self.name, await self._call_api("batches", "/batches", compact(told).encode()))
 
-    async def batch_results(self, batch: str) -> Mapping[str, object] | None:
+    async def fetch_batch_results(self, batch: str) -> Mapping[str, object] | None:
         """
         Return the result of each request of a batch by name; ``None`` while the batch is not done.
 

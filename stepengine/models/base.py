@@ -271,7 +271,7 @@ class Provider(ABC):
         msg = f"{self.name} stores no files, so {file_id!r} cannot be deleted there"
         raise ModelError(msg, kind="unsupported_part")
 
-    def batch_member(self, request: ModelRequest) -> BatchMember:
+    def encode_batch_member(self, request: ModelRequest) -> BatchMember:
         """
         Raise ``ModelError``; a provider with batches encodes *request* for a batch.
 
@@ -289,7 +289,7 @@ class Provider(ABC):
         Raise ``ModelError``; a provider with batches submits requests of one group as a batch and returns its id.
 
         Args:
-            members: At most 10,000 results of ``batch_member``, each by a name of at most 64 letters, digits and hyphens.
+            members: At most 10,000 results of ``encode_batch_member``, each by a name of at most 64 letters, digits and hyphens.
 
         Raises:
             ModelError: when the provider rejects them.
@@ -297,11 +297,11 @@ class Provider(ABC):
         msg = f"{self.name} does not support batches; use anthropic, openai or google"
         raise ModelError(msg, kind="settings")
 
-    async def batch_results(self, batch: str) -> Mapping[str, object] | None:
+    async def fetch_batch_results(self, batch: str) -> Mapping[str, object] | None:
         """
         Raise ``ModelError``; a provider with batches returns the results of a batch by the names of its requests.
 
-        They are values for ``batch_reply``. The result is ``None`` while the batch is not done.
+        They are values for ``decode_batch_reply``. The result is ``None`` while the batch is not done.
 
         The member ``""`` is the result of all requests without a member of their own.
 
@@ -311,7 +311,7 @@ class Provider(ABC):
         msg = f"{self.name} does not support batches; use anthropic, openai or google"
         raise ModelError(msg, kind="settings")
 
-    def batch_reply(self, result: object, request: ModelRequest) -> ModelReply:
+    def decode_batch_reply(self, result: object, request: ModelRequest) -> ModelReply:
         """
         Raise ``ModelError``; a provider with batches returns the reply in *result*, which is ``None`` without a result.
 

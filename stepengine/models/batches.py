@@ -88,8 +88,8 @@ class Batched(Provider):
 
     Args:
         provider: The wrapped provider: ``AnthropicProvider``, ``OpenAIProvider``, ``OpenAIChatProvider`` for OpenAI itself,
-            ``GoogleProvider``, or one of yours with ``batch_member``, ``submit_batch``, ``batch_results`` and
-            ``batch_reply``.
+            ``GoogleProvider``, or one of yours with ``encode_batch_member``, ``submit_batch``, ``fetch_batch_results`` and
+            ``decode_batch_reply``.
         file: The file for submitted batches; only one process at a time can use it.
         wait: Seconds that a call waits for others.
         most: The most calls of one batch, 1 to 10,000.
@@ -158,7 +158,7 @@ class Batched(Provider):
             ModelError: when the provider has no batches.
         """
         self._inner.check(model)
-        self._inner.batch_member(ModelRequest(model))
+        self._inner.encode_batch_member(ModelRequest(model))
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
         """Query the provider for the number of tokens in *request*, without a batch."""
@@ -188,7 +188,7 @@ class Batched(Provider):
             DataError: when another process uses the file.
             ModelError: when the batch has no reply for *request*.
         """
-        member = self._inner.batch_member(request)
+        member = self._inner.encode_batch_member(request)
         out, loop = self._get_or_open_sent_calls(), asyncio.get_running_loop()
         if self._loop is not loop:
             if self._waiting and self._loop is not None and not self._loop.is_closed():
@@ -365,7 +365,7 @@ class Batched(Provider):
         """Query a batch and set the reply or error of each of its calls; a failed query fails all of them unless it may be retried."""
         calls = {name: each for name, each in waiting_calls.items() if each.batch == batch}
         try:
-            results = await self._inner.batch_results(batch)
+            results = await self._inner.fetch_batch_results(batch)
         except ModelError as error:
             protocol_error_counts[batch] += error.kind == "protocol"
             if error.retryable and protocol_error_counts[batch] < UNREAD:
@@ -387,7 +387,7 @@ class Batched(Provider):
             if each.reply.done():
                 continue
             try:
-                each.reply.set_result(self._inner.batch_reply(results.get(name, results.get("")), each.request))
+                each.reply.set_result(self._inner.decode_batch_reply(results.get(name, results.get("")), each.request))
             except Exception as error:  # noqa: BLE001 - any error must end the wait
                 _fail_calls({name: each}, error)
 

@@ -101,7 +101,7 @@ MULTI_REGIONS = frozenset({"us", "eu"})
 class _NoFilesProvider(Provider):
     """A provider without files and batches, although its wire supports them elsewhere: these methods raise an error."""
 
-    batch_member = Provider.batch_member
+    encode_batch_member = Provider.encode_batch_member
     upload = Provider.upload
     delete_file = Provider.delete_file
 

@@ -907,7 +907,7 @@ async def test_a_cloud_refuses_files_and_batches_before_any_request(name, server
     with pytest.raises(ModelError, match="stores no files"):
         await provider.delete_file("file_1")
     with pytest.raises(ModelError, match="does not support batches"):
-        provider.batch_member(asked(way.model))
+        provider.encode_batch_member(asked(way.model))
     await provider.close()
 
     assert ["unsupported_part"] * 2 == [part.value.kind, upload.value.kind]
@@ -955,7 +955,7 @@ async def test_the_platform_has_the_address_and_api_of_the_sdk(make, home, serve
 
     assert home == f"{str(client.base_url).rstrip('/')}/"
     assert WORKSPACE == client.workspace_id
-    assert provider.batch_member(asked(request.model)).content is not None
+    assert provider.encode_batch_member(asked(request.model)).content is not None
     assert () == provider._list_unsupported_settings(request)
     assert "anthropic" == provider_list(provider.name)
 

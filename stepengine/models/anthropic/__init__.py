@@ -164,7 +164,7 @@ class AnthropicProvider(HttpProvider):
         """
         await self._call_file_api(lambda at: at.files.delete(file_id, extra_headers=self._headers))
 
-    def batch_member(self, request: ModelRequest) -> BatchMember:
+    def encode_batch_member(self, request: ModelRequest) -> BatchMember:
         """
         Encode *request* for a batch; all requests of a batch have the same headers, which are its group.
 
@@ -190,14 +190,14 @@ class AnthropicProvider(HttpProvider):
             await self._describe_unknown_model_once(model)
             encoded, own_headers, family = member.content
             if family != self._get_family(model):
-                encoded, own_headers, _ = self.batch_member(member.request).content
+                encoded, own_headers, _ = self.encode_batch_member(member.request).content
             # A description that arrived meanwhile may have changed the headers of some requests only.
             headers = {**headers, **own_headers}
             parts.append(b'{"custom_id":"%s","params":%s}' % (name.encode(), encoded))
         content = b'{"requests":[%s]}' % b",".join(parts)
         return require_batch_id(self.name, await self._call_api("batches", BATCHES, content, **headers))
 
-    async def batch_results(self, batch: str) -> Mapping[str, object] | None:
+    async def fetch_batch_results(self, batch: str) -> Mapping[str, object] | None:
         """
         Return the result of each request of a batch by name; ``None`` while the batch is not done.
 
@@ -387,7 +387,7 @@ class AnthropicProvider(HttpProvider):
 
 
 def _parse_batch_result(line: Mapping[str, object]) -> Mapping[str, Any]:
-    """Return the result in a line of batch results, in the form for ``batch_reply``; ``{}`` for an unknown form."""
+    """Return the result in a line of batch results, in the form for ``decode_batch_reply``; ``{}`` for an unknown form."""
     match line.get("result"):
         case {"type": "succeeded", "message": message}:
             return {"reply": message}

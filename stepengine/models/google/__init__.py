@@ -40,7 +40,7 @@ LOST = {"CANCELLED": "canceled", "EXPIRED": "expired"}
 
 
 def _parse_batch_result(answer: Mapping[str, object]) -> Mapping[str, Any]:
-    """Return the result in an inlined response, in the form for ``batch_reply``; ``{}`` for an unknown form."""
+    """Return the result in an inlined response, in the form for ``decode_batch_reply``; ``{}`` for an unknown form."""
     match answer:
         case {"response": Mapping() as response}:
             return {"reply": response}
@@ -132,7 +132,7 @@ class GoogleProvider(HttpProvider):
             )
         return self._described[model]
 
-    def batch_member(self, request: ModelRequest) -> BatchMember:
+    def encode_batch_member(self, request: ModelRequest) -> BatchMember:
         """
         Encode *request* for a batch; all requests of a batch have the same model.
 
@@ -159,7 +159,7 @@ class GoogleProvider(HttpProvider):
         answer = await self._call_api("batches", make_request_path(model, "batchGenerateContent"), content)
         return require_batch_id(self.name, answer, "name")
 
-    async def batch_results(self, batch: str) -> Mapping[str, object] | None:
+    async def fetch_batch_results(self, batch: str) -> Mapping[str, object] | None:
         """
         Return the result of each request of a batch by name; ``None`` while the batch is not done.
 

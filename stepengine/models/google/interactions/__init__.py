@@ -43,7 +43,7 @@ class GoogleInteractionsProvider(GoogleProvider):
 
     model_patterns = ()
     accumulator = InteractionsAccumulator
-    batch_member = Provider.batch_member  # raises an error, because the API has no batches
+    encode_batch_member = Provider.encode_batch_member  # raises an error, because the API has no batches
 
     def __init__(
         self,
