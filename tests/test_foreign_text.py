@@ -91,7 +91,7 @@ from stepengine.machine.tool_search import search_hidden_tools
 from stepengine.models._aws_events import AWSParser
 from stepengine.models._call_arguments import can_start_json
 from stepengine.models._failures import RequestLabel, error_from_body
-from stepengine.models._json import make_call_part, read_json
+from stepengine.models._json import make_call_part, parse_json
 from stepengine.models._schemas import remove_references_and_nulls
 from stepengine.models._sse import SSEParser
 from stepengine.models._wire import make_safe_tool_name
@@ -1114,7 +1114,7 @@ PLACES = (
         ),
         ("models/_aws_events.py",),
     ),
-    Place("JSON of a provider", read_json, JSON_SHAPES, ("models/_json.py",)),
+    Place("JSON of a provider", parse_json, JSON_SHAPES, ("models/_json.py",)),
     Place(
         "calls in a text",
         lambda text: parse_written_calls(ModelReply(text)),

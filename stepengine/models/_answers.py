@@ -44,7 +44,7 @@ def add_answer_tool_if_needed(
     previous_failure: str,
 ) -> ModelRequest:
     """
-    Return *request* with the answer tool if its response schema needs one.
+    Return *request* with the answer tool if the provider does not support its response schema, or *request* asks for the tool.
 
     Args:
         request: The request.
@@ -59,7 +59,7 @@ def add_answer_tool_if_needed(
     if schema is None:
         return request
     why = explain_unsupported_schema(request) if how != "tool" else ""
-    if not can_be_answered_by_tool(request):
+    if not can_use_answer_tool(request):
         if why or how == "tool":
             msg = f"the answer of {request.model!r} needs a tool named {ANSWER!r}, but the agent already has a tool of that name; rename it"
             raise ModelError(msg, kind="settings")
@@ -84,7 +84,7 @@ def add_answer_tool_if_needed(
 
 @lru_cache(maxsize=KEPT_TOOLS)  # encoded tools are cached by their identity
 def _make_answer_tool(schema: JsonDict) -> ToolSpec:
-    """Return the answer tool. Its input is *schema*, in an object with one member if *schema* is not an object's."""
+    """Return the answer tool; its input has the form *schema*, inside an object with one member if *schema* is not that of an object."""
     if schema.get("type") == "object":
         return ToolSpec(ANSWER, SAYS, schema, strict=True)
     inner, defined = nest_schema_under_property(schema, WHOLE)
@@ -92,8 +92,8 @@ def _make_answer_tool(schema: JsonDict) -> ToolSpec:
     return ToolSpec(ANSWER, SAYS, {**members, **defined}, strict=True)
 
 
-def can_be_answered_by_tool(request: ModelRequest) -> bool:
-    """Return whether a call of ``ANSWER`` in a reply to *request* can only be an answer."""
+def can_use_answer_tool(request: ModelRequest) -> bool:
+    """Return whether *request* has a response schema, and none of its tools has the name ``ANSWER`` of the answer tool."""
     return request.settings.response_schema is not None and all(tool.name != ANSWER for tool in request.tools)
 
 
@@ -101,7 +101,7 @@ def convert_answer_call_to_text(reply: ModelReply, schema: Mapping[str, object])
     """
     Return *reply* with its answer call as text; an answer next to other calls is dropped.
 
-    Such an answer is premature: the other calls are executed, and the model answers again.
+    An answer next to other calls is premature. The other calls are executed, and the model answers again.
     """
     answers = [call for call in reply.tool_calls if call.tool_name == ANSWER]
     if not answers:
@@ -118,7 +118,7 @@ def convert_answer_call_to_text(reply: ModelReply, schema: Mapping[str, object])
 
 
 def _extract_answer_text(call: ToolCallPart, schema: Mapping[str, object]) -> str:
-    """Return the arguments of the answer call as JSON text: unreadable ones unchanged, else only the answer itself."""
+    """Return the answer in the arguments of the answer call as JSON text; return unreadable arguments unchanged."""
     if call.raw_input is not None:
         return call.raw_input
     value: Any = call.input
@@ -132,7 +132,7 @@ class AnswerChunks:
         self._answers: set[int] = set()
 
     def convert_delta(self, delta: ModelDelta) -> Iterable[ModelDelta]:
-        """Return *delta*, or for a delta of the answer call its arguments as text, without the start and end of the call."""
+        """Return *delta*; for a delta of the answer call return its arguments as text, and nothing for the call's start and end."""
         match delta:
             case ToolCallStarted(index=index, tool_name=name) if name == ANSWER:
                 self._answers.add(index)

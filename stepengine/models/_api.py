@@ -26,13 +26,13 @@ from stepengine.models.keys import (
     WITHHELD,
     Credentials,
     Secret,
-    find_key,
     find_set_variable,
     hash_account,
     register_secret,
     register_secret_headers,
     register_url_password,
     resolve_base_url,
+    resolve_key,
     select_key_variables_for_url,
 )
 from stepengine.redaction import GIVEN
@@ -50,20 +50,25 @@ class RequestBody:
     An encoded request.
 
     Attributes:
-        content: Its bytes.
+        content: The bytes of the body.
         headers: Additional headers.
         path: The URL path, if it differs from the provider's ``path``.
-        is_question: Whether it is a GET request without a body.
+        is_get: Whether the request is a GET without a body, in place of a POST.
     """
 
     content: bytes
     headers: Mapping[str, str] = attrs.field(factory=dict)
     path: str = ""
-    is_question: bool = False
+    is_get: bool = False
 
 
-def get_batch_id(provider: str, reply: Mapping[str, object], id_member: str = "id") -> str:
-    """Return the id in the *reply* that accepted a batch; without one the error is final, because a retry might be billed twice."""
+def require_batch_id(provider: str, reply: Mapping[str, object], id_member: str = "id") -> str:
+    """
+    Return the id in the *reply* that accepted a batch.
+
+    Raises:
+        ModelError: without a valid id. The error is final, because a retry might be billed twice.
+    """
     name = reply.get(id_member)
     if isinstance(name, str) and 0 < len(name) <= MAX_BATCH_ID_CHARS:
         return name
@@ -119,7 +124,7 @@ class ApiProvider(Provider):
         return f"<{type(self).__name__} {self.name!r}>"
 
     def _load_sdk(self) -> Any:
-        """Import the SDK and return its module; raise ``ModelError`` if it is missing."""
+        """Import the SDK and return its module, ``None`` for a provider without one; raise ``ModelError`` if it is missing."""
         return None if self.sdk is None else self.sdk.load()
 
     @abstractmethod
@@ -128,7 +133,7 @@ class ApiProvider(Provider):
 
     def check(self, model: str) -> None:
         """
-        Check that there is a key and that the SDK is installed, without loading it.
+        Raise an error if there is no key or base URL, or if the SDK is not installed; the SDK is not loaded.
 
         Raises:
             MissingKey: when there is no key.
@@ -136,16 +141,22 @@ class ApiProvider(Provider):
         """
         self._resolve_credentials_and_url()
         if self.sdk is not None and not self._has_sdk:  # cached, because the search for the package is slow
-            self.sdk.check_installed()
+            self.sdk.require_installed()
             self._has_sdk = True
 
     def get_account(self) -> str:
-        """Return a hash of its key, or of its URL without a key."""
+        """Return a hash of the provider's key, or of the base URL without a key; raise an error without the needed key or URL."""
         credentials, url = self._resolve_credentials_and_url()
         return hash_account(credentials.key, url)
 
     def _resolve_credentials_and_url(self) -> tuple[Credentials, str]:
-        """Return the key and the base URL for requests."""
+        """
+        Return the key and the base URL for requests, and register the key for redaction.
+
+        Raises:
+            MissingKey: without a required key, and for a key of the environment that belongs to another host.
+            ModelError: without a base URL.
+        """
         settings = self.settings()
         default = settings.base_url
         url, elsewhere = resolve_base_url(self._base_url, settings.base_url_variable, default)
@@ -156,7 +167,7 @@ class ApiProvider(Provider):
         # key_env and base_url, that is an explicit choice.
         is_chosen = self._key_env is not None and self._base_url is not None
         usable = variables if is_chosen else select_key_variables_for_url(self.name, variables, url, default)
-        credentials = find_key(self.name, self._api_key, usable, required=required, argument=argument)
+        credentials = resolve_key(self.name, self._api_key, usable, is_required=required, argument=argument)
         if credentials.key is None and not usable and find_set_variable(variables) is not None:
             credentials = Credentials(None, WITHHELD)
         if url is None:
@@ -167,7 +178,7 @@ class ApiProvider(Provider):
         return credentials, url
 
     def _get_or_create_clients(self) -> LoopClients:
-        """Return the clients of this event loop, created at the first call."""
+        """Return the clients of this event loop, created at the first call; install the redaction of keys in logs."""
         clients = self._connections.find_loop_clients()
         if clients is None:
             credentials, base_url = self._resolve_credentials_and_url()
@@ -182,23 +193,23 @@ class ApiProvider(Provider):
         return clients
 
     async def _request_json(self, body: RequestBody, request: ModelRequest) -> Mapping[str, Any]:
-        """Send *body* and return the response object, for requests other than model calls."""
+        """Send *body* and return the JSON object of the response, for requests other than model calls."""
         async with self._send_body(body, request, stream=False) as exchange:
             return exchange.parse_json_object(await exchange.read_content())
 
     async def _call_api(self, topic: str, path: str, content: bytes | None = None, **headers: str) -> Mapping[str, Any]:
-        """Send a GET, or a POST of *content*, and return the response object; errors name *topic* in place of a model."""
-        body = RequestBody(content or b"", headers, path=path, is_question=content is None)
+        """Send a GET, or a POST of *content*, and return the JSON object of the response; errors name *topic* in place of a model."""
+        body = RequestBody(content or b"", headers, path=path, is_get=content is None)
         return await self._request_json(body, ModelRequest(f"{self.name}/{topic}"))
 
     async def _fetch_json_lines(self, path: str) -> list[Mapping[str, object]]:
-        """Fetch a file of batch results and return its JSON objects, one for each line."""
-        body = RequestBody(b"", path=path, is_question=True)
+        """Fetch a file of batch results, of at most 256 MB, and return the JSON object of each line."""
+        body = RequestBody(b"", path=path, is_get=True)
         async with self._send_body(body, ModelRequest(f"{self.name}/batches"), stream=False) as exchange:
             return parse_json_lines(await exchange.read_content(MAX_RESULTS), exchange.call)
 
     async def _call_file_api(self, operation: Callable[[Any], Awaitable[object]]) -> Any:
-        """Await *operation* with the SDK's client, for a file operation, and return its result; raise its failures as ``ModelError``."""
+        """Call the file operation *operation* with the SDK's client and return its result; raise failures as ``ModelError``."""
         ready = self._get_or_create_clients()
         call = RequestLabel(
             provider=self.name, model=f"{self.name}/files", credentials=ready.credentials, address=ready.address
@@ -221,19 +232,19 @@ class ApiProvider(Provider):
     async def _send_body(
         self, body: RequestBody, request: ModelRequest, *, stream: bool
     ) -> AsyncGenerator[HttpExchange]:
-        """Send *body* and yield the response; the connections stay open meanwhile, even if the provider is closed."""
+        """Send *body* and yield the response; during the block the connections stay open, even if the provider is closed."""
         ready = self._get_or_create_clients()
         async with ready.lease_connections():
-            exchange = await self._open_exchange(ready, body, request, stream=stream)
+            exchange = await self._start_exchange(ready, body, request, stream=stream)
             try:
                 yield exchange
             finally:
                 await exchange.response.aclose()
 
-    async def _open_exchange(
+    async def _start_exchange(
         self, ready: LoopClients, body: RequestBody, request: ModelRequest, *, stream: bool
     ) -> HttpExchange:
-        """Send *body* and return the response with its body unread; failures are raised as ``ModelError``."""
+        """Send *body* and return the response before its body is read; raise failures and timeouts as ``ModelError``."""
         call = RequestLabel(
             provider=self.name,
             model=request.model,
@@ -250,7 +261,7 @@ class ApiProvider(Provider):
         failure: BaseException
         try:
             async with asyncio.timeout_at(started + getattr(timeouts, limit)):
-                response = await self._open_response(ready.client, body, stream=stream)
+                response = await self._send_and_open_response(ready.client, body, stream=stream)
         except TimeoutError:
             failure = make_timeout_error(call, limit, timeouts)
         except Exception as error:  # noqa: BLE001 - `_convert_error` returns other errors unchanged
@@ -261,16 +272,16 @@ class ApiProvider(Provider):
         raise failure
 
     def _convert_error(self, error: Exception, call: RequestLabel) -> BaseException:
-        """Return the error to raise for *error* of the SDK or the HTTP library, and any other *error* itself."""
+        """Return the ``ModelError`` to raise for an *error* of the SDK or the HTTP library; any other *error* unchanged."""
         return error_from_sdk(error, self._load_sdk(), call)
 
-    async def _open_response(self, client: Any, body: RequestBody, *, stream: bool) -> object:
+    async def _send_and_open_response(self, client: Any, body: RequestBody, *, stream: bool) -> object:
         """
         Send *body* and return the HTTP library's response before its body is read.
 
         The SDK never reads the body, not even of a reply without a stream, so that its size is limited.
         """
-        send = client.get if body.is_question else partial(client.post, content=body.content)
+        send = client.get if body.is_get else partial(client.post, content=body.content)
         # The SDK's public way to send encoded bytes. Its other methods transform the whole body on each call, which is
         # slow. The SDK still adds authentication and default headers, and classifies errors.
         opened = await send(

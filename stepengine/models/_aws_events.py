@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from zlib import crc32
 
 from stepengine.models._failures import RequestLabel, make_protocol_error
-from stepengine.models._json import object_at, read_json, text_at
+from stepengine.models._json import get_optional_object, get_optional_text, parse_json
 from stepengine.models._wire import encode_json
 
 AWS_STREAM = "application/vnd.amazon.eventstream"
@@ -46,7 +46,7 @@ class AWSParser:
         Return the events that *chunk* completes.
 
         Raises:
-            ModelError: for bytes that are no event stream, and for a wrong checksum.
+            ModelError: for bytes that are not an event stream, and for a wrong checksum.
         """
         self._bytes += chunk
         try:
@@ -76,7 +76,7 @@ class AWSParser:
 
 
 def _parse_message(message: bytes, header_bytes: int) -> tuple[str, bytes]:
-    """Return name and data of the event in a complete message; a failure becomes an ``error`` event."""
+    """Return (name, data) of the event in a complete message; a failure becomes an ``error`` event. Raise for invalid bytes."""
     body, check = message[:-CHECKSUM_BYTES], message[-CHECKSUM_BYTES:]
     if crc32(body).to_bytes(CHECKSUM_BYTES, "big") != check:
         msg = "a message of the event stream does not match its checksum"
@@ -87,10 +87,14 @@ def _parse_message(message: bytes, header_bytes: int) -> tuple[str, bytes]:
     if kind == "event":
         if named.get(":event-type") != "chunk":
             return named.get(":event-type", ""), payload or b"{}"
-        data = b64decode(text_at(object_at({"chunk": read_json(payload)}, "chunk"), "bytes"), validate=True)
-        return text_at(read_json(data), "type"), data
+        data = b64decode(
+            get_optional_text(get_optional_object({"chunk": parse_json(payload)}, "chunk"), "bytes"), validate=True
+        )
+        return get_optional_text(parse_json(data), "type"), data
     if kind == "exception":
-        said = text_at(object_at({"said": read_json(payload)}, "said"), "message") if payload else ""
+        said = (
+            get_optional_text(get_optional_object({"said": parse_json(payload)}, "said"), "message") if payload else ""
+        )
         problem = {"type": named.get(":exception-type", kind), "message": said}
     else:
         problem = {"type": named.get(":error-code", kind), "message": named.get(":error-message", "")}

@@ -28,7 +28,7 @@ from stepengine.models._failures import (
     make_protocol_error,
     make_truncated_error,
 )
-from stepengine.models._json import read_json
+from stepengine.models._json import parse_json
 from stepengine.models._reply import MAX_UNREAD_NAMES, add_unread_names
 from stepengine.models._sse import SSEParser
 from stepengine.models.base import Timeouts
@@ -75,7 +75,7 @@ class Accumulator(ABC):
 
     @property
     def has_reported_end(self) -> bool:
-        """Whether the stream has reported an end, after which the body may hold more or stay open."""
+        """Whether the stream has reported its end; the body may still contain more, or stay open."""
         return self.is_done
 
     @property
@@ -88,25 +88,28 @@ class Accumulator(ABC):
         """Add one event to the reply, and return its deltas."""
 
     @abstractmethod
-    def finish(self, tail: bytes, *, clean: bool = True) -> ModelReply:
-        """Return the reply; *tail* is an incomplete event, *clean* whether the body ended properly."""
+    def finish(self, tail: bytes, *, is_clean: bool = True) -> ModelReply:
+        """Return the completed reply; *tail* is an incomplete event, *is_clean* is false after a timeout or a broken connection."""
 
     def _decode_message(self, message: Mapping[str, object]) -> ModelReply:
         """Return the reply in the assembled *message*, with the recorded unknown names."""
         return add_unread_names(self.decoder(message, self._call, self._model, self._request_id), self._unread)
 
     def _record_unknown_names(self, *names: str) -> None:
-        """Record the names of unknown events and members; the reply and the run report them."""
+        """Record the names of unknown events and members, about 20 at most; the reply reports them."""
         if len(self._unread) < MAX_UNREAD_NAMES:
             self._unread += [name for name in names if name not in self._unread]
 
     def _make_stream_error(self, event: Mapping[str, object]) -> ModelError:
+        """Return the error for an error event, with the usage so far."""
         return error_from_body(event, None, {}, self._call, self.usage)
 
     def _raise_protocol_error(self, reason: str) -> NoReturn:
+        """Raise the retryable error for a stream that violates its protocol, with the usage so far."""
         raise make_protocol_error(self._call, reason, self.usage)
 
-    def _raise_truncated(self, reason: str) -> NoReturn:
+    def _raise_truncated_error(self, reason: str) -> NoReturn:
+        """Raise ``TruncatedReply`` for a stream that ended too early, with the usage so far."""
         raise make_truncated_error(self._call, reason, self.usage)
 
 
@@ -116,7 +119,7 @@ class ReplyReader:
     def __init__(
         self, accumulator: Accumulator, call: RequestLabel, parser: SSEParser | AWSParser | None = None
     ) -> None:
-        self.events = 0
+        self.event_count = 0
         self._accumulator = accumulator
         self._call = call
         self._parser = parser or SSEParser()
@@ -130,7 +133,7 @@ class ReplyReader:
 
     @property
     def has_reported_end(self) -> bool:
-        """Whether the stream has reported an end, so that silence after it is no error."""
+        """Whether the stream has reported its end, after which silence is no error."""
         return self._accumulator.has_reported_end
 
     @property
@@ -156,7 +159,7 @@ class ReplyReader:
             for name, data in self._parser.feed(chunk):
                 if taken.is_done:
                     break
-                self.events += name != "ping"
+                self.event_count += name != "ping"
                 deltas += taken.add_event(name, data)
         except ModelError:
             raise
@@ -175,7 +178,7 @@ class ReplyReader:
         if self._text > MAX_TEXT_CHARS:
             raise make_too_large_error(self._call, f"{MAX_TEXT_CHARS} characters of text", self.usage)
 
-    def finish(self, *, clean: bool = True) -> ModelReply:
+    def finish(self, *, is_clean: bool = True) -> ModelReply:
         """
         Return the completed reply after the last byte.
 
@@ -185,7 +188,7 @@ class ReplyReader:
         tail = self._parser.tail
         return decode_or_raise_protocol_error(
             self._call,
-            lambda: check_reply_text_size(self._accumulator.finish(tail, clean=clean), self._call),
+            lambda: require_reply_text_size(self._accumulator.finish(tail, is_clean=is_clean), self._call),
             lambda: self.usage,
         )
 
@@ -225,7 +228,7 @@ def parse_json_lines(content: bytes, call: RequestLabel) -> list[Mapping[str, An
         ModelError: for any other body.
     """
     try:
-        found = [read_json(line) for line in content.splitlines() if line.strip()]
+        found = [parse_json(line) for line in content.splitlines() if line.strip()]
     except ValueError:
         found = [None]
     if not all(isinstance(each, Mapping) for each in found):
@@ -233,8 +236,8 @@ def parse_json_lines(content: bytes, call: RequestLabel) -> list[Mapping[str, An
     return found
 
 
-def check_reply_text_size(reply: ModelReply, call: RequestLabel) -> ModelReply:
-    """Return *reply*; raise ``ModelError`` if its text exceeds the limit."""
+def require_reply_text_size(reply: ModelReply, call: RequestLabel) -> ModelReply:
+    """Return *reply*; raise ``ModelError`` if its text exceeds the limit of characters."""
     texts = [part.text for part in reply.content if isinstance(part, TextPart | ThinkingPart | RefusalPart)]
     if sum(map(len, texts)) > MAX_TEXT_CHARS:
         raise make_too_large_error(call, f"{MAX_TEXT_CHARS} characters of text", reply.usage)
@@ -277,7 +280,7 @@ class HttpExchange:
 
     @property
     def new_parser(self) -> SSEParser | AWSParser:
-        """A new parser for the event stream of the response."""
+        """A new parser for the event stream of the response, at each access."""
         kind = self.response.headers.get("content-type", "").lower()
         return AWSParser(self.call) if AWS_STREAM in kind else SSEParser()
 
@@ -313,11 +316,11 @@ class HttpExchange:
         Return the JSON object in *content*, also from a list with only this object.
 
         Raises:
-            ModelError: for anything else, with a quotation of its start.
+            ModelError: for any other content; the message quotes its start.
         """
         kind = self.response.headers.get("content-type", "").partition(";")[0].strip().lower()
         try:
-            data = read_json(content)
+            data = parse_json(content)
         except ValueError:
             data = None
         # Gemini's compatible endpoint wraps errors into a list of one.
@@ -356,19 +359,29 @@ class ReplyBody:
         chunks: The iterator over the pieces.
 
     Attributes:
-        ended: Whether there are no more pieces.
-        clean: Whether the body has ended properly, or not yet.
+        has_ended: Whether there are no more pieces.
+        is_clean: Whether the body is still open or ended properly; false after a timeout or a broken connection.
     """
 
-    __slots__ = ("_alarm", "_begun", "_chunks", "_exchange", "_has_come", "_patience", "_reader", "clean", "ended")
+    __slots__ = (
+        "_alarm",
+        "_begun",
+        "_chunks",
+        "_exchange",
+        "_has_come",
+        "_patience",
+        "_reader",
+        "has_ended",
+        "is_clean",
+    )
 
     def __init__(self, exchange: HttpExchange, reader: ReplyReader, chunks: AsyncIterator[bytes]) -> None:
-        self.ended = False
-        self.clean = True
+        self.has_ended = False
+        self.is_clean = True
         self._exchange = exchange
         self._reader = reader
         self._chunks = chunks
-        self._patience = _WaitLimits(exchange, asyncio.get_running_loop().time(), reader.events)
+        self._patience = _WaitLimits(exchange, asyncio.get_running_loop().time(), reader.event_count)
         self._alarm = _WaitTimer()
         self._has_come = False
         self._begun: tuple[Any, object] | BaseException | None = None
@@ -400,15 +413,15 @@ class ReplyBody:
         ended = begun if isinstance(begun, BaseException) else None
         if isinstance(begun, tuple):
             if self._has_come:
-                self._patience.record_piece(asyncio.get_running_loop().time(), self._reader.events)
+                self._patience.record_piece(asyncio.get_running_loop().time(), self._reader.event_count)
             self._has_come = True
             try:
                 piece = await self._alarm.await_started_step(*begun, self._patience.get_earliest_deadline())
             except (Exception, StopAsyncIteration) as error:  # noqa: BLE001 - see `_is_clean_end_or_raise`
                 ended = error
         exchange, reader = self._exchange, self._reader
-        self.ended = piece is None
-        self.clean = ended is None or _is_clean_end_or_raise(ended, exchange.call)
+        self.has_ended = piece is None
+        self.is_clean = ended is None or _is_clean_end_or_raise(ended, exchange.call)
         # After a reported end silence is no error: some servers leave the connection open.
         if isinstance(ended, TimeoutError) and not reader.has_reported_end:
             raise make_timeout_error(
@@ -426,19 +439,19 @@ class _WaitLimits:
 
     __slots__ = ("_events", "_is_first", "_last", "_progress", "_said", "_timeouts")
 
-    def __init__(self, exchange: HttpExchange, now: float, events: int) -> None:
+    def __init__(self, exchange: HttpExchange, now: float, event_count: int) -> None:
         self._timeouts = exchange.timeouts
         self._is_first = True
         self._last = self._progress = exchange.started
         self._said = now
-        self._events = events
+        self._events = event_count
 
-    def record_piece(self, now: float, events: int) -> None:
-        """Record the arrival of a piece. It counts as progress if the number of *events* changed."""
+    def record_piece(self, now: float, event_count: int) -> None:
+        """Record the arrival of a piece at the time *now*; it counts as progress if *event_count* changed."""
         self._is_first = False
         self._last = now
-        if events != self._events:
-            self._events = events
+        if event_count != self._events:
+            self._events = event_count
             self._said = self._progress = now
 
     # Three limits run at once: for the next byte, for the next event with content (not keep-alives), and for the whole.
@@ -512,6 +525,7 @@ class _WaitTimer:
         self._timer = self._loop.call_at(self._due, self._cancel_task_or_restart)
 
     def _cancel_task_or_restart(self) -> None:
+        """Cancel the waiting task at its deadline; restart a timer that fired before it."""
         timer, self._timer = self._timer, None
         if self._task is None or timer is None:
             return
@@ -525,7 +539,7 @@ class _WaitTimer:
 @asynccontextmanager
 async def open_reply_body(exchange: HttpExchange, reader: ReplyReader) -> AsyncGenerator[ReplyBody]:
     """
-    Yield the body of a reply for *reader*; afterwards drain the rest after its end marker and close it.
+    Yield the body of a reply for *reader*; afterwards read the rest of the body briefly, and close it.
 
     Pieces are read below the HTTP library's own generators, which split them again and would slow every token.
     """
@@ -534,7 +548,7 @@ async def open_reply_body(exchange: HttpExchange, reader: ReplyReader) -> AsyncG
     body = ReplyBody(exchange, reader, chunks)
     try:
         yield body
-        if not body.ended:
+        if not body.has_ended:
             await drain_chunks_briefly(chunks)
     finally:
         body.close()
@@ -543,24 +557,24 @@ async def open_reply_body(exchange: HttpExchange, reader: ReplyReader) -> AsyncG
             await close()
 
 
-def _is_clean_end_or_raise(ended: BaseException, call: RequestLabel) -> bool:
+def _is_clean_end_or_raise(error: BaseException, call: RequestLabel) -> bool:
     """
-    Return true for a proper end of a body, false for a timeout or a broken connection; raise other errors.
+    Return whether *error* is the proper end of a body; false for a timeout or a broken connection. Raise any other error.
 
     Raises:
-        BaseException: any other error of the transport, and errors that do not concern the body.
+        BaseException: any other error of the transport, as a ``ModelError``, and errors that do not concern the body.
     """
     import httpx2
 
-    if isinstance(ended, StopAsyncIteration | TimeoutError):
-        return isinstance(ended, StopAsyncIteration)
-    if not isinstance(ended, httpx2.HTTPError | httpx2.StreamError | OSError):
-        raise ended
-    failure = error_from_transport(ended, call)
+    if isinstance(error, StopAsyncIteration | TimeoutError):
+        return isinstance(error, StopAsyncIteration)
+    if not isinstance(error, httpx2.HTTPError | httpx2.StreamError | OSError):
+        raise error
+    failure = error_from_transport(error, call)
     is_cut = isinstance(failure, ModelError) and failure.kind == "connection"
-    if isinstance(ended, httpx2.TimeoutException) or not is_cut:
+    if isinstance(error, httpx2.TimeoutException) or not is_cut:
         raise failure
-    logger.debug("the connection to %s broke: %s", call.provider, type(ended).__name__)
+    logger.debug("the connection to %s broke: %s", call.provider, type(error).__name__)
     return False
 
 
@@ -589,7 +603,7 @@ class _StartedAwait:
 
 
 async def drain_chunks_briefly(chunks: AsyncIterator[bytes]) -> None:
-    """Read the rest of a body for a short time, so that the connection can be reused."""
+    """Read the rest of a body for at most 0.25 seconds or 64 KiB, so that the connection can be reused; ignore errors."""
     import httpx2
 
     # A connection can be reused only if its body was read to the end. The limits are short, because a new connection is

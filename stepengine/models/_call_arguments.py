@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import Any
 
 from stepengine.data.json import MAX_DECODINGS
-from stepengine.models._json import encode_utf8, read_json
+from stepengine.models._json import encode_utf8, parse_json
 
 ENDS = ("}", "]", '"', "l", "e")
 UNREADABLE = object()
@@ -42,7 +42,7 @@ def can_start_json(text: str) -> bool:
 
 
 def parse_complete_arguments(text: str) -> Any:
-    """Return the value of complete arguments, which may be encoded twice; else ``UNREADABLE``."""
+    """Return the value of complete arguments, which may be encoded twice; ``UNREADABLE`` for incomplete or invalid ones."""
     if not text.rstrip().endswith(ENDS):
         return UNREADABLE
     value: Any = text
@@ -50,7 +50,7 @@ def parse_complete_arguments(text: str) -> Any:
         if not isinstance(value, str):
             break
         try:
-            value = read_json(encode_utf8(value.strip()))
+            value = parse_json(encode_utf8(value.strip()))
         except ValueError:
             return UNREADABLE
     return value
@@ -77,14 +77,14 @@ class ArgumentPieces:
 
     @property
     def text(self) -> str:
-        """The arguments so far; of several readings the complete one."""
+        """The arguments so far; with several possible readings, the one that is complete JSON."""
         joined = self._join_pieces()
         whole = [reading for reading in (joined, *self._others) if parse_complete_arguments(reading) is not UNREADABLE]
         return whole[0] if self._others and whole else joined
 
     @property
     def certain_text(self) -> str:
-        """The part of the arguments that was returned so far, because later pieces cannot change it."""
+        """The part of the arguments that was returned so far; later pieces cannot change it."""
         return self._join_pieces()[: self._shown]
 
     @property
@@ -109,7 +109,7 @@ class ArgumentPieces:
         return any(can_start_json(reading) for reading in self._list_readings_after(text))
 
     def append_and_flush_certain(self, text: str) -> str:
-        """Add a piece, and return the new part of the arguments that later pieces cannot change."""
+        """Add a piece, and return the part of the arguments that is new and that later pieces cannot change; it may be empty."""
         self.count += bool(text.strip())
         self._first = self._first or text.strip()[:1]
         if not self._others and not self._may_repeat_arguments(text):
@@ -123,7 +123,7 @@ class ArgumentPieces:
         return "" if self._others else self.flush_rest()
 
     def flush_rest(self) -> str:
-        """Return the text that was not returned yet, at the end of the stream."""
+        """At the end of the stream, return the rest of the arguments and mark it as returned."""
         text = self.text
         new, self._shown = text[self._shown :], len(text)
         return new

@@ -68,15 +68,15 @@ class CloudAuth(ABC):
 
     @abstractmethod
     def find_account_id(self) -> Secret | None:
-        """Return an identifier of the cloud account, for shared rate limits; ``None`` if it is unknown without a request."""
+        """Return an id of the cloud account, for shared rate limits; ``None`` if it is unknown. No request is sent."""
 
     @abstractmethod
     def resolve_credentials(self, provider: str) -> Credentials:
         """
-        Return the source of the credentials of *provider*.
+        Return the key of *provider*, or a description of the credentials that the cloud's packages will load later.
 
         Raises:
-            MissingKey: without any sign of credentials.
+            MissingKey: if no argument, variable or file names credentials.
             ModelError: when a package or a setting is missing.
         """
 
@@ -85,17 +85,20 @@ class CloudAuth(ABC):
         """Return the exception classes that the cloud's packages raise for missing credentials."""
 
 
-def require_trusted_host(provider: str, access: CloudAuth, url: str, home: str | None) -> None:
+def require_trusted_host(provider: str, auth: CloudAuth, url: str, default_url: str | None) -> None:
     """
-    Raise ``MissingKey`` if credentials of the environment would go to a host other than *home* and those in ``STEPENGINE_KEY_HOSTS``.
+    Raise ``MissingKey`` if *url* is an untrusted host for credentials of the environment.
+
+    The hosts in ``STEPENGINE_KEY_HOSTS`` are trusted, and so is the host of *default_url* if *url* is encrypted like *default_url*.
+    Credentials that the caller passed may be sent to any host.
 
     Raises:
-        MissingKey: in that case.
+        MissingKey: for any other host, and for a URL without encryption.
     """
-    if access.has_passed_credentials or is_trusted_url(url, home):
+    if auth.has_passed_credentials or is_trusted_url(url, default_url):
         return
     host = urlsplit(url).hostname or ""
-    if home is not None and host == urlsplit(home).hostname:
+    if default_url is not None and host == urlsplit(default_url).hostname:
         msg = (
             f"the URL of {provider!r} is not encrypted, and cloud credentials from the environment are not sent in plain text. "
             "Change its http:// to https://"
@@ -115,12 +118,12 @@ def make_credentials_error(provider: str, model: str, error: BaseException, repa
     return MissingKey(msg, kind="credentials", retryable=bool(getattr(error, "retryable", False)))
 
 
-def require_at_most_one(provider: str, **arguments: object) -> None:
+def require_at_most_one_argument(provider: str, **arguments: object) -> None:
     """
-    Raise ``ModelError`` if more than one of *arguments*, the arguments for authentication by name, is set.
+    Raise ``ModelError`` if more than one of *arguments* is not ``None``; these are alternative arguments for authentication, by name.
 
     Raises:
-        ModelError: in that case, because the choice would be ambiguous.
+        ModelError: for two or more, because the choice would be ambiguous.
     """
     given = [f"{name}=" for name, value in arguments.items() if value is not None]
     if len(given) > 1:
@@ -128,7 +131,7 @@ def require_at_most_one(provider: str, **arguments: object) -> None:
         raise ModelError(msg, kind="settings")
 
 
-def check_package_installed(provider: str, package: str, extra: str) -> None:
+def require_package_installed(provider: str, package: str, extra: str) -> None:
     """Raise ``ModelError`` if *package* is not installed; the message names *extra*, which installs it."""
     parent, module = package.partition("-")[0], package.replace("-", ".")
     if find_spec(parent) is None or find_spec(module) is None:
@@ -137,7 +140,7 @@ def check_package_installed(provider: str, package: str, extra: str) -> None:
 
 
 def _is_file(path: str) -> bool:
-    """Return whether a file exists; without a home folder none in it does."""
+    """Return whether *path* is a file; ``~`` is the home folder, and without a home folder the result is false."""
     try:
         return Path(path).expanduser().is_file()
     except RuntimeError:
@@ -186,7 +189,7 @@ class AwsAuth(CloudAuth):
         if access_key is None and session_token is not None:
             msg = f"{provider!r} was given session_token= without an access key; pass access_key= and secret_key=, too"
             raise ModelError(msg, kind="settings")
-        require_at_most_one(provider, api_key=api_key, access_key=access_key)
+        require_at_most_one_argument(provider, api_key=api_key, access_key=access_key)
         self._provider = provider
         self._region = region
         self._profile = profile
@@ -201,7 +204,7 @@ class AwsAuth(CloudAuth):
         return any(one is not None for one in (self._api_key, self._access_key, self._profile))
 
     def resolve_credentials(self, provider: str) -> Credentials:
-        """Return the API key, or a description of the credentials that AWS's packages find at the first request."""
+        """Return the API key, or a description of the credentials that AWS's packages load with the first request."""
         bearer = self.find_api_key()
         # A machine at Amazon has credentials without a sign of them, so a region is accepted as one.
         is_named = (
@@ -216,7 +219,7 @@ class AwsAuth(CloudAuth):
             )
             raise MissingKey(msg, kind="missing_key")
         if bearer is None:
-            check_package_installed(provider, "boto3", "bedrock")
+            require_package_installed(provider, "boto3", "bedrock")
         if self.find_region() is None:
             msg = (
                 f"{provider!r} has no region: set AWS_REGION, such as AWS_REGION=us-east-1, name one in the profile, or pass "
@@ -237,7 +240,7 @@ class AwsAuth(CloudAuth):
 
     def find_account_id(self) -> Secret | None:
         """Return the API key, else the id of the access key, else the name of the profile; ``None`` without them."""
-        bearer, keys = self.find_api_key(), self.find_signing_keys_or_profile()
+        bearer, keys = self.find_api_key(), self.get_signing_keys_or_profile()
         named = keys.get("access_key") or keys.get("profile") or os.environ.get("AWS_PROFILE", "").strip()
         return bearer if bearer is not None or not named else Secret(named)
 
@@ -261,11 +264,11 @@ class AwsAuth(CloudAuth):
             region, source = _read_profile_region(self._profile), "the profile"
         return None if region is None else require_host_label(self._provider, region, "region", source)
 
-    def find_signing_keys_or_profile(self) -> dict[str, str | None]:
+    def get_signing_keys_or_profile(self) -> dict[str, str | None]:
         """
-        Return the access key or profile to sign with: those of the arguments, else the access key of the environment.
+        Return the access key of the arguments or the environment, else ``{"profile": ...}``, where ``None`` is the default profile.
 
-        The latter is passed explicitly, because AWS's packages cache found keys forever.
+        A key of the environment is registered for redaction. It is passed explicitly, because AWS's packages cache keys forever.
         """
         access_key, secret, token = self._access_key, self._secret_key, self._session_token
         if access_key is None and self._profile is None and find_set_variable(("AWS_ACCESS_KEY_ID",)):
@@ -357,7 +360,7 @@ class GoogleAuth(CloudAuth):
         return self._has_passed_credentials
 
     def resolve_credentials(self, provider: str) -> Credentials:
-        """Return the source of the credentials, or raise ``MissingKey`` if no setting or file names any; ``google-auth`` reads them later."""
+        """Return a description of the credentials, which are loaded later; raise ``MissingKey`` if no setting or file names any."""
         folder = os.environ.get("CLOUDSDK_CONFIG") or "~/.config/gcloud"
         saved = f"{folder}/application_default_credentials.json"
         found = find_set_variable(self.variables)
@@ -369,7 +372,7 @@ class GoogleAuth(CloudAuth):
             raise MissingKey(msg, kind="missing_key")
         if self.has_passed_credentials and self.project is None:
             raise self._make_missing_project_error()
-        check_package_installed(provider, "google-auth", "vertex")
+        require_package_installed(provider, "google-auth", "vertex")
         source = (
             "the credentials passed as credentials="
             if self.has_passed_credentials
@@ -403,7 +406,7 @@ class GoogleAuth(CloudAuth):
 
     @property
     def credentials(self) -> Any:
-        """The credentials; ``None`` before they are found."""
+        """The credentials; ``None`` before they are loaded."""
         if isinstance(self._credentials, Secret):
             from google.oauth2.credentials import Credentials as Token
 
@@ -427,7 +430,7 @@ class GoogleAuth(CloudAuth):
             raise self._make_missing_project_error()
 
     async def _load_default_credentials(self, model: str) -> None:
-        """Find credentials with ``google-auth`` and store them, and their project if none is known; raise ``MissingKey`` without any."""
+        """Load default credentials with ``google-auth`` and store them and their project; raise ``MissingKey`` if there are none."""
         import google.auth
 
         failure: BaseException
@@ -463,20 +466,20 @@ class GooglePlatformAuth(GoogleAuth):
 # --- Microsoft --------------------------------------------------------------------------------------------------------
 
 
-def make_entra_token_source(provider: str, given: TokenSource | None, scope: str) -> TokenSource | None:
+def make_entra_token_source(provider: str, explicit: TokenSource | None, scope: str) -> TokenSource | None:
     """
-    Return a source of Entra ID tokens: *given*, else one from the environment; ``None`` if neither exists.
+    Return a source of Entra ID tokens: *explicit*, else one that the environment configures; ``None`` if neither exists.
 
     Each token is registered for redaction, and errors of the source are raised as ``ModelError``.
 
     Raises:
         ModelError: when the environment configures credentials and the package ``azure-identity`` is missing.
     """
-    source = given
+    source = explicit
     if source is None and (token := os.environ.get(AZURE_TOKEN, "").strip()):
         source = lambda: token  # noqa: E731 - a function of one value
     if source is None and find_set_variable(ENTRA_SIGNS):
-        check_package_installed(provider, "azure-identity", "azure")
+        require_package_installed(provider, "azure-identity", "azure")
         source = _make_azure_token_source(scope)
     return None if source is None else _make_registering_token_source(provider, source)
 

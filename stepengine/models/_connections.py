@@ -23,35 +23,35 @@ class LoopClients:
 
     Attributes:
         client: The SDK's client.
-        credentials: Its key and the source of the key.
+        credentials: The client's key and the source of the key.
         http_client: The HTTP client with the connections.
         address: The base URL, for messages.
-        users: The number of running requests.
-        is_released: Whether to close it after the last of them.
+        request_count: The number of running requests.
+        is_released: Whether to close the HTTP client after the last request.
     """
 
     client: Any
     credentials: Credentials
     http_client: Any
     address: str
-    users: int = 0
+    request_count: int = 0
     is_released: bool = False
 
     @asynccontextmanager
     async def lease_connections(self) -> AsyncIterator[None]:
         """Prevent the connections from being closed during the block."""
-        self.users += 1
+        self.request_count += 1
         try:
             yield
         finally:
-            self.users -= 1
+            self.request_count -= 1
             if self.is_released:
                 await self.close_when_unused()
 
     async def close_when_unused(self) -> None:
         """Close the connections now, or after the last running request, since engines may share a provider."""
         self.is_released = True
-        if not self.users:
+        if not self.request_count:
             await self.http_client.aclose()
 
 
@@ -92,7 +92,7 @@ class Connections:
             self._unclosed.add(self._owner)
 
     def create_http_client(self) -> Any:
-        """Return an HTTP client for an SDK."""
+        """Return a new HTTP client for an SDK; it follows no redirects and limits the size of responses."""
         import httpx2
 
         from stepengine.models._transport import decompress_and_limit_response, get_ssl_context
@@ -111,9 +111,9 @@ class Connections:
 
     async def close(self) -> None:
         """
-        Close the client of this event loop, and those of other running loops.
+        Close the clients of this event loop and of other running loops, each after its running requests.
 
-        Running requests, such as those of another engine, end first. All clients are closed even if closing one fails.
+        All clients are closed even if closing one fails.
         """
         self._unclosed.clear()
         async with AsyncExitStack() as stack:
@@ -123,6 +123,7 @@ class Connections:
 
 
 async def _close_in_loop(ready: LoopClients, loop: asyncio.AbstractEventLoop) -> None:
+    """Close the clients in their event loop *loop*, after their running requests; do nothing if that loop no longer runs."""
     if loop is asyncio.get_running_loop():
         await ready.close_when_unused()
     elif loop.is_running():

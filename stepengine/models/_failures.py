@@ -21,7 +21,7 @@ from stepengine.data.json import compact
 from stepengine.data.models import ModelRequest
 from stepengine.data.usage import Usage
 from stepengine.errors import ContextOverflow, ModelError, TruncatedReply
-from stepengine.models._json import read_json
+from stepengine.models._json import parse_json
 from stepengine.models.keys import Credentials, make_safe_excerpt
 
 INPUTS_AND_NEW = "`inputs` tokens + `max_new_tokens` must be <="
@@ -297,7 +297,7 @@ def error_from_transport(error: BaseException, call: RequestLabel) -> BaseExcept
 
 
 def _list_error_chain(error: BaseException) -> list[BaseException]:
-    """Return *error*, its cause or context, the cause of that, and so on."""
+    """Return *error* and the chain of its causes, or contexts where there is no cause."""
     chain: list[BaseException] = []
     node: BaseException | None = error
     while node is not None and node not in chain:
@@ -345,12 +345,12 @@ def error_from_body(
         call: The request.
         usage: The reported usage before the failure.
     """
-    problem = _add_kind_from_header(_parse_error_body(content), headers.get(AWS_TYPE, ""))
+    problem = _add_error_type_from_header(_parse_error_body(content), headers.get(AWS_TYPE, ""))
     status = status if status is not None else problem.status
     message = _format_error_message(problem, status, call)
     fields: dict[str, Any] = {
         "status": status,
-        "request_id": _find_request_id_anywhere(headers, content),
+        "request_id": _find_request_id_in_headers_or_body(headers, content),
         "kind": "http",
     }
     fields["usage"] = usage
@@ -359,13 +359,13 @@ def error_from_body(
         return ModelError(message, **{**fields, "kind": LARGE_LIMIT})
     if status in OVERFLOW_STATUS and _is_context_overflow(problem, status, call):
         return ContextOverflow(message, **{**fields, "kind": "context_overflow"})
-    if kind := _classify_final_failure(problem, status):
+    if kind := _find_specific_error_kind(problem, status):
         return ModelError(message, **{**fields, "kind": kind})
     retryable = _is_retryable(status, headers)
     return ModelError(message, retryable=retryable, retry_after=problem.wait if asked is None else asked, **fields)
 
 
-def _classify_final_failure(problem: _Problem, status: int | None) -> str:
+def _find_specific_error_kind(problem: _Problem, status: int | None) -> str:
     """Return the error kind of a failure that is final or retried only once; ``""`` for others."""
     if _is_wrong_key(problem, status):
         return AUTH
@@ -397,9 +397,9 @@ def _is_context_overflow(problem: _Problem, status: int | None, call: RequestLab
 
 def _may_exceed_context_window(call: RequestLabel) -> bool:
     """Return whether a request may exceed the context window, estimated from its size within a factor of two."""
-    from stepengine.models.pricing import find_model_info
+    from stepengine.models.pricing import get_model_info
 
-    window = find_model_info(call.model).context_window
+    window = get_model_info(call.model).context_window
     return window is None or call.size >= BYTES_PER_TOKEN / 2 * window
 
 
@@ -454,7 +454,7 @@ def _parse_error_body(content: bytes | Mapping[str, object]) -> _Problem:
     """Return message, codes, status and pause of an error body, in the formats of all providers."""
     if isinstance(content, bytes):
         try:
-            value = read_json(content)
+            value = parse_json(content)
         except ValueError:
             value = content[: 2 * MAX_MESSAGE_CHARS].decode("utf-8", "replace")
     else:
@@ -488,33 +488,34 @@ def _parse_error_body(content: bytes | Mapping[str, object]) -> _Problem:
     )
 
 
-def _add_kind_from_header(problem: _Problem, kind: str) -> _Problem:
+def _add_error_type_from_header(problem: _Problem, header_value: str) -> _Problem:
     """Return *problem* with the error type of a header such as ``ThrottlingException:http://...`` added to its words."""
-    word = make_safe_excerpt(kind.partition(":")[0], MAX_WORD_CHARS)
+    word = make_safe_excerpt(header_value.partition(":")[0], MAX_WORD_CHARS)
     return attrs.evolve(problem, words=problem.words | {word}) if word else problem
 
 
-def _parse_retry_delay(details: object, words: str) -> float | None:
-    """Return the seconds to wait from Google's ``{"retryDelay": "13s"}``, else from *words*, else ``None`` (reliability:MP10)."""
+def _parse_retry_delay(details: object, message: str) -> float | None:
+    """Return the seconds to wait from Google's ``{"retryDelay": "13s"}``, else from *message*; ``None`` if neither has them."""
+    # (reliability:MP10)
     for detail in details if isinstance(details, list) else ():
         text = detail.get("retryDelay") if isinstance(detail, Mapping) else None
         if isinstance(text, str) and text.endswith("s") and text[:-1].replace(".", "", 1).isdecimal():
             seconds = float(text[:-1])
             return seconds if seconds < float("inf") else None
-    said = AGAIN.search(words[:MAX_MESSAGE_CHARS])
+    said = AGAIN.search(message[:MAX_MESSAGE_CHARS])
     if said is None:
         return None
     minutes, count, unit = said.groups()
     return 60 * int(minutes or 0) + float(count) * (0.001 if unit.lower() == "ms" else 1.0)
 
 
-def _status_from_codes(words: list[str]) -> int | None:
-    """Return the HTTP status for error codes: one that is a number itself, else that of a known code; ``None`` without one."""
-    for word in words:
+def _status_from_codes(codes: list[str]) -> int | None:
+    """Return the HTTP status among error *codes*, else the status of a known code; ``None`` if all are unknown."""
+    for word in codes:
         if word.isdecimal() and HTTP_REDIRECT <= int(word) <= 599:  # noqa: PLR2004
             return int(word)
-    found = next((STATUS_OF_TYPE[word] for word in words if word in STATUS_OF_TYPE), None)
-    return BAD_REQUEST if found is None and any(word.startswith("invalid_") for word in words) else found
+    found = next((STATUS_OF_TYPE[word] for word in codes if word in STATUS_OF_TYPE), None)
+    return BAD_REQUEST if found is None and any(word.startswith("invalid_") for word in codes) else found
 
 
 def _format_error_message(problem: _Problem, status: int | None, call: RequestLabel) -> str:
@@ -556,7 +557,7 @@ def _describe_largest_messages(request: ModelRequest | None) -> str:
 
 
 def _is_retryable(status: int | None, headers: Mapping[str, str]) -> bool:
-    """Return whether an error is retryable: by the header ``x-should-retry``, else by the status; without a status it is."""
+    """Return whether an error is retryable: by the header ``x-should-retry``, else by the status; true without a status."""
     word = headers.get("x-should-retry", "").lower()
     if word in {"true", "false"}:
         return word == "true"
@@ -573,8 +574,10 @@ def find_request_id(headers: Mapping[str, str]) -> str | None:
     return None
 
 
-def _find_request_id_anywhere(headers: Mapping[str, str], content: bytes | Mapping[str, object]) -> str | None:
-    """Return the provider's id of a request from the headers, else from the body; ``None`` without one."""
+def _find_request_id_in_headers_or_body(
+    headers: Mapping[str, str], content: bytes | Mapping[str, object]
+) -> str | None:
+    """Return the provider's id of a request from the headers, else from the body; ``None`` if neither has it."""
     named = find_request_id(headers)
     if named is not None:
         return named
@@ -583,7 +586,7 @@ def _find_request_id_anywhere(headers: Mapping[str, str], content: bytes | Mappi
 
 
 def parse_retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds to wait from the headers; ``None`` if missing, invalid or negative (reliability:MP10)."""
+    """Return the seconds to wait from the headers; ``None`` if they are missing, invalid or negative."""
     for name, factor in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         text = headers.get(name, "").strip()
         if not text:
@@ -600,7 +603,7 @@ def parse_retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def _seconds_until_http_date(text: str) -> float:
-    """Return the seconds until an HTTP date, 0 for a past one; -1 for an invalid *text*."""
+    """Return the seconds until an HTTP date, 0 for a past date, -1 for an invalid *text*."""
     try:
         return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
     except (TypeError, ValueError, IndexError, OverflowError):
@@ -614,7 +617,8 @@ def make_protocol_error(call: RequestLabel, reason: str, usage: Usage | None = N
 
 
 def make_malformed_call_error(call: RequestLabel, reason: str, usage: Usage | None = None) -> ModelError:
-    """Return the retryable error for a malformed tool call of the model (ecosystem:EC97)."""
+    """Return the retryable error for a malformed tool call of the model."""
+    # (ecosystem:EC97)
     msg = (
         f"{call.model!r} of {call.provider} wrote a malformed tool call: {make_safe_excerpt(reason, MAX_MESSAGE_CHARS)}"
     )
@@ -622,20 +626,22 @@ def make_malformed_call_error(call: RequestLabel, reason: str, usage: Usage | No
 
 
 def make_unsigned_call_error(call: RequestLabel, reason: str, usage: Usage | None = None) -> ModelError:
-    """Return the retryable error for missing signatures of earlier calls; the retry sends placeholders (reliability:MP60)."""
+    """Return the retryable error for missing signatures of earlier calls; the retry sends placeholders."""
+    # (reliability:MP60)
     msg = f"{call.model!r} of {call.provider} requires a missing thought signature: {make_safe_excerpt(reason, MAX_MESSAGE_CHARS)}"
     return ModelError(msg, retryable=True, kind=INVALID_SIGNATURE, usage=usage)
 
 
 def make_aborted_reply_error(call: RequestLabel, reason: str, usage: Usage | None = None) -> ModelError:
-    """Return the retryable error for a reply that its provider aborted (ecosystem:EC97)."""
+    """Return the retryable error for a reply that its provider aborted."""
+    # (ecosystem:EC97)
     msg = f"{call.provider} aborted the reply of {call.model!r}: {make_safe_excerpt(reason, MAX_MESSAGE_CHARS)}"
     return ModelError(msg, retryable=True, kind=GIVEN_UP, usage=usage)
 
 
-def make_unanswerable_error(call: RequestLabel, kinds: list[str], usage: Usage | None = None) -> ModelError:
-    """Return the error for a reply that waits for an unsupported action of its client."""
-    named = ", ".join(repr(make_safe_excerpt(kind, MAX_WORD_CHARS)) for kind in kinds)
+def make_unanswerable_error(call: RequestLabel, action_types: list[str], usage: Usage | None = None) -> ModelError:
+    """Return the error for a reply that waits for actions of the client, of the *action_types*, that the engine does not support."""
+    named = ", ".join(repr(make_safe_excerpt(kind, MAX_WORD_CHARS)) for kind in action_types)
     msg = (
         f"the reply of {call.model!r} from {call.provider} needs an action of its client: {named}. The engine answers only calls "
         "of the agent's own tools; remove other tools from ModelSettings(extra=...)"

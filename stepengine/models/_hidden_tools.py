@@ -33,7 +33,7 @@ def is_tool_search_part(data: Mapping[str, object]) -> bool:
 
 
 def find_loaded_tool_names(data: Mapping[str, object]) -> list[str]:
-    """Return the names of the tools in a result of the provider's own tool search; ``[]`` for other parts."""
+    """Return the names of the tools in *data*, a result of the provider's own tool search; ``[]`` for other parts."""
     if find_text(data, "type") not in LOADS:
         return []
     tools = [
@@ -51,7 +51,7 @@ class _ToolsInConversation:
 
     Attributes:
         named: The tools that were found or called.
-        shown: Those of them that search results already show to the model.
+        shown: The tools among them that search results already show to the model.
     """
 
     named: Names = ()
@@ -75,6 +75,7 @@ class _ToolsInConversation:
 
 
 def _append_new_names(known: Names, more: Iterable[str]) -> Names:
+    """Return *known* followed by the names of *more* that it lacks, without duplicates."""
     fresh = [name for name in dict.fromkeys(more) if name not in known]
     return (*known, *fresh) if fresh else known
 
@@ -82,7 +83,7 @@ def _append_new_names(known: Names, more: Iterable[str]) -> Names:
 NOTHING = _ToolsInConversation()
 
 
-def _collect_revealed_tools(request: ModelRequest, provider: str) -> _ToolsInConversation:
+def _get_tools_in_conversation(request: ModelRequest, provider: str) -> _ToolsInConversation:
     """Return the tools that the conversation of *request* found or called, cached for its history."""
     key = ("tools", provider)
     found = request.messages.fold(key, lambda known, message: known.with_tools_from_message(message, provider), NOTHING)
@@ -98,7 +99,7 @@ def select_tools_to_send(request: ModelRequest, provider: str, *, has_tool_searc
     Args:
         request: The request.
         provider: The provider, for the results of its own tool search.
-        has_tool_search: Whether the provider searches by itself. Else revealed tools are sent in full, after the other tools and in
+        has_tool_search: Whether the provider has its own tool search. Else revealed tools are sent in full, after the other tools and in
             the order in which they were revealed, so that the prompt cache holds.
     """
     tools = request.tools
@@ -106,11 +107,13 @@ def select_tools_to_send(request: ModelRequest, provider: str, *, has_tool_searc
     if not hidden:
         return request
     if not any(tool.name == FIND_TOOLS for tool in tools):
-        return attrs.evolve(request, tools=tuple([_reveal_tool(tool) for tool in tools]))
-    known, choice = _collect_revealed_tools(request, provider), resolve_tool_choice(request)
+        return attrs.evolve(request, tools=tuple([_get_undeferred_tool(tool) for tool in tools]))
+    known, choice = _get_tools_in_conversation(request, provider), resolve_tool_choice(request)
     given = [name for name in known.named if not has_tool_search or name not in known.shown]
     in_full = [
-        _reveal_tool(hidden.pop(name)) for name in _append_new_names((), [*given, choice or ""]) if name in hidden
+        _get_undeferred_tool(hidden.pop(name))
+        for name in _append_new_names((), [*given, choice or ""])
+        if name in hidden
     ]
     plain = [tool for tool in tools if not tool.defer_loading and not (has_tool_search and tool.name == FIND_TOOLS)]
     return attrs.evolve(request, tools=(*plain, *in_full, *(hidden.values() if has_tool_search else ())))
@@ -120,7 +123,7 @@ def find_hidden_tool_names(request: ModelRequest) -> frozenset[str] | None:
     """
     Return the names of the hidden tools of a request; ``None`` if they are unknown.
 
-    They are unknown if the request has none and ``settings.extra`` has tools in the wire's own format.
+    The names are unknown if the request hides no tool and ``settings.extra`` has tools in the wire's own format.
     """
     names = [tool.name for tool in request.tools if tool.defer_loading]
     extra = request.settings.extra
@@ -130,8 +133,8 @@ def find_hidden_tool_names(request: ModelRequest) -> frozenset[str] | None:
     return None if "tools" in extra or (isinstance(body, Mapping) and "tools" in body) else frozenset()
 
 
-def _reveal_tool(spec: ToolSpec) -> ToolSpec:
-    """Return *spec* without ``defer_loading``; the same tool always returns the same object."""
+def _get_undeferred_tool(spec: ToolSpec) -> ToolSpec:
+    """Return *spec* without ``defer_loading``, cached, so that the same *spec* always returns the same object."""
     if not spec.defer_loading:
         return spec
     known = _shown.get(id(spec))

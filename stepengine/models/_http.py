@@ -15,7 +15,7 @@ from stepengine.errors import ModelError
 from stepengine.models._answers import (
     AnswerChunks,
     add_answer_tool_if_needed,
-    can_be_answered_by_tool,
+    can_use_answer_tool,
     convert_answer_call_to_text,
 )
 from stepengine.models._api import ApiProvider, RequestBody
@@ -23,16 +23,16 @@ from stepengine.models._byte_reader import (
     Accumulator,
     HttpExchange,
     ReplyReader,
-    check_reply_text_size,
     decode_or_raise_protocol_error,
     open_reply_body,
+    require_reply_text_size,
 )
 from stepengine.models._failures import NO_SEARCH, ONCE, RequestLabel, error_from_body
 from stepengine.models._hidden_tools import select_tools_to_send
 from stepengine.models._json import parse_token_count
 from stepengine.models._reply import parse_dollar_text
 from stepengine.models._settings import (
-    add_dropped_settings,
+    add_dropped_setting_names,
     find_options_of_other_providers,
     remove_extra_options,
     warn_once,
@@ -53,13 +53,14 @@ class DeltaFilter(Protocol):
     """Converts the deltas of a stream to those that subscribers receive."""
 
     def convert_delta(self, delta: ModelDelta) -> Iterable[ModelDelta]:
-        """Return the deltas that subscribers receive for *delta*; it may be held back, split or converted."""
+        """Return the deltas that subscribers receive for *delta*, which may be held back, split or converted."""
 
     def flush(self) -> Iterable[ModelDelta]:
         """Return the deltas that were held back."""
 
 
-def _filter_deltas(deltas: Iterable[ModelDelta], filters: Iterable[DeltaFilter]) -> Iterable[ModelDelta]:
+def _apply_delta_filters(deltas: Iterable[ModelDelta], filters: Iterable[DeltaFilter]) -> Iterable[ModelDelta]:
+    """Return *deltas* as converted by all *filters* in turn."""
     for each in filters:
         deltas = [shown for delta in deltas for shown in each.convert_delta(delta)]
     return deltas
@@ -92,10 +93,10 @@ class HttpProvider(ApiProvider):
     @contextmanager
     def _mark_only_first_failure_retryable(self, request: ModelRequest) -> Iterator[None]:
         """
-        Set ``retryable`` of a ``ModelError`` in the block if it is of a kind that may be retried once.
+        For failures that may be retried once, set ``retryable`` of the ``ModelError``: true for the first one, then false.
 
-        The provider never retries by itself. It marks the first failure as retryable and the second as final, and the retry
-        policy acts on that (reliability:MP60).
+        The failure is remembered, because the next attempt sends a changed request. The provider itself never retries; the retry
+        policy does (reliability:MP60).
         """
         key = _make_retry_key(request)
         # Looked up before the attempt, because an equal request may fail meanwhile, which was not sent changed either.
@@ -115,22 +116,22 @@ class HttpProvider(ApiProvider):
 
     @abstractmethod
     def _encode(self, request: ModelRequest, *, stream: bool, previous_failure: str = "") -> RequestBody:
-        """Encode *request*; after the failure kind *previous_failure* the rejected part is left out."""
+        """Encode *request*; after the failure kind *previous_failure*, leave out or change the part that was rejected."""
 
     def _supports_tool_search(self, model: str) -> bool:
-        """Return whether the provider has its own tool search for *model*, so that hidden tools can be sent."""
+        """Return whether the provider has its own tool search for *model*, so that hidden tools can be sent; by default false."""
         return False
 
     def _make_delta_filters(self) -> Sequence[DeltaFilter]:
-        """Return filters for the deltas of a stream, such as one that separates thoughts from text."""
+        """Return no filters for the deltas of a stream; a subclass may return one that separates thoughts from text."""
         return ()
 
     def _explain_unsupported_schema(self, request: ModelRequest) -> str:
-        """Return the reason why the provider does not support the response schema of *request*; ``""`` if it does."""
+        """Return why the provider does not support the response schema of *request*; ``""``, the default, if it does."""
         return ""
 
     def _list_unsupported_settings(self, request: ModelRequest) -> tuple[str, ...]:
-        """Return the names of the settings of *request* that the provider does not support, so that they are not sent."""
+        """Return the names of the settings of *request* that are not sent, because the provider does not support them; by default none."""
         return ()
 
     def _find_options_of_other_providers(self, request: ModelRequest) -> tuple[str, ...]:
@@ -148,14 +149,14 @@ class HttpProvider(ApiProvider):
             *[f"extra[{name!r}]" for name in self._find_options_of_other_providers(request)],
         )
 
-    def _select_tools_and_add_answer(
-        self, request: ModelRequest, previous_failure: str = "", *, is_count: bool = False
+    def _select_tools_and_add_answer_tool(
+        self, request: ModelRequest, previous_failure: str = "", *, is_token_count: bool = False
     ) -> ModelRequest:
         """
-        Return *request* with the tools to send, and with an answer tool where its schema needs one.
+        Return *request* with the tools to send, and with an answer tool if the provider does not support its schema.
 
-        The answer tool is added if the provider does not support the schema. *is_count* is for counting tokens, which does
-        not support a tool search.
+        After a rejected tool search (*previous_failure*), the model is recorded as one without tool search, with a warning.
+        *is_token_count* is for counting tokens, which does not support a tool search.
 
         Raises:
             ModelError: when the settings require native support of the schema, or an agent's tool has the same name.
@@ -164,12 +165,12 @@ class HttpProvider(ApiProvider):
         if previous_failure == NO_SEARCH:
             self._without_search.add(model)
             warn_once(f"{self.name} rejected its own tool search for {model}; find_tools is offered in its place")
-        has_tool_search = not is_count and model not in self._without_search and self._supports_tool_search(model)
+        has_tool_search = not is_token_count and model not in self._without_search and self._supports_tool_search(model)
         request = select_tools_to_send(request, self.name, has_tool_search=has_tool_search)
         return add_answer_tool_if_needed(request, self.name, self._explain_unsupported_schema, previous_failure)
 
     def _encode_token_count_request(self, request: ModelRequest) -> RequestBody | None:
-        """Encode a request that counts the tokens of *request*; ``None`` if the provider does not count tokens."""
+        """Encode a request that counts the tokens of *request*; ``None``, the default, if the provider does not count tokens."""
         return None
 
     async def complete(self, request: ModelRequest) -> ModelReply:
@@ -177,7 +178,7 @@ class HttpProvider(ApiProvider):
         Return the reply to *request*, requested without a stream.
 
         Raises:
-            ModelError: when there is none.
+            ModelError: when there is no reply.
         """
         with self._mark_only_first_failure_retryable(request):
             async with self._send_request(request, stream=False) as exchange:
@@ -202,7 +203,7 @@ class HttpProvider(ApiProvider):
                     return
                 reader = self._make_reply_reader(exchange, request)
                 done: ModelReply | None = None
-                filters: list[DeltaFilter] = [AnswerChunks()] if can_be_answered_by_tool(request) else []
+                filters: list[DeltaFilter] = [AnswerChunks()] if can_use_answer_tool(request) else []
                 filters += self._make_delta_filters()
                 with attach_usage_on_cancel(lambda: reader.usage):
                     async with open_reply_body(exchange, reader) as body:
@@ -210,17 +211,17 @@ class HttpProvider(ApiProvider):
                             piece = body.read_or_start_wait()
                             if piece is None:
                                 piece = await body.wait_for_piece()
-                            for delta in () if piece is None else _filter_deltas(reader.feed(piece), filters):
+                            for delta in () if piece is None else _apply_delta_filters(reader.feed(piece), filters):
                                 yield delta
                             if piece is None or reader.is_done:
-                                done = reader.finish(clean=body.clean)
+                                done = reader.finish(is_clean=body.is_clean)
                 for delta in [held for each in filters for held in each.flush()]:
                     yield delta
                 yield ReplyDone(self._convert_answer_and_add_dropped(done, request))
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
         """
-        Query the provider for the number of tokens in *request*; ``None`` if it does not count them.
+        Query the provider for the number of tokens in *request*; ``None`` if the provider does not count tokens.
 
         Raises:
             ModelError: when the query fails.
@@ -248,9 +249,9 @@ class HttpProvider(ApiProvider):
             request, stream=False, dropped=("extra['headers']",) if has_lost_headers else ()
         )
 
-    def batch_reply(self, result: Any, request: ModelRequest) -> ModelReply:
+    def decode_batch_reply(self, result: Any, request: ModelRequest) -> ModelReply:
         """
-        Return the reply in *result*, a value of ``batch_results``.
+        Return the reply in *result*, a value of ``fetch_batch_results``.
 
         Raises:
             ModelError: when the request failed, or the batch expired or was cancelled before it.
@@ -275,18 +276,18 @@ class HttpProvider(ApiProvider):
                     msg = f"the batch with this request of {request.model!r} expired at {self.name} before it was processed"
                     raise ModelError(msg, kind="batch", retryable=True)
                 case _:
-                    return super().batch_reply(None, request)
+                    return super().decode_batch_reply(None, request)
 
     @asynccontextmanager
     async def _send_request(self, request: ModelRequest, *, stream: bool) -> AsyncGenerator[HttpExchange]:
-        """Encode and send *request*, and yield the response with its body unread."""
+        """Encode and send *request*, and yield the response before its body is read."""
         async with self._send_body(
             self._encode_and_warn_of_dropped(request, stream=stream), request, stream=stream
         ) as exchange:
             yield exchange
 
     async def _read_reply(self, exchange: HttpExchange, request: ModelRequest) -> ModelReply:
-        """Read the whole body and return its reply, with the cost of a LiteLLM header; raise ``ModelError`` for an error in it."""
+        """Read the whole body and return the reply, with the cost of a LiteLLM header; raise ``ModelError`` for an error in the body."""
         content = await exchange.read_content()
         if exchange.is_event_stream:
             reader = self._make_reply_reader(exchange, request)
@@ -306,15 +307,15 @@ class HttpProvider(ApiProvider):
         """Return the decoded reply in *data*, with its answer call as text and the names of dropped settings."""
         model = self.strip_prefix(request.model)
         reply = decode_or_raise_protocol_error(
-            call, lambda: check_reply_text_size(self.accumulator.decoder(data, call, model, request_id), call)
+            call, lambda: require_reply_text_size(self.accumulator.decoder(data, call, model, request_id), call)
         )
         return self._convert_answer_and_add_dropped(reply, request)
 
     def _convert_answer_and_add_dropped(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
-        """Return *reply* with its answer call as text, the adapter's postprocessing, and the names of left-out settings."""
-        if can_be_answered_by_tool(request) and request.settings.response_schema is not None:
+        """Return *reply* with its answer call as text, postprocessed by the adapter, and with the names of dropped settings."""
+        if can_use_answer_tool(request) and request.settings.response_schema is not None:
             reply = convert_answer_call_to_text(reply, request.settings.response_schema)
-        return add_dropped_settings(
+        return add_dropped_setting_names(
             self._postprocess_reply(reply, request), self._list_dropped_settings_and_options(request)
         )
 
@@ -324,5 +325,5 @@ class HttpProvider(ApiProvider):
         return ReplyReader(accumulator, exchange.call, exchange.new_parser)
 
     def _postprocess_reply(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
-        """Return *reply* after processing that the service does not do itself; by default unchanged."""
+        """Return *reply* unchanged; a subclass does here what its service does not do, such as a cut at stop sequences."""
         return reply

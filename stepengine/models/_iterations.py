@@ -18,7 +18,7 @@ def list_iterations(usage: object) -> list[Mapping[str, Any]]:
 
 
 def has_malformed_iterations(usage: Mapping[str, object]) -> bool:
-    """Return whether a usage has iterations that are no list of objects."""
+    """Return whether a usage has ``iterations`` that are not a list of objects."""
     listed = usage.get("iterations")
     return listed is not None and not (isinstance(listed, list | tuple) and len(list_iterations(usage)) == len(listed))
 

@@ -31,7 +31,7 @@ def encode_utf8(text: str) -> bytes:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
 
 
-def read_json(data: bytes) -> Any:
+def parse_json(data: bytes) -> Any:
     """
     Return the JSON value in *data*. Lone surrogates and invalid UTF-8 become U+FFFD; of duplicate keys the last wins.
 
@@ -58,7 +58,7 @@ def _repair_encoding(data: bytes) -> bytes:
 # The following functions read a member of a required type. A value of another type raises an error.
 
 
-def object_at(source: Mapping[str, object], name: str) -> Mapping[str, Any]:
+def get_optional_object(source: Mapping[str, object], name: str) -> Mapping[str, Any]:
     """Return the object under *name*, an empty one if it is missing or ``null``; raise ``TypeError`` for anything else."""
     value = source.get(name)
     if value is None:
@@ -66,7 +66,7 @@ def object_at(source: Mapping[str, object], name: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else _raise_wrong_type(name, "an object", value)
 
 
-def list_at(source: Mapping[str, object], name: str) -> list[Any]:
+def get_optional_list(source: Mapping[str, object], name: str) -> list[Any]:
     """Return the array under *name*, an empty one if it is missing or ``null``; raise ``TypeError`` for anything else."""
     value = source.get(name)
     if value is None:
@@ -74,16 +74,16 @@ def list_at(source: Mapping[str, object], name: str) -> list[Any]:
     return value if isinstance(value, list) else _raise_wrong_type(name, "an array", value)
 
 
-def objects_at(source: Mapping[str, object], name: str) -> list[Mapping[str, Any]]:
-    """Return the array of objects under *name* as ``list_at`` does."""
-    values = list_at(source, name)
+def get_optional_objects(source: Mapping[str, object], name: str) -> list[Mapping[str, Any]]:
+    """Return the array of objects under *name*, an empty one if it is missing or ``null``; raise ``TypeError`` for anything else."""
+    values = get_optional_list(source, name)
     for value in values:
         if not isinstance(value, Mapping):
             _raise_wrong_type(name, "an array of objects", value)
     return values
 
 
-def text_at(source: Mapping[str, object], name: str) -> str:
+def get_optional_text(source: Mapping[str, object], name: str) -> str:
     """Return the text under *name*, an empty one if it is missing or ``null``; raise ``TypeError`` for anything else."""
     value = source.get(name)
     if value is None:
@@ -91,7 +91,7 @@ def text_at(source: Mapping[str, object], name: str) -> str:
     return value if isinstance(value, str) else _raise_wrong_type(name, "a text", value)
 
 
-def index_at(source: Mapping[str, object], name: str) -> int:
+def require_index(source: Mapping[str, object], name: str) -> int:
     """Return the index under *name*, an integer of at least 0; raise ``TypeError`` if it is missing or anything else."""
     value = source.get(name)
     return value if type(value) is int and value >= 0 else _raise_wrong_type(name, "an index", value)
@@ -124,20 +124,26 @@ def parse_token_counts(raw: Mapping[str, object], *names: str) -> tuple[list[int
     return [count or 0 for count in counts], is_unsure
 
 
-def _raise_wrong_type(name: str, wanted: str, value: object) -> NoReturn:
-    msg = f"{name!r} is {_describe_type(value)}, {wanted} was expected"
+def _raise_wrong_type(name: str, expected: str, value: object) -> NoReturn:
+    msg = f"{name!r} is {_describe_type(value)}, {expected} was expected"
     raise TypeError(msg)
 
 
-def make_call_part(name: str, raw: object, provider_data: Mapping[str, object]) -> ToolCallPart:
+def make_call_part(name: str, raw_arguments: object, provider_data: Mapping[str, object]) -> ToolCallPart:
     """
-    Return the call of *name* with the arguments *raw* of the model, without a call id.
+    Return the call of the tool *name* with the parsed *raw_arguments* of the model, without a call id.
 
     Unreadable arguments are stored as ``raw_input``, with the reason as ``input_error``. ``None``, ``null`` and an empty text
     are an empty object. An object that is encoded twice is decoded twice.
     """
     data = JsonDict(freeze(provider_data))
-    text = raw if isinstance(raw, str) else "" if raw is None else _value_to_json_or_repr(raw)
+    text = (
+        raw_arguments
+        if isinstance(raw_arguments, str)
+        else ""
+        if raw_arguments is None
+        else _value_to_json_or_repr(raw_arguments)
+    )
     if len(text) > MAX_ARGUMENTS_CHARS:
         import hashlib
 
@@ -165,7 +171,7 @@ def _parse_arguments(text: str) -> JsonDict:
     for _ in range(MAX_DECODINGS):
         if not isinstance(value, str):
             break
-        value = read_json(encode_utf8(value)) if value.strip() else {}
+        value = parse_json(encode_utf8(value)) if value.strip() else {}
     if value is None:
         return JsonDict()
     if not isinstance(value, dict):
@@ -184,51 +190,53 @@ def _describe_type(value: object) -> str:
     return "a text" if isinstance(value, str) else "a number or a boolean"
 
 
-def find_object(value: object, *path: str) -> Mapping[str, Any]:
-    """Return the object at *path* of *value*; an empty one if there is none."""
-    for name in path:
+def find_object(value: object, *keys: str) -> Mapping[str, Any]:
+    """Return the object under the nested *keys* of *value*; ``{}`` for a missing value or another type."""
+    for name in keys:
         value = value.get(name) if isinstance(value, Mapping) else None
     return value if isinstance(value, Mapping) else {}
 
 
-def find_text(value: object, *path: str) -> str:
-    """Return the text at *path* of *value*; ``""`` if there is none."""
-    for name in path:
+def find_text(value: object, *keys: str) -> str:
+    """Return the text under the nested *keys* of *value*; ``""`` for a missing value or another type."""
+    for name in keys:
         value = value.get(name) if isinstance(value, Mapping) else None
     return value if isinstance(value, str) else ""
 
 
-def find_objects(value: Any, *path: str) -> list[Mapping[str, Any]]:
-    """Return the objects in the list at *path* of *value*; ``[]`` if there is no list."""
-    for name in path:
+def find_objects(value: Any, *keys: str) -> list[Mapping[str, Any]]:
+    """Return the objects in the list under the nested *keys* of *value*; ``[]`` for a missing value or another type."""
+    for name in keys:
         value = value.get(name) if isinstance(value, Mapping) else None
     return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list | tuple) else []
 
 
-def usage_from_totals(raw: object, prompt: str, completion: str, *, hits: tuple[str, ...] = ()) -> Usage | None:
+def usage_from_totals(
+    raw: object, prompt_member: str, completion_member: str, *, cached_members: tuple[str, ...] = ()
+) -> Usage | None:
     """
-    Return usage in our buckets for an API with totals that include cached and reasoning tokens.
+    Parse the usage of an API with totals that include cached and reasoning tokens.
 
-    *prompt* and *completion* are the names of the totals; their details are in objects with the suffix ``_details``. *hits*
-    are other names for cached tokens. Without a total the result is ``None``.
+    *prompt_member* and *completion_member* are the names of the totals. Their details are in objects with the suffix ``_details``.
+    *cached_members* are other names for cached tokens. Without a total the result is ``None``.
     """
-    if not isinstance(raw, Mapping) or (raw.get(prompt) is None and raw.get(completion) is None):
+    if not isinstance(raw, Mapping) or (raw.get(prompt_member) is None and raw.get(completion_member) is None):
         return None
-    inside, outside = raw.get(f"{prompt}_details"), raw.get(f"{completion}_details")
-    whole, output = _token_count_or_zero(raw, prompt), _token_count_or_zero(raw, completion)
-    cached = _token_count_or_zero(inside, "cached_tokens") or max(
-        [_token_count_or_zero(raw, name) for name in hits], default=0
+    inside, outside = raw.get(f"{prompt_member}_details"), raw.get(f"{completion_member}_details")
+    whole, output = _get_token_count_or_zero(raw, prompt_member), _get_token_count_or_zero(raw, completion_member)
+    cached = _get_token_count_or_zero(inside, "cached_tokens") or max(
+        [_get_token_count_or_zero(raw, name) for name in cached_members], default=0
     )
-    reasoning, total = _token_count_or_zero(outside, "reasoning_tokens"), parse_token_count(raw.get("total_tokens"))
-    unsure = any(parse_token_count(raw.get(name)) is None for name in (prompt, completion))
+    reasoning, total = _get_token_count_or_zero(outside, "reasoning_tokens"), parse_token_count(raw.get("total_tokens"))
+    unsure = any(parse_token_count(raw.get(name)) is None for name in (prompt_member, completion_member))
     if cached > whole:
         # Grok on Azure counts cached tokens separately. If the total does not confirm that, the usage is uncertain.
         beside = total in {whole + cached + output, whole + cached + output + reasoning}
         whole, unsure = whole + cached if beside else whole, unsure or not beside
     read = min(whole, cached)
-    written = min(whole - read, _token_count_or_zero(inside, "cache_write_tokens"))
+    written = min(whole - read, _get_token_count_or_zero(inside, "cache_write_tokens"))
     if reasoning and total == whole + output + reasoning:
-        output += reasoning  # xAI counts it separately from the completion (providers:PV81)
+        output += reasoning  # xAI counts it separately from the completion_member (providers:PV81)
     elif not (reasoning or unsure) and total is not None and total - whole - output != cached:
         reasoning = max(0, total - whole - output)  # Google's OpenAI endpoint counts it only in the total
         output += reasoning
@@ -236,5 +244,5 @@ def usage_from_totals(raw: object, prompt: str, completion: str, *, hits: tuple[
     return Usage(whole - read - written, output - reasoning, read, written, reasoning, at_least=unsure)
 
 
-def _token_count_or_zero(details: object, name: str) -> int:
+def _get_token_count_or_zero(details: object, name: str) -> int:
     return parse_token_count(details.get(name)) or 0 if isinstance(details, Mapping) else 0

@@ -21,7 +21,7 @@ PLAIN = frozenset(logging.LogRecord("", 0, "", 0, "", (), None).__dict__) | {"me
 
 
 def redact_record(record: logging.LogRecord) -> bool:
-    """Redact message, arguments, traceback and extras of *record* in place; return True, as a filter that drops nothing."""
+    """Redact secrets in message, arguments, traceback and extras of *record* in place; return True, so that it is logged."""
     try:
         message = record.getMessage()
     except Exception:  # noqa: BLE001 - its arguments do not match; logging would print them unredacted

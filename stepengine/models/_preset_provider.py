@@ -12,14 +12,14 @@ import attrs
 from stepengine.data.json import compact
 from stepengine.data.models import ModelRequest
 from stepengine.errors import ModelError
-from stepengine.models._api import NO_KEY, get_batch_id
+from stepengine.models._api import NO_KEY, require_batch_id
 from stepengine.models._cloud_auth import (
     AZURE_TOKEN,
     ENTRA_SCOPE,
     ENTRA_TOLD,
     TokenSource,
     make_entra_token_source,
-    require_at_most_one,
+    require_at_most_one_argument,
 )
 from stepengine.models._http import HttpProvider
 from stepengine.models._sdks import OPENAI
@@ -36,7 +36,7 @@ OK_STATUS = 200
 
 
 def _parse_batch_result(line: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the result in a line of batch results, in the form for ``batch_reply``; ``{}`` for an unknown form."""
+    """Return the result in a line of batch results, in the form for ``decode_batch_reply``; ``{}`` for an unknown form."""
     match line:
         case {"response": {"status_code": status, "body": Mapping() as body} as response}:
             if status == OK_STATUS:
@@ -124,7 +124,7 @@ class PresetProvider(HttpProvider):
         written_thoughts: bool | None = None,
         token_provider: TokenSource | None = None,
     ) -> None:
-        require_at_most_one(name, api_key=api_key, token_provider=token_provider)
+        require_at_most_one_argument(name, api_key=api_key, token_provider=token_provider)
         self._preset = get_preset_or_safe_default(name, base_url)
         if written_calls is not None:
             self._preset = attrs.evolve(self._preset, written_calls=written_calls)
@@ -137,7 +137,7 @@ class PresetProvider(HttpProvider):
         self._token_provider = token_provider
 
     def settings(self) -> ProviderSettings:
-        """Return the sources of its key and base URL by the preset."""
+        """Return the sources of the key and the base URL that the preset names."""
         variable = self._key_env or self._preset.key_variable
         return ProviderSettings(
             key_variables=(variable,) if variable else (),
@@ -175,7 +175,7 @@ class PresetProvider(HttpProvider):
             await super().delete_file(file_id)
         await self._call_file_api(lambda at: at.files.delete(file_id, extra_headers=self._headers))
 
-    def batch_member(self, request: ModelRequest) -> BatchMember:
+    def encode_batch_member(self, request: ModelRequest) -> BatchMember:
         """
         Return *request* encoded for a batch; all requests of a batch have the same model.
 
@@ -183,7 +183,7 @@ class PresetProvider(HttpProvider):
             ModelError: when the service has no batches, or the request cannot be sent.
         """
         if not self._preset.supports_batches:
-            return super().batch_member(request)
+            return super().encode_batch_member(request)
         return BatchMember(request, request.model, self._encode_for_batch(request).content)
 
     async def submit_batch(self, members: Mapping[str, BatchMember]) -> str:
@@ -203,9 +203,9 @@ class PresetProvider(HttpProvider):
             lambda to: to.files.create(file=file, purpose="batch", extra_headers=self._headers)
         )
         told = {"input_file_id": made.id, "endpoint": url, "completion_window": "24h"}
-        return get_batch_id(self.name, await self._call_api("batches", "/batches", compact(told).encode()))
+        return require_batch_id(self.name, await self._call_api("batches", "/batches", compact(told).encode()))
 
-    async def batch_results(self, batch: str) -> Mapping[str, object] | None:
+    async def fetch_batch_results(self, batch: str) -> Mapping[str, object] | None:
         """
         Return the result of each request of a batch by name; ``None`` while the batch is not done.
 
@@ -235,7 +235,7 @@ class PresetProvider(HttpProvider):
         return results
 
     def _make_token_source(self) -> TokenSource | None:
-        """Return the source of tokens that replaces a key; ``None`` if there is a key, or no source."""
+        """Return the source of tokens that replaces a key; ``None`` if there is a key, or no source is configured."""
         has_key = self._api_key is not None or (
             find_set_variable((AZURE_TOKEN,)) is None and self.settings().key_from is not None
         )
@@ -260,7 +260,8 @@ class PresetProvider(HttpProvider):
 
     @property
     def _api_version(self) -> str:
-        """The date of Azure's dated API; ``""`` for the API without versions (ecosystem:EC114)."""
+        """The date of Azure's dated API; ``""`` for other services and for the API without versions."""
+        # (ecosystem:EC114)
         return os.environ.get(API_VERSION, "").strip() if self._preset.azure else ""
 
     def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:

@@ -145,7 +145,7 @@ class PriceBook:
 
     @classmethod
     def get_current(cls) -> PriceBook:
-        """Return the price book of the current price data, which is a new one if the library has loaded newer data."""
+        """Return the price book of the current price data; create a new one if the library has loaded newer data."""
         from genai_prices.data_snapshot import get_snapshot
 
         # By identity: the library replaces its snapshot when it loads new data, and cached prices are then outdated.
@@ -172,22 +172,22 @@ class PriceBook:
         return found
 
     def price_reply(self, model: str, reply: ModelReply, at: datetime) -> Decimal | None:
-        """Return the cost of *reply* of *model*, with all billed items that it reports; ``None`` if it is unknown."""
+        """Return the cost of *reply* of *model* in US dollars, with all billed items that it reports; ``None`` if it is unknown."""
         data: Mapping[str, object] = reply.provider_data or {}
-        raw, provider = data.get("usage"), str(data.get("provider") or "")
+        raw_usage, provider = data.get("usage"), str(data.get("provider") or "")
         tokens = None if reply.usage is None else self.price_usage(model, reply.usage, at)
-        if tokens is None or not isinstance(raw, Mapping):
+        if tokens is None or not isinstance(raw_usage, Mapping):
             return tokens
-        context, _ = self._resolve_price_context(model, data, raw, at)
+        context, _ = self._resolve_price_context(model, data, raw_usage, at)
         if context is None:
             return None
-        beside = list_uncounted_iterations(raw)
+        beside = list_uncounted_iterations(raw_usage)
         images = self._compute_image_cost(model, data, at) or Decimal(0)
         # The fast way for nearly all replies: ordinary tier, no other iterations, and only token kinds in our buckets.
         # Otherwise the price library reads the provider's own usage.
-        if not context and not beside and not _has_specially_priced_counts(raw):
+        if not context and not beside and not _has_specially_priced_counts(raw_usage):
             return tokens + images + compute_server_tool_cost(reply, provider, model)
-        whole = self._compute_cost_by_library(model, provider, raw, context, at)
+        whole = self._compute_cost_by_library(model, provider, raw_usage, context, at)
         if whole is None:
             return None if context else tokens + images + compute_server_tool_cost(reply, provider, model)
         for entry in beside:
@@ -202,28 +202,28 @@ class PriceBook:
     def list_unpriced(self, model: str, reply: ModelReply, at: datetime) -> tuple[str, ...]:
         """Return the provider's names of billed items in *reply* without a known price."""
         data: Mapping[str, Any] = reply.provider_data
-        raw, provider = data["usage"], str(data.get("provider") or "")
-        _, found = self._resolve_price_context(model, data, raw, at)
-        if _has_specially_priced_counts(raw):
-            extracted = self._parse_usage_by_library(model, provider, raw)
+        raw_usage, provider = data["usage"], str(data.get("provider") or "")
+        _, found = self._resolve_price_context(model, data, raw_usage, at)
+        if _has_specially_priced_counts(raw_usage):
+            extracted = self._parse_usage_by_library(model, provider, raw_usage)
             found += list_unpriced_token_kinds(extracted, self.find_price_data(model).get_prices(at))
         if _find_image_token_counts(data) and self._compute_image_cost(model, data, at) is None:
             found.append(IMAGES)
-        found += list_unpriced_tools(data, _list_opaque_data(reply), XAI, has_search_price=provider in WEB_SEARCH)
+        found += list_unpriced_tools(data, _list_opaque_part_data(reply), XAI, has_search_price=provider in WEB_SEARCH)
         if _has_generated_images(reply) and not isinstance(data.get("tool_usage"), Mapping):
             found.append(IMAGES)
         return tuple(dict.fromkeys(found))
 
     def _resolve_price_context(
-        self, model: str, data: Mapping[str, Any], raw: Mapping[str, Any], at: datetime
+        self, model: str, data: Mapping[str, Any], raw_usage: Mapping[str, Any], at: datetime
     ) -> tuple[dict[str, str] | None, list[str]]:
         """
-        Return the price context for the tier and speed of a reply, ``None`` for an unknown tier, and the unpriced names of both.
+        Return (context, unpriced): the price context of a reply, ``None`` for an unknown tier, and its tiers and speeds without a price.
 
         Flex has the price of a batch if only that is listed, and at Groq the ordinary price.
         """
         context = {"processing": "batch"} if data.get("processing") == "batch" else {}
-        unpriced, tier, speed = list[str](), _find_billed_tier(model, data, raw), raw.get("speed")
+        unpriced, tier, speed = list[str](), _find_billed_tier(model, data, raw_usage), raw_usage.get("speed")
         if not tier and speed is None:
             return context, unpriced
         known = self.find_price_data(model)
@@ -244,7 +244,7 @@ class PriceBook:
         return context, unpriced
 
     def _compute_image_cost(self, model: str, data: Mapping[str, Any], at: datetime) -> Decimal | None:
-        """Return the cost of a reply's images from a separate image model; ``None`` for none, or if it is unknown."""
+        """Return the cost of a reply's images from a separate image model; ``None`` without such images, or if the cost is unknown."""
         tokens, name = _find_image_token_counts(data), data.get("image_model")
         if not tokens or not isinstance(name, str):
             return None
@@ -256,28 +256,28 @@ class PriceBook:
             else self._compute_cost_by_library(painter, provider, tokens, {}, at)
         )
 
-    def _parse_usage_by_library(self, model: str, provider: str, raw: Mapping[str, Any]) -> Any:
+    def _parse_usage_by_library(self, model: str, provider: str, raw_usage: Mapping[str, Any]) -> Any:
         """Return the provider's own usage as parsed by the price library; ``None`` if it cannot parse it."""
         name = model.partition("/")[2]
         flavor = FLAVORS.get(provider, "default" if provider in DEFAULT_FLAVORS else "chat")
         # Under the names of several APIs at once; the flavor decides which one the library reads.
-        named = {"usage": raw, "usageMetadata": raw, "model": name, "modelVersion": name}
+        named = {"usage": raw_usage, "usageMetadata": raw_usage, "model": name, "modelVersion": name}
         try:
             found = self.snapshot.extract_usage(thaw(freeze(named)), PRICE_LISTS.get(provider, provider), None, flavor)
         except (LookupError, ValueError, TypeError, AttributeError):
             return None  # the library does not check types
-        usage, counted = found.usage, _parse_totals(raw, flavor)
+        usage, counted = found.usage, _parse_totals(raw_usage, flavor)
         if counted is not None:
             # Some services count cached or reasoning tokens separately, which the library knows only of a few.
             usage.input_tokens, usage.output_tokens = counted.prompt_tokens, counted.completion_tokens
         return usage
 
     def _compute_cost_by_library(
-        self, model: str, provider: str, raw: Mapping[str, Any], context: Mapping[str, str], at: datetime
+        self, model: str, provider: str, raw_usage: Mapping[str, Any], context: Mapping[str, str], at: datetime
     ) -> Decimal | None:
         """Return the cost that the price library computes from a provider's own usage; ``None`` if it cannot."""
         known, name = self.find_price_data(model), model.partition("/")[2]
-        extracted = self._parse_usage_by_library(model, provider, raw)
+        extracted = self._parse_usage_by_library(model, provider, raw_usage)
         if extracted is None:
             return None
         try:
@@ -293,7 +293,7 @@ class PriceBook:
         return Decimal(total)
 
     def price_usage(self, model: str, usage: Usage, at: datetime) -> Decimal | None:
-        """Return the cost of *usage* of *model* at the time *at*; ``None`` if it is unknown."""
+        """Return the cost of *usage* of *model* at the time *at* in US dollars; ``None`` if it is unknown."""
         known = self.find_price_data(model)
         if known is None:
             return None
@@ -325,15 +325,15 @@ class _PriceList:
         return None if rates is None else rates.compute_cost(usage)
 
 
-def _find_billed_tier(model: str, data: Mapping[str, Any], raw: Mapping[str, Any]) -> str:
-    """Return the service tier that a reply is billed by, in lower case; ``""`` for the ordinary one."""
-    tier = find_service_tier(data, raw)
+def _find_billed_tier(model: str, data: Mapping[str, Any], raw_usage: Mapping[str, Any]) -> str:
+    """Return the service tier that a reply is billed by, in lower case; ``""`` for the ordinary tier."""
+    tier = find_service_tier(data, raw_usage)
     # Groq's flex tier has the ordinary price: https://console.groq.com/docs/flex-processing
     return "" if tier == "flex" and model.startswith("groq/") else tier
 
 
 def _compute_rates(prices: object, prompt_tokens: int) -> _Rates | None:
-    """Return the rates of *prices* for a prompt of that size; ``None`` if they cannot be applied."""
+    """Return the rates of *prices* for a prompt of *prompt_tokens*; ``None`` if the prices cannot be applied."""
     from genai_prices.types import ModelPrice
     from genai_prices.types import Usage as PricedUsage
 
@@ -365,31 +365,31 @@ def _compute_rates(prices: object, prompt_tokens: int) -> _Rates | None:
 # --- other billed items of a reply ------------------------------------------------------------------------------------
 
 
-def _parse_totals(raw: Mapping[str, Any], flavor: str) -> Usage | None:
-    """Return a usage with totals in our buckets; ``None`` for the formats without totals of all prompt and output tokens."""
-    if "prompt_tokens" in raw or "completion_tokens" in raw:
-        return usage_from_totals(raw, "prompt_tokens", "completion_tokens")
-    return usage_from_totals(raw, "input_tokens", "output_tokens") if flavor == "responses" else None
+def _parse_totals(raw_usage: Mapping[str, Any], flavor: str) -> Usage | None:
+    """Parse a usage that states totals of all prompt and output tokens; ``None`` for other formats."""
+    if "prompt_tokens" in raw_usage or "completion_tokens" in raw_usage:
+        return usage_from_totals(raw_usage, "prompt_tokens", "completion_tokens")
+    return usage_from_totals(raw_usage, "input_tokens", "output_tokens") if flavor == "responses" else None
 
 
-def _has_specially_priced_counts(raw: object) -> bool:
-    """Return whether a usage counts anything without an ordinary token price."""
-    if isinstance(raw, Mapping):
+def _has_specially_priced_counts(raw_usage: object) -> bool:
+    """Return whether a usage counts anything that has no ordinary token price."""
+    if isinstance(raw_usage, Mapping):
         return any(
             _has_specially_priced_counts(value)
             if isinstance(value, Mapping | list | tuple)
             else (bool(value) and type(value) is int and name not in ORDINARY)
             or (name == "modality" and value != "TEXT")
-            for name, value in raw.items()
+            for name, value in raw_usage.items()
         )
-    return isinstance(raw, list | tuple) and any(_has_specially_priced_counts(entry) for entry in raw)
+    return isinstance(raw_usage, list | tuple) and any(_has_specially_priced_counts(entry) for entry in raw_usage)
 
 
-def _has_price_variant(known: Any, kind: str, word: str, at: datetime) -> bool:
-    """Return whether the data have separate prices for a tier, a speed or batch processing."""
+def _has_price_variant(price_data: Any, dimension: str, value: str, at: datetime) -> bool:
+    """Return whether *price_data* has separate prices for a *value* of a *dimension*: a service tier, a speed or batch processing."""
     return any(
-        variant.when == {kind: word} and (variant.constraint is None or variant.constraint.active(at))
-        for variant in getattr(known, "price_variants", None) or ()
+        variant.when == {dimension: value} and (variant.constraint is None or variant.constraint.active(at))
+        for variant in getattr(price_data, "price_variants", None) or ()
     )
 
 
@@ -402,7 +402,7 @@ def _find_image_token_counts(data: Mapping[str, Any]) -> Mapping[str, Any] | Non
     return tokens
 
 
-def _list_opaque_data(reply: ModelReply) -> list[Mapping[str, Any]]:
+def _list_opaque_part_data(reply: ModelReply) -> list[Mapping[str, Any]]:
     """Return the data of the opaque parts of a reply."""
     return [part.data for part in reply.content if isinstance(part, OpaquePart)]
 
@@ -410,17 +410,17 @@ def _list_opaque_data(reply: ModelReply) -> list[Mapping[str, Any]]:
 def _has_generated_images(reply: ModelReply) -> bool:
     """Return whether OpenAI's image generation tool made an image in *reply*."""
     made = [find_object(part.provider_data, "item") for part in reply.content if isinstance(part, ImagePart)]
-    return any(item.get("type") == "image_generation_call" for item in (*made, *_list_opaque_data(reply)))
+    return any(item.get("type") == "image_generation_call" for item in (*made, *_list_opaque_part_data(reply)))
 
 
 def compute_server_tool_cost(reply: ModelReply, provider: str, model: str) -> Decimal:
-    """Return the cost of the searches in *reply*, at xAI of all server tools, which token prices do not cover."""
+    """Return the cost of the searches in *reply* in US dollars, at xAI of all server tools; token prices do not cover them."""
     data: Mapping[str, object] = reply.provider_data or {}
-    raw = data.get("usage")
-    counted = raw.get("server_side_tool_usage_details") if isinstance(raw, Mapping) else None
+    raw_usage = data.get("usage")
+    counted = raw_usage.get("server_side_tool_usage_details") if isinstance(raw_usage, Mapping) else None
     if provider == "xai" and isinstance(counted, Mapping):
         return sum([price * (parse_token_count(counted.get(name)) or 0) for name, price in XAI.items()], Decimal(0))
-    kinds = _list_opaque_data(reply)
+    kinds = _list_opaque_part_data(reply)
     web = count_openai_web_searches(data, kinds)
     files = sum(item.get("type") == "file_search_call" for item in kinds)
     total: Decimal = WEB_SEARCH.get(provider, Decimal(0)) * web + FILE_SEARCH * files

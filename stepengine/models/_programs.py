@@ -26,7 +26,7 @@ def supports_programs(model: str) -> bool:
 
 
 def merge_programs(settings: ModelSettings) -> Programs | None:
-    """Return the ``Programs`` of *settings*, several of them merged; ``None`` without any."""
+    """Return the ``Programs`` in *settings*, merged if there are several; ``None`` if there are none."""
     found = [tool for tool in settings.server_tools if isinstance(tool, Programs)]
     if len(found) < 2:  # noqa: PLR2004 - more than one
         return found[0] if found else None
@@ -51,7 +51,7 @@ def require_program_tool_offered(request: ModelRequest, programs: Programs, mode
     Raise ``ModelError`` if *request* offers none of the tools that *programs* may call.
 
     Raises:
-        ModelError: when none of their tools is offered.
+        ModelError: if it offers none.
     """
     offered = [tool.name for tool in request.tools]
     if not set(offered).intersection(programs.tools):

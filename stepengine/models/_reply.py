@@ -42,7 +42,7 @@ logger = logging.getLogger("stepengine.models")
 _warned: set[str] = set()
 
 
-def make_reply(
+def make_validated_reply(
     content: tuple[AssistantPart, ...],
     call: RequestLabel,
     model: str,
@@ -56,10 +56,11 @@ def make_reply(
     cost: Decimal | None = None,
 ) -> ModelReply:
     """
-    Return the reply with *content* to *call* of *model*.
+    Return the reply with *content* to the request *call*; raise for calls that cannot be executed.
 
     *raw_stop_reason* is the provider's stop reason, and *stop_reason* is ours for it, ``None`` if it is unknown.
-    *answering_model* is the name of the model that answered. *data_to_store* has other members of its message to store.
+    *answering_model* is the name of the model that answered. *data_to_store* has the other members of its message for
+    ``provider_data``.
 
     Raises:
         ModelError: for a call without a name, and for two calls with the same id, name and arguments, which would run twice.
@@ -86,12 +87,13 @@ def make_reply(
 
 
 def _make_call_key(part: ToolCallPart) -> tuple[str, str, object, object]:
-    """Return id, name and arguments of a call; two calls with equal keys are duplicates."""
+    """Return (id, name, arguments, raw arguments) of a call; two calls with equal keys are duplicates."""
     return find_text(part.provider_data, "id"), part.tool_name, part.input, part.raw_input
 
 
 def add_unread_names(reply: ModelReply, names: Sequence[str]) -> ModelReply:
-    """Return *reply* with the *names* of ignored events and members added to ``unread`` (reliability:MP59)."""
+    """Return *reply* with the *names* of ignored events and members added to ``unread`` in its ``provider_data``."""
+    # (reliability:MP59)
     if not names:
         return reply
     known = reply.provider_data.get("unread", ())
@@ -106,9 +108,9 @@ def select_members(source: Mapping[str, object], *names: str) -> dict[str, Any]:
 
 def _resolve_stop_reason(stop: StopReason | None, raw: str | None, content: tuple[AssistantPart, ...]) -> StopReason:
     """
-    Return the stop reason; the content decides between end, tool use and refusal, and for unknown reasons (ecosystem:EC97).
+    Return *stop*, or the reason that *content* shows if *stop* is unknown, an end or a tool use.
 
-    An unknown reason is logged once per process.
+    Calls in the content mean tool use, and a refusal means refusal (ecosystem:EC97). An unknown reason is logged once per process.
     """
     if stop is None and raw and raw not in _warned:
         _warned.add(raw)
@@ -122,7 +124,7 @@ def _resolve_stop_reason(stop: StopReason | None, raw: str | None, content: tupl
 
 
 def _mark_truncated_call(content: tuple[AssistantPart, ...]) -> tuple[AssistantPart, ...]:
-    """Return the parts of a reply that the output limit cut, with ``raw_input`` set for its last call."""
+    """Return *content*, which the output limit cut, with ``raw_input`` set for its last call, the sign of an incomplete call."""
     parts = list(content)
     for index in range(len(parts) - 1, -1, -1):
         part = parts[index]
@@ -137,9 +139,9 @@ def media_part_from_base64(
     encoded: object, mime_type: str, provider_data: Mapping[str, object]
 ) -> ImagePart | DocumentPart | None:
     """
-    Return the image or file of a base64 text from a model; an empty type is detected from the bytes.
+    Return the image or file in a base64 text from a model; ``None`` for other values. An empty type is detected from the bytes.
 
-    ``None`` if the bytes do not encode to the same text; the caller then stores the original.
+    The result is also ``None`` if the bytes do not encode to the same text. The caller then stores the original.
     """
     try:
         data = base64.b64decode(encoded, validate=True) if isinstance(encoded, str) else b""
@@ -173,7 +175,7 @@ def cut_at_stop_sequence(reply: ModelReply, stops: tuple[str, ...]) -> ModelRepl
 
 def find_stated_cost(raw: object) -> Decimal | None:
     """
-    Return the stated cost of a usage in US dollars, including server tools and discounts; ``None`` if it states none.
+    Return the cost in US dollars that a usage states, including server tools and discounts; ``None`` if it states no cost.
 
     xAI states ticks, OpenRouter and LiteLLM a number, Perplexity the total of an object. With the user's own key at
     OpenRouter the cost of the actual provider is added (providers:PV81).
@@ -200,7 +202,7 @@ def parse_dollars(value: object) -> Decimal | None:
 
 
 def parse_dollar_text(text: object) -> Decimal | None:
-    """Return a text such as a header as US dollars; ``None`` for anything else."""
+    """Parse a text, such as a header, as US dollars; ``None`` for other values, and for more than a million."""
     if not isinstance(text, str) or len(text) > MAX_FIGURE_CHARS or not FIGURE.fullmatch(text):
         return None
     cost = Decimal(text)
@@ -211,10 +213,10 @@ def parse_dollar_text(text: object) -> Decimal | None:
 
 
 def shorten_text(text: str) -> str:
-    """Return *text*, cut with ``...`` at the end if it is too long to show."""
+    """Return *text*, cut to 4,000 characters with ``...`` at the end if it is longer."""
     return cut_after(text, SHOWN_CHARS)
 
 
 def format_sources(sources: list[tuple[str, str]]) -> str:
-    """Return a line ``title URL`` for each source that is not empty; a long text is cut."""
+    """Return a line ``title URL`` for each source (title, URL) that is not empty; a text above 4,000 characters is cut."""
     return shorten_text("\n".join([" ".join(filter(None, source)) for source in sources if any(source)]))

@@ -18,8 +18,8 @@ def remove_references_and_nulls(schema: Mapping[str, Any]) -> dict[str, Any]:
     """
     Return *schema* without ``$ref``, ``const`` and unions with null; recursion ends with a plain object.
 
-    So does an expansion to more than 20,000 parts. A union with null becomes its other member, because the model can leave
-    out optional values.
+    An expansion to more than 20,000 parts ends in the same way. A ``const`` becomes an ``enum``. A union with null becomes its other
+    member, because the model can leave out optional values.
     """
     definitions = {
         f"#/{word}/{name}": found for word in DEFINITIONS for name, found in (schema.get(word) or {}).items()
@@ -59,7 +59,7 @@ class _ReferenceResolver:
         return self.convert({**(target if isinstance(target, Mapping) else {}), **rest}, (*open_references, reference))
 
     def _convert_member(self, name: str, item: object, open_references: tuple[str, ...]) -> Any:
-        """Return the converted value of a keyword; values that are no schemas stay unchanged."""
+        """Return the converted value of a keyword; values that are not schemas stay unchanged."""
         if name in {"enum", "default", "examples", "required", "const"}:
             return item
         if name in {"properties", "patternProperties"} and isinstance(item, Mapping):
@@ -68,7 +68,7 @@ class _ReferenceResolver:
 
 
 def _remove_const_and_null(schema: dict[str, Any]) -> dict[str, object]:
-    """Return *schema* without ``const`` and null unions at its top level."""
+    """Return *schema* with ``const`` as ``enum`` and without null in unions, at its top level; the argument is changed, too."""
     if "const" in schema and not isinstance(schema["const"], Mapping):
         schema["enum"] = [schema.pop("const")]
     for word in ("anyOf", "oneOf"):
@@ -108,9 +108,9 @@ class _UnsupportedSchema(Exception):
 
 def make_strict_schema(schema: Mapping[str, object], wire: Literal["anthropic", "openai"]) -> dict[str, Any] | None:
     """
-    Return *schema* in a provider's strict form; ``None`` if the provider cannot guarantee it.
+    Return *schema* in the strict form of a wire; ``None`` if the provider cannot guarantee it.
 
-    Objects are closed; a map with arbitrary members cannot be. Anthropic accepts at most 24 optional members, and bounds and
+    Objects become closed. A map with arbitrary members cannot be closed. Anthropic accepts at most 24 optional members, and bounds and
     patterns move to descriptions. OpenAI requires every member.
     """
     walk = _AnthropicConverter() if wire == "anthropic" else _OpenAIConverter()
@@ -121,7 +121,7 @@ def make_strict_schema(schema: Mapping[str, object], wire: Literal["anthropic", 
 
 
 def count_optional_members(schema: Mapping[str, object], wire: Literal["anthropic", "openai"]) -> int | None:
-    """Return the number of optional members of a schema, cached; ``None`` if it is not supported as a strict one."""
+    """Return the number of optional members of a schema, cached; ``None`` if the provider does not support the schema as strict."""
     known = _counted.get((id(schema), wire))
     if known is not None and known[0] is schema:
         return known[1]
@@ -137,8 +137,8 @@ def count_optional_members(schema: Mapping[str, object], wire: Literal["anthropi
     return found
 
 
-def has_strict_tool_openai_rejects(tools: Iterable[ToolSpec]) -> bool:
-    """Return whether one of *tools* is strict and OpenAI does not support its schema as a strict one."""
+def has_strict_tool_unsupported_by_openai(tools: Iterable[ToolSpec]) -> bool:
+    """Return whether one of *tools* is strict although OpenAI does not support its schema as strict."""
     return any(tool.strict and count_optional_members(tool.input_schema, "openai") is None for tool in tools)
 
 
@@ -152,7 +152,7 @@ OLDER = "definitions"
 
 
 def _merge_definitions(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a root schema with its ``definitions`` under ``$defs``; raise if a name is in both."""
+    """Return a root schema with its ``definitions`` under ``$defs``; raise ``_UnsupportedSchema`` if a name is in both."""
     older, defined = schema.get(OLDER, {}), schema.get("$defs", {})
     if OLDER not in schema:
         return schema
@@ -161,8 +161,8 @@ def _merge_definitions(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**{name: value for name, value in schema.items() if name != OLDER}, "$defs": {**defined, **older}}
 
 
-def _rename_reference(schema: Mapping[str, Any]) -> dict[str, object]:
-    """Return the ``$ref`` member of a schema, to ``$defs`` in place of ``definitions``; ``{}`` without one."""
+def _make_reference_member(schema: Mapping[str, Any]) -> dict[str, object]:
+    """Return only the ``$ref`` member of a schema, with ``definitions`` in it replaced by ``$defs``; ``{}`` without a reference."""
     if "$ref" not in schema:
         return {}
     reference, start = schema["$ref"], f"#/{OLDER}/"
@@ -177,7 +177,7 @@ class _StrictConverter(ABC):
         self.optional = self.fields = self.values = 0
 
     def convert_root(self, schema: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the converted root schema; raise if it is not an object or exceeds the limits."""
+        """Return the converted root schema; raise ``_UnsupportedSchema`` if it is not an object or exceeds the limits."""
         if schema.get("type") != "object" or any(word in schema for word in ("anyOf", "oneOf", "allOf", "$ref")):
             raise _UnsupportedSchema
         found = self.convert(_merge_definitions(schema), 0)
@@ -220,7 +220,7 @@ class _AnthropicConverter(_StrictConverter):
             raise _UnsupportedSchema
         defined = {"$defs": self.convert_mapping(schema["$defs"], level + 1)} if "$defs" in schema else {}
         if "$ref" in schema:
-            return {**defined, **_rename_reference(schema)}
+            return {**defined, **_make_reference_member(schema)}
         rest = {name: value for name, value in schema.items() if name != "$defs"}
         found = {**defined, **{name: rest.pop(name) for name in schema if name in KEPT}}
         if found.get("type") == "object":
@@ -262,7 +262,7 @@ class _OpenAIConverter(_StrictConverter):
             raise _UnsupportedSchema
         values = schema.get("enum", [])
         self.values += len(values) if isinstance(values, list) else 0
-        found = {**schema, **_rename_reference(schema)}
+        found = {**schema, **_make_reference_member(schema)}
         if found.get("type") == "object" or "properties" in found:
             found |= self.convert_members(schema, level)
         if "$defs" in found:

@@ -25,7 +25,7 @@ class Sdk(NamedTuple):
     package: str
     extra: str
 
-    def check_installed(self) -> None:
+    def require_installed(self) -> None:
         """
         Raise ``ModelError`` if the SDK is missing or broken, without loading it.
 
@@ -53,9 +53,9 @@ class Sdk(NamedTuple):
         Import the SDK, and return its module.
 
         Raises:
-            ModelError: when it is not installed, or cannot be imported.
+            ModelError: when the SDK is not installed, or cannot be imported.
         """
-        self.check_installed()
+        self.require_installed()
         try:
             return import_module(self.module)
         except Exception as error:
@@ -70,7 +70,7 @@ class Sdk(NamedTuple):
 
 @cache
 def _find_missing_requirements(package: str) -> tuple[str, ...]:
-    """Return the requirements of *package* that are not installed, neither by their metadata nor as a module."""
+    """Return the requirements of *package* for which neither metadata nor a module is installed, cached."""
     from packaging.requirements import Requirement
 
     try:

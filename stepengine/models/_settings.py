@@ -1,8 +1,8 @@
 """
 Convert settings that only some wires support, and report unsupported ones. Pure except for the log.
 
-A wire has a *way* for each supported setting. That is a function from the value to members of the body, or to ``None`` if the
-model does not support it. A setting without a way is dropped with a warning, never silently.
+A wire has a *converter* for each supported setting. That is a function from the value to members of the body, or to ``None`` if the
+model does not support it. A setting without a converter is dropped with a warning, never silently.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stepengine.models.presets import PRESETS, Preset
 logger = logging.getLogger("stepengine.models")
 
 Json = dict[str, Any]
-Way: TypeAlias = Callable[[Any], Json | None]
+SettingConverter: TypeAlias = Callable[[Any], Json | None]
 
 TUNING = ("service_tier", "seed", "logprobs", "store", "safety", "cache", "cache_key", "server_tools", "fallbacks")
 CAN_BE_TOLD = frozenset({"openai", "openai_chat"})
@@ -48,16 +48,16 @@ class WireSettings:
     dropped: tuple[str, ...] = ()
 
 
-def convert_settings(settings: ModelSettings, converters: Mapping[str, Way]) -> WireSettings:
-    """Return the body members for all *settings* with a value, and the names of those that the wire cannot express."""
+def convert_settings(settings: ModelSettings, converters: Mapping[str, SettingConverter]) -> WireSettings:
+    """Return the body members for all *settings* with a value, and the names of the settings that the wire does not support."""
     members: Json = {}
     dropped: list[str] = []
     for name in TUNING:
         value = getattr(settings, name)
         if value is None or value in ({}, ()):
             continue
-        way = converters.get(name)
-        found = None if way is None else way(value)
+        convert = converters.get(name)
+        found = None if convert is None else convert(value)
         if found is None:
             dropped.append(name)
         else:
@@ -69,7 +69,7 @@ def convert_settings(settings: ModelSettings, converters: Mapping[str, Way]) -> 
 
 
 DROPPED = ""
-"""The member in which a way lists parts of its setting that it leaves out."""
+"""The member in which a converter lists parts of its setting that it leaves out."""
 
 
 def _merge_objects_and_lists(below: Json, above: Json) -> Json:
@@ -120,7 +120,7 @@ OWNERS = {member: preset.name for preset in PRESETS.values() for member in prese
 
 
 def find_options_of_other_providers(settings: ModelSettings, provider: str) -> tuple[str, ...]:
-    """Return the names of members of ``settings.extra`` that only a provider other than *provider* knows."""
+    """Return the sorted names of members of ``settings.extra`` that only a provider other than *provider* knows."""
     body = settings.extra.get("body")
     given = {*settings.extra, *(body if isinstance(body, Mapping) else ())}
     return tuple(sorted(name for name in given if OWNERS.get(name, provider) != provider))
@@ -136,7 +136,7 @@ def remove_extra_options(request: ModelRequest, names: tuple[str, ...]) -> Model
     return attrs.evolve(request, settings=attrs.evolve(request.settings, extra=extra))
 
 
-def add_dropped_settings(reply: ModelReply, dropped: tuple[str, ...]) -> ModelReply:
+def add_dropped_setting_names(reply: ModelReply, dropped: tuple[str, ...]) -> ModelReply:
     """Return *reply* with the names of the dropped settings in ``provider_data``."""
     if not dropped:
         return reply
@@ -158,9 +158,9 @@ def encode_openai_cache_lifetime(lifetime: str, model: str, preset: Preset) -> J
     return {"prompt_cache_options": {"ttl": "12h"} if lifetime == "1h" else {"mode": "explicit"}}
 
 
-def make_unsupported_tool_error(tool: ServerTool, model: str, provider: str, why: str = "") -> ModelError:
+def make_unsupported_tool_error(tool: ServerTool, model: str, provider: str, reason: str = "") -> ModelError:
     """Return the error for a server tool that a provider does not support, or not with these options."""
-    reason = why or f"{provider} does not offer this tool for it"
+    reason = reason or f"{provider} does not offer this tool for it"
     msg = f"{model!r} cannot use {type(tool).__name__}(...) of ModelSettings(server_tools=...): {reason}"
     return ModelError(msg, kind="settings")
 

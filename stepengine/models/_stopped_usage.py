@@ -18,13 +18,13 @@ UNSENT = "stepengine_unsent"
 
 
 def attach_usage_to_exception(exception: BaseException, usage: Usage | None) -> None:
-    """Store the usage of a stream on *exception*, which ends it."""
+    """Store the usage of a stream on *exception*, which ends the stream; do nothing for ``None``."""
     if usage is not None:
         vars(exception)[NAME] = usage
 
 
 def find_attached_usage(exception: BaseException) -> Usage | None:
-    """Return the usage of the stream that *exception* ended; ``None`` if it is unknown."""
+    """Return the usage that is stored on *exception*, which ended a stream; ``None`` if none is stored."""
     usage = vars(exception).get(NAME)
     return usage if isinstance(usage, Usage) else None
 
@@ -35,13 +35,13 @@ def mark_request_unsent(exception: BaseException) -> None:
 
 
 def may_have_been_sent(exception: BaseException) -> bool:
-    """Return whether the request that *exception* ended may have been sent; false only if it is marked as unsent."""
+    """Return whether the request that *exception* ended may have been sent; false only if *exception* is marked as unsent."""
     return not vars(exception).get(UNSENT, False)
 
 
 def find_failed_attempt_usage(error: ModelError) -> Usage | None:
     """
-    Return the usage of a failed attempt, which is a lower bound if the answer was lost; ``None`` if it has none.
+    Return the usage of a failed attempt, a lower bound if the answer was lost; ``None`` for an attempt that is not billed.
 
     A provider that answers with an error status does not bill. An attempt with a lost answer may have been billed.
     """

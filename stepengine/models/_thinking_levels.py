@@ -16,7 +16,7 @@ from attrs import frozen
 from stepengine.data.models import Effort, Thinking
 
 Json = dict[str, Any]
-Form: TypeAlias = Literal[
+ThinkingFormat: TypeAlias = Literal[
     "effort", "ollama", "template", "openrouter", "groq", "xai", "deepseek", "mistral", "zai", "moonshot", "cerebras",
     "snowflake", "qwen",
 ]  # fmt: skip
@@ -142,14 +142,14 @@ OLLAMA = (GPT_OSS, ThinkingWords(names=r"", off="none"))
 TEMPLATE = (GPT_OSS, ThinkingWords(names=r"", off=""))
 
 
-def _find_thinking_words(table: Iterable[ThinkingWords], model: str) -> ThinkingWords:
-    """Return the words of *model*; prefixes of the name up to its last slash are ignored."""
+def _get_thinking_words(table: Iterable[ThinkingWords], model: str) -> ThinkingWords:
+    """Return the words of *model*, ``ANY`` for an unknown model; prefixes of the name up to its last slash are ignored."""
     name = model.rpartition("/")[2].lower()
     return next((words for words in table if re.match(words.names, name)), ANY)
 
 
 def effort_from_thinking(thinking: Thinking) -> Effort:
-    """Return the effort of *thinking*, or the effort for its budget."""
+    """Return the effort of *thinking*, else the effort for its budget; ``"medium"`` if neither is set."""
     if thinking.effort is not None:
         return thinking.effort
     if thinking.tokens is None:
@@ -165,12 +165,12 @@ def budget_from_thinking(thinking: Thinking) -> int | None:
 
 
 def _is_thinking_off(thinking: Thinking) -> bool:
-    """Return whether *thinking* requests none."""
+    """Return whether *thinking* switches thinking off."""
     return thinking.mode == "none"
 
 
 def _choose_thinking_word_and_note(thinking: Thinking, words: ThinkingWords, model: str) -> tuple[str, str]:
-    """Return the model's word for *thinking*, ``""`` to send none, and a note on unsupported options."""
+    """Return (word, note): the model's word for *thinking*, ``""`` to send none, and a note on unsupported options."""
     if _is_thinking_off(thinking):
         if words.off is not None:
             return words.off, ""
@@ -185,7 +185,7 @@ def _choose_thinking_word_and_note(thinking: Thinking, words: ThinkingWords, mod
 
 
 def _add_note_on_ignored_hiding(asked: ThinkingRequest, thinking: Thinking, model: str) -> ThinkingRequest:
-    """Return *asked* with a note if ``show=False`` has no effect and there is no other note."""
+    """Return *asked* with a note that ``show=False`` has no effect, if *thinking* sets it and *asked* has no other note."""
     if thinking.show or _is_thinking_off(thinking) or asked.note:
         return asked
     return attrs.evolve(asked, note=SHOWN.format(model=model, thinking=thinking))
@@ -194,12 +194,14 @@ def _add_note_on_ignored_hiding(asked: ThinkingRequest, thinking: Thinking, mode
 # --- Responses -------------------------------------------------------------------------------------------------------
 
 
-def encode_thinking_for_responses(thinking: Thinking | None, form: Form, model: str) -> ThinkingRequest:
+def encode_thinking_for_responses(
+    thinking: Thinking | None, thinking_format: ThinkingFormat, model: str
+) -> ThinkingRequest:
     """Return the members of ``reasoning``, with a budget in tokens as an effort, and a note on unsupported options."""
     if thinking is None:
         return NOTHING
     word, note = _choose_thinking_word_and_note(
-        thinking, _find_thinking_words(XAI if form == "xai" else OPENAI, model), model
+        thinking, _get_thinking_words(XAI if thinking_format == "xai" else OPENAI, model), model
     )
     if not word:
         return ThinkingRequest({}, note)
@@ -211,60 +213,65 @@ def encode_thinking_for_responses(thinking: Thinking | None, form: Form, model: 
 
 
 def encode_thinking_for_chat(
-    thinking: Thinking | None, form: Form, model: str, *, is_call_forced: bool = False, is_rejected: bool = False
+    thinking: Thinking | None,
+    thinking_format: ThinkingFormat,
+    model: str,
+    *,
+    is_call_forced: bool = False,
+    is_rejected: bool = False,
 ) -> ThinkingRequest:
     """
     Return the members for thinking of a body of Chat Completions, in the format of the service, and a note on unsupported options.
 
     Args:
         thinking: The requested thinking.
-        form: The format of the service.
+        thinking_format: The format of the service.
         model: The model's name at the service.
         is_call_forced: Whether a call is forced, which some services do not support together with thinking.
         is_rejected: Whether to switch thinking off because the service rejected it for this request.
     """
-    if form == "deepseek" and is_call_forced:
+    if thinking_format == "deepseek" and is_call_forced:
         return ThinkingRequest(
             _encode_thinking_switch("disabled")
         )  # on by default, and incompatible with a forced call
     if thinking is None:
         return NOTHING
     wish = Thinking("none") if is_rejected else thinking
-    match form:
+    match thinking_format:
         case "openrouter":
             asked = _encode_thinking_for_openrouter(wish, model, is_call_forced=is_call_forced)
         case "groq":
             asked = _encode_thinking_for_groq(wish, model)
         case "deepseek" | "zai" | "moonshot":
-            asked = _encode_thinking_by_switch(wish, form, model)
+            asked = _encode_thinking_by_switch(wish, thinking_format, model)
         case "template" | "qwen":
-            asked = _encode_thinking_by_template(wish, form, model)
+            asked = _encode_thinking_by_template(wish, thinking_format, model)
         case _:
-            asked = _encode_thinking_by_word(wish, form, model)
+            asked = _encode_thinking_by_word(wish, thinking_format, model)
     return attrs.evolve(asked, note="") if is_rejected else asked
 
 
-TABLES: dict[Form, tuple[ThinkingWords, ...]] = {
+TABLES: dict[ThinkingFormat, tuple[ThinkingWords, ...]] = {
     "effort": OPENAI, "xai": XAI, "groq": GROQ, "mistral": MISTRAL, "deepseek": DEEPSEEK, "zai": ZAI, "moonshot": MOONSHOT,
     "cerebras": CEREBRAS, "snowflake": SNOWFLAKE, "ollama": OLLAMA, "template": TEMPLATE,
 }  # fmt: skip
 
 
-def _encode_thinking_by_word(thinking: Thinking, form: Form, model: str) -> ThinkingRequest:
-    """Return thinking as a member with one word, such as ``reasoning_effort``."""
-    words = _find_thinking_words(TABLES[form], model)
+def _encode_thinking_by_word(thinking: Thinking, thinking_format: ThinkingFormat, model: str) -> ThinkingRequest:
+    """Return thinking as a word for the amount, mostly in the member ``reasoning_effort``, and a note on unsupported options."""
+    words = _get_thinking_words(TABLES[thinking_format], model)
     word, note = _choose_thinking_word_and_note(thinking, words, model)
-    if form == "snowflake" and not _is_thinking_off(thinking) and words.names == SNOWFLAKE[0].names:
+    if thinking_format == "snowflake" and not _is_thinking_off(thinking) and words.names == SNOWFLAKE[0].names:
         return _add_note_on_ignored_hiding(
             ThinkingRequest({"reasoning": {"effort": word}, "temperature": 1}, note), thinking, model
         )
     members: Json = {"reasoning_effort": word} if word else {}
-    if form == "cerebras" and not words.deaf and words is not GPT_OSS and not _is_thinking_off(thinking):
+    if thinking_format == "cerebras" and not words.deaf and words is not GPT_OSS and not _is_thinking_off(thinking):
         members["clear_thinking"] = False
-    if form == "cerebras" and not words.deaf and not thinking.show and not _is_thinking_off(thinking):
+    if thinking_format == "cerebras" and not words.deaf and not thinking.show and not _is_thinking_off(thinking):
         return ThinkingRequest({**members, "reasoning_format": "hidden"}, note)
     # OpenAI's own models never send their thoughts through Chat Completions.
-    hidden = form == "effort" and words is not ANY and words is not GPT_OSS
+    hidden = thinking_format == "effort" and words is not ANY and words is not GPT_OSS
     return (
         ThinkingRequest(members, note)
         if hidden or words.deaf
@@ -287,8 +294,8 @@ def _encode_thinking_for_openrouter(thinking: Thinking, model: str, *, is_call_f
 
 
 def _encode_thinking_for_groq(thinking: Thinking, model: str) -> ThinkingRequest:
-    """Return thinking as a word, and as the format of the thoughts, separate or hidden."""
-    words = _find_thinking_words(GROQ, model)
+    """Return thinking as Groq's members: a word, and whether the thoughts are sent separately or hidden."""
+    words = _get_thinking_words(GROQ, model)
     word, note = _choose_thinking_word_and_note(thinking, words, model)
     members: Json = {"reasoning_effort": word} if word else {}
     if words.off in ("", word):
@@ -309,15 +316,21 @@ def _encode_thinking_switch(state: str, **more: object) -> Json:
     return {"thinking": {"type": state, **more}}
 
 
-def _encode_thinking_by_switch(thinking: Thinking, form: Form, model: str) -> ThinkingRequest:
-    """Return thinking as a switch, and a word if the model accepts one."""
-    words = _find_thinking_words(TABLES[form], model)
+def _encode_thinking_by_switch(thinking: Thinking, thinking_format: ThinkingFormat, model: str) -> ThinkingRequest:
+    """Return thinking as a switch, with a word for the amount if the model accepts words."""
+    words = _get_thinking_words(TABLES[thinking_format], model)
     word, note = _choose_thinking_word_and_note(thinking, words, model)
     if words.deaf or word == "disabled":
         return ThinkingRequest(_encode_thinking_switch("disabled") if word == "disabled" else {}, note)
-    more: Json = {"clear_thinking": False} if form == "zai" else {"keep": "all"} if form == "moonshot" else {}
+    more: Json = (
+        {"clear_thinking": False}
+        if thinking_format == "zai"
+        else {"keep": "all"}
+        if thinking_format == "moonshot"
+        else {}
+    )
     effort = word if thinking.effort is not None or thinking.tokens is not None else ""
-    if form == "moonshot" and effort:
+    if thinking_format == "moonshot" and effort:
         # Without the switch, because both at once are rejected.
         return _add_note_on_ignored_hiding(ThinkingRequest({"reasoning_effort": effort}, note), thinking, model)
     beside: Json = {"reasoning_effort": effort} if effort else {}
@@ -326,14 +339,14 @@ def _encode_thinking_by_switch(thinking: Thinking, form: Form, model: str) -> Th
     )
 
 
-def _encode_thinking_by_template(thinking: Thinking, form: Form, model: str) -> ThinkingRequest:
+def _encode_thinking_by_template(thinking: Thinking, thinking_format: ThinkingFormat, model: str) -> ThinkingRequest:
     """Return thinking as a switch of the model's chat template, or as the member of Qwen's API."""
-    words = _find_thinking_words(TEMPLATE, model)
+    words = _get_thinking_words(TEMPLATE, model)
     word, note = _choose_thinking_word_and_note(thinking, words, model)
-    if form == "template" and words is GPT_OSS:
+    if thinking_format == "template" and words is GPT_OSS:
         return _add_note_on_ignored_hiding(ThinkingRequest({"reasoning_effort": word}, note), thinking, model)
     is_on = not _is_thinking_off(thinking)
-    if form == "template":
+    if thinking_format == "template":
         beside: Json = {"reasoning_effort": word} if word and thinking.effort is not None else {}
         return _add_note_on_ignored_hiding(
             ThinkingRequest({"chat_template_kwargs": {"enable_thinking": is_on}, **beside}), thinking, model
@@ -377,17 +390,17 @@ def encode_thinking_for_gemini(thinking: Thinking | None, model: str) -> Thinkin
             NOTHING if _is_thinking_off(thinking) else ThinkingRequest({}, DEAF.format(model=model, thinking=thinking))
         )
     if version >= LEVELS_SINCE:
-        return _encode_thinking_by_level(thinking, model, name, takes_tokens=version < LEVELS_ONLY_SINCE)
+        return _encode_thinking_by_level(thinking, model, name, accepts_budget=version < LEVELS_ONLY_SINCE)
     return _encode_thinking_by_budget(thinking, model, is_pro="pro" in name)
 
 
-def _encode_thinking_by_level(thinking: Thinking, model: str, name: str, *, takes_tokens: bool) -> ThinkingRequest:
+def _encode_thinking_by_level(thinking: Thinking, model: str, name: str, *, accepts_budget: bool) -> ThinkingRequest:
     """Return thinking for Gemini 3 and later: a level, or an explicit budget if the model accepts one."""
     least = "low" if UNMINIMAL.match(name) else "minimal"
     if _is_thinking_off(thinking):
         return ThinkingRequest({"thinkingLevel": least}, CANNOT.format(model=model, least=f"{least} effort"))
     config: Json = {"includeThoughts": thinking.show}
-    if thinking.tokens is not None and takes_tokens:
+    if thinking.tokens is not None and accepts_budget:
         return ThinkingRequest({**config, "thinkingBudget": thinking.tokens})
     if thinking.tokens is None and thinking.effort is None:
         return ThinkingRequest(config)

@@ -38,7 +38,7 @@ def _create_ssl_context(_file: str | None, _folder: str | None) -> ssl.SSLContex
 
 
 async def decompress_and_limit_response(response: httpx2.Response) -> None:
-    """Replace the stream of *response* by its decompressed body, limited in size for an error status; a response hook."""
+    """Replace the stream of *response* by its decompressed body, limited to 256 KiB for an error status; a response hook."""
     # The SDKs read the body of an error to its end, so it needs a limit of decompressed bytes (reliability:MP27). The
     # HTTP library has no place for it, so the header is removed and the body is decompressed here.
     packing = response.headers.pop("content-encoding", "identity").strip().lower()

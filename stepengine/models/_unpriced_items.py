@@ -33,15 +33,15 @@ FREE_OF_ANTHROPIC = frozenset({"web_search_requests", "web_fetch_requests", "too
 FREE_OF_XAI = frozenset({"mcp_calls"})
 
 
-def find_service_tier(data: Mapping[str, Any], raw: Mapping[str, Any]) -> str:
-    """Return the service tier of a reply in lower case; ``""`` for the ordinary one."""
+def find_service_tier(data: Mapping[str, Any], raw_usage: Mapping[str, Any]) -> str:
+    """Return the service tier of a reply in lower case; ``""`` for an ordinary tier."""
     bedrock = [find_text(data, *path) for path in (("performanceConfig", "latency"), ("serviceTier", "type"))]
     if special := [tier for tier in bedrock if tier not in ORDINARY_TIERS]:
         return special[0]
-    told = data.get("service_tier") or raw.get("service_tier") or raw.get("serviceTier")
+    told = data.get("service_tier") or raw_usage.get("service_tier") or raw_usage.get("serviceTier")
     tier = (told if isinstance(told, str) else "").lower().removeprefix("service_tier_")
     if not tier:
-        traffic = find_text(raw, "trafficType").lower()
+        traffic = find_text(raw_usage, "trafficType").lower()
         tier = TRAFFIC.get(traffic, traffic)
     return "" if tier in ORDINARY_TIERS else tier
 
@@ -66,18 +66,20 @@ def list_unpriced_tools(
 
     Args:
         data: The ``provider_data`` of the reply.
-        items: The data of its opaque parts.
+        items: The data of the opaque parts of the reply.
         priced: xAI's counts with a known price.
         has_search_price: Whether a web search has a known price.
     """
-    raw: Mapping[str, Any] = data.get("usage") or {}
-    found = [name for name in _list_nonzero_names(raw.get("server_tool_use")) if name not in FREE_OF_ANTHROPIC]
-    found += _list_nonzero_names(raw.get("serverToolUsage"))
-    told = raw.get("server_side_tool_usage_details")
+    raw_usage: Mapping[str, Any] = data.get("usage") or {}
+    found = [name for name in _list_nonzero_names(raw_usage.get("server_tool_use")) if name not in FREE_OF_ANTHROPIC]
+    found += _list_nonzero_names(raw_usage.get("serverToolUsage"))
+    told = raw_usage.get("server_side_tool_usage_details")
     if isinstance(told, Mapping):
         found += [name for name in _list_nonzero_names(told) if name not in FREE_OF_XAI and name not in priced]
     else:
-        found += ["num_server_side_tools_used"] if parse_token_count(raw.get("num_server_side_tools_used")) else []
+        found += (
+            ["num_server_side_tools_used"] if parse_token_count(raw_usage.get("num_server_side_tools_used")) else []
+        )
         found += [find_text(item, "type") for item in items if _is_unpriced_call(item)]
         found += ["web_search"] if not has_search_price and count_openai_web_searches(data, items) else []
     used = data.get("tool_usage")
@@ -85,7 +87,7 @@ def list_unpriced_tools(
         found += [
             name for name, told in used.items() if name not in {"web_search", IMAGES} and _list_nonzero_names(told)
         ]
-    found += ["num_search_queries"] if parse_token_count(raw.get("num_search_queries")) else []
+    found += ["num_search_queries"] if parse_token_count(raw_usage.get("num_search_queries")) else []
     grounding = data.get("groundingMetadata")
     found += ["imageSearchQueries"] if isinstance(grounding, Mapping) and grounding.get("imageSearchQueries") else []
     found += ["google_maps"] if any(chunk.get("maps") for chunk in find_objects(grounding, "groundingChunks")) else []

@@ -93,7 +93,7 @@ def make_safe_tool_name(name: str) -> str:
 
 
 def get_arguments_to_send(part: ToolCallPart) -> Mapping[str, object]:
-    """Return the arguments of a past call; unreadable ones become an object with their text."""
+    """Return the arguments of a past call; for unreadable arguments return an object with their text."""
     return {"unreadable_arguments": part.raw_input or ""} if part.input_error is not None else part.input
 
 
@@ -104,10 +104,10 @@ def format_call_as_text(call: ToolCallPart) -> str:
 
 def parse_extra_headers(settings: ModelSettings) -> dict[str, str]:
     """
-    Return the HTTP headers in ``settings.extra["headers"]``; raise for invalid ones and for secret names.
+    Return the HTTP headers in ``settings.extra["headers"]``.
 
     Raises:
-        ModelError: for a header with a key, because settings are recorded.
+        ModelError: for values that are not texts, and for names of secrets such as keys, because settings are recorded.
     """
     headers = settings.extra.get("headers")
     if headers is None:
@@ -123,7 +123,7 @@ def parse_extra_headers(settings: ModelSettings) -> dict[str, str]:
 
 
 def merge_headers(*layers: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers of all *layers*; later ones replace earlier ones, and lists of betas are joined."""
+    """Return the headers of all *layers* with lower-case names; later layers replace earlier ones, and lists of betas are joined."""
     merged: dict[str, str] = {}
     for layer in layers:
         for name, value in layer.items():
@@ -184,29 +184,33 @@ def continues_paused_reply(request: ModelRequest) -> bool:
 
 
 def choose_wire_ids(
-    calls: Sequence[ToolCallPart], provider: str, *, own: bool = True, make: Callable[[str], str] | None = None
+    calls: Sequence[ToolCallPart],
+    provider: str,
+    *,
+    with_provider_ids: bool = True,
+    make_id: Callable[[str], str] | None = None,
 ) -> dict[str, str]:
     """
-    Return the wire id of each call by our id (ecosystem:EC83).
+    Return the wire id of each call, by our id of the call (``tool_call_id``).
 
-    That is the provider's own id if it made the call and the id is unique in this message. Otherwise it is generated from
-    our id and never changes. *own* false generates all ids. *make* is for APIs with a special format of ids.
+    The wire id (ecosystem:EC83) is the provider's own id if it made the call and the id is unique in this message. Otherwise it is generated from
+    our id and never changes. *with_provider_ids* false generates all ids. *make_id* makes an id from ours, for APIs with a special format.
     """
-    make = make or make_wire_id
+    make_id = make_id or make_wire_id
     ids: dict[str, str] = {}
     used: set[str] = set()
     for call in calls:
         data = call.provider_data
         # The provider's own id, for its cache and logs, unless two calls have the same one.
-        theirs = data.get("id") if own and is_from_provider(data, provider) else None
-        wire_id = theirs if isinstance(theirs, str) and theirs and theirs not in used else make(call.tool_call_id)
+        theirs = data.get("id") if with_provider_ids and is_from_provider(data, provider) else None
+        wire_id = theirs if isinstance(theirs, str) and theirs and theirs not in used else make_id(call.tool_call_id)
         used.add(wire_id)
         ids[call.tool_call_id] = wire_id
     return ids
 
 
 def make_wire_id(call_id: str) -> str:
-    """Return ``call_`` plus *call_id*, or plus its hash if that has unsafe characters or more than 64 in all."""
+    """Return ``call_`` plus *call_id*, or plus a hash of *call_id* if the result were unsafe or longer than 64 characters."""
     # It depends only on our id, so it is the same in every request, and the prompt cache holds.
     plain = f"call_{call_id}"
     if len(plain) <= MAX_ID_CHARS and not UNSAFE.search(plain):
@@ -223,7 +227,7 @@ Kind: TypeAlias = Literal["image", "audio", "video", "pdf", "text", "office", "o
 
 
 def get_media_kind(part: ImagePart | DocumentPart) -> Kind:
-    """Return the kind of medium of *part* by its MIME type; both classes can hold audio."""
+    """Return the kind of medium of *part* by its MIME type, not by its class."""
     mime = part.mime_type.partition(";")[0].strip().lower()
     family = mime.partition("/")[0]
     if mime in TEXTS or family == "text":
@@ -240,28 +244,28 @@ def get_url_or_data_url(part: ImagePart | DocumentPart) -> str:
     return part.url if part.data is None else f"data:{part.mime_type};base64,{encode_base64(part.data)}"  # type: ignore[return-value]
 
 
-def make_unsupported_part_error(provider: str, part: ImagePart | DocumentPart, why: str) -> ModelError:
+def make_unsupported_part_error(provider: str, part: ImagePart | DocumentPart, reason: str) -> ModelError:
     """Return the error for a part that the provider does not accept."""
     name = getattr(part, "name", "") or part.url or part.file_id or ""
-    msg = f"{provider} does not accept the {type(part).__name__}{f' {name!r}' if name else ''} of type {part.mime_type!r}: {why}"
+    msg = f"{provider} does not accept the {type(part).__name__}{f' {name!r}' if name else ''} of type {part.mime_type!r}: {reason}"
     return ModelError(msg, kind="unsupported_part")
 
 
-def check_file_provider(provider: str, part: ImagePart | DocumentPart) -> None:
-    """Raise ``ModelError`` for a file that is stored at another provider than *provider*."""
+def require_file_of_provider(provider: str, part: ImagePart | DocumentPart) -> None:
+    """Raise ``ModelError`` for an uploaded file that is stored at another provider than *provider*."""
     if part.file_id is not None and HOLDERS.get(part.provider, part.provider) != HOLDERS.get(provider, provider):
         why = f"the file is stored at {part.provider}; pass its bytes or its URL, or upload it to {provider}"
         raise make_unsupported_part_error(provider, part, why)
 
 
-def check_image_type(provider: str, part: ImagePart | DocumentPart) -> None:
+def require_accepted_image_type(provider: str, part: ImagePart | DocumentPart) -> None:
     """Raise ``ModelError`` for image bytes of a type that the provider does not accept."""
     if part.data is not None and part.mime_type not in IMAGES:
         raise make_unsupported_part_error(provider, part, "it accepts JPEG, PNG, GIF and WebP")
 
 
-def file_name_or_default(part: ImagePart | DocumentPart) -> str:
-    """Return the name of a document; without one ``document`` plus the extension of an office type, else ``document.pdf``."""
+def get_file_name_or_default(part: ImagePart | DocumentPart) -> str:
+    """Return the name of a document; without a name return ``document`` with the extension of its office type, else ``.pdf``."""
     return getattr(part, "name", "") or f"document{OFFICE.get(part.mime_type, '.pdf')}"
 
 
@@ -276,7 +280,7 @@ MADE = "Images and files that the assistant made:"
 
 
 def format_document_text(name: str, data: bytes) -> str:
-    """Return the text of a document, with its name before it if it has one."""
+    """Return the text of a document, after its *name* and a line break if the name is not empty."""
     text = data.decode("utf-8", "replace")
     return f"{name}:\n{text}" if name else text
 
@@ -312,7 +316,7 @@ def join_non_media_text(parts: Iterable[ResultPart]) -> str:
 
 
 def format_result_text(message: ToolMessage) -> str:
-    """Return the text of a tool result, with ``Error:`` before that of an error, for APIs without an error flag."""
+    """Return the text of a tool result, for an error with ``Error:`` before it, for APIs without an error flag."""
     text = join_non_media_text(remove_empty_texts(message.content))
     return f"Error: {text}" if message.is_error and not text.lower().startswith("error") else text
 
@@ -407,36 +411,36 @@ class MessageEncoders(Generic[T]):
     assistant: Callable[[AssistantMessage, Any, bool], T]
     result: Callable[[ToolMessage, Any], T]
 
-    def encode(self, message: Message, flags: Hashable, *, own_ids: bool = True) -> T:
-        """Encode one message; *own_ids* false does not send the provider's own ids."""
+    def encode(self, message: Message, options: Hashable, *, with_provider_ids: bool = True) -> T:
+        """Encode one message; *with_provider_ids* false sends generated ids of calls in place of the provider's own."""
         match message:
             case UserMessage():
-                return self.user(message, flags)
+                return self.user(message, options)
             case AssistantMessage():
-                return self.assistant(message, flags, own_ids)
+                return self.assistant(message, options, with_provider_ids)
             case ToolMessage():
-                return self.result(message, flags)
+                return self.result(message, options)
             case _ as never:
                 assert_never(never)
 
 
-def encode_turns(request: ModelRequest, flags: Hashable, encoders: MessageEncoders[T]) -> list[T]:
+def encode_turns(request: ModelRequest, options: Hashable, encoders: MessageEncoders[T]) -> list[T]:
     """
-    Return the encoded messages of history and tail; those of the history are cached for the same *flags* (``Transcript.memo``).
+    Return the encoded messages of history and tail; those of the history are cached for the same *options* (``Transcript.memo``).
 
-    *flags* are the wire's encode options. A message that repeats a provider id of an earlier one is encoded with
-    ``own_ids=False`` (ecosystem:EC83).
+    *options* are the wire's encode options. A message that repeats a provider id of an earlier one is encoded with
+    ``with_provider_ids=False`` (ecosystem:EC83).
     """
     history = len(request.messages)
-    turns = [*request.messages.memo(flags, lambda message: encoders.encode(message, flags))]
-    turns += [encoders.encode(message, flags) for message in request.tail]
+    turns = [*request.messages.memo(options, lambda message: encoders.encode(message, options))]
+    turns += [encoders.encode(message, options) for message in request.tail]
     seen: set[bytes] = set()
     for index, turn in enumerate(turns):
         if turn.ids:
             ids = turn.ids.values()
             if not seen.isdisjoint(ids):
                 message = request.messages[index] if index < history else request.tail[index - history]
-                turns[index] = again = encoders.encode(message, flags, own_ids=False)
+                turns[index] = again = encoders.encode(message, options, with_provider_ids=False)
                 ids = again.ids.values()
             seen.update(ids)
     return turns
@@ -459,12 +463,12 @@ class MessageJoiner:
         self._after: list[bytes] = []
 
     def defer_to_user_turn(self, body: bytes) -> None:
-        """Store *body*, content that the API does not accept in a reply or result, for the next user message."""
+        """Defer *body*, content that the API does not accept in a reply or result, to the next user message."""
         if body:
             self._after.append(body)
 
     def append_deferred_content(self) -> None:
-        """Append the stored content to the user message."""
+        """Append the deferred content to the user message, and clear it."""
         kept, self._after = self._after, []
         for body in kept:
             self.append_content("user", body)
@@ -483,9 +487,9 @@ class MessageJoiner:
             self._role = role
         out.append(body)
 
-    def join(self, *, nudge: bool) -> bytes:
-        """Return the array, with the stored content; *nudge* adds a last user message if there is none."""
+    def join(self, *, must_end_with_user: bool) -> bytes:
+        """Return the array with the deferred content; *must_end_with_user* adds ``NUDGE`` if the last message is not the user's."""
         self.append_deferred_content()
-        if not self._role or (nudge and self._role == "assistant"):
+        if not self._role or (must_end_with_user and self._role == "assistant"):
             self.append_content("user", self._nudge)
         return b"[" + b"".join(self._out) + b"]}]"

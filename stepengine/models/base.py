@@ -171,14 +171,12 @@ class Provider(ABC):
         return any(re.fullmatch(pattern, self.strip_prefix(model)) for pattern in self.model_patterns)
 
     def settings(self) -> ProviderSettings:
-        """Return the sources of its key and base URL; by default unknown ones."""
+        """Return the sources of the provider's key and base URL; by default without any."""
         return ProviderSettings()
 
     def get_account(self) -> str:
         """
-        Return an id of the account, by which processes share rate limits; ``""`` if key and base URL are unknown.
-
-        It is a hash of the key or, without a key, of the base URL.
+        Return a hash of the key or, without a key, of the base URL; ``""`` if both are unknown. Rate limits are shared by it.
 
         Raises:
             ModelError: when there is no key, or no base URL.
@@ -190,7 +188,7 @@ class Provider(ABC):
 
     def check(self, model: str) -> None:
         """
-        Raise an error if arguments and environment show that requests for *model* cannot succeed.
+        Raise an error if arguments and environment show that requests for *model* cannot succeed; by default do nothing.
 
         Raises:
             MissingKey: when there is no key for *model*.
@@ -204,7 +202,7 @@ class Provider(ABC):
         Return the completed reply to *request*.
 
         Raises:
-            ModelError: when there is none.
+            ModelError: when there is no reply.
         """
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
@@ -219,15 +217,15 @@ class Provider(ABC):
         yield ReplyDone(reply)
 
     def for_run(self) -> Provider:
-        """Return the provider for one run, called when the run starts or resumes; by default this one."""
+        """Return this provider; a subclass may return a new one for each run. Called when a run starts or resumes."""
         return self
 
     def skip_reply(self, request: ModelRequest) -> None:  # noqa: B027 - optional
-        """Receive a request that a test's record answers instead of this provider; by default do nothing."""
+        """Do nothing; a subclass may count a *request* that a test's record answers in place of this provider."""
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
         """
-        Query the provider for the number of tokens in *request*; ``None`` if it does not count them.
+        Return ``None``; a provider that counts tokens queries the number of tokens in *request*.
 
         Raises:
             ModelError: when the query fails.
@@ -236,7 +234,7 @@ class Provider(ABC):
 
     async def describe(self, model: str) -> ModelInfo | None:
         """
-        Query the provider for the limits and options of *model*; ``None`` if it does not report them.
+        Return ``None``; a provider that reports the limits and options of *model* queries them.
 
         Raises:
             ModelError: when the query fails.
@@ -244,18 +242,18 @@ class Provider(ABC):
         return None
 
     def output_limit(self, request: ModelRequest) -> int | None:
-        """Return the output limit that is sent with a *request* without one; ``None`` (the default) for none."""
+        """Return ``None``; a provider that sends an output limit with a *request* that sets none returns this limit in tokens."""
         return None
 
     async def upload(self, data: bytes, *, mime_type: str, name: str = "", expires_in: int | None = None) -> str:
         """
-        Upload a file and return its id at this provider; ``engine.files`` calls this.
+        Raise ``ModelError``; a provider that stores files uploads the file and returns its id. ``engine.files`` calls this.
 
         Args:
             data: The bytes of the file.
-            mime_type: Its type.
-            name: Its name; ``""`` for none.
-            expires_in: Seconds until the provider deletes it; ``None`` for its default.
+            mime_type: The MIME type of the file.
+            name: The name of the file; ``""`` for none.
+            expires_in: Seconds until the provider deletes the file; ``None`` for the provider's default.
 
         Raises:
             ModelError: when the provider stores no files, as by default, or the upload fails.
@@ -265,7 +263,7 @@ class Provider(ABC):
 
     async def delete_file(self, file_id: str) -> None:
         """
-        Delete an uploaded file.
+        Raise ``ModelError``; a provider that stores files deletes an uploaded file.
 
         Raises:
             ModelError: when the provider stores no files, as by default, or does not delete it.
@@ -273,9 +271,11 @@ class Provider(ABC):
         msg = f"{self.name} stores no files, so {file_id!r} cannot be deleted there"
         raise ModelError(msg, kind="unsupported_part")
 
-    def batch_member(self, request: ModelRequest) -> BatchMember:
+    def encode_batch_member(self, request: ModelRequest) -> BatchMember:
         """
-        Return *request* encoded for a batch; ``Batched`` calls this once for each call, and the three methods below.
+        Raise ``ModelError``; a provider with batches encodes *request* for a batch.
+
+        ``Batched`` calls this once for each model call, and then the three methods below.
 
         Raises:
             ModelError: when the provider has no batches, as by default, or for an invalid request. Errors of
@@ -286,10 +286,10 @@ class Provider(ABC):
 
     async def submit_batch(self, members: Mapping[str, BatchMember]) -> str:
         """
-        Submit requests of one group as a batch and return its id.
+        Raise ``ModelError``; a provider with batches submits requests of one group as a batch and returns its id.
 
         Args:
-            members: At most 10,000 results of ``batch_member``, each by a name of at most 64 letters, digits and hyphens.
+            members: At most 10,000 results of ``encode_batch_member``, each by a name of at most 64 letters, digits and hyphens.
 
         Raises:
             ModelError: when the provider rejects them.
@@ -297,9 +297,11 @@ class Provider(ABC):
         msg = f"{self.name} does not support batches; use anthropic, openai or google"
         raise ModelError(msg, kind="settings")
 
-    async def batch_results(self, batch: str) -> Mapping[str, object] | None:
+    async def fetch_batch_results(self, batch: str) -> Mapping[str, object] | None:
         """
-        Return the result of each request of a batch by name, for ``batch_reply``; ``None`` while the batch is not done.
+        Raise ``ModelError``; a provider with batches returns the results of a batch by the names of its requests.
+
+        They are values for ``decode_batch_reply``. The result is ``None`` while the batch is not done.
 
         The member ``""`` is the result of all requests without a member of their own.
 
@@ -309,9 +311,9 @@ class Provider(ABC):
         msg = f"{self.name} does not support batches; use anthropic, openai or google"
         raise ModelError(msg, kind="settings")
 
-    def batch_reply(self, result: object, request: ModelRequest) -> ModelReply:
+    def decode_batch_reply(self, result: object, request: ModelRequest) -> ModelReply:
         """
-        Return the reply in *result*, which is ``None`` for a request without a result.
+        Raise ``ModelError``; a provider with batches returns the reply in *result*, which is ``None`` without a result.
 
         Raises:
             ModelError: when *result* has no reply.
@@ -320,7 +322,7 @@ class Provider(ABC):
         raise ModelError(msg, kind="batch", retryable=True)
 
     async def close(self) -> None:
-        """Close the connections. The provider can be used again afterwards."""
+        """Close the connections, by default none. The provider can be used again afterwards."""
         return
 
 
@@ -333,8 +335,8 @@ def split_reply_into_deltas(reply: ModelReply) -> list[ModelDelta]:
     return deltas
 
 
-def split_part_into_deltas(part: AssistantPart, index: int) -> Sequence[ModelDelta]:
-    """Return the deltas of one part of a reply; *index* is the index of a call among the calls."""
+def split_part_into_deltas(part: AssistantPart, call_index: int) -> Sequence[ModelDelta]:
+    """Return the deltas of one part of a reply; a tool call has the index *call_index* among the calls of the reply."""
     match part:
         case TextPart() | RefusalPart():
             return (TextChunk(part.text),) if part.text else ()
@@ -342,9 +344,9 @@ def split_part_into_deltas(part: AssistantPart, index: int) -> Sequence[ModelDel
             return (ThinkingChunk(part.text),) if part.text else ()
         case ToolCallPart():
             return (
-                ToolCallStarted(index, part.tool_name),
-                ToolCallChunk(index, get_raw_arguments(part)),
-                ToolCallEnded(index),
+                ToolCallStarted(call_index, part.tool_name),
+                ToolCallChunk(call_index, get_raw_arguments(part)),
+                ToolCallEnded(call_index),
             )
         case ImagePart() | DocumentPart() | OpaquePart() | CitationPart():
             return ()

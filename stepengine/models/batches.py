@@ -55,24 +55,24 @@ class _WaitingCall:
     Attributes:
         request: The request.
         member: The encoded request; ``None`` once the provider has accepted it.
-        print: The hash of the request, by which equal calls are recognized.
+        request_hash: The hash of the request, by which equal calls are recognized.
         size: The size of the request in bytes.
         reply: The future of the reply.
         since: The time of the call, by the event loop's clock.
         batch: The id of its batch; ``""`` until the provider has accepted it.
         is_sent: Whether a submission has started, so that the provider may have accepted it.
-        stays: Whether the call stays stored after a failure, because its reply may still arrive for a later equal call.
+        stays_stored: Whether the call stays stored after a failure, because its reply may still arrive for a later equal call.
     """
 
     request: ModelRequest
     member: BatchMember | None
-    print: str
+    request_hash: str
     size: int
     reply: asyncio.Future[ModelReply]
     since: float
     batch: str = ""
     is_sent: bool = False
-    stays: bool = False
+    stays_stored: bool = False
 
 
 class Batched(Provider):
@@ -88,8 +88,8 @@ class Batched(Provider):
 
     Args:
         provider: The wrapped provider: ``AnthropicProvider``, ``OpenAIProvider``, ``OpenAIChatProvider`` for OpenAI itself,
-            ``GoogleProvider``, or one of yours with ``batch_member``, ``submit_batch``, ``batch_results`` and
-            ``batch_reply``.
+            ``GoogleProvider``, or one of yours with ``encode_batch_member``, ``submit_batch``, ``fetch_batch_results`` and
+            ``decode_batch_reply``.
         file: The file for submitted batches; only one process at a time can use it.
         wait: Seconds that a call waits for others.
         most: The most calls of one batch, 1 to 10,000.
@@ -141,11 +141,11 @@ class Batched(Provider):
         self._inner.add_prefix(prefix)
 
     def settings(self) -> ProviderSettings:
-        """Return the provider's sources of key and base URL."""
+        """Return the sources of the wrapped provider's key and base URL."""
         return self._inner.settings()
 
     def get_account(self) -> str:
-        """Return the id of the provider's account."""
+        """Return the id of the wrapped provider's account."""
         return self._inner.get_account()
 
     def check(self, model: str) -> None:
@@ -158,7 +158,7 @@ class Batched(Provider):
             ModelError: when the provider has no batches.
         """
         self._inner.check(model)
-        self._inner.batch_member(ModelRequest(model))
+        self._inner.encode_batch_member(ModelRequest(model))
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
         """Query the provider for the number of tokens in *request*, without a batch."""
@@ -169,7 +169,7 @@ class Batched(Provider):
         return await self._inner.describe(model)
 
     def output_limit(self, request: ModelRequest) -> int | None:
-        """Return the output limit that the provider sends with a *request* without one."""
+        """Return the output limit in tokens that the wrapped provider sends with a *request* that sets none; ``None`` if it sends none."""
         return self._inner.output_limit(request)
 
     async def upload(self, data: bytes, *, mime_type: str, name: str = "", expires_in: int | None = None) -> str:
@@ -186,9 +186,9 @@ class Batched(Provider):
 
         Raises:
             DataError: when another process uses the file.
-            ModelError: when there is no reply.
+            ModelError: when the batch has no reply for *request*.
         """
-        member = self._inner.batch_member(request)
+        member = self._inner.encode_batch_member(request)
         out, loop = self._get_or_open_sent_calls(), asyncio.get_running_loop()
         if self._loop is not loop:
             if self._waiting and self._loop is not None and not self._loop.is_closed():
@@ -217,7 +217,7 @@ class Batched(Provider):
             reply = await _await_reply(waiting)
             is_over = True
         except Exception:
-            is_over = not waiting.stays
+            is_over = not waiting.stays_stored
             raise
         finally:
             # A cancelled call stays in its batch, for a later equal call.
@@ -258,10 +258,10 @@ class Batched(Provider):
             # Cancelled, it might be billed without being stored.
             await asyncio.wait([sending])
         closed = ModelError("the provider was closed while the call waited for its batch", kind="closed")
-        _fail_calls(self._waiting, closed, stay=True)
+        _fail_calls(self._waiting, closed, stays_stored=True)
 
     def _delete_finished_calls(self) -> None:
-        """Delete the finished calls from the file; a failure is logged."""
+        """Delete the finished calls from the file; log a failure in place of raising."""
         over, self._over = self._over, set[str]()
         try:
             if self._out is not None and over:
@@ -270,45 +270,50 @@ class Batched(Provider):
             logger.warning("%d finished calls could not be deleted from the batch file: %s", len(over), error)
 
     def _get_or_open_sent_calls(self) -> _SentCalls:
+        """Return the stored calls; open and lock their file at the first call."""
         if self._out is None:
             self._out = _SentCalls(self._file)
         return self._out
 
     # --- submitting and polling ---------------------------------------------------------------------------------------
 
-    async def _poll_or_fail_calls(self, waiting: Mapping[str, _WaitingCall], came: asyncio.Event) -> None:
-        """Send due batches and fetch finished ones while calls wait; an error fails them all."""
+    async def _poll_or_fail_calls(self, waiting_calls: Mapping[str, _WaitingCall], call_added: asyncio.Event) -> None:
+        """Submit batches and fetch their results while calls wait; an unexpected error fails all waiting calls."""
         try:
-            await self._submit_and_poll_batches(waiting, came)
+            await self._submit_and_poll_batches(waiting_calls, call_added)
         except Exception as error:  # noqa: BLE001 - any error must end the waits
-            _fail_calls(waiting, error, stay=True)
+            _fail_calls(waiting_calls, error, stays_stored=True)
 
-    async def _submit_and_poll_batches(self, waiting: Mapping[str, _WaitingCall], came: asyncio.Event) -> None:
-        """Submit due batches, and deliver the results of finished ones, until no call waits."""
-        loop, asked, unread = asyncio.get_running_loop(), dict[str, float](), Counter[str]()
-        while waiting:
-            came.clear()
-            for calls in self._collect_due_batches(waiting, loop.time()):
+    async def _submit_and_poll_batches(
+        self, waiting_calls: Mapping[str, _WaitingCall], call_added: asyncio.Event
+    ) -> None:
+        """Submit due batches, and deliver the results of finished batches, until no call waits."""
+        loop, asked, protocol_error_counts = asyncio.get_running_loop(), dict[str, float](), Counter[str]()
+        while waiting_calls:
+            call_added.clear()
+            for calls in self._collect_due_batches(waiting_calls, loop.time()):
                 await self._submit_uncancelled_calls(calls)
             now = loop.time()
-            for batch in {each.batch for each in waiting.values() if each.batch}:
+            for batch in {each.batch for each in waiting_calls.values() if each.batch}:
                 # A batch of an earlier process is queried at once.
                 if now >= asked.get(batch, 0.0):
-                    await self._fetch_and_deliver_results(batch, waiting, unread)
+                    await self._fetch_and_deliver_results(batch, waiting_calls, protocol_error_counts)
                     asked[batch] = loop.time() + self._poll
-            open_ = [each for each in waiting.values() if not each.reply.done()]
+            open_ = [each for each in waiting_calls.values() if not each.reply.done()]
             times = [each.since + self._wait for each in open_ if not each.batch]
             times += [asked.get(each.batch, now + self._poll) for each in open_ if each.batch]
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(min(times, default=loop.time())):
-                    await came.wait()
+                    await call_added.wait()
                     # Let other new calls arrive first.
                     await asyncio.sleep(0)
 
-    def _collect_due_batches(self, waiting: Mapping[str, _WaitingCall], now: float) -> list[dict[str, _WaitingCall]]:
-        """Return the calls of each batch to send now."""
+    def _collect_due_batches(
+        self, waiting_calls: Mapping[str, _WaitingCall], now: float
+    ) -> list[dict[str, _WaitingCall]]:
+        """Return the calls of each batch to submit at the time *now*: full batches, and those whose first call has waited long enough."""
         groups: dict[str, dict[str, _WaitingCall]] = {}
-        for name, each in waiting.items():
+        for name, each in waiting_calls.items():
             if each.member is not None and not each.reply.done():
                 groups.setdefault(each.member.group, {})[name] = each
         due: list[dict[str, _WaitingCall]] = []
@@ -325,7 +330,7 @@ class Batched(Provider):
         return due
 
     async def _submit_uncancelled_calls(self, calls: Mapping[str, _WaitingCall]) -> None:
-        """Submit those of *calls* that are not cancelled; a cancellation does not stop the submission."""
+        """Submit the calls of *calls* that are not cancelled; a cancellation of the caller does not stop the submission."""
         # Some may have been cancelled while the previous batch was submitted.
         calls = {name: each for name, each in calls.items() if not each.reply.done()}
         if calls:
@@ -333,7 +338,7 @@ class Batched(Provider):
             await asyncio.shield(self._sending)
 
     async def _submit_batch(self, calls: Mapping[str, _WaitingCall]) -> None:
-        """Submit *calls* as a batch and store it in the file; an error of the provider fails them."""
+        """Submit *calls* as a batch and store the batch in the file; an error of the provider fails *calls*."""
         try:
             members = {name: each.member for name, each in calls.items() if each.member is not None}
             for each in calls.values():
@@ -347,46 +352,48 @@ class Batched(Provider):
             each.batch, each.member = batch, None
         logger.info("%s accepted a batch of %d calls: %s", self.name, len(calls), batch)
         try:
-            self._get_or_open_sent_calls().record_batch(batch, {name: each.print for name, each in calls.items()})
+            self._get_or_open_sent_calls().record_batch(
+                batch, {name: each.request_hash for name, each in calls.items()}
+            )
         except DataError as error:
             # The batch still runs; only another process would not recognize it.
             logger.warning("the batch %s could not be stored in the batch file: %s", batch, error)
 
     async def _fetch_and_deliver_results(
-        self, batch: str, waiting: Mapping[str, _WaitingCall], unread: Counter[str]
+        self, batch: str, waiting_calls: Mapping[str, _WaitingCall], protocol_error_counts: Counter[str]
     ) -> None:
-        """Query a batch and set the reply or the error of each of its calls; a failed query is retried or fails them."""
-        calls = {name: each for name, each in waiting.items() if each.batch == batch}
+        """Query a batch and set the reply or error of each of its calls; a failed query fails all of them unless it may be retried."""
+        calls = {name: each for name, each in waiting_calls.items() if each.batch == batch}
         try:
-            results = await self._inner.batch_results(batch)
+            results = await self._inner.fetch_batch_results(batch)
         except ModelError as error:
-            unread[batch] += error.kind == "protocol"
-            if error.retryable and unread[batch] < UNREAD:
+            protocol_error_counts[batch] += error.kind == "protocol"
+            if error.retryable and protocol_error_counts[batch] < UNREAD:
                 # The batch still exists, and the next query may succeed.
                 logger.warning("the results of the batch %s could not be fetched from %s: %s", batch, self.name, error)
                 return
             # A rejected client, or an unreadable answer, says nothing about the batch itself.
             shut_out = isinstance(error, MissingKey) or error.kind == "auth" or error.status in NOT_LET_IN
-            not_known = shut_out or unread[batch] > 0
-            _fail_calls(calls, error, stay=not_known)
+            not_known = shut_out or protocol_error_counts[batch] > 0
+            _fail_calls(calls, error, stays_stored=not_known)
             return
         except Exception as error:  # noqa: BLE001 - any error must end the waits
-            _fail_calls(calls, error, stay=True)
+            _fail_calls(calls, error, stays_stored=True)
             return
-        unread[batch] = 0
+        protocol_error_counts[batch] = 0
         if results is None:
             return
         for name, each in calls.items():
             if each.reply.done():
                 continue
             try:
-                each.reply.set_result(self._inner.batch_reply(results.get(name, results.get("")), each.request))
+                each.reply.set_result(self._inner.decode_batch_reply(results.get(name, results.get("")), each.request))
             except Exception as error:  # noqa: BLE001 - any error must end the wait
                 _fail_calls({name: each}, error)
 
 
 async def _await_reply(call: _WaitingCall) -> ModelReply:
-    """Return the reply of *call*; a cancellation is marked as unsent if no submission has started."""
+    """Wait for the reply of *call* and return it; mark a cancellation as unsent if no submission has started."""
     try:
         return await call.reply
     except asyncio.CancelledError as stopped:
@@ -395,11 +402,11 @@ async def _await_reply(call: _WaitingCall) -> ModelReply:
         raise
 
 
-def _fail_calls(calls: Mapping[str, _WaitingCall], error: Exception, *, stay: bool = False) -> None:
-    """Raise a copy of *error* in each waiting call; with *stay*, the calls stay stored for later equal calls."""
+def _fail_calls(calls: Mapping[str, _WaitingCall], error: Exception, *, stays_stored: bool = False) -> None:
+    """Fail each unanswered call with a copy of *error*; with *stays_stored*, the calls stay stored for later equal calls."""
     for each in calls.values():
         if not each.reply.done():
-            each.stays = each.stays or stay
+            each.stays_stored = each.stays_stored or stays_stored
             each.reply.set_exception(_copy_error(error))
 
 
@@ -474,7 +481,7 @@ class _SentCalls:
             self._db.executemany("INSERT INTO calls VALUES (?, ?, ?, unixepoch())", rows)
 
     def find_unclaimed_call(self, request_hash: str, is_taken: Callable[[str], bool]) -> tuple[str, str] | None:
-        """Return the id and batch of an equal call that no caller waits for; ``None`` without one."""
+        """Return (call id, batch id) of the first stored call with *request_hash* that is not taken; ``None`` if there is none."""
         with self._convert_database_errors():
             rows = self._db.execute("SELECT id, batch FROM calls WHERE print = ? ORDER BY sent, id", (request_hash,))
             return next(((name, batch) for name, batch in rows if not is_taken(name)), None)

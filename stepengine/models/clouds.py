@@ -33,7 +33,7 @@ from stepengine.models._cloud_auth import (
     TokenSource,
     make_credentials_error,
     make_entra_token_source,
-    require_at_most_one,
+    require_at_most_one_argument,
     require_trusted_host,
 )
 from stepengine.models._failures import FORCED_THINKING, GRAMMAR, RequestLabel, error_from_transport
@@ -43,7 +43,7 @@ from stepengine.models._settings import warn_once
 from stepengine.models._thinking_levels import CANNOT, ThinkingRequest, effort_from_thinking
 from stepengine.models._wire import ToolsCache
 from stepengine.models.anthropic import VERSION, AnthropicProvider
-from stepengine.models.anthropic.families import find_family
+from stepengine.models.anthropic.families import get_family
 from stepengine.models.anthropic.request import (
     BINDING_BETA,
     MIN_BUDGET_TOKENS,
@@ -54,7 +54,7 @@ from stepengine.models.anthropic.request import (
 )
 from stepengine.models.base import Provider, ProviderSettings, Timeouts
 from stepengine.models.bedrock_converse import request as converse
-from stepengine.models.bedrock_converse.families import find_family as family_of_converse
+from stepengine.models.bedrock_converse.families import get_family as get_converse_family
 from stepengine.models.bedrock_converse.families import parse_maker
 from stepengine.models.bedrock_converse.stream import ConverseAccumulator
 from stepengine.models.bedrock_converse.transport import AuthenticatedClient
@@ -101,7 +101,7 @@ MULTI_REGIONS = frozenset({"us", "eu"})
 class _NoFilesProvider(Provider):
     """A provider without files and batches, although its wire supports them elsewhere: these methods raise an error."""
 
-    batch_member = Provider.batch_member
+    encode_batch_member = Provider.encode_batch_member
     upload = Provider.upload
     delete_file = Provider.delete_file
 
@@ -118,10 +118,10 @@ class _CloudProvider(ApiProvider):
 
     @abstractmethod
     def _find_default_base_url(self) -> str | None:
-        """Return the cloud's own base URL; ``None`` while region or resource is unknown."""
+        """Return the cloud's own base URL; ``None`` if the region is unknown."""
 
     def settings(self) -> ProviderSettings:
-        """Return the sources of its credentials and its base URL."""
+        """Return the sources of the provider's credentials and base URL."""
         return ProviderSettings(
             key_variables=tuple(self._cloud_auth.variables),
             base_url_variable=self.base_url_variable,
@@ -140,11 +140,11 @@ class _CloudProvider(ApiProvider):
         return credentials, url
 
     def get_account(self) -> str:
-        """Return a hash of its account in the cloud, or of its base URL if that is unknown."""
+        """Return a hash of the provider's account in the cloud, or of the base URL if the account is unknown."""
         return hash_account(self._cloud_auth.find_account_id(), self._resolve_credentials_and_url()[1])
 
     def _convert_error(self, error: Exception, call: RequestLabel) -> BaseException:
-        """Return the error to raise for *error*; one of missing cloud credentials becomes a ``MissingKey``."""
+        """Return the error to raise for *error*; an error about missing cloud credentials becomes a ``MissingKey``."""
         if isinstance(error, self._cloud_auth.list_credential_error_types()):
             # The SDK raises a plain RuntimeError for missing credentials; any other one has another cause.
             if type(error) is RuntimeError and "credentials" not in str(error):
@@ -168,13 +168,13 @@ class _AwsProvider(_CloudProvider):
         return None if region is None else self.regional.format(region)
 
     def _make_auth_options(self) -> dict[str, Any]:
-        """Return the region and the authentication of Anthropic's clients for AWS: an API key, else AWS credentials."""
+        """Return the arguments of Anthropic's clients for AWS: the region, and an API key, else AWS credentials."""
         region, bearer = self._aws.find_region(), self._aws.find_api_key()
         if bearer is not None:
             return {"aws_region": region, "api_key": bearer.reveal()}
         return {
             "aws_region": region,
-            **{f"aws_{name}": value for name, value in self._aws.find_signing_keys_or_profile().items()},
+            **{f"aws_{name}": value for name, value in self._aws.get_signing_keys_or_profile().items()},
         }
 
 
@@ -187,10 +187,10 @@ class _GoogleCloudProvider(_CloudProvider):
     def _cloud_auth(self) -> CloudAuth:
         return self._google
 
-    async def _open_response(self, client: object, body: RequestBody, *, stream: bool) -> object:
+    async def _send_and_open_response(self, client: object, body: RequestBody, *, stream: bool) -> object:
         """Send *body* and return the response before its body is read; register the current token for redaction."""
         try:
-            return await super()._open_response(client, body, stream=stream)
+            return await super()._send_and_open_response(client, body, stream=stream)
         finally:
             token = getattr(self._google.credentials, "token", None)
             register_secret(self.name, Secret(token) if isinstance(token, str) else None, "access_token")
@@ -213,39 +213,39 @@ class _MultiProvider(Provider):
     def _select_wire_provider(self, model: str) -> HttpProvider:
         """Return the provider of the wire for *model*, a name without prefix."""
 
-    def _get_provider(self, model: str) -> HttpProvider:
-        """Return the provider of the wire for *model*, with all prefixes of this provider."""
+    def _get_prefixed_provider(self, model: str) -> HttpProvider:
+        """Return the provider of the wire for *model*, after adding all prefixes of this provider to it."""
         wire = self._select_wire_provider(self.strip_prefix(model))
         for prefix in (self.name, *self._prefixes):
             wire.add_prefix(prefix)
         return wire
 
     def settings(self) -> ProviderSettings:
-        """Return the sources of its credentials and its base URL."""
-        return self._get_provider("").settings()
+        """Return the sources of the provider's credentials and base URL."""
+        return self._get_prefixed_provider("").settings()
 
     def get_account(self) -> str:
-        """Return a hash of its account in the cloud, or of its base URL if that is unknown."""
-        return self._get_provider("").get_account()
+        """Return a hash of the provider's account in the cloud, or of the base URL if the account is unknown."""
+        return self._get_prefixed_provider("").get_account()
 
     def check(self, model: str) -> None:
         """
         Raise an error if credentials, region or packages for *model* are missing; no request is sent.
 
         Raises:
-            MissingKey: without any sign of credentials.
+            MissingKey: if no argument, variable or file names credentials.
             ModelError: when a package or a setting is missing.
         """
-        self._get_provider(model).check(model)
+        self._get_prefixed_provider(model).check(model)
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         """
         Return the reply to *request*.
 
         Raises:
-            ModelError: when there is none.
+            ModelError: when there is no reply.
         """
-        return await self._get_provider(request.model).complete(request)
+        return await self._get_prefixed_provider(request.model).complete(request)
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
         """
@@ -254,26 +254,26 @@ class _MultiProvider(Provider):
         Raises:
             ModelError: when there is no reply.
         """
-        inner: Any = self._get_provider(request.model).stream(request)
+        inner: Any = self._get_prefixed_provider(request.model).stream(request)
         async with aclosing(inner) as deltas:
             async for delta in deltas:
                 yield delta
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
         """
-        Query the cloud for the number of tokens in *request*; ``None`` if it does not count them.
+        Query the cloud for the number of tokens in *request*; ``None`` if the API for the model does not count tokens.
 
         Raises:
             ModelError: when the query fails.
         """
-        return await self._get_provider(request.model).count_tokens(request)
+        return await self._get_prefixed_provider(request.model).count_tokens(request)
 
     def output_limit(self, request: ModelRequest) -> int | None:
-        """Return the output limit that is sent with a *request* without one; ``None`` for none."""
-        return self._get_provider(request.model).output_limit(request)
+        """Return the output limit in tokens that is sent with a *request* that sets none; ``None`` if none is sent."""
+        return self._get_prefixed_provider(request.model).output_limit(request)
 
     async def close(self) -> None:
-        """Close the connections of all wires, even if closing one of them fails."""
+        """Close the connections of all wires, even if closing some of them fails."""
         async with AsyncExitStack() as stack:
             for wire in self._wires.values():
                 stack.push_async_callback(wire.close)
@@ -352,11 +352,11 @@ class BedrockProvider(_MultiProvider):
         self._is_converse = endpoint == "converse"
         if endpoint == "mantle":
             self._wires["claude"] = _MantleClaude(
-                self._aws, _join_url(base_url, "/anthropic"), name=name, **own, **shared
+                self._aws, _append_path_to_url(base_url, "/anthropic"), name=name, **own, **shared
             )
         elif endpoint == "runtime":
             self._wires["claude"] = _RuntimeClaude(self._aws, base_url, name=name, **own, **shared)
-        openai = _BedrockOpenAI(self._aws, _join_url(base_url, "/openai/v1"), name=f"{name}_openai", **shared)
+        openai = _BedrockOpenAI(self._aws, _append_path_to_url(base_url, "/openai/v1"), name=f"{name}_openai", **shared)
         self._wires["openai"] = openai
         called = name if self._is_converse else f"{name}_converse"
         self._wires["converse"] = _Converse(self._aws, base_url, name=called, prompt_cache=prompt_cache, **shared)
@@ -369,7 +369,7 @@ class BedrockProvider(_MultiProvider):
         return self._wires["openai" if maker == "openai" else "claude"]
 
 
-def _join_url(url: str | None, path: str) -> str | None:
+def _append_path_to_url(url: str | None, path: str) -> str | None:
     """Return *url* with *path* appended; ``None`` for ``None``."""
     return None if url is None else url.rstrip("/") + path
 
@@ -431,7 +431,7 @@ class _BedrockOpenAI(_NoFilesProvider, _AwsProvider, OpenAIProvider):
         if bearer is not None:
             access = {"api_key": bearer.reveal()}
         else:
-            keys = self._aws.find_signing_keys_or_profile()
+            keys = self._aws.get_signing_keys_or_profile()
             words = {"access_key": "access_key_id", "secret_key": "secret_access_key"}
             access = {"api_key": None, **{words.get(name, name): value for name, value in keys.items()}}
         sdk, region = self._load_sdk(), self._aws.find_region()
@@ -448,7 +448,7 @@ class _BedrockOpenAI(_NoFilesProvider, _AwsProvider, OpenAIProvider):
         raise failure
 
     def _convert_error(self, error: Exception, call: RequestLabel) -> BaseException:
-        """Return the error to raise for *error*; one of missing credentials becomes a ``MissingKey``."""
+        """Return the error to raise for *error*; an error about missing credentials becomes a ``MissingKey``."""
         sdk = self._load_sdk()
         if isinstance(error, sdk.OpenAIError) and not isinstance(error, sdk.APIError):
             return make_credentials_error(
@@ -491,49 +491,49 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
             return super()._convert_error(error, call)
         return error_from_transport(error, call)
 
-    async def _open_response(self, client: AuthenticatedClient, body: RequestBody, *, stream: bool) -> object:
+    async def _send_and_open_response(self, client: AuthenticatedClient, body: RequestBody, *, stream: bool) -> object:
         return await client.post_streaming(body.path, body.content, body.headers)
 
     def _explain_unsupported_schema(self, request: ModelRequest) -> str:
         """Return the reason why model or schema do not allow structured output; ``""`` if they do."""
         schema = request.settings.response_schema
-        if not family_of_converse(self.strip_prefix(request.model)).promises:
+        if not get_converse_family(self.strip_prefix(request.model)).promises:
             return "Bedrock does not support schemas for this model"
         if schema is not None and count_optional_members(schema, "anthropic") is None:
             return "the schema has open objects, more than 24 optional members, or no object at its root"
         return ""
 
-    def _can_all_tools_be_strict(self, request: ModelRequest, previous_failure: str = "") -> bool:
-        """Return whether *request* has strict tools, and all of them can be strict together."""
+    def _can_send_strict_tools(self, request: ModelRequest, previous_failure: str = "") -> bool:
+        """Return whether *request* has strict tools, and the model supports all of them as strict together."""
         strict = [tool for tool in request.tools if tool.strict]
         if (
             not strict
             or previous_failure == GRAMMAR
-            or not family_of_converse(self.strip_prefix(request.model)).promises
+            or not get_converse_family(self.strip_prefix(request.model)).promises
         ):
             return False
         return limit_strict_tools(request.tools, request.settings.response_schema) == request.tools
 
     def _list_unsupported_settings(self, request: ModelRequest) -> tuple[str, ...]:
         model = self.strip_prefix(request.model)
-        family, settings = family_of_converse(model), request.settings
+        family, settings = get_converse_family(model), request.settings
         dropped = [*converse.encode_wire_settings(request, model, family, self.name).dropped]
-        if any(tool.strict for tool in request.tools) and not self._can_all_tools_be_strict(request):
+        if any(tool.strict for tool in request.tools) and not self._can_send_strict_tools(request):
             dropped.append("strict")
         if request.tools and settings.parallel_tool_calls is False:
             dropped.append("parallel_tool_calls")
-        if converse.demands_unsupported_call(self._select_tools_and_add_answer(request), family):
+        if converse.demands_unsupported_call(self._select_tools_and_add_answer_tool(request), family):
             dropped.append("tool_choice")
         return (*dropped, *converse.find_unsupported_limits(self._make_request_options_and_warn(request), settings))
 
     def _make_request_options_and_warn(
         self, request: ModelRequest, previous_failure: str = ""
     ) -> converse.ConverseRequestOptions:
-        """Return the options of *request*; a note on unsupported thinking is logged once."""
+        """Return the options of *request*; log a note on unsupported thinking once per process."""
         model, cache = self.strip_prefix(request.model), request.settings.cache
-        family = family_of_converse(model)
+        family = get_converse_family(model)
         asked = self._encode_claude_thinking(request, model, previous_failure) if family.thinking == "claude" else None
-        asked = converse.make_non_claude_thinking_request(request.settings, model, family) if asked is None else asked
+        asked = converse.encode_non_claude_thinking(request.settings, model, family) if asked is None else asked
         warn_once(asked.note)
         return converse.ConverseRequestOptions(
             provider=self.name,
@@ -546,24 +546,24 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
 
     def _encode_claude_thinking(self, request: ModelRequest, model: str, previous_failure: str) -> ThinkingRequest:
         """Return the thinking members for Claude, in the format of its own wire."""
-        family, thinking, most = find_family(model), request.settings.thinking, request.settings.max_tokens
+        family, thinking, most = get_family(model), request.settings.thinking, request.settings.max_tokens
         if disables_unavoidable_thinking(request, family):
             return ThinkingRequest({"output_config": {"effort": "low"}}, CANNOT.format(model=model, least="low effort"))
-        asked = encode_thinking(request, model, family, off=previous_failure == FORCED_THINKING)
+        asked = encode_thinking(request, model, family, is_off=previous_failure == FORCED_THINKING)
         if thinking is None or asked is None:
             return ThinkingRequest({} if asked is None else {"thinking": asked})
         if most is not None and asked.get("budget_tokens", 0) >= most:
             asked = {**asked, "budget_tokens": max(MIN_BUDGET_TOKENS, most - 1)}
         members: dict[str, Any] = {"thinking": asked}
         if asked["type"] == "adaptive" and (thinking.effort is not None or thinking.tokens is not None):
-            members["output_config"] = {"effort": family.find_nearest_effort(effort_from_thinking(thinking))}
+            members["output_config"] = {"effort": family.get_nearest_effort(effort_from_thinking(thinking))}
         return ThinkingRequest({**members, **({"anthropic_beta": [BINDING_BETA]} if "block_binding" in asked else {})})
 
     def _encode(self, request: ModelRequest, *, stream: bool, previous_failure: str = "") -> RequestBody:
-        """Encode *request* with strict tools if all can be strict together, else without; the path selects model and stream."""
+        """Encode *request*, with strict tools only if all of them can be strict together; the path selects model and stream."""
         ways = self._make_request_options_and_warn(request, previous_failure)
-        tools = self._tools if self._can_all_tools_be_strict(request, previous_failure) else self._loose
-        request = self._select_tools_and_add_answer(request, previous_failure)
+        tools = self._tools if self._can_send_strict_tools(request, previous_failure) else self._loose
+        request = self._select_tools_and_add_answer_tool(request, previous_failure)
         path = f"/model/{quote(ways.model, safe=':;')}/converse{'-stream' if stream else ''}"
         return RequestBody(converse.encode(request, ways, tools(request.tools)), path=path)
 
@@ -572,7 +572,7 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
         model = self.strip_prefix(request.model)
         if parse_maker(model) != "anthropic":
             return None
-        request = self._select_tools_and_add_answer(request, is_count=True)
+        request = self._select_tools_and_add_answer_tool(request, is_token_count=True)
         content = converse.encode_token_count_request(
             request, self._make_request_options_and_warn(request), self._loose(request.tools)
         )
@@ -622,7 +622,7 @@ class VertexProvider(_MultiProvider):
         shared: dict[str, object] = {"transport": transport, "timeouts": timeouts, "headers": headers}
         self._wires["gemini"] = _VertexGemini(access, base_url, name=name, **shared)
         claude = {"name": f"{name}_claude", "max_tokens": max_tokens, "prompt_cache": prompt_cache}
-        self._wires["claude"] = _VertexClaude(access, _join_url(base_url, "/v1"), **claude, **shared)
+        self._wires["claude"] = _VertexClaude(access, _append_path_to_url(base_url, "/v1"), **claude, **shared)
 
     def _select_wire_provider(self, model: str) -> HttpProvider:
         return self._wires["claude" if model.startswith("claude-") else "gemini"]
@@ -748,13 +748,13 @@ class FoundryProvider(_NoFilesProvider, AnthropicProvider):
         name: str = "foundry",
         **options: Any,
     ) -> None:
-        require_at_most_one(name, api_key=api_key, token_provider=token_provider)
+        require_at_most_one_argument(name, api_key=api_key, token_provider=token_provider)
         super().__init__(api_key, base_url, transport, name=name, **options)
         self._resource = resource
         self._token_provider = token_provider
 
     def settings(self) -> ProviderSettings:
-        """Return the sources of its key and base URL."""
+        """Return the sources of the provider's key and base URL; raise ``ModelError`` for an invalid resource."""
         resource = self._resource or os.environ.get("ANTHROPIC_FOUNDRY_RESOURCE", "").strip()
         if resource:
             source = "resource=" if self._resource else "ANTHROPIC_FOUNDRY_RESOURCE"

@@ -44,7 +44,7 @@ def file_part(file: Mapping[str, object]) -> ImagePart | DocumentPart:
     Return a message part for an uploaded file.
 
     Raises:
-        DataError: for any value that is no result of ``upload``.
+        DataError: for a value that is not a result of ``upload``.
     """
     given: object = file
     words = [given.get(name, "") for name in MEMBERS] if isinstance(given, Mapping) else [""]
@@ -86,9 +86,9 @@ class Files:
         Args:
             file: Its bytes, or the path of a file of at most 512 MB.
             to: The provider, such as ``"anthropic"``, ``"openai"`` or ``"google"``, or a model string of it.
-            mime_type: Its type; by default from the extension of its name.
-            name: Its name; by default that of the path.
-            expires_in: Seconds until the provider deletes it: at Anthropic 3,600 to 7,776,000, at OpenAI 3,600 to 2,592,000.
+            mime_type: The MIME type; by default from the extension of the name.
+            name: The name of the file; by default that of the path.
+            expires_in: Seconds until the provider deletes the file: at Anthropic 3,600 to 7,776,000, at OpenAI 3,600 to 2,592,000.
                 By default it never expires, except that Google deletes every file after 48 hours.
 
         Raises:
@@ -117,14 +117,14 @@ class Files:
             at: The prefix of the provider, if it is registered under another name than its own.
 
         Raises:
-            DataError: for any value that is no result of ``upload``.
+            DataError: for a value that is not a result of ``upload``.
             ModelError: when the deletion fails, such as for an unknown file.
         """
         part = file_part(file)
         await self._get_provider(at or part.provider).delete_file(str(part.file_id))
 
     def _get_provider(self, provider_or_model: str) -> Provider:
-        """Return the provider for its name, or for a model string of it."""
+        """Return the registered provider for a provider's name, or for a model string."""
         return self._models().provider_for(
             provider_or_model if "/" in provider_or_model else f"{provider_or_model}/files"
         )

@@ -71,7 +71,7 @@ class Credentials:
         key: The key; ``None`` if the server needs none.
         source: For messages: ``"ANTHROPIC_API_KEY"``, ``"api_key="``, ``"no key"``, or ``"withheld"`` for a key in the
             environment that belongs to another host.
-        told: A sentence about the source that replaces the usual one, such as for credentials of a cloud.
+        told: A sentence about the source in place of the usual one, such as for credentials of a cloud.
     """
 
     key: Secret | None
@@ -112,17 +112,19 @@ def find_set_variable(variables: Sequence[str]) -> str | None:
     return next((name for name in variables if os.environ.get(name, "").strip()), None)
 
 
-def find_key(
-    provider: str, explicit: Secret | None, variables: Sequence[str], *, required: bool, argument: str
+def resolve_key(
+    provider: str, explicit: Secret | None, variables: Sequence[str], *, is_required: bool, argument: str
 ) -> Credentials:
     """
-    Return the key of *provider*: *explicit*, else the first of the environment *variables* that is set.
+    Return the key of *provider* and its source, and register the key for redaction.
+
+    The key is *explicit*, else that of the first environment variable of *variables* that is set, else ``None``.
 
     Args:
         provider: The provider's name, for the message.
-        explicit: The key of the caller.
+        explicit: The key that the caller passed.
         variables: Environment variables in order of preference.
-        required: Whether a missing key is an error.
+        is_required: Whether a missing key is an error.
         argument: The code that passes a key, such as ``"AnthropicProvider(api_key=...)"``, for the message.
 
     Raises:
@@ -136,7 +138,7 @@ def find_key(
         key = Secret(os.environ[variable].strip())
         register_secret(provider, key)
         return Credentials(key, variable)
-    if not required:
+    if not is_required:
         return Credentials(None, "no key")
     names = " or ".join(variables) or "an environment variable"
     msg = (
@@ -148,7 +150,7 @@ def find_key(
 
 
 def resolve_base_url(explicit: str | None, variable: str | None, default: str | None) -> tuple[str | None, bool]:
-    """Return the base URL (explicit, else from *variable*, else *default*) and whether it is not the default."""
+    """Return (URL, differs): *explicit*, else the URL in *variable*, else *default*, and whether it differs from *default*."""
     url = explicit or (os.environ.get(variable, "").strip() if variable else "")
     if not url:
         return default, False
@@ -156,22 +158,22 @@ def resolve_base_url(explicit: str | None, variable: str | None, default: str | 
 
 
 def select_key_variables_for_url(
-    provider: str, variables: Sequence[str], url: str | None, default: str | None
+    provider: str, variables: Sequence[str], url: str | None, default_url: str | None
 ) -> Sequence[str]:
     """
-    Return *variables* if their keys may be sent to *url*, else ``()``; a key is only sent to its own host (reliability:SC12).
+    Return *variables* if their keys may be sent to *url*, ``()`` for a server on this machine; raise for other hosts.
 
-    That is the host of the *default* URL. For a provider without a default URL, or with one on this machine, it is any host,
-    because users choose its URL. Hosts in ``STEPENGINE_KEY_HOSTS``, separated by commas, are also allowed. A server on this
-    machine receives no key.
+    A key is only sent to its own host (reliability:SC12). That is the host of *default_url*. For a provider without a default URL, or
+    with one on this machine, it is any host, because users choose its URL. Hosts in ``STEPENGINE_KEY_HOSTS``, separated by commas, are
+    also allowed.
 
     Raises:
         MissingKey: when a key would be sent to another host, which the settings of a repository might have chosen.
     """
-    if url is None or default is None or find_set_variable(variables) is None:
+    if url is None or default_url is None or find_set_variable(variables) is None:
         return variables
-    host, home = urlsplit(url).hostname or "", urlsplit(default).hostname or ""
-    if is_trusted_url(url, default) or _is_local_host(home):
+    host, home = urlsplit(url).hostname or "", urlsplit(default_url).hostname or ""
+    if is_trusted_url(url, default_url) or _is_local_host(home):
         return variables
     if _is_local_host(host):
         return ()
@@ -187,17 +189,17 @@ def select_key_variables_for_url(
     raise MissingKey(msg, kind="missing_key")
 
 
-def is_trusted_url(url: str, home: str | None) -> bool:
+def is_trusted_url(url: str, default_url: str | None) -> bool:
     """
     Return whether credentials of the environment may be sent to *url*.
 
-    Its host must be in ``STEPENGINE_KEY_HOSTS``, or that of *home*, the provider's own URL. In the second case the URL must be
-    encrypted if *home* is.
+    Its host must be in ``STEPENGINE_KEY_HOSTS``, or that of *default_url*, the provider's own URL. In the second case *url* must be
+    encrypted if *default_url* is.
     """
-    to, own = urlsplit(url), urlsplit(home or "")
+    to, own = urlsplit(url), urlsplit(default_url or "")
     if (to.hostname or "") in [name.strip().lower() for name in os.environ.get(KEY_HOSTS, "").split(",")]:
         return True
-    return home is not None and to.hostname == own.hostname and to.scheme in {own.scheme, "https"}
+    return default_url is not None and to.hostname == own.hostname and to.scheme in {own.scheme, "https"}
 
 
 def require_host_label(provider: str, value: str, topic: str, source: str) -> str:
@@ -209,7 +211,7 @@ def require_host_label(provider: str, value: str, topic: str, source: str) -> st
     Args:
         provider: The provider's name, for the message.
         value: The text.
-        topic: Its name, such as ``"region"``, for the message.
+        topic: The name of the value, such as ``"region"``, for the message.
         source: The argument or variable that holds it, for the message.
 
     Raises:
@@ -249,6 +251,6 @@ def register_url_password(provider: str, url: str) -> None:
 
 
 def make_safe_excerpt(text: str, limit: int) -> str:
-    """Return *text* for a quotation in a message: on one line, without secrets, and cut to *limit* characters."""
+    """Return *text* for a quotation in a message: on one line, with secrets redacted, and cut to *limit* characters."""
     text = CONTROL.sub(" ", ANY.redact_beginning(text, limit)).strip()
     return cut_after(text, limit)

@@ -64,7 +64,7 @@ class KnownModel:
         max_output: Tokens; ``None`` when unknown.
         prices: US dollars per million tokens, by kind; empty when unknown.
         thinking: The kinds of thinking that its provider lists; ``None`` when the provider was not queried.
-        efforts: The levels of effort that its provider lists; ``None`` likewise.
+        efforts: The levels of effort that its provider lists; ``None`` when the provider was not queried.
     """
 
     model: str
@@ -100,7 +100,7 @@ def find_known_models(models: Models, name: str) -> list[KnownModel]:
 
 
 def _describe_provider(models: Models, prefix: str, model: str) -> ListedProvider:
-    """Return the provider of *model* with the state of its key; a provider that fails has the reason as this state."""
+    """Return the provider of *model* with the state of its key; for a provider that fails, the state is the reason."""
     try:
         provider = models.provider_for(model)
         settings = provider.settings()
@@ -134,7 +134,7 @@ def _resolve_redacted_base_url(settings: ProviderSettings) -> str | None:
 
 
 def _compute_token_prices(model: str) -> dict[str, Decimal]:
-    """Return the price of a million tokens of each kind, for small requests."""
+    """Return the price in US dollars of a million tokens of each kind, for small requests; unknown prices are left out."""
     now = datetime.now(UTC)
     costs = {kind: LIST_PRICES(model, usage, now) for kind, usage in KINDS.items()}
     return {kind: (cost * PER_MILLION).normalize() for kind, cost in costs.items() if cost is not None}

@@ -15,7 +15,7 @@ from attrs import frozen
 from stepengine.models.base import Timeouts
 
 if TYPE_CHECKING:
-    from stepengine.models._thinking_levels import Form
+    from stepengine.models._thinking_levels import ThinkingFormat
 
 Tiers: TypeAlias = tuple[tuple[str, str], ...]
 OPENAI_TIERS: Tiers = (
@@ -99,7 +99,7 @@ class Preset:
     no_key: str = ""
     model_patterns: tuple[str, ...] = ()
     limit_member: Literal["max_completion_tokens", "max_tokens"] = "max_tokens"
-    thinking: Form = "effort"
+    thinking: ThinkingFormat = "effort"
     file_format: Literal["no", "bytes", "all", "link"] = "no"
     audio_format: Literal["", "bytes", "data_url"] = ""
     supports_video: bool = False
@@ -141,7 +141,7 @@ class Preset:
 
 
 def _make_preset(name: str, base_url: str, page: str, *, key_required: bool = True) -> Preset:
-    """Return a preset with environment variables named after it, such as ``GROQ_BASE_URL`` and ``GROQ_API_KEY``."""
+    """Return a preset with environment variables by *name*, such as ``GROQ_BASE_URL`` and ``GROQ_API_KEY`` for ``groq``."""
     return Preset(
         name=name,
         page=page,
@@ -353,7 +353,7 @@ ELSEWHERE = Preset(
 
 def get_preset_or_safe_default(name: str, base_url: str | None) -> Preset:
     """
-    Return the preset of *name*, or a safe one for an unknown server.
+    Return the preset of *name*, or the safe defaults of an unknown server.
 
     ``openai_chat`` with a *base_url* is such a server, so OpenAI's key is not sent there.
     """

@@ -26,7 +26,7 @@ class ListPrices:
     """
 
     def __call__(self, model: str, usage: Usage | None, at: datetime) -> Decimal | None:
-        """Return the cost of *usage* of *model* at the time *at*; ``None`` if it is unknown."""
+        """Return the cost of *usage* of *model* at the time *at* in US dollars; ``None`` if it is unknown. A fallback has its dearest cost."""
         if usage is None:
             return None
         from stepengine.models._price_book import PriceBook
@@ -42,7 +42,7 @@ class ListPrices:
 
     def price_reply(self, model: str, reply: ModelReply, at: datetime) -> Decimal | None:
         """
-        Return the cost of *reply* to a request for *model* at the time *at*; ``None`` if it is unknown.
+        Return the cost in US dollars of *reply* to a request for *model* at the time *at*; ``None`` if it is unknown.
 
         It includes images and audio, cache lifetimes, the service tier, searches and other server tools. If a gateway answers
         with an unknown model name, the price of the requested model applies.
@@ -75,8 +75,8 @@ LIST_PRICES = ListPrices()
 """The default prices of an engine."""
 
 
-def find_model_info(model: str) -> ModelInfo:
-    """Return the context window and the largest output of *model* from price data and our table."""
+def get_model_info(model: str) -> ModelInfo:
+    """Return the context window and the largest output of *model* from price data and our table, ``None`` for unknown limits."""
     from stepengine.models._limits import fill_model_limits
     from stepengine.models._price_book import PriceBook
     from stepengine.models.base import ModelInfo
@@ -101,7 +101,7 @@ def find_nearest_names(model: str) -> tuple[str, ...]:
 
 def find_listed_family_and_name(provider: str, model: str) -> tuple[str, str] | None:
     """
-    Return *model* as family and name in a provider's price list; ``None`` if it is not listed.
+    Return *model* as (family, name) in a provider's price list; ``None`` if it is not listed.
 
     Args:
         provider: The name of the provider in ``genai_prices``.

@@ -32,8 +32,8 @@ ProviderSource: TypeAlias = Provider | Callable[[], Provider]
 
 
 @lru_cache(maxsize=4)
-def _find_provider_entry_points(path: tuple[str, ...]) -> EntryPoints:  # noqa: ARG001 - it is the key of the cache
-    """Return the entry points of providers installed on *path*, cached because reading them is slow."""
+def _load_provider_entry_points(search_path: tuple[str, ...]) -> EntryPoints:  # noqa: ARG001 - it is the key of the cache
+    """Return the entry points of installed providers, cached by *search_path*, the value of ``sys.path``."""
     from importlib.metadata import entry_points
 
     return entry_points(group=ENTRY_POINTS)
@@ -41,10 +41,10 @@ def _find_provider_entry_points(path: tuple[str, ...]) -> EntryPoints:  # noqa: 
 
 def _create_installed_provider(entry: EntryPoint) -> Provider:
     """
-    Return the provider of an installed package.
+    Load an entry point, and return the provider that it creates.
 
     Raises:
-        ModelError: when the entry point does not return one.
+        ModelError: when the entry point fails or does not create a provider.
     """
     try:
         provider = entry.load()()
@@ -67,7 +67,7 @@ def _make_entry_point_error(entry: EntryPoint, why: str) -> ModelError:
 
 
 def _make_provider_factory(location: str, *arguments: str, **options: str) -> Callable[[], Provider]:
-    """Return a function that creates one of the package's providers and imports its module on first use."""
+    """Return a function that imports the provider class at *location* (``module:Class``) and creates a provider with the arguments."""
 
     def create_provider() -> Provider:
         module, _, name = location.partition(":")
@@ -162,7 +162,7 @@ class Models:
 
     @property
     def _sources(self) -> dict[str, ProviderSource]:
-        """The sources of providers by prefix; registered ones replace the package's own."""
+        """The sources of providers by prefix; registered providers replace the package's own."""
         late = self._late
         if late is not None:
             # In this order, because another thread could otherwise miss the package's own.
@@ -225,7 +225,7 @@ class Models:
         raise UnknownModel(msg)
 
     def for_run(self) -> Models:
-        """Return the registry for one run: this one, unless its only provider has a separate one for each run."""
+        """Return the registry for one run: this one, unless its only provider returns a separate provider for each run."""
         own = None if self._only is None else self._only.for_run()
         if own is self._only:
             return self
@@ -296,7 +296,7 @@ class Models:
         return self._resolve_by_model_patterns(model)
 
     def _match_longest_prefix(self, model: str, prefix: str, rest: str) -> ModelRef | None:
-        """Return the reference with the longest registered prefix; ``None`` if none matches."""
+        """Return the reference with the longest registered prefix of *model*; ``None`` if no prefix matches."""
         if prefix not in self._sources:
             self._register_installed_providers()
         plain = f"{prefix}/{rest}"
@@ -311,7 +311,7 @@ class Models:
         if not self._discover:
             return
         self._discover = False
-        for entry in _find_provider_entry_points(tuple(sys.path)):
+        for entry in _load_provider_entry_points(tuple(sys.path)):
             if entry.name not in self._sources:
                 self.register(entry.name, partial(_create_installed_provider, entry))
 
@@ -320,12 +320,12 @@ class Models:
         Return the provider of *model*, created on first use; for an alias, a provider that requests the alias's model.
 
         Raises:
-            UnknownModel: as ``parse``.
+            UnknownModel: when no or several providers match, or *model* is empty.
         """
         return self._resolve_provider(model, self.parse(model))
 
     def _resolve_provider(self, model: str, ref: ModelRef) -> Provider:
-        """Return the provider for a parsed model string: one for exactly this string, a fallback, or that of the prefix."""
+        """Return the provider for a parsed model string: the provider served for exactly this string, a fallback, or that of the prefix."""
         provider = self._served.get(str(ref))
         if provider is None:
             route = None if ref.provider else parse_route(ref.model)
@@ -359,11 +359,11 @@ class Models:
         route = parse_route(canonical)
         if route is not None:
             return _combine_smallest_limits([self.info(name) for name in route.models])
-        from stepengine.models.anthropic.families import find_family
-        from stepengine.models.pricing import find_model_info
+        from stepengine.models.anthropic.families import get_family
+        from stepengine.models.pricing import get_model_info
 
-        known, name = find_model_info(canonical), canonical.rpartition("/")[2]
-        return attrs.evolve(known, max_output=find_family(name).max_output) if "claude-" in name else known
+        known, name = get_model_info(canonical), canonical.rpartition("/")[2]
+        return attrs.evolve(known, max_output=get_family(name).max_output) if "claude-" in name else known
 
     def output_limit(self, request: ModelRequest) -> int | None:
         """
@@ -394,7 +394,7 @@ class Models:
         ``info`` returns the same from then on.
 
         Raises:
-            UnknownModel: as ``parse``.
+            UnknownModel: when no or several providers match, or *model* is empty.
             ModelError: when the query fails.
         """
         ref = self.parse(model)
@@ -472,9 +472,9 @@ class Models:
         msg = f"unknown provider {prefix!r} of the model {model!r}; registered providers: {known}{elsewhere}{near}"
         return UnknownModel(msg, kind="unknown_model")
 
-    def _suggest_names(self, word: str, alike: float = 0.6) -> str:
-        """Return a clause with the providers and aliases that are similar to *word*; ``""`` if none is."""
-        return did_you_mean(word, [*self.providers, *self.aliases], alike=alike)
+    def _suggest_names(self, word: str, min_similarity: float = 0.6) -> str:
+        """Return a clause with the providers and aliases that are similar to *word*; ``""`` if there are none."""
+        return did_you_mean(word, [*self.providers, *self.aliases], alike=min_similarity)
 
     def _suggest_openrouter_name(self, model: str) -> str:
         """Return a clause with the model string at OpenRouter; ``""`` if OpenRouter does not list *model*."""
@@ -487,7 +487,7 @@ class Models:
 
 
 def _combine_smallest_limits(infos: list[ModelInfo]) -> ModelInfo:
-    """Return the smallest limits of all models of a fallback; ``None`` for a limit that is unknown for one of them."""
+    """Return the smallest limits of all models of a fallback; a limit is ``None`` if one of the models has no known limit."""
     windows, outputs = [i.context_window for i in infos], [i.max_output for i in infos]
     return ModelInfo(
         context_window=None if None in windows else min(filter(None, windows), default=None),
@@ -535,12 +535,12 @@ class _FixedModelProvider(Provider):
                 )
 
     def _with_fixed_model_if_unnamed(self, reply: ModelReply) -> ModelReply:
-        """Return *reply* with the fixed model as its model if it names none."""
+        """Return *reply* with the fixed model as its model, if the reply names no model."""
         return reply if reply.model is not None else attrs.evolve(reply, model=self._model)
 
 
 def _split_prefix(model: str) -> tuple[str, str, str]:
-    """Split a model string at the first slash or colon; return the part before it, the separator, and the rest."""
+    """Split a model string at the first slash or colon, and return (prefix, separator, rest); without both, (model, "", "")."""
     slash, colon = model.find("/"), model.find(":")
     at = max(slash, colon) if slash < 0 or colon < 0 else min(slash, colon)
     return (model, "", "") if at < 0 else (model[:at], model[at], model[at + 1 :])

@@ -120,20 +120,20 @@ class Fallback(Provider):
 
     Args:
         route: The canonical model strings, and the causes of a fallback.
-        provider_of: Returns the provider of a model string.
+        get_provider: Returns the provider of a model string.
     """
 
     name = "fallback"
 
-    def __init__(self, route: Route, provider_of: Callable[[str], Provider]) -> None:
+    def __init__(self, route: Route, get_provider: Callable[[str], Provider]) -> None:
         self._route = route
-        self._provider_of = provider_of
+        self._get_provider = get_provider
         self._left_off: OrderedDict[int, tuple[ModelRequest, int]] = OrderedDict()
 
     def check(self, model: str) -> None:
-        """Check every model of the route, because any of them may be needed."""
+        """Raise an error if requests for any model of the route cannot succeed, because each of them may be needed."""
         for name in self._route.models:
-            self._provider_of(name).check(name)
+            self._get_provider(name).check(name)
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         """Return the reply of the first model that does not fail."""
@@ -141,7 +141,7 @@ class Fallback(Provider):
         models = self._route.models
         for number, model in enumerate(models):
             try:
-                reply = await self._provider_of(model).complete(attrs.evolve(request, model=model))
+                reply = await self._get_provider(model).complete(attrs.evolve(request, model=model))
             except ModelError as error:
                 spent = _add_usage(spent, find_failed_attempt_usage(error))
                 error.usage = spent
@@ -163,7 +163,7 @@ class Fallback(Provider):
         for number, model in list(enumerate(models))[first:]:
             shown = False
             try:
-                inner: Any = self._provider_of(model).stream(attrs.evolve(request, model=model))
+                inner: Any = self._get_provider(model).stream(attrs.evolve(request, model=model))
                 async with aclosing(inner) as deltas:
                     async for delta in deltas:
                         shown = True
@@ -183,15 +183,15 @@ class Fallback(Provider):
                     error.retryable = True
                     raise
 
-    def _store_next_model(self, request: ModelRequest, number: int) -> None:
+    def _store_next_model(self, request: ModelRequest, index: int) -> None:
         """Store the index of the model with which the next attempt of *request* starts."""
-        self._left_off[id(request)] = (request, number)
+        self._left_off[id(request)] = (request, index)
         while len(self._left_off) > KEPT_REQUESTS:
             self._left_off.popitem(last=False)
 
 
 def _add_usage(spent: Usage | None, more: object) -> Usage | None:
-    """Return the sum of both usages; one that is no ``Usage`` is ignored."""
+    """Return the sum of both usages; ignore *more* if it is not a ``Usage``."""
     if not isinstance(more, Usage):
         return spent
     return more if spent is None else spent + more

@@ -171,7 +171,7 @@ def _make_reply(
 
 
 def _parse_cost(cost: Decimal | float | str) -> Decimal:
-    """Return a cost as US dollars; raise ``DataError`` if it is no finite number of at least 0."""
+    """Return *cost* as a number of US dollars; raise ``DataError`` if it is not a finite number of at least 0."""
     try:
         dollars = Decimal(str(cost))
     except InvalidOperation:
@@ -210,13 +210,13 @@ class ScriptedModel(Provider):
     def __init__(self, replies: Iterable[Script] | Callable[[ModelRequest], Play] = (), *, chunk: int = 4) -> None:
         self._always = replies if callable(replies) else None
         if self._always is not None:
-            _convert_script_item(self._always, 0)
+            _validate_script_item(self._always, 0)
             self._script: tuple[Any, ...] = ()
         elif isinstance(replies, str | Mapping) or not isinstance(replies, Iterable):
             msg = f"a script must be a list of replies, or one function that answers every request, not {replies!r}"
             raise DataError(msg)
         else:
-            self._script = tuple([_convert_script_item(item, index) for index, item in enumerate(replies)])
+            self._script = tuple([_validate_script_item(item, index) for index, item in enumerate(replies)])
         self._chunk = max(1, chunk)
         self._lock = Lock()
         self.calls: list[ModelRequest] = []
@@ -231,11 +231,11 @@ class ScriptedModel(Provider):
         return self._script[len(self.calls) :]
 
     def supports_model(self, model: str) -> bool:
-        """Return true, because a script answers for every model."""
+        """Return True, because a script answers requests for every model."""
         return True
 
     def check(self, model: str) -> None:
-        """Accept every model, because a script needs no key."""
+        """Do nothing, because a script answers every model and needs no key."""
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         """Return the next reply, or raise the scripted error."""
@@ -252,7 +252,7 @@ class ScriptedModel(Provider):
         """Yield the next reply in deltas of a few characters, then the reply itself."""
         item = self._record_request_and_get_item(request)
         if callable(item):
-            item = _convert_script_item(item(request), asked=item)
+            item = _validate_script_item(item(request), function=item)
         if isinstance(item, Failing):
             for piece in _split_text(item.after, self._chunk):
                 yield TextChunk(piece)
@@ -263,9 +263,9 @@ class ScriptedModel(Provider):
 
     def assert_complete(self) -> None:
         """
-        Check that all replies were used, and that there were no further requests.
+        Raise ``AssertionError`` if replies were not used, or if there were requests after the last reply.
 
-        There is nothing to check for a function that answers every request.
+        For a function that answers every request, nothing is checked.
 
         Raises:
             AssertionError: with a list of the unused replies, or of the further requests.
@@ -286,7 +286,7 @@ class ScriptedModel(Provider):
             raise AssertionError(msg)
 
     def _record_request_and_get_item(self, request: ModelRequest) -> Any:
-        """Record *request* and return its item of the script, or the function that answers all; raise after the last item."""
+        """Record *request*, and return the next item of the script or the function that answers all requests; raise after the last item."""
         with self._lock:
             index = len(self.calls)
             self.calls.append(request)
@@ -313,7 +313,7 @@ class RunScript(ScriptedModel):
         chunk: As for ``ScriptedModel``.
 
     Raises:
-        DataError: as ``ScriptedModel``.
+        DataError: when an item has another type; or at the request, when a function returns another type.
     """
 
     def __init__(
@@ -338,7 +338,7 @@ class RunScript(ScriptedModel):
                 yield ReplyDone(self._add_script_model_and_cost(delta.reply)) if isinstance(delta, ReplyDone) else delta
 
     def _add_script_model_and_cost(self, reply: ModelReply) -> ModelReply:
-        """Return *reply* with this script as its model if it names none, and a cost of 0 if it has neither usage nor cost."""
+        """Return *reply* with this script as its model if the reply names no model, and a cost of 0 without usage and cost."""
         if reply.cost is None and reply.usage is None:
             reply = attrs.evolve(reply, cost=Decimal(0))
         return reply if reply.model is not None else attrs.evolve(reply, model=f"{self.name}/{self.source}")
@@ -347,15 +347,15 @@ class RunScript(ScriptedModel):
 def _get_reply_or_raise(item: Any, request: ModelRequest) -> ModelReply:
     """Return the reply of a script item, calling a function with *request*; raise the error of a scripted failure."""
     if callable(item):
-        item = _convert_script_item(item(request), asked=item)
+        item = _validate_script_item(item(request), function=item)
     if isinstance(item, Failing):
         raise item.error
     reply: ModelReply = item
     return reply
 
 
-def _convert_script_item(item: object, index: int | None = None, *, asked: object = None) -> Any:
-    """Return a valid item of a script, or result of the function *asked*, with a str as a ``ModelReply``."""
+def _validate_script_item(item: object, index: int | None = None, *, function: object = None) -> Any:
+    """Return an item of a script, or the result of *function*, with a str as a ``ModelReply``; raise ``DataError`` if it is invalid."""
     if isinstance(item, str):
         return ModelReply(item)
     if isinstance(item, ModelReply | Failing):
@@ -367,8 +367,8 @@ def _convert_script_item(item: object, index: int | None = None, *, asked: objec
         item.close()
     where = (
         f"item {index} of the script is"
-        if asked is None
-        else f"a function of the script, {_get_function_name(asked)}, returned"
+        if function is None
+        else f"a function of the script, {_get_function_name(function)}, returned"
     )
     msg = (
         f"{where} {item!r}; valid items are replies, strings, failure(exc) and functions from a request to one of these"
@@ -394,14 +394,14 @@ def _get_function_name(function: object) -> str:
     return getattr(function, "__qualname__", repr(function))
 
 
-def _make_exhausted_error(request: ModelRequest, written: int, index: int, source: str) -> ModelError:
+def _make_exhausted_error(request: ModelRequest, reply_count: int, index: int, source: str) -> ModelError:
     """Return the error for a request after the end of the script; it shows the last messages."""
     messages = request.all_messages
     first = max(0, len(messages) - SHOWN_MESSAGES)
     shown = "".join(
         f"\n  message {i}, {m.role}: {_format_message_excerpt(m)}" for i, m in enumerate(messages[first:], first)
     )
-    replies = "1 reply" if written == 1 else f"{written} replies"
+    replies = "1 reply" if reply_count == 1 else f"{reply_count} replies"
     msg = (
         f"the script{source and f' {source}'} has {replies}, and this is request {index + 1} (model {request.model!r}, "
         f"{len(messages)} messages); add a reply, or send fewer requests. The request ends with:{shown or ' no message'}"
@@ -428,6 +428,7 @@ def _describe_item(item: object) -> str:
 
 
 def _shorten_to_one_line(text: str) -> str:
+    """Return *text* with escaped line breaks, cut to 200 characters with a note on its length."""
     text = text.replace("\n", "\\n")
     return cut_after(text, SHOWN_CHARS, f"... ({len(text)} characters)")
 
@@ -441,5 +442,5 @@ def _split_into_small_deltas(reply: ModelReply, size: int) -> Iterator[ModelDelt
             yield delta
 
 
-def _split_text(whole: str, size: int) -> Iterator[str]:
-    return (whole[start : start + size] for start in range(0, len(whole), size))
+def _split_text(text: str, size: int) -> Iterator[str]:
+    return (text[start : start + size] for start in range(0, len(text), size))

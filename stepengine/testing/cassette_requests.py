@@ -46,7 +46,7 @@ from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, DefinitionError, ModelError
 from stepengine.models._byte_reader import Accumulator, decode_or_raise_protocol_error
 from stepengine.models._failures import RequestLabel
-from stepengine.models._json import find_object, find_text, read_json
+from stepengine.models._json import find_object, find_text, parse_json
 from stepengine.models.anthropic.decode import decode as decode_anthropic
 from stepengine.models.anthropic.stream import AnthropicAccumulator
 from stepengine.models.google.decode import GoogleAccumulator
@@ -193,7 +193,7 @@ def _parse_json_object_body(content: bytes) -> dict[str, Any] | None:
     if is_text_nested_deeper(content, MAX_DEPTH):
         return None
     try:
-        value = _stringify_large_numbers(read_json(content))
+        value = _stringify_large_numbers(parse_json(content))
     except ValueError:
         return None
     return value if isinstance(value, dict) else None

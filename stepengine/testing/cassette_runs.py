@@ -29,11 +29,11 @@ from stepengine.journal.show import spending_of
 from stepengine.models._byte_reader import (
     MAX_REPLY_BYTES,
     ReplyReader,
-    check_reply_text_size,
     decode_or_raise_protocol_error,
+    require_reply_text_size,
 )
 from stepengine.models._failures import error_from_body, find_request_id, make_protocol_error
-from stepengine.models._json import read_json
+from stepengine.models._json import parse_json
 from stepengine.models.pricing import LIST_PRICES
 from stepengine.testing.cassette_files import Interaction, RecordedResponse, is_event_stream
 from stepengine.testing.cassette_requests import ModelCall, fill_text_of_opaque_part, parse_model_call
@@ -195,7 +195,7 @@ def _decode_reply(call: ModelCall, response: RecordedResponse) -> ModelReply:
         reader.feed(events)
         return reader.finish()
     try:
-        data = read_json(content)
+        data = parse_json(content)
     except ValueError:
         data = None
     if not isinstance(data, dict):
@@ -203,7 +203,7 @@ def _decode_reply(call: ModelCall, response: RecordedResponse) -> ModelReply:
     decode = call.protocol.decode
     try:
         return decode_or_raise_protocol_error(
-            call.label, lambda: check_reply_text_size(decode(data, call.label, call.model, request_id), call.label)
+            call.label, lambda: require_reply_text_size(decode(data, call.label, call.model, request_id), call.label)
         )
     except ModelError as error:
         if error.kind not in UNREADABLE:
@@ -219,7 +219,7 @@ def _to_event_stream(response: RecordedResponse, content: bytes) -> bytes | None
     if not content.lstrip().startswith(b"["):
         return None
     try:
-        chunks = read_json(content)
+        chunks = parse_json(content)
     except ValueError:
         return None
     return b"".join([b"data: " + compact(chunk).encode() + b"\n\n" for chunk in chunks])

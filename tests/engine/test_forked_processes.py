@@ -538,7 +538,7 @@ async def test_a_child_ends_nothing_that_its_parent_has_under_way() -> None:
 
 def test_forked_child_learns_that_its_parent_holds_the_batch_file(tmp_path: Path) -> None:
     class Batching(ScriptedModel):
-        def batch_member(self, request: Any) -> Any:
+        def encode_batch_member(self, request: Any) -> Any:
             return {}
 
     provider: Any = Batched(Batching([]), file=tmp_path / "batches.db")

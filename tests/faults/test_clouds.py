@@ -761,7 +761,7 @@ def test_explicit_project_and_location_win_over_the_environment(monkeypatch):
     found = {}
     for given in (("mine", "eu"), (None, None)):
         provider = VertexProvider(*given, credentials="a-token-0123456789")
-        wires = provider._get_provider("vertex/claude-x"), provider._get_provider("vertex/gemini-x")
+        wires = provider._get_prefixed_provider("vertex/claude-x"), provider._get_prefixed_provider("vertex/gemini-x")
         found[given] = [
             wires[0]._make_request_path("claude-x", stream=False),
             *[wire.settings().base_url for wire in wires],
@@ -834,7 +834,7 @@ async def test_azure_identity_provides_entra_tokens_where_configured(server, not
 
 def encoded(provider: Provider, request: ModelRequest) -> dict[str, Any]:
     """The body that goes out, taken before it is signed."""
-    wire = provider._get_provider(request.model) if hasattr(provider, "_get_provider") else provider
+    wire = provider._get_prefixed_provider(request.model) if hasattr(provider, "_get_prefixed_provider") else provider
     return json.loads(wire._encode(request, stream=False).content)
 
 
@@ -891,7 +891,7 @@ async def test_features_missing_on_vertex_are_refused_or_dropped(server, account
     assert [{"googleSearch": {}}] == body["tools"]
     assert "toolConfig" not in body
     assert "store" not in encoded(provider, asked(model, store=True))
-    assert ("store",) == provider._get_provider(model)._list_unsupported_settings(asked(model, store=True))
+    assert ("store",) == provider._get_prefixed_provider(model)._list_unsupported_settings(asked(model, store=True))
 
 
 @pytest.mark.spec("providers:PV91", "providers:PV93", "providers:PV96", "providers:PV53")
@@ -907,7 +907,7 @@ async def test_a_cloud_refuses_files_and_batches_before_any_request(name, server
     with pytest.raises(ModelError, match="stores no files"):
         await provider.delete_file("file_1")
     with pytest.raises(ModelError, match="does not support batches"):
-        provider.batch_member(asked(way.model))
+        provider.encode_batch_member(asked(way.model))
     await provider.close()
 
     assert ["unsupported_part"] * 2 == [part.value.kind, upload.value.kind]
@@ -955,7 +955,7 @@ async def test_the_platform_has_the_address_and_api_of_the_sdk(make, home, serve
 
     assert home == f"{str(client.base_url).rstrip('/')}/"
     assert WORKSPACE == client.workspace_id
-    assert provider.batch_member(asked(request.model)).content is not None
+    assert provider.encode_batch_member(asked(request.model)).content is not None
     assert () == provider._list_unsupported_settings(request)
     assert "anthropic" == provider_list(provider.name)
 
@@ -1041,7 +1041,7 @@ async def test_path_and_body_equal_those_of_the_sdk(name, model, stream, server,
     """What the SDK's client does with a body of its own form, its deep copies aside; only the mark of the cache is ours."""
     provider = WAYS[name].make(server, account)
     request = asked(f"{name.partition('-')[0]}/{model}", cache="off")
-    wire = provider._get_provider(request.model)
+    wire = provider._get_prefixed_provider(request.model)
     if name == "vertex-claude":
         await wire._google.load_credentials_if_missing(request.model)
     ours = wire._encode(request, stream=stream)

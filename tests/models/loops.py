@@ -24,7 +24,7 @@ from stepengine.data.transcript import Transcript
 from stepengine.models._wire import NUDGE
 from stepengine.models.anthropic.encode import AnthropicEncodeOptions as AnthropicFlags
 from stepengine.models.anthropic.encode import encode_messages as encode_anthropic
-from stepengine.models.anthropic.families import find_family
+from stepengine.models.anthropic.families import get_family
 from stepengine.models.anthropic.request import encode_thinking
 from stepengine.models.google.encode import DUMMY_SIGNATURE, SIGNED_SINCE, parse_generation
 from stepengine.models.google.encode import GoogleEncodeOptions as GoogleFlags
@@ -367,7 +367,7 @@ def encoded_by(wire: str, first: Recording, second: Recording, history: Transcri
             budget = (second.request.get("thinking") or {}).get("budget_tokens")
             settings = ModelSettings(thinking=Thinking("extended", budget)) if budget else ModelSettings()
             request = attrs.evolve(request, settings=settings)
-            manual = (encode_thinking(request, first.model, find_family(first.model)) or {}).get("type") == "enabled"
+            manual = (encode_thinking(request, first.model, get_family(first.model)) or {}).get("type") == "enabled"
             hidden = frozenset(tools_in(second, "defer_loading")) or None
             messages, _ = encode_anthropic(request, AnthropicFlags("anthropic", first.model, manual, hidden=hidden))
             return messages.decode()

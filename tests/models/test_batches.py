@@ -46,7 +46,7 @@ class Told(Provider):
     async def complete(self, request: ModelRequest) -> ModelReply:
         return ModelReply()
 
-    def batch_member(self, request: ModelRequest) -> BatchMember:
+    def encode_batch_member(self, request: ModelRequest) -> BatchMember:
         return BatchMember(request, request.model, request.system_prompt)
 
     async def submit_batch(self, members: Mapping[str, BatchMember]) -> str:
@@ -61,14 +61,14 @@ class Told(Provider):
             self.calls[name][each] = self.given
         return name
 
-    async def batch_results(self, batch: str) -> Mapping[str, Any] | None:
+    async def fetch_batch_results(self, batch: str) -> Mapping[str, Any] | None:
         self.asked.append(batch)
         self.loops.add(id(asyncio.get_running_loop()))
         if self.error is not None:
             raise self.error
         return self.calls[batch] if self.is_done else None
 
-    def batch_reply(self, result: Any, request: ModelRequest) -> ModelReply:
+    def decode_batch_reply(self, result: Any, request: ModelRequest) -> ModelReply:
         if self.on_reply is not None:
             raise self.on_reply
         return ModelReply((TextPart(f"{request.system_prompt} {result}"),))
@@ -154,7 +154,7 @@ async def test_answered_call_is_not_shared_with_an_equal_call(tmp_path: Path) ->
     told = Told()
     waiting = batched(told, tmp_path)
     second: list[asyncio.Task[ModelReply]] = []
-    told_reply = told.batch_reply
+    told_reply = told.decode_batch_reply
 
     def asked_again(result: Any, request: ModelRequest) -> ModelReply:
         if not second:
@@ -162,7 +162,7 @@ async def test_answered_call_is_not_shared_with_an_equal_call(tmp_path: Path) ->
             second.append(asyncio.ensure_future(waiting.complete(request)))
         return told_reply(result, request)
 
-    told.batch_reply = asked_again  # type: ignore[method-assign]
+    told.decode_batch_reply = asked_again  # type: ignore[method-assign]
     first = await ended(waiting.complete(about()))
     other = await ended(second[0])
     await waiting.close()
@@ -173,17 +173,17 @@ async def test_answered_call_is_not_shared_with_an_equal_call(tmp_path: Path) ->
 async def test_reply_of_a_cancelled_call_serves_the_next_equal_call(tmp_path: Path) -> None:
     told = Told()
     waiting = batched(told, tmp_path)
-    told_reply = told.batch_reply
+    told_reply = told.decode_batch_reply
     task: asyncio.Task[ModelReply]
 
     def cancelled(result: Any, request: ModelRequest) -> ModelReply:
         asyncio.get_running_loop().call_soon(task.cancel)
         return told_reply(result, request)
 
-    told.batch_reply = cancelled  # type: ignore[method-assign]
+    told.decode_batch_reply = cancelled  # type: ignore[method-assign]
     task = asyncio.ensure_future(waiting.complete(about()))
     gone = await ended(task)
-    told.batch_reply = told_reply  # type: ignore[method-assign]
+    told.decode_batch_reply = told_reply  # type: ignore[method-assign]
     reply = await waiting.complete(about())
     await waiting.close()
 
@@ -346,7 +346,7 @@ async def test_a_batch_without_an_id_is_a_final_failure(wire: str, named: Any) -
     provider = adapter(wire, *([{"json": {"id": "file-1", "object": "file"}}] if wire == "openai" else []), taken)
 
     with pytest.raises(ModelError, match=f"{wire} accepted a batch, but its reply has no valid") as caught:
-        await provider.submit_batch({"call-1": provider.batch_member(asked_of(wire))})
+        await provider.submit_batch({"call-1": provider.encode_batch_member(asked_of(wire))})
     await provider.close()
     assert (False, "protocol") == (caught.value.retryable, caught.value.kind)
 
@@ -361,7 +361,7 @@ async def test_batch_request_uses_model_limits_learnt_after_encoding() -> None:
 
     provider = AnthropicProvider("k", transport=httpx2.MockTransport(answer), ask_models=True)
     request = ModelRequest("anthropic/claude-unheard-of-9", "", Transcript([UserMessage("go")]))
-    await provider.submit_batch({"call-1": provider.batch_member(request)})
+    await provider.submit_batch({"call-1": provider.encode_batch_member(request)})
     await provider.close()
 
     assert [False, True] == [b'"max_tokens":12345' in body for body in seen]
@@ -378,7 +378,7 @@ async def test_batch_result_without_an_id_is_ignored(wire: str) -> None:
         "google": [{"json": {"metadata": {"state": "BATCH_STATE_SUCCEEDED", "output": unnamed}}}],
     }
     provider = adapter(wire, *answers[wire])
-    results = await provider.batch_results("b")
+    results = await provider.fetch_batch_results("b")
     await provider.close()
 
     assert {} == results
@@ -389,7 +389,7 @@ async def test_refused_batch_with_malformed_errors_still_raises(errors: Any) -> 
     provider = adapter("openai", {"json": {"status": "failed", "errors": errors}})
 
     with pytest.raises(ModelError, match="rejected the batch b: no reason given"):
-        await provider.batch_results("b")
+        await provider.fetch_batch_results("b")
     await provider.close()
 
 
@@ -401,7 +401,7 @@ async def test_batch_name_is_escaped_as_one_path_segment() -> None:
         return httpx2.Response(200, json={})
 
     provider = GoogleProvider("k", transport=httpx2.MockTransport(answer))
-    await provider.batch_results("batches/a?b#c")
+    await provider.fetch_batch_results("batches/a?b#c")
     await provider.close()
 
     assert seen[0].endswith("/batches/a%3Fb%23c")
@@ -417,7 +417,7 @@ async def test_signature_refused_in_a_batch_is_dropped_on_retry() -> None:
     failed = []
     for _ in range(2):
         with pytest.raises(ModelError) as caught:
-            provider.batch_reply(refused, request)
+            provider.decode_batch_reply(refused, request)
         failed.append((caught.value.kind, caught.value.retryable))
     first, again = [
         provider._encode_for_batch(each).content
@@ -434,4 +434,4 @@ def test_headers_that_a_batch_cannot_carry_are_reported(wire: str) -> None:
     request = asked_of(wire, extra={"headers": {"x-title": "t"}}, unsupported="error")
 
     with pytest.raises(ModelError, match=r"does not support extra\['headers'\]= of ModelSettings"):
-        adapter(wire).batch_member(request)
+        adapter(wire).encode_batch_member(request)

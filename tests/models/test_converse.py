@@ -43,9 +43,9 @@ from stepengine.models._byte_reader import ReplyReader
 from stepengine.models.base import split_reply_into_deltas
 from stepengine.models.bedrock_converse.decode import decode
 from stepengine.models.bedrock_converse.encode import BETWEEN
-from stepengine.models.bedrock_converse.families import find_family
+from stepengine.models.bedrock_converse.families import get_family
 from stepengine.models.bedrock_converse.stream import ConverseAccumulator
-from stepengine.models.pricing import LIST_PRICES, find_model_info
+from stepengine.models.pricing import LIST_PRICES, get_model_info
 from tests.faults.cloud_server import converse_frames
 from tests.faults.cloud_server import message as framed
 from tests.faults.scripts import CONVERSE_USAGE, converse_events, converse_reply
@@ -77,7 +77,7 @@ def body(model: str, *messages: Any, tools: tuple[ToolSpec, ...] = (TOOL,), **fi
     given = Transcript(messages or [UserMessage("Hello.")])
     request = ModelRequest(f"{NAME}/{model}", "", given, tools, settings=settings)
     request = attrs.evolve(request, **fields)
-    return json.loads(provider(**options)._get_provider(model)._encode(request, stream=False).content)
+    return json.loads(provider(**options)._get_prefixed_provider(model)._encode(request, stream=False).content)
 
 
 def said(model: str, *messages: Any, **fields: Any) -> list[dict[str, Any]]:
@@ -160,7 +160,7 @@ def check_conversation(messages: list[dict[str, Any]], model: str) -> None:
     """What the service refuses with a 400 although AWS's program lets it out."""
     roles = [message["role"] for message in messages]
     assert roles == ["user", "assistant"] * (len(roles) // 2) + ["user"]
-    beside, waiting = find_family(model).beside, list[str]()
+    beside, waiting = get_family(model).beside, list[str]()
     for message in messages:
         kinds = [next(iter(block)) for block in message["content"]]
         assert kinds
@@ -292,7 +292,7 @@ def test_forced_call_is_sent_where_supported_and_else_reported_dropped(model, ch
     settings = ModelSettings(tool_choice=choice, parallel_tool_calls=False)
     sent = body(model, settings=settings)
     request = ModelRequest(f"{NAME}/{model}", messages=Transcript([UserMessage("x")]), tools=(TOOL,), settings=settings)
-    dropped = provider()._get_provider(model)._list_unsupported_settings(request)
+    dropped = provider()._get_prefixed_provider(model)._list_unsupported_settings(request)
 
     assert expected == sent["toolConfig"].get("toolChoice")
     assert ("tool_choice" in dropped) == (expected is None and choice != "auto")
@@ -372,7 +372,7 @@ def test_thinking_is_asked_for_in_the_words_of_the_model(model, effort):
 def test_nova_drops_and_reports_limits_at_highest_effort():
     settings = ModelSettings(thinking=Thinking(effort="high"), max_tokens=500, temperature=0.5, stop_sequences=("x",))
     request = ModelRequest(f"{NAME}/{NOVA_2}", messages=Transcript([UserMessage("x")]), settings=settings)
-    wire = provider()._get_provider(NOVA_2)
+    wire = provider()._get_prefixed_provider(NOVA_2)
     low = attrs.evolve(settings, thinking=Thinking(effort="low"))
 
     assert {"stopSequences": ["x"]} == json.loads(wire._encode(request, stream=False).content)["inferenceConfig"]
@@ -395,7 +395,7 @@ def test_schema_is_sent_natively_or_as_a_tool():
     assert [True] == [tool["toolSpec"].get("strict") for tool in promised["toolConfig"]["tools"]]
     assert "outputConfig" not in asked
     assert [None, None] == [tool["toolSpec"].get("strict") for tool in asked["toolConfig"]["tools"]]
-    dropped = provider()._get_provider(LLAMA)._list_unsupported_settings(ModelRequest(LLAMA, tools=strict))
+    dropped = provider()._get_prefixed_provider(LLAMA)._list_unsupported_settings(ModelRequest(LLAMA, tools=strict))
     assert ("strict",) == dropped
 
 
@@ -444,8 +444,8 @@ def test_tiers_server_tools_and_guardrails_pass_the_aws_validator():
 def test_claude_and_openai_models_keep_their_own_wires(model, wire):
     standard = BedrockProvider("a-key-0123456789", region="us-east-1")
 
-    assert standard._get_provider(model) is standard._wires[wire]
-    assert provider()._get_provider(model).name == NAME
+    assert standard._get_prefixed_provider(model) is standard._wires[wire]
+    assert provider()._get_prefixed_provider(model).name == NAME
 
 
 # --- what comes back --------------------------------------------------------------------------------------------------------
@@ -803,7 +803,7 @@ def test_cost_uses_the_cloud_price_with_cache_reads(prefix):
     assert LIST_PRICES(f"{prefix}/{NOVA}", reply.usage, AT) == costs[0]
     assert LIST_PRICES.price_reply(f"{prefix}/{LLAMA}", reply, AT) is not None
     assert LIST_PRICES.price_reply(f"{prefix}/ai21.jamba-1-5-large-v1:0", reply, AT) is None
-    assert 300_000 == find_model_info(f"{prefix}/{NOVA}").context_window
+    assert 300_000 == get_model_info(f"{prefix}/{NOVA}").context_window
 
 
 @pytest.mark.spec("providers:PV135")

@@ -16,7 +16,7 @@ from stepengine.data.messages import AssistantMessage, OpaquePart, ToolCallPart
 from stepengine.data.models import ReplyDone, TextChunk, ThinkingChunk, ToolCallChunk, ToolCallStarted
 from stepengine.errors import ModelError
 from stepengine.models import BedrockProvider, GoogleInteractionsProvider
-from stepengine.models._json import read_json
+from stepengine.models._json import parse_json
 from stepengine.models.base import split_reply_into_deltas
 from tests.faults.cloud_server import AWS_STREAM
 from tests.faults.cloud_server import message as framed
@@ -177,7 +177,7 @@ def said_in(body: bytes) -> set[str]:
     found: set[str] = {"\n\n"}
     for line in [body, *re.findall(rb"data: ?(.*)", body)]:
         try:
-            found.update(strings(read_json(line)))
+            found.update(strings(parse_json(line)))
         except ValueError:
             continue
     return found

@@ -23,7 +23,7 @@ from stepengine.data.usage import Usage
 from stepengine.errors import ModelError
 from stepengine.models import OpenAIChatProvider
 from stepengine.models.openai_chat.decode import parse_usage as chat_usage
-from stepengine.models.pricing import LIST_PRICES, find_model_info, find_nearest_names
+from stepengine.models.pricing import LIST_PRICES, find_nearest_names, get_model_info
 from stepengine.testing import ScriptedModel
 from tests.faults.scripts import event
 from tests.models.wires import made, reader
@@ -93,8 +93,8 @@ def test_a_tier_begins_above_its_start(prompt: int) -> None:
 def test_unlisted_model_has_no_price_and_no_window() -> None:
     assert LIST_PRICES("ollama/llama3", Usage(1, 1), datetime.now(UTC)) is None
     assert LIST_PRICES("anthropic/claude-sonnet-4-5", None, datetime.now(UTC)) is None
-    assert find_model_info("ollama/llama3").context_window is None
-    assert 200_000 <= find_model_info("anthropic/claude-sonnet-4-5").context_window
+    assert get_model_info("ollama/llama3").context_window is None
+    assert 200_000 <= get_model_info("anthropic/claude-sonnet-4-5").context_window
 
 
 def test_replaced_price_data_is_used() -> None:

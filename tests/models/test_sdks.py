@@ -75,7 +75,7 @@ def test_sdk_check_does_not_import_the_sdk(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "other_sdk.py").write_text("raise RuntimeError")
     monkeypatch.syspath_prepend(tmp_path)
 
-    Sdk("other_sdk", "other-sdk", "other").check_installed()
+    Sdk("other_sdk", "other-sdk", "other").require_installed()
 
     assert "other_sdk" not in sys.modules
 

@@ -112,7 +112,7 @@ def test_stream_cut_inside_a_call_is_truncated(end):
     for piece in chunks(WHOLE)[:end]:
         it.feed(piece)
     with pytest.raises(TruncatedReply):
-        it.finish(clean=False)
+        it.finish(is_clean=False)
     if end:
         with pytest.raises(TruncatedReply, match="its call of 'book' is incomplete"):
             streamed(WHOLE[:end])

@@ -130,7 +130,7 @@ def test_a_function_call_that_is_cut_is_no_reply():
     for delta in LEGACY_PIECES[:2]:
         it.feed(chunk(delta))
     with pytest.raises(TruncatedReply):
-        it.finish(clean=False)
+        it.finish(is_clean=False)
 
 
 # --- calls of custom tools ------------------------------------------------------------------------------------------

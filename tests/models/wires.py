@@ -54,7 +54,9 @@ TOOL = ToolSpec("look", "Looks.", {"type": "object", "properties": {"at": {"type
 
 def provider_of(name: str, **options: Any) -> Any:
     if name == "bedrock_converse":
-        return BedrockProvider("k", region="us-east-1", name=name, endpoint="converse", **options)._get_provider("")
+        return BedrockProvider(
+            "k", region="us-east-1", name=name, endpoint="converse", **options
+        )._get_prefixed_provider("")
     return OWN[name]("k", **options) if name in OWN else OpenAIChatProvider(name, "k", **options)
 
 

@@ -13,17 +13,17 @@ from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ModelSe
 from stepengine.data.server_tools import Programs
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import ModelError
-from stepengine.models._api import NO_KEY, RequestBody, get_batch_id
+from stepengine.models._api import NO_KEY, RequestBody, require_batch_id
 from stepengine.models._byte_reader import HttpExchange
 from stepengine.models._http import HttpProvider
-from stepengine.models._json import object_at, parse_token_count
+from stepengine.models._json import get_optional_object, parse_token_count
 from stepengine.models._programs import merge_programs
 from stepengine.models._schemas import count_optional_members
 from stepengine.models._sdks import ANTHROPIC
 from stepengine.models._settings import warn_once
 from stepengine.models._thinking_levels import CANNOT
 from stepengine.models._wire import ToolsCache, merge_headers, parse_extra_headers
-from stepengine.models.anthropic.families import AnthropicFamily, find_family, update_family_with_capabilities
+from stepengine.models.anthropic.families import AnthropicFamily, copy_family_with_capabilities, get_family
 from stepengine.models.anthropic.request import (
     BINDING_BETA,
     FALLBACK_BETA,
@@ -120,7 +120,7 @@ class AnthropicProvider(HttpProvider):
         self._described: dict[str, tuple[ModelInfo, AnthropicFamily]] = {}
 
     def settings(self) -> ProviderSettings:
-        """Return the sources of its key and base URL."""
+        """Return the sources of the provider's key and base URL."""
         return ProviderSettings(
             key_variables=(self._key_env,) if self._key_env else ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"),
             base_url_variable="ANTHROPIC_BASE_URL",
@@ -132,9 +132,9 @@ class AnthropicProvider(HttpProvider):
         key = NO_KEY if credentials.key is None else credentials.key.reveal()
         return self._create_client("AsyncAnthropic", base_url, http_client, api_key=key)
 
-    def _create_client(self, name: str, base_url: str, http_client: Any, **access: Any) -> Any:
-        """Return a client of the SDK's class *name*."""
-        return getattr(self._load_sdk(), name)(
+    def _create_client(self, class_name: str, base_url: str, http_client: Any, **access: Any) -> Any:
+        """Return a client of the SDK's class *class_name*."""
+        return getattr(self._load_sdk(), class_name)(
             **access,
             base_url=base_url,
             max_retries=0,
@@ -164,9 +164,9 @@ class AnthropicProvider(HttpProvider):
         """
         await self._call_file_api(lambda at: at.files.delete(file_id, extra_headers=self._headers))
 
-    def batch_member(self, request: ModelRequest) -> BatchMember:
+    def encode_batch_member(self, request: ModelRequest) -> BatchMember:
         """
-        Return *request* encoded for a batch; its group is its headers, because all requests of a batch have the same ones.
+        Encode *request* for a batch; all requests of a batch have the same headers, which are its group.
 
         Raises:
             ModelError: when the request cannot be sent.
@@ -190,14 +190,14 @@ class AnthropicProvider(HttpProvider):
             await self._describe_unknown_model_once(model)
             encoded, own_headers, family = member.content
             if family != self._get_family(model):
-                encoded, own_headers, _ = self.batch_member(member.request).content
+                encoded, own_headers, _ = self.encode_batch_member(member.request).content
             # A description that arrived meanwhile may have changed the headers of some requests only.
             headers = {**headers, **own_headers}
             parts.append(b'{"custom_id":"%s","params":%s}' % (name.encode(), encoded))
         content = b'{"requests":[%s]}' % b",".join(parts)
-        return get_batch_id(self.name, await self._call_api("batches", BATCHES, content, **headers))
+        return require_batch_id(self.name, await self._call_api("batches", BATCHES, content, **headers))
 
-    async def batch_results(self, batch: str) -> Mapping[str, object] | None:
+    async def fetch_batch_results(self, batch: str) -> Mapping[str, object] | None:
         """
         Return the result of each request of a batch by name; ``None`` while the batch is not done.
 
@@ -213,10 +213,10 @@ class AnthropicProvider(HttpProvider):
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         """
-        Return the reply to *request*; a long one is streamed internally, because an idle connection would be dropped.
+        Return the reply to *request*; a long reply is streamed internally, because an idle connection would be dropped.
 
         Raises:
-            ModelError: when there is none.
+            ModelError: when there is no reply.
         """
         model = self.strip_prefix(request.model)
         await self._describe_unknown_model_once(model)
@@ -242,12 +242,15 @@ class AnthropicProvider(HttpProvider):
         return self._described[model][0]
 
     def _parse_model_description(self, answer: Mapping[str, object], model: str) -> tuple[ModelInfo, AnthropicFamily]:
-        """Return the limits and the family in the API's description of *model*; raise ``ModelError`` if it is unreadable."""
+        """Return (limits, family) from the API's description of *model*; raise ``ModelError`` if the description is unreadable."""
         try:
-            most, capabilities = parse_token_count(answer.get("max_tokens")), object_at(answer, "capabilities")
-            family = update_family_with_capabilities(find_family(model), capabilities, most)
-            types = object_at(object_at(capabilities, "thinking"), "types")
-            takes = tuple([name for name in types if object_at(types, name).get("supported") is True])
+            most, capabilities = (
+                parse_token_count(answer.get("max_tokens")),
+                get_optional_object(answer, "capabilities"),
+            )
+            family = copy_family_with_capabilities(get_family(model), capabilities, most)
+            types = get_optional_object(get_optional_object(capabilities, "thinking"), "types")
+            takes = tuple([name for name in types if get_optional_object(types, name).get("supported") is True])
         except (TypeError, ValueError) as error:
             msg = f"{self.name} sent an unreadable description of {model!r}: {error}"
             raise ModelError(msg, kind="protocol") from None
@@ -255,18 +258,18 @@ class AnthropicProvider(HttpProvider):
         return ModelInfo(window, most, thinking=takes, efforts=family.efforts), family
 
     def output_limit(self, request: ModelRequest) -> int | None:
-        """Return the output limit that is sent with *request*, because the API requires one."""
+        """Return the output limit in tokens that is sent with *request*; the API requires a limit."""
         model = self.strip_prefix(request.model)
         return resolve_output_limit(request, model, self._get_family(model), self._ways)
 
     def _get_family(self, model: str) -> AnthropicFamily:
-        """Return the family of *model* by the API if it was queried, else by the table of names."""
+        """Return the family of *model* by the API's description if that was fetched, else by the table of names."""
         known = self._described.get(model)
-        return find_family(model) if known is None else known[1]
+        return get_family(model) if known is None else known[1]
 
     async def _describe_unknown_model_once(self, model: str) -> None:
-        """Describe a model that the table does not know, at most once and only if enabled; a failure is logged."""
-        if not self._asks or model in self._asked_for or not find_family(model).is_guess:
+        """Query the API for a model that the table does not know, at most once and only if enabled; log a failure."""
+        if not self._asks or model in self._asked_for or not get_family(model).is_guess:
             return
         self._asked_for.add(model)
         try:
@@ -276,17 +279,17 @@ class AnthropicProvider(HttpProvider):
 
     @asynccontextmanager
     async def _send_request(self, request: ModelRequest, *, stream: bool) -> AsyncGenerator[HttpExchange]:
-        """Send *request* and yield the response; before that, describe an unknown model if enabled."""
+        """Query the API for an unknown model if enabled, then send *request* and yield the response."""
         await self._describe_unknown_model_once(self.strip_prefix(request.model))
         async with super()._send_request(request, stream=stream) as exchange:
             yield exchange
 
     def _encode_tools_cached(
-        self, tools: tuple[ToolSpec, ...], settings: ModelSettings, ways: AnthropicRequestOptions | None = None
+        self, tools: tuple[ToolSpec, ...], settings: ModelSettings, options: AnthropicRequestOptions | None = None
     ) -> bytes:
-        """Return the encoded tools, cached for each combination of cache settings and programs."""
-        mark, programs = None if ways is None else ways.cache_mark, merge_programs(settings)
-        key = (None if ways is None else ways.cache, programs)
+        """Return the encoded tools, cached for each combination of cache lifetime and programs."""
+        mark, programs = None if options is None else options.cache_mark, merge_programs(settings)
+        key = (None if options is None else options.cache, programs)
         if key not in self._tools:
             if len(self._tools) >= MOST_WAYS:
                 self._tools.clear()
@@ -295,7 +298,7 @@ class AnthropicProvider(HttpProvider):
         return self._tools[key](tools)
 
     def _limit_strict_tools(self, request: ModelRequest, previous_failure: str = "") -> tuple[ToolSpec, ...]:
-        """Return the tools of *request*, with as many strict ones as the API accepts; equal inputs return the same objects."""
+        """Return the tools of *request*, with as many strict tools as the API accepts; equal inputs return the same objects."""
         tools = limit_tools_if_choice_unsupported(request, self._get_family(self.strip_prefix(request.model)))
         if not any(tool.strict for tool in tools):
             return tools
@@ -322,7 +325,7 @@ class AnthropicProvider(HttpProvider):
     def _list_unsupported_settings(self, request: ModelRequest) -> tuple[str, ...]:
         model = self.strip_prefix(request.model)
         dropped = encode_wire_settings(request, model, self.site).dropped
-        shaped = self._select_tools_and_add_answer(request)
+        shaped = self._select_tools_and_add_answer_tool(request)
         wanted = {tool.name for tool in request.tools if tool.strict}
         if wanted and wanted.intersection([tool.name for tool in self._limit_strict_tools(shaped) if not tool.strict]):
             dropped = (*dropped, "strict")
@@ -331,13 +334,13 @@ class AnthropicProvider(HttpProvider):
         return (*dropped, "tool_choice") if demands_unsupported_call(shaped, self._get_family(model)) else dropped
 
     def _encode(self, request: ModelRequest, *, stream: bool, previous_failure: str = "") -> RequestBody:
-        """Encode *request* with the betas and the API version that it needs, and warn if thinking cannot be switched off."""
+        """Encode *request* with the betas and the API version that it needs; warn if thinking cannot be switched off."""
         model = self.strip_prefix(request.model)
         family = self._get_family(model)
         if disables_unavoidable_thinking(request, family):
             warn_once(CANNOT.format(model=model, least="low effort"))
         request, ways = (
-            self._select_tools_and_add_answer(request, previous_failure),
+            self._select_tools_and_add_answer_tool(request, previous_failure),
             override_cache_lifetime(self._ways, request.settings),
         )
         tools = self._encode_tools_cached(self._limit_strict_tools(request, previous_failure), request.settings, ways)
@@ -357,11 +360,11 @@ class AnthropicProvider(HttpProvider):
         return RequestBody(content, headers, self._make_request_path(model, stream=stream))
 
     def _make_request_path(self, model: str, *, stream: bool) -> str:
-        """Return the URL path of requests for *model*; ``""`` for the common one."""
+        """Return ``""``, because all models have one URL path; a cloud may return a path with the model."""
         return ""
 
     def _make_version_members(self, request: ModelRequest, headers: Mapping[str, str]) -> dict[str, Any]:
-        """Return the body members with API version and betas, for sites without headers for them; else ``{}``."""
+        """Return the body members with API version and betas, for clouds that expect them in the body; else ``{}``."""
         if self.site.model_in_body:
             return {}
         given = merge_headers(self._headers, headers, parse_extra_headers(request.settings))
@@ -370,7 +373,10 @@ class AnthropicProvider(HttpProvider):
         return {**more, "anthropic_beta": betas.split(",")} if betas and self.site.betas_in_body else more
 
     def _encode_token_count_request(self, request: ModelRequest) -> RequestBody:
-        model, request = self.strip_prefix(request.model), self._select_tools_and_add_answer(request, is_count=True)
+        model, request = (
+            self.strip_prefix(request.model),
+            self._select_tools_and_add_answer_tool(request, is_token_count=True),
+        )
         tools, family = (
             self._encode_tools_cached(self._limit_strict_tools(request), request.settings),
             self._get_family(model),
@@ -381,7 +387,7 @@ class AnthropicProvider(HttpProvider):
 
 
 def _parse_batch_result(line: Mapping[str, object]) -> Mapping[str, Any]:
-    """Return the result in a line of batch results, in the form for ``batch_reply``; ``{}`` for an unknown form."""
+    """Return the result in a line of batch results, in the form for ``decode_batch_reply``; ``{}`` for an unknown form."""
     match line.get("result"):
         case {"type": "succeeded", "message": message}:
             return {"reply": message}

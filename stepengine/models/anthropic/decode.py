@@ -21,14 +21,14 @@ from stepengine.models._iterations import STOOD_IN, has_malformed_iterations, li
 from stepengine.models._json import (
     find_objects,
     find_text,
+    get_optional_objects,
+    get_optional_text,
     make_call_part,
-    objects_at,
     parse_token_count,
     parse_token_counts,
-    text_at,
     wrap_unknown_members,
 )
-from stepengine.models._reply import format_sources, make_reply, select_members, shorten_text
+from stepengine.models._reply import format_sources, make_validated_reply, select_members, shorten_text
 
 STOPS = {
     "end_turn": StopReason.END_TURN,
@@ -72,11 +72,12 @@ def decode(message: Mapping[str, Any], call: RequestLabel, model: str, request_i
 
     Raises:
         ContextOverflow: when the model stopped because its context is full.
+        ModelError: when there is no content, and for invalid calls.
     """
     usage = parse_usage(message.get("usage"))
     if usage is not None:
-        objects_at(message["usage"], "iterations")  # raises for anything but a list of objects
-    raw = text_at(message, "stop_reason") or None
+        get_optional_objects(message["usage"], "iterations")  # raises for anything but a list of objects
+    raw = get_optional_text(message, "stop_reason") or None
     # The text before a full context is cut anywhere, so it is no reply. With this error pruning hooks shorten the
     # context and the step is retried (reliability:MP02).
     if raw == OVERFLOW:
@@ -84,12 +85,12 @@ def decode(message: Mapping[str, Any], call: RequestLabel, model: str, request_i
         raise ContextOverflow(msg, kind="context_overflow", usage=usage, request_id=request_id)
     if message.get("content") is None:
         raise make_protocol_error(call, "it holds no content", usage)
-    blocks = _drop_blocks_of_replaced_model(objects_at(message, "content"))
+    blocks = _drop_calls_and_thoughts_of_replaced_model(get_optional_objects(message, "content"))
     container = find_text(message, "container", "id")
     content = tuple(
         [part for block in blocks for part in _decode_block_with_citations(block, call.provider, model, container)]
     )
-    return make_reply(
+    return make_validated_reply(
         content,
         call,
         model,
@@ -107,7 +108,7 @@ def decode(message: Mapping[str, Any], call: RequestLabel, model: str, request_i
     )
 
 
-def _drop_blocks_of_replaced_model(blocks: list[Mapping[str, object]]) -> list[Mapping[str, object]]:
+def _drop_calls_and_thoughts_of_replaced_model(blocks: list[Mapping[str, object]]) -> list[Mapping[str, object]]:
     """Return *blocks* without the calls and thoughts of a model that was replaced in the middle of the reply."""
     # Executed, such calls would happen in addition to those of the second model. Sent back, the signatures of such
     # thoughts do not match the model that answered.
@@ -122,14 +123,14 @@ def _drop_blocks_of_replaced_model(blocks: list[Mapping[str, object]]) -> list[M
 
 
 def _find_answering_model(message: Mapping[str, object], blocks: list[Mapping[str, object]]) -> str:
-    """Return the name of the model that answered, which is the last replacement if there were any."""
+    """Return the name of the model that answered: the last replacement, else the model of the message."""
     # The price depends on it (reliability:MP62). Fallback blocks are the best source, then the usage of whole replies.
     # The start of a stream names only the requested model.
     named = [find_text(block, "to", "model") for block in blocks if block["type"] == FALLBACK]
     served = [
         find_text(entry, "model") for entry in list_iterations(message.get("usage")) if entry.get("type") == STOOD_IN
     ]
-    return next((name for name in [*reversed(named), *reversed(served)] if name), text_at(message, "model"))
+    return next((name for name in [*reversed(named), *reversed(served)] if name), get_optional_text(message, "model"))
 
 
 def _decode_block_with_citations(
@@ -162,7 +163,7 @@ def _decode_block(block: Mapping[str, Any], provider: str, model: str, container
         )
     mark["model"] = model
     if kind == "thinking":
-        signed = {"signature": text_at(block, "signature")}
+        signed = {"signature": get_optional_text(block, "signature")}
         return ThinkingPart(
             block["thinking"], provider_data=freeze({**mark, **signed, **wrap_unknown_members(block, IN_THINKING)})
         )
@@ -187,7 +188,7 @@ def find_calling_program_id(block: Mapping[str, object]) -> str:
 
 
 def _find_server_tool_name(block: Mapping[str, object], kind: str) -> str:
-    """Return our name of the provider's tool that a block is about; ``""`` if it is about none."""
+    """Return our name of the provider's tool in a call or result block; ``""`` for other blocks."""
     if kind == "server_tool_use":
         name = find_text(block, "name")
         return TOOLS.get(name, name)
@@ -214,7 +215,7 @@ def _describe_server_tool(block: Mapping[str, object]) -> str:
 
 def parse_usage(raw: object) -> Usage | None:
     """
-    Return the API's usage in our buckets; ``None`` when it reports none.
+    Parse the API's usage; ``None`` if *raw* has no token counts. Never raise.
 
     Compactions, advisors and replaced models appear only in ``iterations``. They are counted, too.
     """

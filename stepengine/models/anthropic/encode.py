@@ -45,8 +45,6 @@ from stepengine.models._wire import (
     NUDGE,
     MessageEncoders,
     MessageJoiner,
-    check_file_provider,
-    check_image_type,
     choose_wire_ids,
     continues_paused_reply,
     encode_base64,
@@ -60,6 +58,8 @@ from stepengine.models._wire import (
     list_generated_media,
     make_safe_tool_name,
     make_unsupported_part_error,
+    require_accepted_image_type,
+    require_file_of_provider,
 )
 from stepengine.models._wire import EncodedMessage as BaseTurn
 from stepengine.models.anthropic.decode import find_calling_program_id
@@ -96,7 +96,7 @@ class AnthropicEncoded(BaseTurn):
         texts: The text in a user message for each call that is not sent as a call.
         as_text: The text in a user message for a result.
         waits: The ids of programs that wait for results of the calls.
-        ends: The ids of programs that the message contains results of.
+        ends: The ids of programs whose results the message contains.
         container: The container of the programs.
     """
 
@@ -111,25 +111,25 @@ class AnthropicEncoded(BaseTurn):
 
 
 def encode_messages(
-    request: ModelRequest, flags: AnthropicEncodeOptions, *, is_container_lost: bool = False
+    request: ModelRequest, options: AnthropicEncodeOptions, *, is_container_lost: bool = False
 ) -> tuple[bytes, str]:
     """
-    Return the ``messages`` array with alternating roles, and the container of the waiting program (``""`` for none).
+    Return (array, container): the ``messages`` array with alternating roles, and the container of the waiting program or ``""``.
 
     A waiting program receives only its results, so user messages of the tail are left out. A program is abandoned if a user
     message followed instead, or its container is lost. Its calls are then sent as text (providers:PV121).
     """
-    turns = encode_turns(request, flags, ENCODERS)
+    turns = encode_turns(request, options, ENCODERS)
     if any(turn.waits for turn in turns if turn.role == "assistant"):
-        turns = _replace_abandoned_turns(request, turns, flags, is_container_lost=is_container_lost)
+        turns = _replace_abandoned_turns(request, turns, options, is_container_lost=is_container_lost)
     joiner = _AnthropicJoiner()
     for turn in turns:
         joiner.append_turn(turn)
-    return joiner.join(nudge=not continues_paused_reply(request)), joiner.container
+    return joiner.join(must_end_with_user=not continues_paused_reply(request)), joiner.container
 
 
 def _replace_abandoned_turns(
-    request: ModelRequest, turns: list[AnthropicEncoded], flags: AnthropicEncodeOptions, *, is_container_lost: bool
+    request: ModelRequest, turns: list[AnthropicEncoded], options: AnthropicEncodeOptions, *, is_container_lost: bool
 ) -> list[AnthropicEncoded]:
     """Return *turns*, with calls of abandoned programs and their results as text."""
     history = len(request.messages)
@@ -141,17 +141,19 @@ def _replace_abandoned_turns(
     for index, turn in enumerate(turns):
         is_gone = index in gone or (is_gone and turn.role == "tool")
         message = request.messages[index] if index < history else request.tail[index - history]
-        found.append(_encode_abandoned_as_text(message, flags) if is_gone else turn)
+        found.append(_encode_abandoned_message_as_text(message, options) if is_gone else turn)
     return found
 
 
-def _find_abandoned_program_turns(turns: list[AnthropicEncoded], history: int, *, is_container_lost: bool) -> set[int]:
-    """Return the indices of *turns* with abandoned programs; the first *history* turns are the history, the rest the tail."""
+def _find_abandoned_program_turns(
+    turns: list[AnthropicEncoded], history_length: int, *, is_container_lost: bool
+) -> set[int]:
+    """Return the indices of *turns* with abandoned programs; the first *history_length* turns are of the history, the rest of the tail."""
     gone, follows = set[int](), frozenset[str]()
     is_last, is_spoken_over = True, False
     for index in range(len(turns) - 1, -1, -1):
         turn = turns[index]
-        if turn.role == "user" and turn.body and index < history:
+        if turn.role == "user" and turn.body and index < history_length:
             is_spoken_over = True
         if turn.role != "assistant":
             continue
@@ -204,22 +206,28 @@ DIRECT = ("caller", {"type": "direct"})
 # --- one message ----------------------------------------------------------------------------------------------------
 
 
-def _encode_user(message: UserMessage, flags: AnthropicEncodeOptions) -> AnthropicEncoded:
+def _encode_user(message: UserMessage, options: AnthropicEncodeOptions) -> AnthropicEncoded:
     return AnthropicEncoded(
-        "user", encode_comma_separated([_encode_content_part(part, flags) for part in message.content])
+        "user", encode_comma_separated([_encode_content_part(part, options) for part in message.content])
     )
 
 
-def _encode_assistant(message: AssistantMessage, flags: AnthropicEncodeOptions, own_ids: bool) -> AnthropicEncoded:  # noqa: FBT001 - private
-    """Encode a reply; with a manual thinking budget, calls without thinking before them become text."""
+def _encode_assistant(
+    message: AssistantMessage,
+    options: AnthropicEncodeOptions,
+    with_provider_ids: bool,  # noqa: FBT001 - private
+) -> AnthropicEncoded:
+    """Encode a reply; with a thinking budget in tokens, calls in a reply that does not start with thinking become text."""
     calls = message.tool_calls
-    ids = choose_wire_ids(calls, flags.provider, own=own_ids)
+    ids = choose_wire_ids(calls, options.provider, with_provider_ids=with_provider_ids)
     blocks = [
-        block for block in [_encode_assistant_block(part, flags, ids) for part in message.content] if block is not None
+        block
+        for block in [_encode_assistant_block(part, options, ids) for part in message.content]
+        if block is not None
     ]
     made = list_generated_media(message)
     after = (
-        encode_comma_separated([_encode_text(MADE), *[_encode_content_part(part, flags) for part in made]])
+        encode_comma_separated([_encode_text(MADE), *[_encode_content_part(part, options) for part in made]])
         if made
         else b""
     )
@@ -233,7 +241,7 @@ def _encode_assistant(message: AssistantMessage, flags: AnthropicEncodeOptions, 
     waits = frozenset(filter(None, [find_calling_program_id(block) for block in blocks if block["type"] == "tool_use"]))
     # With a thinking budget the API requires thinking at the start of a turn with calls. A history from another
     # model has none, so its calls are sent as text.
-    if flags.manual and not waits and blocks[0]["type"] not in THINKING:
+    if options.manual and not waits and blocks[0]["type"] not in THINKING:
         said = encode_comma_separated([block for block in blocks if block["type"] != "tool_use"])
         return AnthropicEncoded("assistant", said, texts=_encode_calls_as_texts(calls), after=after)
     return AnthropicEncoded(
@@ -259,13 +267,15 @@ def _list_answered_server_call_ids(blocks: list[Json]) -> frozenset[str]:
     return frozenset([block["tool_use_id"] for block in blocks if block.get("tool_use_id")])
 
 
-def _encode_abandoned_as_text(message: Message, flags: AnthropicEncodeOptions) -> AnthropicEncoded:
-    """Encode a reply with an abandoned program, or a result for it, with calls as text."""
+def _encode_abandoned_message_as_text(message: Message, options: AnthropicEncodeOptions) -> AnthropicEncoded:
+    """Encode a reply with an abandoned program, or a result for the program, with its calls as text."""
     if not isinstance(message, AssistantMessage):
-        return ENCODERS.encode(message, attrs.evolve(flags, manual=True))
-    ids = choose_wire_ids(message.tool_calls, flags.provider)
+        return ENCODERS.encode(message, attrs.evolve(options, manual=True))
+    ids = choose_wire_ids(message.tool_calls, options.provider)
     blocks = [
-        block for block in [_encode_assistant_block(part, flags, ids) for part in message.content] if block is not None
+        block
+        for block in [_encode_assistant_block(part, options, ids) for part in message.content]
+        if block is not None
     ]
     answered = _list_answered_server_call_ids(blocks)
     said = [b for b in blocks if b["type"] != "tool_use" and (b["type"] != "server_tool_use" or b["id"] in answered)]
@@ -278,7 +288,8 @@ def _encode_abandoned_as_text(message: Message, flags: AnthropicEncodeOptions) -
 
 
 def _drop_unanswered_server_calls(blocks: list[Json]) -> list[Json]:
-    """Return *blocks* without unanswered calls of the provider's own tools, except one at the end (providers:PV57)."""
+    """Return *blocks* without unanswered calls of the provider's own tools, except a call in the last block."""
+    # (providers:PV57)
     results = {block.get("tool_use_id") for block in blocks}
     last = len(blocks) - 1
     return [
@@ -295,65 +306,67 @@ def _drop_trailing_thoughts(blocks: list[Json]) -> list[Json]:
     return blocks
 
 
-def _encode_assistant_block(part: AssistantPart, flags: AnthropicEncodeOptions, ids: Mapping[str, str]) -> Json | None:
+def _encode_assistant_block(
+    part: AssistantPart, options: AnthropicEncodeOptions, ids: Mapping[str, str]
+) -> Json | None:
     """Return the block of a part of a reply; ``None`` for parts that are not sent back, such as thoughts of other models."""
     match part:
         case TextPart():
             block = _encode_text(
-                part.text, part.provider_data if is_from_provider(part.provider_data, flags.provider) else None
+                part.text, part.provider_data if is_from_provider(part.provider_data, options.provider) else None
             )
-            return block and {**_unwrap_unknown_members(part.provider_data, flags), **block}
+            return block and {**_unwrap_unknown_members(part.provider_data, options), **block}
         case RefusalPart():
             return _encode_text(part.text)
         case ThinkingPart():
-            return _encode_thinking_if_own(part, flags)
+            return _encode_thinking_if_own(part, options)
         case ToolCallPart():
-            return _encode_call(part, flags, ids)
+            return _encode_call(part, options, ids)
         case OpaquePart():
-            return _encode_opaque_block(part.data, flags) if part.provider == flags.provider else None
+            return _encode_opaque_block(part.data, options) if part.provider == options.provider else None
         case CitationPart() | ImagePart() | DocumentPart():
             return None
         case _ as never:
             assert_never(never)
 
 
-def _encode_call(part: ToolCallPart, flags: AnthropicEncodeOptions, ids: Mapping[str, str]) -> Json:
+def _encode_call(part: ToolCallPart, options: AnthropicEncodeOptions, ids: Mapping[str, str]) -> Json:
     """Return the block of a call, with its unknown members except the default ``caller``."""
-    more = _unwrap_unknown_members(part.provider_data, flags)
+    more = _unwrap_unknown_members(part.provider_data, options)
     newer = {name: value for name, value in more.items() if (name, value) != DIRECT}
     name, given = make_safe_tool_name(part.tool_name), get_arguments_to_send(part)
     return {**newer, "type": "tool_use", "id": ids[part.tool_call_id], "name": name, "input": given}
 
 
-def _unwrap_unknown_members(data: Mapping[str, Any] | None, flags: AnthropicEncodeOptions) -> Mapping[str, object]:
+def _unwrap_unknown_members(data: Mapping[str, Any] | None, options: AnthropicEncodeOptions) -> Mapping[str, object]:
     """Return the stored unknown members of a block, if the same model sent them; else ``{}``."""
-    return data.get("more", {}) if is_from_provider(data, flags.provider, flags.model) else {}
+    return data.get("more", {}) if is_from_provider(data, options.provider, options.model) else {}
 
 
-def _encode_opaque_block(data: Mapping[str, Any], flags: AnthropicEncodeOptions) -> Json | None:
-    """Return a block unchanged; a search of tools loses results that no longer exist, or is dropped if nothing is hidden."""
-    if flags.hidden is None or not is_tool_search_part(data):
+def _encode_opaque_block(data: Mapping[str, Any], options: AnthropicEncodeOptions) -> Json | None:
+    """Return a block unchanged, except a tool search: without tools that are no longer hidden, and ``None`` if no tool is hidden."""
+    if options.hidden is None or not is_tool_search_part(data):
         return dict(data)
-    if not flags.hidden:
+    if not options.hidden:
         return None
-    if flags.hidden.issuperset(find_loaded_tool_names(data)):
+    if options.hidden.issuperset(find_loaded_tool_names(data)):
         return dict(data)
     content = data["content"]
-    kept = [one for one in find_objects(content, "tool_references") if one.get("tool_name") in flags.hidden]
+    kept = [one for one in find_objects(content, "tool_references") if one.get("tool_name") in options.hidden]
     return {**data, "content": {**content, "tool_references": kept}}
 
 
-def _encode_thinking_if_own(part: ThinkingPart, flags: AnthropicEncodeOptions) -> Json | None:
+def _encode_thinking_if_own(part: ThinkingPart, options: AnthropicEncodeOptions) -> Json | None:
     """Return the block of signed or redacted thinking of the same model; ``None`` for other thoughts."""
     data = part.provider_data
     # Only the model that produced thinking accepts its signature; for others its text would become part of the answer
     # (ecosystem:EC99).
-    if not is_from_provider(data, flags.provider, flags.model):
+    if not is_from_provider(data, options.provider, options.model):
         return None
     if data.get("redacted"):
-        return {**_unwrap_unknown_members(data, flags), "type": "redacted_thinking", "data": data["redacted"]}
+        return {**_unwrap_unknown_members(data, options), "type": "redacted_thinking", "data": data["redacted"]}
     signature = data.get("signature")
-    newer = _unwrap_unknown_members(data, flags)
+    newer = _unwrap_unknown_members(data, options)
     return {**newer, "type": "thinking", "thinking": part.text, "signature": signature} if signature else None
 
 
@@ -373,9 +386,9 @@ def _encode_text(text: str, data: Mapping[str, Any] | None = None) -> Json | Non
     return block
 
 
-def _encode_result(message: ToolMessage, flags: AnthropicEncodeOptions) -> AnthropicEncoded:
+def _encode_result(message: ToolMessage, options: AnthropicEncodeOptions) -> AnthropicEncoded:
     """Encode a result; with a manual thinking budget also as text, for a call that is sent as text."""
-    blocks = [block for block in [_encode_content_part(part, flags) for part in message.content] if block is not None]
+    blocks = [block for block in [_encode_content_part(part, options) for part in message.content] if block is not None]
     rest: Json = {}
     if len(blocks) == 1 and blocks[0]["type"] == "text":
         rest["content"] = blocks[0]["text"]
@@ -385,9 +398,9 @@ def _encode_result(message: ToolMessage, flags: AnthropicEncodeOptions) -> Anthr
         rest["is_error"] = True
     members = encode_json(rest)[1:]
     as_text = b""
-    if flags.manual:
+    if options.manual:
         # Outside a tool result the API rejects references to tools, so they are text there.
-        plain = attrs.evolve(flags, hidden=None)
+        plain = attrs.evolve(options, hidden=None)
         shown = [
             block for block in [_encode_content_part(part, plain) for part in message.content] if block is not None
         ]
@@ -395,7 +408,7 @@ def _encode_result(message: ToolMessage, flags: AnthropicEncodeOptions) -> Anthr
     return AnthropicEncoded("tool", (b"," if rest else b"") + members, call_id=message.tool_call_id, as_text=as_text)
 
 
-def _encode_content_part(part: ResultPart, flags: AnthropicEncodeOptions) -> Json | None:
+def _encode_content_part(part: ResultPart, options: AnthropicEncodeOptions) -> Json | None:
     """Return the block of a part of a user message or result; ``None`` for blank text."""
     match part:
         case TextPart():
@@ -403,34 +416,34 @@ def _encode_content_part(part: ResultPart, flags: AnthropicEncodeOptions) -> Jso
         case JsonPart():
             return _encode_text(compact(part.value))
         case ToolReferencePart(tool_name=name):
-            known = flags.hidden is not None and name in flags.hidden
+            known = options.hidden is not None and name in options.hidden
             return {"type": "tool_reference", "tool_name": name} if known else _encode_text(part.text)
         case ImagePart() | DocumentPart():
-            return _encode_supported_media(part, flags)
+            return _encode_supported_media(part, options)
         case _ as never:
             assert_never(never)
 
 
-def _encode_supported_media(part: ImagePart | DocumentPart, flags: AnthropicEncodeOptions) -> Json:
+def _encode_supported_media(part: ImagePart | DocumentPart, options: AnthropicEncodeOptions) -> Json:
     """Return the block of an image, a PDF, a text or an uploaded file; raise ``ModelError`` for unsupported media."""
-    check_file_provider(flags.provider, part)
+    require_file_of_provider(options.provider, part)
     kind = get_media_kind(part)
     if kind == "image":
-        check_image_type(flags.provider, part)
+        require_accepted_image_type(options.provider, part)
         return {"type": "image", "source": _encode_media_source(part)}
-    if part.file_id is not None and kind not in {"pdf", "text"} and flags.container:
+    if part.file_id is not None and kind not in {"pdf", "text"} and options.container:
         return {"type": "container_upload", "file_id": part.file_id}
     if part.file_id is not None and kind == "office":
         raise make_unsupported_part_error(
-            flags.provider,
+            options.provider,
             part,
             "it accepts office files only together with CodeExecution(), else only PDF and plain text",
         )
     if kind not in {"pdf", "text"}:
-        raise make_unsupported_part_error(flags.provider, part, "it accepts images, PDF and plain text")
+        raise make_unsupported_part_error(options.provider, part, "it accepts images, PDF and plain text")
     if part.url is not None and kind == "text":
         raise make_unsupported_part_error(
-            flags.provider, part, "it accepts text as bytes or as an uploaded file; only images and PDF can be URLs"
+            options.provider, part, "it accepts text as bytes or as an uploaded file; only images and PDF can be URLs"
         )
     block: Json = {"type": "document", "source": _encode_media_source(part)}
     name = getattr(part, "name", "")

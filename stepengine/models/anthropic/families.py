@@ -11,7 +11,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.models._failures import SMALL_LIMIT
-from stepengine.models._json import object_at
+from stepengine.models._json import get_optional_object
 
 DEFAULT_MAX_TOKENS = SMALL_LIMIT
 """The output limit for an unknown model."""
@@ -32,7 +32,7 @@ class AnthropicFamily:
         demands: Whether a tool call can be forced.
         max_output: The largest output of a reply in tokens; ``None`` when that is unknown.
         efforts: The accepted levels of effort, lowest first.
-        searches: Whether the model searches tools by itself (providers:PV63).
+        searches: Whether the provider has a tool search for the model (providers:PV63).
         is_guess: Whether the name is newer than this table, so that the family is a guess.
     """
 
@@ -47,8 +47,8 @@ class AnthropicFamily:
     searches: bool = False
     is_guess: bool = False
 
-    def find_nearest_effort(self, wanted: str) -> str:
-        """Return the accepted level nearest to *wanted*: the same, else the next lower one, else the lowest."""
+    def get_nearest_effort(self, wanted: str) -> str:
+        """Return the accepted effort nearest to *wanted*: the same, else the next lower effort, else the lowest."""
         below = EFFORTS[: EFFORTS.index(wanted) + 1]
         return next((word for word in reversed(below) if word in self.efforts), (self.efforts or ("low",))[0])
 
@@ -79,22 +79,22 @@ FAMILIES = (
 
 
 @lru_cache(maxsize=256)
-def find_family(model: str) -> AnthropicFamily:
-    """Return the family of *model*, a guess for an unknown name; a cloud's prefix before ``claude-`` is ignored."""
+def get_family(model: str) -> AnthropicFamily:
+    """Return the family of *model*, for an unknown name the nearest one; a cloud's prefix before ``claude-`` is ignored."""
     start = max(model.find("claude-"), 0)
     return next(
         (family for family in FAMILIES if re.match(family.names, model[start:])), AnthropicFamily(is_guess=True)
     )
 
 
-def update_family_with_capabilities(
+def copy_family_with_capabilities(
     family: AnthropicFamily, capabilities: Mapping[str, object], max_output: int | None
 ) -> AnthropicFamily:
-    """Return *family* updated by the API's description of a model: its ``capabilities`` and its largest output."""
-    thinking = object_at(capabilities, "thinking")
-    types, effort = object_at(thinking, "types"), object_at(capabilities, "effort")
-    takes = {name: object_at(types, name).get("supported") is True for name in types}
-    words = tuple([word for word in EFFORTS if object_at(effort, word).get("supported") is True])
+    """Return a copy of *family* with the ``capabilities`` and the largest output that the API describes for a model."""
+    thinking = get_optional_object(capabilities, "thinking")
+    types, effort = get_optional_object(thinking, "types"), get_optional_object(capabilities, "effort")
+    takes = {name: get_optional_object(types, name).get("supported") is True for name in types}
+    words = tuple([word for word in EFFORTS if get_optional_object(effort, word).get("supported") is True])
     off = family.off
     if "disabled" in takes:
         off = ("word" if family.off != "silence" else "silence") if takes["disabled"] else "never"

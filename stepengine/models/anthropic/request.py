@@ -27,7 +27,7 @@ from stepengine.models._programs import (
 )
 from stepengine.models._schemas import MAX_OPTIONAL, count_optional_members, make_strict_schema
 from stepengine.models._settings import (
-    Way,
+    SettingConverter,
     WireSettings,
     convert_settings,
     encode_user_location,
@@ -84,7 +84,7 @@ class Site:
     The differences in request bodies between hosts of Claude. The defaults are for Anthropic's own servers.
 
     Attributes:
-        name: Its name in error messages.
+        name: The name of the host in error messages.
         model_in_body: Whether the model is in the body and the API version in a header; else the model is in the path and the
             version in the body.
         stream_in_body: Whether the body requests a stream; else the path does.
@@ -93,7 +93,7 @@ class Site:
         is_fast: Whether there is a faster mode.
         has_tiers: Whether there are service tiers.
         opens_pages: Whether its server tools can search the web and open pages.
-        searches: Whether its models search tools by themselves.
+        searches: Whether the host has a tool search for its models.
         has_fallbacks: Whether the server can ask a fallback model when a model declines.
         runs_programs: Whether programs of its models can call tools of the agent.
     """
@@ -167,7 +167,7 @@ def encode(
     """
     settings, site = request.settings, options.site
     said = encode_wire_settings(request, model, site)
-    asked = encode_thinking(request, model, family, off=previous_failure == FORCED_THINKING)
+    asked = encode_thinking(request, model, family, is_off=previous_failure == FORCED_THINKING)
     limit = resolve_output_limit(request, model, family, options, previous_failure=previous_failure)
     manual = asked is not None and asked["type"] == "enabled"
     if asked is not None and manual and limit <= asked["budget_tokens"]:
@@ -225,7 +225,7 @@ def resolve_output_limit(
     previous_failure: str = "",
 ) -> int:
     """
-    Return the output limit of a request: its own, else the provider's, else the model's largest output.
+    Return the output limit of a request in tokens: that of the request, else of *options*, else the model's largest output.
 
     Thinking counts as output, so a thinking budget is added to a limit that the request did not set.
     """
@@ -262,7 +262,7 @@ def encode_token_count_request(
 
 
 def _encode_system_prompt(request: ModelRequest, options: AnthropicRequestOptions) -> object:
-    """Return the system prompt, with a cache mark if prompts are cached; ``None`` for an empty one."""
+    """Return the system prompt, with a cache mark if prompts are cached; ``None`` for an empty prompt."""
     text = request.system_prompt
     if not text.strip() or options.cache_mark is None:
         return text or None
@@ -280,22 +280,22 @@ def _encode_output_config(request: ModelRequest, asked: Json | None, family: Ant
     if thinking.mode == "none":
         return {**output, "effort": "low"} if family.off == "never" else output or None
     if asked is not None and asked["type"] == "adaptive":
-        output["effort"] = family.find_nearest_effort(effort_from_thinking(thinking))
+        output["effort"] = family.get_nearest_effort(effort_from_thinking(thinking))
     return output or None
 
 
-def encode_thinking(request: ModelRequest, model: str, family: AnthropicFamily, *, off: bool = False) -> Json | None:
+def encode_thinking(request: ModelRequest, model: str, family: AnthropicFamily, *, is_off: bool = False) -> Json | None:
     """
-    Return the ``thinking`` member; ``None`` sends nothing.
+    Return the ``thinking`` member; ``None`` if none is sent.
 
     Thinking is adaptive where the model supports it, with the effort in ``output_config``. A budget in tokens is sent to
     models that accept one, and becomes an effort for others. Older models require a budget. They reject it together with a
-    forced call, so a forced call switches thinking off for that request (ecosystem:EC85); *off* does so for any model. Some
+    forced call, so a forced call switches thinking off for that request (ecosystem:EC85); *is_off* does so for any model. Some
     models bind thinking to the context before it. Their requests allow them to drop thinking that no longer matches, because
     hooks may prune and prompts may change (ecosystem:EC98).
     """
     thinking = request.settings.thinking
-    if off or (thinking is not None and thinking.mode == "none"):
+    if is_off or (thinking is not None and thinking.mode == "none"):
         return {"type": "disabled"} if family.off == "word" else None
     if thinking is None:
         return None
@@ -318,7 +318,7 @@ def disables_unavoidable_thinking(request: ModelRequest, family: AnthropicFamily
 
 
 def limit_tools_if_choice_unsupported(request: ModelRequest, family: AnthropicFamily) -> tuple[ToolSpec, ...]:
-    """Return the tools of the request, or only the chosen one if the model does not support forced calls."""
+    """Return the tools of the request, or only the tool that must be called if the model does not support forced calls."""
     choice = resolve_tool_choice(request)
     if choice in UNDEMANDED or choice == "required" or family.demands:
         return request.tools
@@ -336,7 +336,7 @@ def demands_unsupported_call(request: ModelRequest, family: AnthropicFamily) -> 
 
 
 def override_cache_lifetime(options: AnthropicRequestOptions, settings: ModelSettings) -> AnthropicRequestOptions:
-    """Return *options* with the cache lifetime of *settings*."""
+    """Return *options* with the cache lifetime of *settings*, if that is set."""
     if settings.cache is None:
         return options
     return attrs.evolve(options, cache=None if settings.cache == "off" else settings.cache)
@@ -344,18 +344,19 @@ def override_cache_lifetime(options: AnthropicRequestOptions, settings: ModelSet
 
 def encode_wire_settings(request: ModelRequest, model: str, site: Site) -> WireSettings:
     """Return the body members for cache, server tools, service tier and fallbacks, and the names of dropped settings."""
-    ways: dict[str, Way] = {
+    converters: dict[str, SettingConverter] = {
         "cache": lambda _: {},  # the marks hold it
         "server_tools": lambda items: {"tools": _encode_server_tools(items, request, model, site)},
         "service_tier": lambda tier: _encode_service_tier(tier, model, site),
     }
     if site.has_fallbacks:
-        ways["fallbacks"] = lambda names: {"fallbacks": _encode_fallbacks(names)}
-    return convert_settings(request.settings, ways)
+        converters["fallbacks"] = lambda names: {"fallbacks": _encode_fallbacks(names)}
+    return convert_settings(request.settings, converters)
 
 
 def _encode_fallbacks(names: tuple[str, ...]) -> object:
-    """Return the ``fallbacks`` member for model names, with or without a provider prefix (providers:PV110)."""
+    """Return the ``fallbacks`` member for model names, with or without a provider prefix."""
+    # (providers:PV110)
     return "default" if names == ("default",) else [{"model": name.rpartition("/")[2]} for name in names]
 
 
@@ -367,7 +368,7 @@ def _encode_service_tier(tier: str, model: str, site: Site) -> Json | None:
 
 
 def uses_fast_mode(tier: str | None, model: str, site: Site) -> bool:
-    """Return whether a request asks for the faster mode, and model and host have one."""
+    """Return whether *tier* asks for the faster mode, and both model and host support it."""
     return tier == "fast" and site.is_fast and FAST.search(model) is not None
 
 
@@ -439,9 +440,9 @@ def limit_strict_tools(
     programs: Programs | None = None,
 ) -> tuple[ToolSpec, ...]:
     """
-    Return *tools* with at most as many strict ones as one request with *schema* can hold (providers:PV43).
+    Return *tools* with only as many strict tools as the API accepts in one request with *schema*; the others are not strict.
 
-    The API limits strict schemas to 20 tools and 24 optional members in all. Tools that *programs* call are never strict.
+    The API limits strict schemas to 20 tools and 24 optional members in all (providers:PV43). Tools that *programs* call are never strict.
     After the API rejected the grammar as too large, none is strict.
     """
     room = MAX_OPTIONAL - (count_optional_members(schema, "anthropic") or 0 if schema is not None else 0)

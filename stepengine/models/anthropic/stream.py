@@ -21,7 +21,15 @@ from stepengine.data.usage import Usage
 from stepengine.models._byte_reader import Accumulator
 from stepengine.models._call_arguments import ArgumentPieces
 from stepengine.models._failures import RequestLabel
-from stepengine.models._json import encode_utf8, find_unknown_members, index_at, list_at, object_at, read_json, text_at
+from stepengine.models._json import (
+    encode_utf8,
+    find_unknown_members,
+    get_optional_list,
+    get_optional_object,
+    get_optional_text,
+    parse_json,
+    require_index,
+)
 from stepengine.models.anthropic.decode import decode, parse_usage
 
 TERMINAL = (b"event: message_stop\n", b'data: {"type":"message_stop"', b'data: {"type": "message_stop"')
@@ -87,17 +95,19 @@ class AnthropicAccumulator(Accumulator):
         """
         if name == "ping":
             return []
-        event = read_json(data)
+        event = parse_json(data)
         kind = event.get("type") or name
         if kind in TOLD and not IN_EVENT.issuperset(event):
             self._record_unknown_names(*[f"{kind}.{member}" for member in find_unknown_members(event, IN_EVENT)])
         match kind:
             case "content_block_delta":
-                return self._apply_delta(self._get_open_block(index_at(event, "index")), object_at(event, "delta"))
+                return self._apply_delta(
+                    self._get_open_block(require_index(event, "index")), get_optional_object(event, "delta")
+                )
             case "content_block_start":
-                return self._open_block(index_at(event, "index"), object_at(event, "content_block"))
+                return self._open_block(require_index(event, "index"), get_optional_object(event, "content_block"))
             case "content_block_stop":
-                return self._close_block(self._get_open_block(index_at(event, "index")))
+                return self._close_block(self._get_open_block(require_index(event, "index")))
             case "error":
                 raise self._make_stream_error(event)
             case _:
@@ -109,8 +119,8 @@ class AnthropicAccumulator(Accumulator):
         if kind == "message_start":
             if self._message is not None:
                 self._raise_protocol_error("a second message_start")
-            message = object_at(event, "message")
-            self._message = {**message, "usage": dict(object_at(message, "usage"))}
+            message = get_optional_object(event, "message")
+            self._message = {**message, "usage": dict(get_optional_object(message, "usage"))}
         elif kind == "message_delta":
             self._apply_message_delta(event)
         elif kind == "message_stop":
@@ -120,7 +130,7 @@ class AnthropicAccumulator(Accumulator):
         elif kind != "ping":
             self._record_unknown_names(kind)
 
-    def finish(self, tail: bytes, *, clean: bool = True) -> ModelReply:
+    def finish(self, tail: bytes, *, is_clean: bool = True) -> ModelReply:
         """
         Return the reply.
 
@@ -132,7 +142,7 @@ class AnthropicAccumulator(Accumulator):
         begun = bool(tail) and any(mark.startswith(tail) or tail.startswith(mark) for mark in TERMINAL)
         message = self._message
         if message is None or not (self.is_done or (begun and self._is_complete_except_stop())):
-            self._raise_truncated("its message_stop is missing")
+            self._raise_truncated_error("its message_stop is missing")
         self.is_done = True
         message["content"] = [opened.block for opened in self._blocks]
         return self._decode_message(message)
@@ -151,7 +161,7 @@ class AnthropicAccumulator(Accumulator):
             return _make_initial_text_deltas(block)
         opened.call = self._calls
         self._calls += 1
-        return [ToolCallStarted(opened.call, text_at(block, "name"))]
+        return [ToolCallStarted(opened.call, get_optional_text(block, "name"))]
 
     def _get_open_block(self, index: int) -> _OpenAnthropicBlock:
         """Return the open block at *index*; raise for any other index."""
@@ -167,19 +177,19 @@ class AnthropicAccumulator(Accumulator):
         _merge_unknown_members(block, find_unknown_members(delta, IN_DELTA.get(kind, NOTHING)))
         match kind:
             case "text_delta" | "thinking_delta":
-                text = text_at(delta, "text" if kind == "text_delta" else "thinking")
+                text = get_optional_text(delta, "text" if kind == "text_delta" else "thinking")
                 opened.pieces.append(text)
                 chunk = TextChunk if kind == "text_delta" else ThinkingChunk
                 return [chunk(text)] if text else []
             case "signature_delta":
-                block["signature"] = text_at(block, "signature") + text_at(delta, "signature")
+                block["signature"] = get_optional_text(block, "signature") + get_optional_text(delta, "signature")
             case "citations_delta":
-                block["citations"] = [*list_at(block, "citations"), delta["citation"]]
+                block["citations"] = [*get_optional_list(block, "citations"), delta["citation"]]
             case "input_json_delta":
                 if block["type"] in {"text", "thinking"}:
                     self._raise_protocol_error(f"arguments in a block of type {block['type']!r}")
                 given = delta.get("partial_json")
-                text = compact(given) if isinstance(given, dict) else text_at(delta, "partial_json")
+                text = compact(given) if isinstance(given, dict) else get_optional_text(delta, "partial_json")
                 new = opened.arguments.append_and_flush_certain(text)
                 if opened.call is not None and new:
                     return [ToolCallChunk(opened.call, new)]
@@ -193,21 +203,21 @@ class AnthropicAccumulator(Accumulator):
         block, text = opened.block, "".join(opened.pieces)
         match block["type"]:
             case "text":
-                block["text"] = text_at(block, "text") + text
+                block["text"] = get_optional_text(block, "text") + text
             case "thinking":
-                block["thinking"] = text_at(block, "thinking") + text
+                block["thinking"] = get_optional_text(block, "thinking") + text
             case "tool_use":
                 return self._close_call(opened)
             case _:
                 if given := opened.arguments.text:
-                    block["input"] = read_json(encode_utf8(given))
+                    block["input"] = parse_json(encode_utf8(given))
         return []
 
     def _close_call(self, opened: _OpenAnthropicBlock) -> list[ModelDelta]:
         """Store the arguments of a call and return its last deltas; raise for ambiguous arguments."""
         block, arguments, number = opened.block, opened.arguments, opened.call or 0
         if arguments.is_undecided:
-            name = text_at(block, "name")
+            name = get_optional_text(block, "name")
             self._raise_protocol_error(
                 f"ambiguous arguments of {name!r}: both the joined pieces and the last piece are complete"
             )
@@ -219,17 +229,17 @@ class AnthropicAccumulator(Accumulator):
         """Merge stop reason, usage and unknown members of an event into the message."""
         if self._message is None:
             self._raise_protocol_error("a message_delta before message_start")
-        usage = object_at(event, "usage")
+        usage = get_optional_object(event, "usage")
         self._message["usage"].update({name: value for name, value in usage.items() if value is not None})
-        self._message.update(object_at(event, "delta"))
+        self._message.update(get_optional_object(event, "delta"))
         self._message.update(find_unknown_members(event, IN_EVENT))
 
 
 def _make_initial_text_deltas(block: Mapping[str, object]) -> list[ModelDelta]:
     """Return the delta for the text that a new block already contains."""
-    if block["type"] == "text" and (text := text_at(block, "text")):
+    if block["type"] == "text" and (text := get_optional_text(block, "text")):
         return [TextChunk(text)]
-    if block["type"] == "thinking" and (text := text_at(block, "thinking")):
+    if block["type"] == "thinking" and (text := get_optional_text(block, "thinking")):
         return [ThinkingChunk(text)]
     return []
 

@@ -25,14 +25,14 @@ from stepengine.models._json import (
     find_objects,
     find_text,
     find_unknown_members,
+    get_optional_object,
+    get_optional_objects,
+    get_optional_text,
     make_call_part,
-    object_at,
-    objects_at,
     parse_token_counts,
-    text_at,
     wrap_unknown_members,
 )
-from stepengine.models._reply import make_reply, media_part_from_base64, shorten_text
+from stepengine.models._reply import make_validated_reply, media_part_from_base64, shorten_text
 
 STOPS = {
     "end_turn": StopReason.END_TURN,
@@ -64,17 +64,19 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
 
     Raises:
         ContextOverflow: when the model stopped because its context is full.
-        ModelError: when there is no message, and for a malformed one, which may be retried once.
+        ModelError: when there is no message, and for a malformed message, which may be retried once.
     """
     usage = parse_usage(data.get("usage"))
-    raw = text_at(data, "stopReason") or None
+    raw = get_optional_text(data, "stopReason") or None
     _raise_if_unusable(raw, call, usage, request_id)
-    message = object_at(data, "output").get("message")
+    message = get_optional_object(data, "output").get("message")
     if not isinstance(message, Mapping) or message.get("content") is None:
         raise make_protocol_error(call, "it holds no message", usage)
     mark: Json = {"provider": call.provider, "model": model}
-    content = [part for block in objects_at(message, "content") for part in _decode_block_to_parts(block, mark)]
-    return make_reply(
+    content = [
+        part for block in get_optional_objects(message, "content") for part in _decode_block_to_parts(block, mark)
+    ]
+    return make_validated_reply(
         tuple(content),
         call,
         model,
@@ -130,12 +132,12 @@ def _decode_block_to_parts(block: Mapping[str, Any], mark: Json) -> list[Assista
 
 def _decode_call(call: Mapping[str, object], data: Json) -> AssistantPart:
     """Return a call with its id and its unknown members."""
-    given = {"id": call["toolUseId"]} if text_at(call, "toolUseId") else {}
+    given = {"id": call["toolUseId"]} if get_optional_text(call, "toolUseId") else {}
     newer = find_unknown_members(call, IN_CALL)
     if call.get("type") not in {None, OWN_TYPE}:
         newer["type"] = call["type"]
     data = {**data, **given, **({"in_call": newer} if newer else {})}
-    return make_call_part(text_at(call, "name"), call.get("input"), data)
+    return make_call_part(get_optional_text(call, "name"), call.get("input"), data)
 
 
 def _decode_thought(block: Mapping[str, object], thought: Mapping[str, object], mark: Json) -> AssistantPart:
@@ -146,9 +148,11 @@ def _decode_thought(block: Mapping[str, object], thought: Mapping[str, object], 
     if len(block) > 1 or len(thought) != 1 or not known.issuperset(thought):
         return OpaquePart(mark["provider"], freeze(block), text=shorten_text(find_text(told, "text")))
     if not isinstance(told, Mapping):
-        return ThinkingPart("", provider_data=freeze({**mark, "redacted": text_at(thought, "redactedContent")}))
+        return ThinkingPart(
+            "", provider_data=freeze({**mark, "redacted": get_optional_text(thought, "redactedContent")})
+        )
     kept = {name: value for name, value in told.items() if name != "text" and value is not None}
-    return ThinkingPart(text_at(told, "text"), provider_data=freeze({**mark, **kept}))
+    return ThinkingPart(get_optional_text(told, "text"), provider_data=freeze({**mark, **kept}))
 
 
 def _decode_cited_text(block: Mapping[str, object], cited: Mapping[str, object], mark: Json) -> list[AssistantPart]:
@@ -165,7 +169,7 @@ def _decode_citation(citation: Mapping[str, object], reply_text: str) -> Citatio
 
 
 def _name_and_describe_server_tool(block: Mapping[str, object]) -> tuple[str, str]:
-    """Return our name of the service's tool that a block is about, and a readable text of its input or result."""
+    """Return (name, text) for a block of a server tool: our name of the tool, and its input or result; ``("", "")`` for others."""
     asked, found = block.get("toolUse"), block.get("toolResult")
     if isinstance(asked, Mapping):
         name, given = find_text(asked, "name"), asked.get("input")
@@ -187,7 +191,7 @@ def _name_and_describe_server_tool(block: Mapping[str, object]) -> tuple[str, st
 
 
 def parse_usage(raw: object) -> Usage | None:
-    """Return the API's usage in our buckets; ``None`` when it reports none. Its input excludes cached tokens."""
+    """Parse the API's usage, whose input count excludes cached tokens; ``None`` if *raw* has no token counts."""
     if not isinstance(raw, Mapping) or (raw.get("inputTokens") is None and raw.get("outputTokens") is None):
         return None
     totals = ("inputTokens", "outputTokens")

@@ -140,12 +140,12 @@ OPEN = {"user": b'{"role":"user","content":[', "assistant": b'{"role":"assistant
 TEXT = frozenset({"text"})
 
 
-def encode_messages(request: ModelRequest, flags: ConverseEncodeOptions) -> tuple[bytes, str]:
-    """Return the array of history and tail with alternating roles, and the kind of the last block (``""``: the assistant's)."""
-    joiner = _ConverseJoiner(flags.family)
-    for turn in encode_turns(request, flags, ENCODERS):
+def encode_messages(request: ModelRequest, options: ConverseEncodeOptions) -> tuple[bytes, str]:
+    """Return (array, kind): the messages with alternating roles, and the kind of the last block, ``""`` if it is the assistant's."""
+    joiner = _ConverseJoiner(options.family)
+    for turn in encode_turns(request, options, ENCODERS):
         joiner.append_turn(turn)
-    return joiner.join(nudge=not continues_paused_reply(request)), joiner.last
+    return joiner.join(must_end_with_user=not continues_paused_reply(request)), joiner.last
 
 
 class _ConverseJoiner(MessageJoiner):
@@ -212,7 +212,7 @@ class _ConverseJoiner(MessageJoiner):
         super().append_content(role, body)
 
     def _make_unique_document_name(self, found: re.Match[bytes]) -> bytes:
-        """Return the ``"name"`` member with a name that no earlier document has; the service rejects duplicates and ignores case."""
+        """Return the ``"name"`` member with a name that no earlier document has, ignoring case, and record the name."""
         wanted = name = found[1].decode()
         number = 1
         while name.lower() in self._names:
@@ -225,8 +225,8 @@ class _ConverseJoiner(MessageJoiner):
 # --- one message ----------------------------------------------------------------------------------------------------
 
 
-def _encode_user(message: UserMessage, flags: ConverseEncodeOptions) -> ConverseEncoded:
-    blocks = _add_text_before_documents([_encode_content_part(part, flags) for part in message.content])
+def _encode_user(message: UserMessage, options: ConverseEncodeOptions) -> ConverseEncoded:
+    blocks = _add_text_before_documents([_encode_content_part(part, options) for part in message.content])
     return ConverseEncoded(
         "user", encode_comma_separated(blocks), kinds=_list_block_kinds(blocks), last=_get_last_block_kind(blocks)
     )
@@ -251,20 +251,26 @@ def _get_last_block_kind(blocks: list[Json]) -> str:
     return next(iter(blocks[-1])) if blocks else ""
 
 
-def _encode_assistant(message: AssistantMessage, flags: ConverseEncodeOptions, own_ids: bool) -> ConverseEncoded:  # noqa: FBT001 - private
+def _encode_assistant(
+    message: AssistantMessage,
+    options: ConverseEncodeOptions,
+    with_provider_ids: bool,  # noqa: FBT001 - private
+) -> ConverseEncoded:
     """Encode a reply; calls become text if no tool is offered, or if they lack thinking with a manual budget."""
     calls = message.tool_calls
-    ids = choose_wire_ids(calls, flags.provider, own=own_ids)
+    ids = choose_wire_ids(calls, options.provider, with_provider_ids=with_provider_ids)
     blocks = [
-        block for block in [_encode_assistant_block(part, flags, ids) for part in message.content] if block is not None
+        block
+        for block in [_encode_assistant_block(part, options, ids) for part in message.content]
+        if block is not None
     ]
     # With manual thinking, Claude rejects calls that do not follow a thought, including those of another model's server tools.
-    keeps_calls = flags.calls and not (flags.manual and blocks and "reasoningContent" not in blocks[0])
+    keeps_calls = options.calls and not (options.manual and blocks and "reasoningContent" not in blocks[0])
     if not keeps_calls:
         blocks = [block for block in blocks if not block.keys() & {"toolUse", "toolResult"}]
     made = list_generated_media(message)
     shown = (
-        _add_text_before_documents([{"text": MADE}, *[_encode_content_part(part, flags) for part in made]])
+        _add_text_before_documents([{"text": MADE}, *[_encode_content_part(part, options) for part in made]])
         if made
         else []
     )
@@ -295,22 +301,22 @@ def _drop_trailing_thoughts(blocks: list[Json]) -> list[Json]:
     return blocks
 
 
-def _encode_assistant_block(part: AssistantPart, flags: ConverseEncodeOptions, ids: Mapping[str, str]) -> Json | None:
+def _encode_assistant_block(part: AssistantPart, options: ConverseEncodeOptions, ids: Mapping[str, str]) -> Json | None:
     """Return the block of a part of a reply; ``None`` for parts that are not sent back, such as thoughts of other models."""
     match part:
         case TextPart():
             data = part.provider_data
-            if is_from_provider(data, flags.provider, flags.model) and "cited" in data:
+            if is_from_provider(data, options.provider, options.model) and "cited" in data:
                 return dict(data["cited"])
-            return _encode_text(part.text, _unwrap_unknown_members(data, flags))
+            return _encode_text(part.text, _unwrap_unknown_members(data, options))
         case RefusalPart():
             return _encode_text(part.text)
         case ThinkingPart():
-            return _encode_thinking_if_own(part, flags)
+            return _encode_thinking_if_own(part, options)
         case ToolCallPart():
-            return _encode_call(part, flags, ids)
+            return _encode_call(part, options, ids)
         case OpaquePart():
-            return dict(part.data) if part.provider == flags.provider else None
+            return dict(part.data) if part.provider == options.provider else None
         case CitationPart() | ImagePart() | DocumentPart():
             return None
         case _ as never:
@@ -322,15 +328,15 @@ def _encode_text(text: str, more: Mapping[str, object] | None = None) -> Json | 
     return {"text": text, **(more or {})} if text.strip() else None
 
 
-def _unwrap_unknown_members(data: Mapping[str, object] | None, flags: ConverseEncodeOptions) -> Json:
+def _unwrap_unknown_members(data: Mapping[str, object] | None, options: ConverseEncodeOptions) -> Json:
     """Return the stored unknown members next to a block, if the same model sent them; else ``{}``."""
-    return dict(data.get("more", {})) if is_from_provider(data, flags.provider, flags.model) else {}
+    return dict(data.get("more", {})) if is_from_provider(data, options.provider, options.model) else {}
 
 
-def _encode_thinking_if_own(part: ThinkingPart, flags: ConverseEncodeOptions) -> Json | None:
+def _encode_thinking_if_own(part: ThinkingPart, options: ConverseEncodeOptions) -> Json | None:
     """Return the block of signed or redacted thinking of the same model; ``None`` for other thoughts, which models do not accept."""
     data = part.provider_data
-    if not is_from_provider(data, flags.provider, flags.model):
+    if not is_from_provider(data, options.provider, options.model):
         return None
     if data.get("redacted"):
         return {"reasoningContent": {"redactedContent": data["redacted"]}}
@@ -338,35 +344,35 @@ def _encode_thinking_if_own(part: ThinkingPart, flags: ConverseEncodeOptions) ->
     return {"reasoningContent": {"reasoningText": {"text": part.text, **kept}}} if data.get("signature") else None
 
 
-def _encode_call(part: ToolCallPart, flags: ConverseEncodeOptions, ids: Mapping[str, str]) -> Json:
+def _encode_call(part: ToolCallPart, options: ConverseEncodeOptions, ids: Mapping[str, str]) -> Json:
     """Return the block of a call, with unknown members of the same model."""
     data = part.provider_data
-    newer = data.get("in_call", {}) if is_from_provider(data, flags.provider, flags.model) else {}
+    newer = data.get("in_call", {}) if is_from_provider(data, options.provider, options.model) else {}
     call = {
         "toolUseId": ids[part.tool_call_id],
         "name": make_safe_tool_name(part.tool_name),
         "input": get_arguments_to_send(part),
     }
-    return {"toolUse": {**newer, **call}, **_unwrap_unknown_members(data, flags)}
+    return {"toolUse": {**newer, **call}, **_unwrap_unknown_members(data, options)}
 
 
-def _encode_result(message: ToolMessage, flags: ConverseEncodeOptions) -> ConverseEncoded:
+def _encode_result(message: ToolMessage, options: ConverseEncodeOptions) -> ConverseEncoded:
     """Encode a result with the media that the family accepts inside; other media follow it."""
     inside: list[Json] = []
     outside: list[Json | None] = []
     for part in message.content:
-        block = _encode_content_part(part, flags)
+        block = _encode_content_part(part, options)
         if block is not None:
             is_medium = isinstance(part, ImagePart | DocumentPart)
-            (outside if is_medium and _get_last_block_kind([block]) not in flags.family.inside else inside).append(
+            (outside if is_medium and _get_last_block_kind([block]) not in options.family.inside else inside).append(
                 block
             )
-    is_told = not message.is_error or flags.family.status
+    is_told = not message.is_error or options.family.status
     if not is_told:
         inside = [{"text": format_result_text(message) or "Error"}, *[block for block in inside if "text" not in block]]
     after = _add_text_before_documents([{"text": make_result_media_heading(message)}, *outside]) if outside else []
     result: Json = {"content": inside or [{"text": NOTHING}]}
-    if flags.family.status:
+    if options.family.status:
         result["status"] = "error" if message.is_error else "success"
     everything = [*result["content"], *after]
     return ConverseEncoded(
@@ -375,12 +381,12 @@ def _encode_result(message: ToolMessage, flags: ConverseEncodeOptions) -> Conver
         call_id=message.tool_call_id,
         after=encode_comma_separated(after),
         as_text=encode_comma_separated(everything),
-        kinds=_list_block_kinds(after) if flags.calls and not flags.manual else _list_block_kinds(everything),
+        kinds=_list_block_kinds(after) if options.calls and not options.manual else _list_block_kinds(everything),
         last=_get_last_block_kind(everything),
     )
 
 
-def _encode_content_part(part: ResultPart, flags: ConverseEncodeOptions) -> Json | None:
+def _encode_content_part(part: ResultPart, options: ConverseEncodeOptions) -> Json | None:
     """Return the block of a part of a user message or result; ``None`` for blank text."""
     match part:
         case TextPart() | ToolReferencePart():
@@ -388,20 +394,20 @@ def _encode_content_part(part: ResultPart, flags: ConverseEncodeOptions) -> Json
         case JsonPart():
             return _encode_text(compact(part.value))
         case ImagePart() | DocumentPart():
-            return _encode_supported_media(part, flags)
+            return _encode_supported_media(part, options)
         case _ as never:
             assert_never(never)
 
 
-def _encode_supported_media(part: ImagePart | DocumentPart, flags: ConverseEncodeOptions) -> Json:
+def _encode_supported_media(part: ImagePart | DocumentPart, options: ConverseEncodeOptions) -> Json:
     """Return the block of an image, document, video or audio; raise ``ModelError`` for an unsupported type."""
     mime = part.mime_type.partition(";")[0].strip().lower()
     kind = get_media_kind(part)
     form = _find_media_format(kind, mime)
     if not form:
         why = "it accepts PNG, JPEG, GIF, WebP, PDF, text, Word, Excel, and common audio and video types"
-        raise make_unsupported_part_error(flags.provider, part, why)
-    source = _encode_media_source(part, flags)
+        raise make_unsupported_part_error(options.provider, part, why)
+    source = _encode_media_source(part, options)
     if kind in FORMS:
         return {kind: {"format": form, "source": source}}
     # The null character marks a name that joining makes unique.
@@ -416,7 +422,7 @@ def make_document_name(file_name: str) -> str:
 
 
 def _find_media_format(kind: Kind, mime: str) -> str:
-    """Return the service's name of a media type; ``""`` if it does not accept the type."""
+    """Return the service's name of a media type; ``""`` if the service does not accept the type."""
     if kind in FORMS:
         return FORMS[kind].get(mime, "")
     if kind == "office":
@@ -425,14 +431,14 @@ def _find_media_format(kind: Kind, mime: str) -> str:
     return {"pdf": "pdf", "text": TEXTS.get(mime, "txt")}.get(kind, "")
 
 
-def _encode_media_source(part: ImagePart | DocumentPart, flags: ConverseEncodeOptions) -> Json:
+def _encode_media_source(part: ImagePart | DocumentPart, options: ConverseEncodeOptions) -> Json:
     """Return the source of a part: its bytes or its URL in S3; raise ``ModelError`` for any other."""
     if part.data is not None:
         return {"bytes": encode_base64(part.data)}
     if part.url is not None and part.url.startswith(STORED):
         return {"s3Location": {"uri": part.url}}
     raise make_unsupported_part_error(
-        flags.provider, part, "it accepts bytes, and URLs in S3 such as url='s3://bucket/key'"
+        options.provider, part, "it accepts bytes, and URLs in S3 such as url='s3://bucket/key'"
     )
 
 

@@ -33,7 +33,7 @@ class ConverseFamily:
         inside: The media that a result may contain; others follow it.
         beside: The kinds of content allowed next to results in one user message; ``None`` for any.
         status: Whether a result has a status member for errors.
-        promises: Whether it supports strict schemas.
+        promises: Whether the model supports strict schemas.
         thinking: The form in which a request asks for thinking.
         runs: The server tools of the model, by our names.
     """
@@ -92,7 +92,7 @@ FAMILIES = (
 
 
 def _split_model_name(model: str) -> tuple[str, str]:
-    """Return the maker and the maker's name of *model*, which may be an ARN; two empty texts if it has none."""
+    """Return (maker, the maker's name of the model) of *model*, which may be an ARN; ``("", "")`` for a name without a maker."""
     found = [NAME.fullmatch(part) for part in reversed(model.split("/"))]
     return next(((match[1], match[2]) for match in found if match is not None), BARE)
 
@@ -103,8 +103,8 @@ def parse_maker(model: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def find_family(model: str) -> ConverseFamily:
-    """Return the family of *model*, a name with or without a geography, or an ARN; an unknown name has the default one."""
+def get_family(model: str) -> ConverseFamily:
+    """Return the family of *model*, a name with or without a geography, or an ARN; the default family for an unknown name."""
     name = ".".join(_split_model_name(model)).strip(".") or (
         "anthropic." + model if model.startswith("claude") else model
     )

@@ -19,7 +19,13 @@ from stepengine.data.server_tools import CodeExecution, ServerTool, WebSearch
 from stepengine.data.tools import ToolSpec
 from stepengine.models._failures import INVALID_SIGNATURE
 from stepengine.models._schemas import make_strict_schema
-from stepengine.models._settings import DROPPED, Way, WireSettings, convert_settings, make_unsupported_tool_error
+from stepengine.models._settings import (
+    DROPPED,
+    SettingConverter,
+    WireSettings,
+    convert_settings,
+    make_unsupported_tool_error,
+)
 from stepengine.models._thinking_levels import CANNOT, DEAF, SHOWN, ThinkingRequest, effort_from_thinking
 from stepengine.models._wire import (
     continues_paused_reply,
@@ -71,15 +77,15 @@ class ConverseRequestOptions:
     thinking: Mapping[str, Any] = attrs.field(factory=dict)
     previous_failure: str = ""
 
-    def cache_mark(self, section: Literal["tools", "messages"]) -> bytes:
-        """Return the cache mark to put after *section*; ``b""`` if it is not cached."""
+    def encode_cache_mark(self, section: Literal["tools", "messages"]) -> bytes:
+        """Return the encoded cache mark to put after *section*; ``b""`` if the section is not cached."""
         if self.cache is None or not self.family.caches or (section == "tools" and self.family.caches != "tools"):
             return b""
         longer = {"ttl": "1h"} if self.cache == "1h" and self.family.longer else {}
         return encode_json({"cachePoint": {"type": "default", **longer}})
 
     @property
-    def flags(self) -> ConverseEncodeOptions:
+    def encode_options(self) -> ConverseEncodeOptions:
         """The encode options for messages, except ``calls``."""
         manual = self.thinking.get("thinking", {}).get("type") == "enabled"
         return ConverseEncodeOptions(
@@ -139,13 +145,13 @@ def _encode_prompt_members(
 ) -> dict[str, bytes]:
     """Return the members that count as the prompt: tools, system prompt and messages, with their cache marks."""
     members: dict[str, bytes] = {}
-    mark, offers = options.cache_mark("messages"), offers_tools(request)
+    mark, offers = options.encode_cache_mark("messages"), offers_tools(request)
     if offers:
         members["toolConfig"] = _encode_tool_config(request, options, tools, server_tools)
     if request.system_prompt.strip():
         system = encode_json({"text": request.system_prompt})
         members["system"] = b"[" + system + (b"," + mark if mark else b"") + b"]"
-    content, last = encode_messages(request, attrs.evolve(options.flags, calls=offers))
+    content, last = encode_messages(request, attrs.evolve(options.encode_options, calls=offers))
     if mark and last not in NOT_MARKED and not continues_paused_reply(request):
         content = b"".join([content[: -len(END)], b",", mark, END])
     members["messages"] = content
@@ -155,14 +161,14 @@ def _encode_prompt_members(
 def _encode_tool_config(
     request: ModelRequest, options: ConverseRequestOptions, tools: bytes, server_tools: Any
 ) -> bytes:
-    """Return ``toolConfig``: the agent's *tools*, the *server_tools*, those of ``extra``, a cache mark and the tool choice."""
+    """Return ``toolConfig``: the agent's *tools*, *server_tools*, tools of ``extra``, a cache mark and the tool choice."""
     given = _find_extra_tool_config(request)
     more = given.get("tools")
     lists = [
         tools[1:-1],
         *[encode_json(tool) for tool in (*server_tools, *(more if isinstance(more, list | tuple) else ()))],
     ]
-    config = {"tools": b"[" + b",".join(filter(None, [*lists, options.cache_mark("tools")])) + b"]"}
+    config = {"tools": b"[" + b",".join(filter(None, [*lists, options.encode_cache_mark("tools")])) + b"]"}
     choice = _encode_tool_choice(request, options.family)
     if choice is not None:
         config["toolChoice"] = encode_json(choice)
@@ -199,7 +205,7 @@ def demands_unsupported_call(request: ModelRequest, family: ConverseFamily) -> b
 
 
 def find_unsupported_limits(options: ConverseRequestOptions, settings: ModelSettings) -> tuple[str, ...]:
-    """Return the names of settings that the model rejects with its thinking: Nova accepts no limits with its highest effort."""
+    """Return the names of set limits (tokens and sampling) that Nova rejects with its highest effort of thinking; else ``()``."""
     nova = options.thinking.get("reasoningConfig", {}).get("maxReasoningEffort")
     limits = ("max_tokens", "temperature", "top_p") if nova == "high" else ()
     return tuple([name for name in limits if getattr(settings, name) is not None])
@@ -225,12 +231,12 @@ def encode_tool(spec: ToolSpec) -> Json:
 
 def encode_wire_settings(request: ModelRequest, model: str, family: ConverseFamily, provider: str) -> WireSettings:
     """Return the body members for service tier, cache and server tools, and the names of dropped settings."""
-    ways: dict[str, Way] = {
+    converters: dict[str, SettingConverter] = {
         "service_tier": TIERS.get,
         "cache": lambda lifetime: _encode_cache_lifetime(lifetime, family),
         "server_tools": lambda items: _encode_server_tools(items, model, family, provider),
     }
-    return convert_settings(request.settings, ways)
+    return convert_settings(request.settings, converters)
 
 
 def _encode_cache_lifetime(lifetime: str, family: ConverseFamily) -> Json | None:
@@ -259,7 +265,7 @@ def _encode_server_tools(items: tuple[ServerTool, ...], model: str, family: Conv
     return {"toolConfig": {"tools": tools}, DROPPED: dropped}
 
 
-def make_non_claude_thinking_request(settings: ModelSettings, model: str, family: ConverseFamily) -> ThinkingRequest:
+def encode_non_claude_thinking(settings: ModelSettings, model: str, family: ConverseFamily) -> ThinkingRequest:
     """Return the thinking members for models other than Claude, with a note on unsupported options."""
     thinking = settings.thinking
     if thinking is None:

@@ -20,7 +20,14 @@ from stepengine.data.models import (
 from stepengine.data.usage import Usage
 from stepengine.models._byte_reader import Accumulator
 from stepengine.models._failures import RequestLabel
-from stepengine.models._json import encode_utf8, index_at, list_at, object_at, read_json, text_at
+from stepengine.models._json import (
+    encode_utf8,
+    get_optional_list,
+    get_optional_object,
+    get_optional_text,
+    parse_json,
+    require_index,
+)
 from stepengine.models.bedrock_converse.decode import SERVER, decode, parse_usage
 
 PADDING = "p"
@@ -85,18 +92,19 @@ class ConverseAccumulator(Accumulator):
         Raises:
             ModelError: for an exception, and for events in an impossible order.
         """
-        event = read_json(data)
+        event = parse_json(data)
         if not isinstance(event, Mapping):
             self._raise_protocol_error(f"an event of the type {name!r} that is not an object")
         match name:
             case "contentBlockDelta":
                 return self._apply_delta(
-                    self._get_or_open_block(index_at(event, "contentBlockIndex")), object_at(event, "delta")
+                    self._get_or_open_block(require_index(event, "contentBlockIndex")),
+                    get_optional_object(event, "delta"),
                 )
             case "contentBlockStart":
-                return self._open_block(index_at(event, "contentBlockIndex"), object_at(event, "start"))
+                return self._open_block(require_index(event, "contentBlockIndex"), get_optional_object(event, "start"))
             case "contentBlockStop":
-                opened = self._get_or_open_block(index_at(event, "contentBlockIndex"))
+                opened = self._get_or_open_block(require_index(event, "contentBlockIndex"))
                 opened.closed = True
                 return [] if opened.call is None else [ToolCallEnded(opened.call)]
             case "error":
@@ -113,7 +121,7 @@ class ConverseAccumulator(Accumulator):
                 self._raise_protocol_error("a second messageStart")
             self._message = told
         elif name == "messageStop":
-            if self._message is None or self.has_reported_end or not text_at(event, "stopReason"):
+            if self._message is None or self.has_reported_end or not get_optional_text(event, "stopReason"):
                 self._raise_protocol_error("a messageStop without a message, without a reason, or for the second time")
             if any(not opened.closed for opened in self._blocks.values()):
                 self._raise_protocol_error("a messageStop while a block is open")
@@ -122,15 +130,15 @@ class ConverseAccumulator(Accumulator):
             self._metadata = told
             self.is_done = self.has_reported_end
 
-    def finish(self, tail: bytes, *, clean: bool = True) -> ModelReply:
+    def finish(self, tail: bytes, *, is_clean: bool = True) -> ModelReply:
         """
-        Return the reply. It counts once its message has stopped, even without usage.
+        Return the reply, which is complete once its message has stopped, even without usage.
 
         Raises:
             TruncatedReply: when the message has not stopped.
         """
         if not self.has_reported_end:
-            self._raise_truncated("its messageStop is missing")
+            self._raise_truncated_error("its messageStop is missing")
         self.is_done = True
         content = [self._build_block(opened) for _, opened in sorted(self._blocks.items())]
         message = {**(self._message or {}), "content": [block for block in content if block]}
@@ -156,7 +164,7 @@ class ConverseAccumulator(Accumulator):
             return []
         opened.call = self._calls
         self._calls += 1
-        return [ToolCallStarted(opened.call, text_at(opened.block, "name"))]
+        return [ToolCallStarted(opened.call, get_optional_text(opened.block, "name"))]
 
     def _apply_delta(self, opened: _OpenConverseBlock, delta: Mapping[str, Any]) -> list[ModelDelta]:
         """Merge a delta into its block and return the deltas for subscribers; raise for a delta of the wrong kind."""
@@ -171,13 +179,13 @@ class ConverseAccumulator(Accumulator):
             self._raise_protocol_error(f"a delta of {kind!r} in a block of {opened.kind!r}")
         match kind:
             case "text":
-                text = text_at(delta, kind)
+                text = get_optional_text(delta, kind)
                 opened.pieces.append(text)
                 return [TextChunk(text)] if text else []
             case "reasoningContent":
-                return _append_thought(opened, object_at(delta, kind))
+                return _append_thought(opened, get_optional_object(delta, kind))
             case "toolUse":
-                text = text_at(object_at(delta, kind), "input")
+                text = get_optional_text(get_optional_object(delta, kind), "input")
                 opened.pieces.append(text)
                 return [ToolCallChunk(opened.call, text)] if opened.call is not None and text else []
             case _:
@@ -200,7 +208,7 @@ class ConverseAccumulator(Accumulator):
                     return {opened.kind: {"redactedContent": _join_base64(opened.blobs), **opened.block}}
                 return {opened.kind: {"reasoningText": {"text": text, **opened.block}}}
             case "toolUse":
-                given = read_json(encode_utf8(text)) if text and opened.call is None else text
+                given = parse_json(encode_utf8(text)) if text and opened.call is None else text
                 return {opened.kind: {**opened.block, "input": given}}
             case "image" if opened.blobs:
                 return {opened.kind: {**opened.block, "source": {"bytes": _join_base64(opened.blobs)}}}
@@ -212,10 +220,10 @@ def _append_thought(opened: _OpenConverseBlock, thought: Mapping[str, Any]) -> l
     """Append a piece of thinking to its block: text, signature or redacted content; return the delta of a text."""
     for name, value in thought.items():
         if name == "redactedContent":
-            opened.blobs.append(text_at(thought, name))
+            opened.blobs.append(get_optional_text(thought, name))
         elif name != "text":
             _merge_member(opened.block, name, value)
-    text = text_at(thought, "text")
+    text = get_optional_text(thought, "text")
     opened.pieces.append(text)
     return [ThinkingChunk(text)] if text else []
 
@@ -226,11 +234,11 @@ def _merge_silent_delta(opened: _OpenConverseBlock, kind: str, delta: Mapping[st
     if kind == "citation":
         block.setdefault("citations", []).append(delta[kind])
     elif kind == "toolResult":
-        block.setdefault("content", []).extend(list_at(delta, kind))
-    elif kind == "image" and "bytes" in object_at(object_at(delta, kind), "source"):
-        opened.blobs.append(text_at(delta[kind]["source"], "bytes"))
+        block.setdefault("content", []).extend(get_optional_list(delta, kind))
+    elif kind == "image" and "bytes" in get_optional_object(get_optional_object(delta, kind), "source"):
+        opened.blobs.append(get_optional_text(delta[kind]["source"], "bytes"))
     elif kind:
-        for name, value in object_at(delta, kind).items():
+        for name, value in get_optional_object(delta, kind).items():
             _merge_member(block, name, value)
 
 
@@ -243,7 +251,7 @@ def _merge_member(block: Json, name: str, value: Any) -> None:
 
 
 def _join_base64(blobs: list[str]) -> str:
-    """Return one base64 text for several."""
+    """Return one base64 text for the joined bytes of several base64 texts."""
     if len(blobs) == 1:
         return blobs[0]
     return base64.b64encode(b"".join([base64.b64decode(blob) for blob in blobs])).decode("ascii")

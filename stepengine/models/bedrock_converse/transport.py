@@ -63,29 +63,29 @@ class AuthenticatedClient:
         return response
 
     async def _make_signed_headers(self, request: Any, content: bytes, headers: Mapping[str, str]) -> dict[str, str]:
-        """Return the headers of *request* with a signature of its host, its body and the given *headers*."""
+        """Load the access key, and return headers with a signature of the host of *request*, of *content* and of *headers*."""
         from botocore.auth import SigV4Auth
         from botocore.awsrequest import AWSRequest
 
-        credentials = await self._get_signing_credentials()
+        credentials = await self._load_signing_credentials()
         told = {name: request.headers[name] for name in ("host", *JSON, *headers)}
         unsigned = AWSRequest("POST", str(request.url), headers=told, data=content)
         SigV4Auth(credentials, SERVICE, self._aws.find_region()).add_auth(unsigned)
         return dict(unsigned.headers.items())
 
-    async def _get_signing_credentials(self) -> Any:
-        """Return the access key, registered for redaction. It is loaded in a thread, because that may read files or send requests."""
+    async def _load_signing_credentials(self) -> Any:
+        """Return the access key, registered for redaction; without an explicit one, load it in a thread, which may send requests."""
         from botocore.credentials import ReadOnlyCredentials
 
-        keys = self._aws.find_signing_keys_or_profile()
+        keys = self._aws.get_signing_keys_or_profile()
         if "secret_key" in keys:
             return ReadOnlyCredentials(keys["access_key"], keys["secret_key"], keys["session_token"])
         async with self._finding:
-            frozen = await asyncio.to_thread(self._load_credentials, keys["profile"])
+            frozen = await asyncio.to_thread(self._load_profile_credentials, keys["profile"])
         register_secret(self._provider, Secret(frozen.secret_key), "secret_key")
         return frozen
 
-    def _load_credentials(self, profile: str | None) -> Any:
+    def _load_profile_credentials(self, profile: str | None) -> Any:
         """Return the current access key of *profile*, renewed if necessary; raise ``NoCredentialsError`` if there is none."""
         from botocore.exceptions import NoCredentialsError
         from botocore.session import Session

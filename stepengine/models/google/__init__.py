@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from stepengine.data.models import ModelRequest
 from stepengine.errors import ModelError
-from stepengine.models._api import NO_KEY, RequestBody, get_batch_id
+from stepengine.models._api import NO_KEY, RequestBody, require_batch_id
 from stepengine.models._byte_reader import Accumulator
 from stepengine.models._failures import RequestLabel, error_from_body, error_from_response, error_from_transport
 from stepengine.models._http import HttpProvider
@@ -40,7 +40,7 @@ LOST = {"CANCELLED": "canceled", "EXPIRED": "expired"}
 
 
 def _parse_batch_result(answer: Mapping[str, object]) -> Mapping[str, Any]:
-    """Return the result in an inlined response, in the form for ``batch_reply``; ``{}`` for an unknown form."""
+    """Return the result in an inlined response, in the form for ``decode_batch_reply``; ``{}`` for an unknown form."""
     match answer:
         case {"response": Mapping() as response}:
             return {"reply": response}
@@ -90,7 +90,7 @@ class GoogleProvider(HttpProvider):
         self._described: dict[str, ModelInfo] = {}
 
     def settings(self) -> ProviderSettings:
-        """Return the sources of its key and base URL."""
+        """Return the sources of the provider's key and base URL."""
         return ProviderSettings(
             key_variables=(self._key_env,) if self._key_env else ("GOOGLE_API_KEY", "GEMINI_API_KEY"),
             base_url_variable="GOOGLE_GEMINI_BASE_URL",
@@ -108,10 +108,10 @@ class GoogleProvider(HttpProvider):
             return error_from_response(error.response, call)
         return error_from_transport(error, call)
 
-    async def _open_response(self, client: Any, body: RequestBody, *, stream: bool) -> object:
+    async def _send_and_open_response(self, client: Any, body: RequestBody, *, stream: bool) -> object:
         """Send *body* with the SDK's URL and headers, and return the response before its body is read."""
         return await transport.send_with_sdk_headers(
-            client, body.path, None if body.is_question else body.content, body.headers
+            client, body.path, None if body.is_get else body.content, body.headers
         )
 
     async def describe(self, model: str) -> ModelInfo:
@@ -132,9 +132,9 @@ class GoogleProvider(HttpProvider):
             )
         return self._described[model]
 
-    def batch_member(self, request: ModelRequest) -> BatchMember:
+    def encode_batch_member(self, request: ModelRequest) -> BatchMember:
         """
-        Return *request* encoded for a batch; all requests of a batch have the same model.
+        Encode *request* for a batch; all requests of a batch have the same model.
 
         Raises:
             ModelError: when the request cannot be sent.
@@ -157,9 +157,9 @@ class GoogleProvider(HttpProvider):
             parts
         )
         answer = await self._call_api("batches", make_request_path(model, "batchGenerateContent"), content)
-        return get_batch_id(self.name, answer, "name")
+        return require_batch_id(self.name, answer, "name")
 
-    async def batch_results(self, batch: str) -> Mapping[str, object] | None:
+    async def fetch_batch_results(self, batch: str) -> Mapping[str, object] | None:
         """
         Return the result of each request of a batch by name; ``None`` while the batch is not done.
 
@@ -186,7 +186,7 @@ class GoogleProvider(HttpProvider):
 
     async def upload(self, data: bytes, *, mime_type: str, name: str = "", expires_in: int | None = None) -> str:
         """
-        Upload a file, wait until it can be used, and return its URL, which is its id in requests.
+        Upload a file, wait until the API has processed it, and return its URL, which is the id of the file in requests.
 
         Raises:
             ModelError: when the upload fails, and for *expires_in*: the API stores every file for 48 hours.
@@ -231,7 +231,7 @@ class GoogleProvider(HttpProvider):
 
     def _encode(self, request: ModelRequest, *, stream: bool, previous_failure: str = "") -> RequestBody:
         """Encode *request*; after a rejected signature (*previous_failure*), omit earlier thoughts and signatures."""
-        request = self._select_tools_and_add_answer(request, previous_failure)
+        request = self._select_tools_and_add_answer_tool(request, previous_failure)
         model = self.strip_prefix(request.model)
         warn_once(encode_thinking_for_gemini(request.settings.thinking, model).note)
         tools, is_vertex = self._tools(request.tools), self.is_vertex
@@ -240,7 +240,7 @@ class GoogleProvider(HttpProvider):
         return RequestBody(content, path=make_request_path(model, method, is_vertex=is_vertex))
 
     def _encode_token_count_request(self, request: ModelRequest) -> RequestBody:
-        request = self._select_tools_and_add_answer(request)
+        request = self._select_tools_and_add_answer_tool(request)
         model = self.strip_prefix(request.model)
         content = encode_token_count_request(
             request, model, self.name, self._tools(request.tools), is_vertex=self.is_vertex

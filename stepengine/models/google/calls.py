@@ -15,7 +15,13 @@ from typing import Any, TypeAlias
 import attrs
 
 from stepengine.data.json import ABSENT
-from stepengine.models._json import encode_utf8, object_at, objects_at, read_json, text_at
+from stepengine.models._json import (
+    encode_utf8,
+    get_optional_object,
+    get_optional_objects,
+    get_optional_text,
+    parse_json,
+)
 
 IN_PIECES = frozenset({"partialArgs", "willContinue"})
 """The members of a call that only streamed arguments have."""
@@ -49,8 +55,10 @@ class PartialCall:
         self.add_part(part)
 
     def is_continued_by(self, call: Mapping[str, object]) -> bool:
-        """Return whether *call* continues this one: its name and id are empty or the same."""
-        return all(text_at(call, name) in {"", text_at(self._call, name)} for name in ("name", "id"))
+        """Return whether *call* continues this call: its name and id are empty or the same."""
+        return all(
+            get_optional_text(call, name) in {"", get_optional_text(self._call, name)} for name in ("name", "id")
+        )
 
     def add_part(self, part: Mapping[str, object]) -> None:
         """
@@ -59,14 +67,14 @@ class PartialCall:
         Raises:
             ValueError: for a piece with an invalid path, or of an unknown kind.
         """
-        call = object_at(part, "functionCall")
+        call = get_optional_object(part, "functionCall")
         self._part.update({name: value for name, value in part.items() if value is not None})
         rest = {name: value for name, value in call.items() if name not in IN_PIECES and name != "args"}
         self._call.update({name: value for name, value in rest.items() if value is not None})
-        self._root.update(object_at(call, "args"))
-        for piece in objects_at(call, "partialArgs"):
-            if (value := _read_piece_value(piece)) is not ABSENT:
-                _set_or_append_at_path(self._root, _parse_json_path(text_at(piece, "jsonPath")), value)
+        self._root.update(get_optional_object(call, "args"))
+        for piece in get_optional_objects(call, "partialArgs"):
+            if (value := _parse_piece_value(piece)) is not ABSENT:
+                _set_or_extend_text_at_path(self._root, _parse_json_path(get_optional_text(piece, "jsonPath")), value)
         self.is_open = call.get("willContinue") is True
 
     def to_part(self) -> Json:
@@ -76,8 +84,8 @@ class PartialCall:
 
 
 def join_streamed_arguments(part: Mapping[str, object]) -> Mapping[str, Any]:
-    """Return *part*, which holds a call, with its streamed arguments joined."""
-    return PartialCall(part).to_part() if object_at(part, "functionCall").get("partialArgs") else part
+    """Return *part*, which contains a call, with its streamed arguments joined; raise ``ValueError`` for invalid pieces."""
+    return PartialCall(part).to_part() if get_optional_object(part, "functionCall").get("partialArgs") else part
 
 
 @attrs.define
@@ -87,12 +95,12 @@ class _OpenText:
     pieces: list[str]
 
 
-def _read_piece_value(piece: Mapping[str, object]) -> object:
-    """Return the value of a piece of arguments; ``ABSENT`` without one. Raise ``ValueError`` for an unknown member."""
+def _parse_piece_value(piece: Mapping[str, object]) -> object:
+    """Return the value of a piece of arguments, ``ABSENT`` if it has none; raise ``ValueError`` for an unknown member."""
     for name in VALUES:
         value = piece.get(name)
         if value is not None:
-            return _OpenText([text_at(piece, name)]) if name == "stringValue" else value
+            return _OpenText([get_optional_text(piece, name)]) if name == "stringValue" else value
     if "nullValue" in piece:
         return None
     unknown = sorted(piece.keys() - SAYS_NOTHING - set(VALUES))
@@ -103,7 +111,7 @@ def _read_piece_value(piece: Mapping[str, object]) -> object:
 
 
 def _parse_json_path(path: str) -> list[Key]:
-    """Return the keys of a path such as ``$.foo.bar[0]['a b']`` (RFC 9535); raise ``ValueError`` for an invalid one."""
+    """Return the keys of a path such as ``$.foo.bar[0]['a b']`` (RFC 9535); raise ``ValueError`` for an invalid path."""
     keys: list[Key] = []
     at = 1
     while path.startswith("$") and at < len(path) and len(keys) < MAX_DEPTH_LEVELS:
@@ -113,7 +121,7 @@ def _parse_json_path(path: str) -> list[Key]:
         name, index, single, double = found.groups()
         if single is not None:
             double = '"' + single.replace("\\'", "'").replace('"', '\\"') + '"'
-        keys.append(int(index) if index else read_json(encode_utf8(double)) if double is not None else name)
+        keys.append(int(index) if index else parse_json(encode_utf8(double)) if double is not None else name)
         at = found.end()
     if not keys or at < len(path):
         msg = f"a piece of arguments has the invalid path {path[:MAX_DEPTH_LEVELS]!r}"
@@ -121,21 +129,21 @@ def _parse_json_path(path: str) -> list[Key]:
     return keys
 
 
-def _set_or_append_at_path(root: Json, keys: list[Key], value: object) -> None:
-    """Set the value at the path *keys*; a text is appended to an existing text."""
+def _set_or_extend_text_at_path(root: Json, keys: list[Key], value: object) -> None:
+    """Set the value at the path *keys* and create missing containers; extend an open text that is already there."""
     here: object = root
     for key, below in pairwise(keys):
         inside = _get_child(here, key)
-        here = _set_or_append_child(here, key, [] if type(below) is int else {}) if inside is ABSENT else inside
+        here = _set_child(here, key, [] if type(below) is int else {}) if inside is ABSENT else inside
     before = _get_child(here, keys[-1])
     if isinstance(before, _OpenText) and isinstance(value, _OpenText):
         before.pieces += value.pieces
     else:
-        _set_or_append_child(here, keys[-1], value)
+        _set_child(here, keys[-1], value)
 
 
 def _get_child(container: object, key: Key) -> Any:
-    """Return the value at *key*; ``ABSENT`` if a value can be added there, else raise ``ValueError``."""
+    """Return the value at *key*, ``ABSENT`` if a value can be added there; raise ``ValueError`` for a key that does not fit."""
     if isinstance(container, dict) and isinstance(key, str):
         return container.get(key, ABSENT)
     if isinstance(container, list) and type(key) is int and key <= len(container):
@@ -144,8 +152,8 @@ def _get_child(container: object, key: Key) -> Any:
     raise ValueError(msg)
 
 
-def _set_or_append_child(container: Any, key: Key, value: Any) -> object:
-    """Set the value at *key* of *container*, or append it to a list at its end; return the value."""
+def _set_child(container: Any, key: Key, value: Any) -> object:
+    """Set the value at *key* of *container*, for a list also at the index after its end; return the value."""
     if isinstance(container, list) and key == len(container):
         container.append(value)
     else:

@@ -40,16 +40,16 @@ from stepengine.models._json import (
     find_objects,
     find_text,
     find_unknown_members,
+    get_optional_object,
+    get_optional_objects,
+    get_optional_text,
     make_call_part,
-    object_at,
-    objects_at,
+    parse_json,
     parse_token_count,
     parse_token_counts,
-    read_json,
-    text_at,
     wrap_unknown_members,
 )
-from stepengine.models._reply import MAX_UNREAD_NAMES, make_reply, media_part_from_base64, shorten_text
+from stepengine.models._reply import MAX_UNREAD_NAMES, make_validated_reply, media_part_from_base64, shorten_text
 from stepengine.models.google.calls import IN_PIECES, PartialCall, join_streamed_arguments
 from stepengine.models.google.encode import GOES_ON_WITH
 from stepengine.models.keys import make_safe_excerpt
@@ -133,38 +133,44 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
     Return the reply in the response object *data*; its ``responseId`` replaces a missing *request_id*.
 
     Raises:
-        ModelError: when there is no candidate although the prompt was not blocked, and for a malformed call (ecosystem:EC97).
+        ModelError: when there is no candidate although the prompt was not blocked, and for a malformed call.
     """
     usage = parse_usage(data.get("usageMetadata"))
-    feedback, candidates = object_at(data, "promptFeedback"), objects_at(data, "candidates")
+    feedback, candidates = get_optional_object(data, "promptFeedback"), get_optional_objects(data, "candidates")
     # A blocked prompt has no candidate, but a reason: that is a refusal. A reply with neither is broken and may be
     # retried (reliability:MP54).
     if not candidates and not feedback.get("blockReason"):
         raise make_protocol_error(call, "it holds no candidate", usage)
     candidate = candidates[0] if candidates else {}
-    raw = text_at(candidate, "finishReason") or text_at(feedback, "blockReason") or None
+    raw = get_optional_text(candidate, "finishReason") or get_optional_text(feedback, "blockReason") or None
     if candidates:
         _raise_if_unusable(candidate, raw, call, usage)
     mark: Json = {"provider": call.provider, "model": model}
     stop = STOPS.get(raw or "") if candidates else StopReason.REFUSAL
-    parts = _join_streamed_calls(objects_at(object_at(candidate, "content"), "parts"), stop, call, usage)
+    parts = _join_streamed_calls(
+        get_optional_objects(get_optional_object(candidate, "content"), "parts"), stop, call, usage
+    )
     content = tuple([part for part in [_decode_part(part, mark) for part in parts] if part is not None])
     content = (*content, *_decode_citations(candidate))
-    if raw == CONTINUATION and (token := text_at(candidate, GOES_ON_WITH)) and not any(map(_is_partial_call, parts)):
+    if (
+        raw == CONTINUATION
+        and (token := get_optional_text(candidate, GOES_ON_WITH))
+        and not any(map(_is_partial_call, parts))
+    ):
         content, stop = (*content, OpaquePart(call.provider, freeze({GOES_ON_WITH: token}))), StopReason.PAUSE
     kept: Json = {"id": data.get("responseId"), "usage": data.get("usageMetadata")}
     kept.update({name: candidate[name] for name in KEPT if candidate.get(name)})
     kept.update({name: data[name] for name in OF_REPLY if data.get(name)})
     kept.update(_collect_unknown_members(data, candidate))
-    return make_reply(
+    return make_validated_reply(
         content,
         call,
         model,
         stop_reason=stop,
         raw_stop_reason=raw,
         usage=usage,
-        answering_model=text_at(data, "modelVersion"),
-        request_id=request_id or make_safe_excerpt(text_at(data, "responseId"), MAX_ID_CHARS) or None,
+        answering_model=get_optional_text(data, "modelVersion"),
+        request_id=request_id or make_safe_excerpt(get_optional_text(data, "responseId"), MAX_ID_CHARS) or None,
         data_to_store=kept,
     )
 
@@ -174,8 +180,8 @@ def _collect_unknown_members(data: Mapping[str, object], candidate: Mapping[str,
     found = {
         "more": find_unknown_members(data, IN_REPLY),
         "more_of_candidate": find_unknown_members(candidate, IN_CANDIDATE),
-        "more_of_content": find_unknown_members(object_at(candidate, "content"), IN_CONTENT),
-        "unread": [f"candidates[{index}]" for index in range(1, len(objects_at(data, "candidates")))][
+        "more_of_content": find_unknown_members(get_optional_object(candidate, "content"), IN_CONTENT),
+        "unread": [f"candidates[{index}]" for index in range(1, len(get_optional_objects(data, "candidates")))][
             :MAX_UNREAD_NAMES
         ],
     }
@@ -186,12 +192,12 @@ def _raise_if_unusable(
     candidate: Mapping[str, object], finish_reason: str | None, call: RequestLabel, usage: Usage | None
 ) -> None:
     """
-    Raise an error for a *finish_reason* that means a malformed call, a missing signature or an aborted reply (ecosystem:EC97).
+    Raise an error for a *finish_reason* that means a malformed call, a missing signature or an aborted reply.
 
-    A call of a tool that was not offered is usable if the call arrived: its result reports the error.
+    These errors are retryable (ecosystem:EC97). A call of a tool that was not offered is usable if the call arrived: its result reports the error.
     """
-    said = text_at(candidate, "finishMessage") or finish_reason or ""
-    parts = objects_at(object_at(candidate, "content"), "parts")
+    said = get_optional_text(candidate, "finishMessage") or finish_reason or ""
+    parts = get_optional_objects(get_optional_object(candidate, "content"), "parts")
     # The API discards a call that it could not parse and reports that in place of a reply. The same prompt mostly
     # succeeds the next time, so the error is retryable.
     if finish_reason in MALFORMED and not (
@@ -221,28 +227,28 @@ def _join_streamed_calls(
         return [part for part in whole if part not in cut]
     if cut and (stop is not StopReason.MAX_TOKENS or cut != whole[-1:]):
         raise make_truncated_error(
-            call, f"its call of {text_at(cut[0]['functionCall'], 'name')!r} is incomplete", usage
+            call, f"its call of {get_optional_text(cut[0]['functionCall'], 'name')!r} is incomplete", usage
         )
     return whole
 
 
 def _is_partial_call(part: Mapping[str, object]) -> bool:
     """Return whether *part* is an incomplete call."""
-    return object_at(part, "functionCall").get("willContinue") is True
+    return get_optional_object(part, "functionCall").get("willContinue") is True
 
 
 def _decode_part(part: Mapping[str, Any], mark: Json) -> AssistantPart | None:
-    """Return the decoded part; ``None`` for an empty one."""
-    signature = text_at(part, "thoughtSignature")
+    """Return the decoded part; ``None`` for an empty text without a signature."""
+    signature = get_optional_text(part, "thoughtSignature")
     signed = {"signature": signature} if signature else {}
     call = part.get("functionCall")
     if isinstance(call, Mapping):
         # Often there is no id, and none is generated: the call must go back unchanged. Results then match by name and
         # order (ecosystem:EC83).
-        given = {"id": call["id"]} if text_at(call, "id") else {}
+        given = {"id": call["id"]} if get_optional_text(call, "id") else {}
         newer = {name: value for name, value in call.items() if name not in IN_CALL}
         data = {**mark, **signed, **wrap_unknown_members(part, CALL), **given, **({"in_call": newer} if newer else {})}
-        return make_call_part(text_at(call, "name"), call.get("args"), data)
+        return make_call_part(get_optional_text(call, "name"), call.get("args"), data)
     if _is_text_part(part):
         kept = {**signed, **wrap_unknown_members(part, TEXT)}
         if part.get("thought"):
@@ -268,7 +274,7 @@ def _is_text_part(part: Mapping[str, object]) -> bool:
 
 
 def _name_and_describe_server_tool(part: Mapping[str, object]) -> tuple[str, str]:
-    """Return our name of the provider's tool that a part is about, and a readable text of its input or result."""
+    """Return (name, text) for a part of a server tool: our name of the tool, and its input or result; ``("", "")`` for others."""
     # The text is only shown to users. The part itself goes back.
     if "executableCode" in part:
         return "code_execution", shorten_text(find_text(part, "executableCode", "code"))
@@ -312,7 +318,7 @@ def _decode_citations(candidate: Mapping[str, object]) -> list[CitationPart]:
 
 
 def _decode_citation(chunk: Mapping[str, object]) -> CitationPart:
-    """Return the citation of a grounding chunk; an empty one for an unknown kind."""
+    """Return the citation of a grounding chunk; an empty ``CitationPart`` for a chunk of an unknown kind."""
     for kind in ("web", "retrievedContext", "maps"):
         told = chunk.get(kind)
         if isinstance(told, Mapping):
@@ -324,7 +330,7 @@ def _decode_citation(chunk: Mapping[str, object]) -> CitationPart:
 
 
 def parse_usage(raw: object) -> Usage | None:
-    """Return the API's usage in our buckets; ``None`` when it reports none."""
+    """Parse the API's usage; ``None`` if *raw* has no token counts."""
     if not isinstance(raw, Mapping):
         return None
     names = (
@@ -383,7 +389,7 @@ class GoogleAccumulator(Accumulator):
             ModelError: for a chunk with an error (reliability:MP22).
         """
         try:
-            chunk = read_json(data)
+            chunk = parse_json(data)
         except ValueError:
             if not self.has_reported_end:
                 raise
@@ -393,7 +399,7 @@ class GoogleAccumulator(Accumulator):
             raise self._make_stream_error(chunk)
         self._data.update({key: value for key, value in chunk.items() if key != "candidates" and value is not None})
         deltas: list[ModelDelta] = []
-        for candidate in objects_at(chunk, "candidates"):
+        for candidate in get_optional_objects(chunk, "candidates"):
             if index := candidate.get("index"):
                 self._record_unknown_names(f"candidates[{index}]")
             else:
@@ -406,23 +412,25 @@ class GoogleAccumulator(Accumulator):
         # are collected below.
         told = {name: value for name, value in candidate.items() if name != "content" and value not in (None, {})}
         self._candidate.update(told)
-        for member, sources in object_at(candidate, QUOTED).items():
+        for member, sources in get_optional_object(candidate, QUOTED).items():
             if isinstance(sources, list):
                 known = self._quoted.setdefault(member, [])
                 # A chunk has only its own quotations, or repeats all before it, so only new ones are added.
                 known += [source for source in sources if source not in known]
-        self._content.update(find_unknown_members(object_at(candidate, "content"), IN_CONTENT))
+        self._content.update(find_unknown_members(get_optional_object(candidate, "content"), IN_CONTENT))
         for member in LIKELY:
             if tokens := find_objects(candidate, "logprobsResult", member):
                 self._likely.setdefault(member, []).extend(tokens)
         return [
-            delta for part in objects_at(object_at(candidate, "content"), "parts") for delta in self._add_part(part)
+            delta
+            for part in get_optional_objects(get_optional_object(candidate, "content"), "parts")
+            for delta in self._add_part(part)
         ]
 
     @property
     def has_reported_end(self) -> bool:
         """Whether an end was reported. Some models and gateways report it in every chunk, so more may follow."""
-        blocked = text_at(object_at(self._data, "promptFeedback"), "blockReason")
+        blocked = get_optional_text(get_optional_object(self._data, "promptFeedback"), "blockReason")
         return bool(self._candidate.get("finishReason") or (blocked and not self._candidate))
 
     def _add_part(self, part: Mapping[str, Any]) -> list[ModelDelta]:
@@ -438,51 +446,54 @@ class GoogleAccumulator(Accumulator):
         if plain and bool(last.get("thought")) == bool(part.get("thought")):
             self._texts[-1].append(text)
         else:
-            self._append_part(part, text)
+            self._store_part(part, text)
         if not text:
             return []
         return [ThinkingChunk(text) if part.get("thought") else TextChunk(text)]
 
-    def _append_part(self, part: Mapping[str, object], text: str = "") -> None:
-        """Store a new part, and its text apart from it."""
+    def _store_part(self, part: Mapping[str, object], text: str = "") -> None:
+        """Store a new part, and separately its text, which may grow."""
         self._parts.append(part)
         self._texts.append([text])
 
     def _add_call_part(self, part: Mapping[str, Any]) -> list[ModelDelta]:
-        """Add a call, or a piece of one, and return its deltas; raise if two calls are open."""
+        """Add a call, or a piece of a call, and return the deltas; raise if two calls are open."""
         call, newest, number = part["functionCall"], self._newest, self._calls
         # Pieces of a call have no index, so a call must end before the next one starts. Two open calls are an error.
         if newest is not None:
             if not newest.is_continued_by(call):
                 self._raise_protocol_error(
-                    f"a call of {text_at(call, 'name')!r} starts while another one is incomplete"
+                    f"a call of {get_optional_text(call, 'name')!r} starts while another one is incomplete"
                 )
             newest.add_part(part)
             return [] if newest.is_open else self._close_call()
         if call.get("willContinue") is True:
             self._newest, self._call_at = PartialCall(part), len(self._parts)
-            self._append_part(part)
-            return [ToolCallStarted(number, text_at(call, "name"))]
+            self._store_part(part)
+            return [ToolCallStarted(number, get_optional_text(call, "name"))]
         part = join_streamed_arguments(part)
-        self._append_part(part)
-        return [ToolCallStarted(number, text_at(call, "name")), *self._make_call_end_deltas(part["functionCall"])]
+        self._store_part(part)
+        return [
+            ToolCallStarted(number, get_optional_text(call, "name")),
+            *self._count_call_and_make_end_deltas(part["functionCall"]),
+        ]
 
     def _close_call(self) -> list[ModelDelta]:
-        """Replace the placeholder part by the assembled call, and return its deltas."""
+        """Replace the placeholder part by the assembled call, and return the last deltas of the call."""
         assert self._newest is not None  # noqa: S101 - the caller checked it
         assert self._call_at is not None  # noqa: S101
         self._parts[self._call_at] = whole = self._newest.to_part()
         self._newest = self._call_at = None
-        return self._make_call_end_deltas(whole["functionCall"])
+        return self._count_call_and_make_end_deltas(whole["functionCall"])
 
-    def _make_call_end_deltas(self, call: Mapping[str, object]) -> list[ModelDelta]:
-        """Return the deltas with the whole arguments and the end of the current call, and count the call."""
+    def _count_call_and_make_end_deltas(self, call: Mapping[str, object]) -> list[ModelDelta]:
+        """Count the current call, and return the deltas with its whole arguments and its end."""
         number = self._calls
         self._calls += 1
         arguments = compact({} if call.get("args") is None else call["args"])
         return [ToolCallChunk(number, arguments), ToolCallEnded(number)]
 
-    def finish(self, tail: bytes, *, clean: bool = True) -> ModelReply:
+    def finish(self, tail: bytes, *, is_clean: bool = True) -> ModelReply:
         """
         Return the reply.
 
@@ -490,7 +501,7 @@ class GoogleAccumulator(Accumulator):
             TruncatedReply: without a finish reason or the reason of a blocked prompt.
         """
         if not self.has_reported_end:
-            self._raise_truncated("its finishReason is missing")
+            self._raise_truncated_error("its finishReason is missing")
         self.is_done = True
         # The last piece of a call is missing although the reply has ended: the limit or a filter cut it. `decode`
         # handles the open call by the stop reason.
@@ -505,5 +516,5 @@ class GoogleAccumulator(Accumulator):
             data["candidates"] = [{**self._candidate, "content": {**self._content, "parts": parts}}]
             for member, lists in (("logprobsResult", self._likely), (QUOTED, self._quoted)):
                 if lists:
-                    data["candidates"][0][member] = {**object_at(self._candidate, member), **lists}
+                    data["candidates"][0][member] = {**get_optional_object(self._candidate, member), **lists}
         return self._decode_message(data)

@@ -44,7 +44,6 @@ from stepengine.models._wire import (
     NUDGE,
     MessageEncoders,
     MessageJoiner,
-    check_file_provider,
     continues_paused_reply,
     encode_base64,
     encode_comma_separated,
@@ -59,6 +58,7 @@ from stepengine.models._wire import (
     make_safe_tool_name,
     make_unsupported_part_error,
     remove_blank_texts,
+    require_file_of_provider,
 )
 from stepengine.models._wire import EncodedMessage as BaseTurn
 
@@ -92,7 +92,7 @@ class GoogleEncodeOptions:
 
 
 def parse_generation(model: str) -> int:
-    """Return the generation at the start of a model's name; 3 for an alias, 0 for other names."""
+    """Return the generation in a Gemini model's name, such as 2 for ``gemini-2.5-pro``; 3 for a ``-latest`` alias, else 0."""
     found = GENERATION.match(model)
     if found is not None:
         return int(found.group(1))
@@ -129,12 +129,12 @@ OPEN = {"user": b'{"role":"user","parts":[', "assistant": b'{"role":"model","par
 ANSWER = b'{"functionResponse":{'
 
 
-def encode_messages(request: ModelRequest, flags: GoogleEncodeOptions) -> bytes:
+def encode_messages(request: ModelRequest, options: GoogleEncodeOptions) -> bytes:
     """Return the ``contents`` array of history and tail, with alternating roles."""
     joiner = _GoogleJoiner()
-    for turn in encode_turns(request, flags, ENCODERS):
+    for turn in encode_turns(request, options, ENCODERS):
         joiner.append_turn(turn)
-    return joiner.join(nudge=not continues_paused_reply(request))
+    return joiner.join(must_end_with_user=not continues_paused_reply(request))
 
 
 class _GoogleJoiner(MessageJoiner):
@@ -162,29 +162,33 @@ class _GoogleJoiner(MessageJoiner):
 # --- one message ----------------------------------------------------------------------------------------------------
 
 
-def _encode_user(message: UserMessage, flags: GoogleEncodeOptions) -> GoogleEncoded:
+def _encode_user(message: UserMessage, options: GoogleEncodeOptions) -> GoogleEncoded:
     return GoogleEncoded(
         "user",
-        encode_comma_separated([_encode_content_part(part, flags) for part in remove_blank_texts(message.content)]),
+        encode_comma_separated([_encode_content_part(part, options) for part in remove_blank_texts(message.content)]),
     )
 
 
-def _encode_assistant(message: AssistantMessage, flags: GoogleEncodeOptions, own_ids: bool) -> GoogleEncoded:  # noqa: FBT001 - private
-    """Encode a reply; if the model requires signatures, the first call gets a placeholder if it has none."""
-    ids = _find_provider_ids(message.tool_calls, flags) if own_ids else {}
-    parts = [_encode_assistant_part(part, flags, ids) for part in message.content]
+def _encode_assistant(
+    message: AssistantMessage,
+    options: GoogleEncodeOptions,
+    with_provider_ids: bool,  # noqa: FBT001 - private
+) -> GoogleEncoded:
+    """Encode a reply; for a model that requires signatures, add a placeholder to the first call if it has no signature."""
+    ids = _find_provider_ids(message.tool_calls, options) if with_provider_ids else {}
+    parts = [_encode_assistant_part(part, options, ids) for part in message.content]
     calls = [part for part in parts if part is not None and "functionCall" in part]
-    if flags.signed and calls and "thoughtSignature" not in calls[0]:
+    if options.signed and calls and "thoughtSignature" not in calls[0]:
         calls[0]["thoughtSignature"] = DUMMY_SIGNATURE
     made = [
         part
         for part in list_generated_media(message)
-        if not is_from_provider(part.provider_data, flags.provider, flags.model)
+        if not is_from_provider(part.provider_data, options.provider, options.model)
     ]
     return GoogleEncoded(
         "assistant",
         encode_comma_separated(parts),
-        after=encode_comma_separated([{"text": MADE}, *[_encode_content_part(part, flags) for part in made]])
+        after=encode_comma_separated([{"text": MADE}, *[_encode_content_part(part, options) for part in made]])
         if made
         else b"",
         ids={ours: b',"id":' + encode_json(theirs) for ours, theirs in ids.items()},
@@ -195,35 +199,40 @@ def _encode_assistant(message: AssistantMessage, flags: GoogleEncodeOptions, own
     )
 
 
-def _find_provider_ids(calls: tuple[ToolCallPart, ...], flags: GoogleEncodeOptions) -> dict[str, str]:
-    """Return the ids that the provider assigned; none if two are equal, so that order decides (reliability:MP49)."""
+def _find_provider_ids(calls: tuple[ToolCallPart, ...], options: GoogleEncodeOptions) -> dict[str, str]:
+    """Return the ids that the provider assigned, by our ids of the calls; ``{}`` if two are equal, so that order decides."""
+    # (reliability:MP49)
     own = {
-        call.tool_call_id: call.provider_data for call in calls if is_from_provider(call.provider_data, flags.provider)
+        call.tool_call_id: call.provider_data
+        for call in calls
+        if is_from_provider(call.provider_data, options.provider)
     }
     ids = {ours: str(data["id"]) for ours, data in own.items() if data and data.get("id")}
     return ids if len(set(ids.values())) == len(ids) else {}
 
 
 def _make_safe_function_name(name: str) -> str:
-    """Return *name* with safe characters only, and with ``_`` before it if it does not start with a letter."""
+    """Return *name* with safe characters only, and with ``_`` before a first character that is not a letter."""
     safe = make_safe_tool_name(name)
     return safe if safe[0].isalpha() or safe[0] == "_" else f"_{safe}"
 
 
-def _encode_assistant_part(part: AssistantPart, flags: GoogleEncodeOptions, ids: Mapping[str, str]) -> Json | None:
+def _encode_assistant_part(part: AssistantPart, options: GoogleEncodeOptions, ids: Mapping[str, str]) -> Json | None:
     """Return the encoded part of a reply; ``None`` for parts that are not sent back, such as thoughts of other models."""
     match part:
         case TextPart() | RefusalPart():
-            signed = _get_signature_and_unknown_members(part.provider_data, flags)
+            signed = _get_signature_and_unknown_members(part.provider_data, options)
             return {"text": part.text, **signed} if part.text or signed else None
         case ThinkingPart():
             data = part.provider_data
-            own = is_from_provider(data, flags.provider, flags.model)
+            own = is_from_provider(data, options.provider, options.model)
             return (
-                {"text": part.text, "thought": True, **_get_signature_and_unknown_members(data, flags)} if own else None
+                {"text": part.text, "thought": True, **_get_signature_and_unknown_members(data, options)}
+                if own
+                else None
             )
         case ToolCallPart():
-            own = is_from_provider(part.provider_data, flags.provider, flags.model)
+            own = is_from_provider(part.provider_data, options.provider, options.model)
             newer = part.provider_data.get("in_call", {}) if own and part.provider_data else {}
             call: Json = {
                 **newer,
@@ -232,15 +241,15 @@ def _encode_assistant_part(part: AssistantPart, flags: GoogleEncodeOptions, ids:
             }
             if part.tool_call_id in ids:
                 call["id"] = ids[part.tool_call_id]
-            return {"functionCall": call, **_get_signature_and_unknown_members(part.provider_data, flags)}
+            return {"functionCall": call, **_get_signature_and_unknown_members(part.provider_data, options)}
         case OpaquePart():
-            return _encode_opaque_if_own(part, flags)
+            return _encode_opaque_if_own(part, options)
         case ImagePart() | DocumentPart():
-            own = is_from_provider(part.provider_data, flags.provider, flags.model)
+            own = is_from_provider(part.provider_data, options.provider, options.model)
             return (
                 {
-                    **_encode_supported_media(part, flags),
-                    **_get_signature_and_unknown_members(part.provider_data, flags),
+                    **_encode_supported_media(part, options),
+                    **_get_signature_and_unknown_members(part.provider_data, options),
                 }
                 if own
                 else None
@@ -251,43 +260,46 @@ def _encode_assistant_part(part: AssistantPart, flags: GoogleEncodeOptions, ids:
             assert_never(never)
 
 
-def _encode_opaque_if_own(part: OpaquePart, flags: GoogleEncodeOptions) -> Json | None:
-    """Return an opaque part of the same provider, except a continuation token; ``None`` for others."""
-    if part.provider != flags.provider or GOES_ON_WITH in part.data:
+def _encode_opaque_if_own(part: OpaquePart, options: GoogleEncodeOptions) -> Json | None:
+    """Return the data of an opaque part of the same provider; ``None`` for other parts, and for a continuation token."""
+    if part.provider != options.provider or GOES_ON_WITH in part.data:
         return None
     # The model is "" after a rejected signature: then no signature is sent.
-    return {name: value for name, value in part.data.items() if flags.model or name != "thoughtSignature"}
+    return {name: value for name, value in part.data.items() if options.model or name != "thoughtSignature"}
 
 
-def _get_signature_and_unknown_members(data: Mapping[str, object] | None, flags: GoogleEncodeOptions) -> Json:
+def _get_signature_and_unknown_members(data: Mapping[str, object] | None, options: GoogleEncodeOptions) -> Json:
     """Return the signature and the unknown members of a part, if the same model produced it; else ``{}``."""
-    if not is_from_provider(data, flags.provider, flags.model):
+    if not is_from_provider(data, options.provider, options.model):
         return {}
     signature = {"thoughtSignature": data["signature"]} if data.get("signature") else {}
     return {**data.get("more", {}), **signature}
 
 
-def _encode_result(message: ToolMessage, flags: GoogleEncodeOptions) -> GoogleEncoded:
+def _encode_result(message: ToolMessage, options: GoogleEncodeOptions) -> GoogleEncoded:
     """Encode a result; media that the model does not accept inside it follow in the next user message."""
     said = [part for part in message.content if isinstance(part, TextPart | JsonPart | ToolReferencePart)]
     media = [part for part in message.content if isinstance(part, ImagePart | DocumentPart)]
     value = said[0].value if len(said) == 1 and isinstance(said[0], JsonPart) else join_non_media_text(said)
-    inside = [part for part in media if flags.signed and part.mime_type in IN_RESULTS]
+    inside = [part for part in media if options.signed and part.mime_type in IN_RESULTS]
     outside = [part for part in media if part not in inside]
     after: list[Json | None] = []
     if outside:
-        after = [{"text": make_result_media_heading(message)}, *[_encode_content_part(part, flags) for part in outside]]
+        after = [
+            {"text": make_result_media_heading(message)},
+            *[_encode_content_part(part, options) for part in outside],
+        ]
         if not value:
             value = "(Images and documents follow.)"
     answer: Json = {"response": {"error" if message.is_error else "output": value}}
     if inside:
-        answer["parts"] = [_encode_content_part(part, flags) for part in inside]
+        answer["parts"] = [_encode_content_part(part, options) for part in inside]
     return GoogleEncoded(
         "tool", b"," + encode_json(answer)[1:] + b"}", call_id=message.tool_call_id, after=encode_comma_separated(after)
     )
 
 
-def _encode_content_part(part: ResultPart, flags: GoogleEncodeOptions) -> Json | None:
+def _encode_content_part(part: ResultPart, options: GoogleEncodeOptions) -> Json | None:
     """Return the encoded part of a user message or result; ``None`` for empty text."""
     match part:
         case TextPart() | ToolReferencePart():
@@ -295,7 +307,7 @@ def _encode_content_part(part: ResultPart, flags: GoogleEncodeOptions) -> Json |
         case JsonPart():
             return {"text": compact(part.value)}
         case ImagePart() | DocumentPart():
-            return _encode_supported_media(part, flags)
+            return _encode_supported_media(part, options)
         case _ as never:
             assert_never(never)
 
@@ -308,18 +320,18 @@ def encode_inline_data(part: ImagePart | DocumentPart, data: bytes, provider: st
     return encode_base64(data)
 
 
-def _encode_supported_media(part: ImagePart | DocumentPart, flags: GoogleEncodeOptions) -> Json:
-    """Return inline data or a file reference; raise ``ModelError`` for unsupported or too large media."""
-    check_file_provider(flags.provider, part)
+def _encode_supported_media(part: ImagePart | DocumentPart, options: GoogleEncodeOptions) -> Json:
+    """Return the encoded medium, as inline data or a file reference; raise ``ModelError`` for unsupported or too large media."""
+    require_file_of_provider(options.provider, part)
     kind = get_media_kind(part)
     if kind in {"office", "other"}:
-        raise make_unsupported_part_error(flags.provider, part, "it accepts images, audio, video, text and PDF")
+        raise make_unsupported_part_error(options.provider, part, "it accepts images, audio, video, text and PDF")
     if part.file_id is not None:
         uri = part.file_id if "://" in part.file_id else f"{FILES}{part.file_id.removeprefix('files/')}"
         return {"fileData": {"mimeType": part.mime_type, "fileUri": uri}}
     if part.data is None:
         return {"fileData": {"mimeType": part.mime_type, "fileUri": part.url}}
-    data = encode_inline_data(part, part.data, flags.provider)
+    data = encode_inline_data(part, part.data, options.provider)
     mime = "text/plain" if kind == "text" and not part.mime_type.startswith("text/") else part.mime_type
     return {"inlineData": {"mimeType": mime, "data": data}}
 

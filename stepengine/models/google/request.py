@@ -16,7 +16,13 @@ from stepengine.data.models import ModelRequest
 from stepengine.data.server_tools import CodeExecution, FileSearch, Programs, ServerTool, UrlContext, WebSearch
 from stepengine.data.tools import ToolSpec
 from stepengine.models._failures import INVALID_SIGNATURE
-from stepengine.models._settings import DROPPED, Way, WireSettings, convert_settings, make_unsupported_tool_error
+from stepengine.models._settings import (
+    DROPPED,
+    SettingConverter,
+    WireSettings,
+    convert_settings,
+    make_unsupported_tool_error,
+)
 from stepengine.models._thinking_levels import encode_thinking_for_gemini
 from stepengine.models._wire import encode_body_members, encode_json, join_json_members, resolve_tool_choice
 from stepengine.models.google.encode import (
@@ -58,7 +64,7 @@ def encode(
     is_vertex: bool = False,
 ) -> bytes:
     """
-    Return the body of a request. The path, not the body, requests a stream (ecosystem:EC58).
+    Return the body of a request. The path, not the body, requests a stream.
 
     Args:
         request: The request.
@@ -68,6 +74,7 @@ def encode(
         previous_failure: The failure kind of the previous attempt. After a rejected signature, earlier thoughts and signatures are left out.
         is_vertex: Whether the model runs on Vertex AI.
     """
+    # (ecosystem:EC58)
     said = encode_wire_settings(request, model, is_vertex=is_vertex).members
     return join_json_members(
         _encode_body_members(request, model, provider, tools, said, with_thinking=previous_failure != INVALID_SIGNATURE)
@@ -93,7 +100,7 @@ def encode_tool(spec: ToolSpec) -> Json:
 
 def encode_wire_settings(request: ModelRequest, model: str, *, is_vertex: bool = False) -> WireSettings:
     """Return the body members for the settings that only some wires support, and the names of dropped settings."""
-    ways: dict[str, Way] = {
+    converters: dict[str, SettingConverter] = {
         "service_tier": TIERS.get,
         "seed": lambda seed: {"generationConfig": {"seed": seed}},
         "logprobs": lambda most: {
@@ -107,11 +114,11 @@ def encode_wire_settings(request: ModelRequest, model: str, *, is_vertex: bool =
         "cache": lambda lifetime: {} if lifetime == "5m" else None,
         "server_tools": lambda items: _encode_server_tools(items, request, model, is_vertex=is_vertex),
     }
-    return convert_settings(request.settings, ways)
+    return convert_settings(request.settings, converters)
 
 
 def _encode_safety_setting(category: str, threshold: str) -> Json:
-    """Return a safety setting in the API's terms; the API's own terms are unchanged."""
+    """Return a safety setting with the API's prefixes added to *category* and *threshold* where they are missing."""
     word, limit = category.upper(), threshold.upper()
     return {
         "category": word if word.startswith("HARM_CATEGORY_") else f"HARM_CATEGORY_{word}",
@@ -120,7 +127,8 @@ def _encode_safety_setting(category: str, threshold: str) -> Json:
 
 
 def _encode_server_tools(items: tuple[ServerTool, ...], request: ModelRequest, model: str, *, is_vertex: bool) -> Json:
-    """Return the server tools; since Gemini 3 the reply has their calls and results as parts to send back (providers:PV41)."""
+    """Return the members for server tools, and the names of dropped options; raise ``ModelError`` for unsupported combinations."""
+    # Since Gemini 3 the reply has their calls and results as parts to send back (providers:PV41).
     circulates = parse_generation(model) >= CIRCULATES_SINCE and not is_vertex
     if not circulates and (request.tools or request.settings.response_schema is not None):
         where = "on Vertex AI" if is_vertex else "before Gemini 3"
@@ -186,7 +194,8 @@ def _encode_body_members(
 
 
 def _encode_tool_config(request: ModelRequest, model: str) -> Json | None:
-    """Return the functions that may be called; the mode ``VALIDATED`` guarantees the schemas of strict ones (providers:PV41)."""
+    """Return the tool config: the mode of function calls, and the only function that may be called; ``None`` without a choice."""
+    # The mode ``VALIDATED`` guarantees the schemas of strict functions (providers:PV41).
     choice = resolve_tool_choice(request) if request.tools else None
     if choice in {None, "auto"} and has_guaranteed_strict_tool(request, model):
         return {"functionCallingConfig": {"mode": "VALIDATED"}}

@@ -43,7 +43,7 @@ class GoogleClients:
 def create_clients(
     sdk: Any, access: Mapping[str, object], base_url: str, api_version: str | None, http_client: Any
 ) -> GoogleClients:
-    """Return the clients for one *access*, and add an error check to *http_client*, which they use in place of connections of their own."""
+    """Return the clients for the credentials *access*, which send through *http_client*; add an error check to *http_client*."""
     import httpx2
 
     from stepengine.models._transport import get_ssl_context
@@ -59,7 +59,7 @@ def create_clients(
             # For web sockets, which are never opened. Without it the SDK reads the certificates again.
             async_client_args={"ssl": get_ssl_context()},
             # The sync client is never used. Without it the SDK creates one and reads the certificates again.
-            httpx_client=httpx2.Client(transport=httpx2.MockTransport(_refuse_sync_request)),
+            httpx_client=httpx2.Client(transport=httpx2.MockTransport(_raise_for_sync_request)),
         )
         return sdk.Client(**access, http_options=options)
 
@@ -82,7 +82,7 @@ async def send_with_sdk_headers(
 
 
 async def _build_url_and_headers(client: Any, path: str, *, is_get: bool) -> tuple[str, Mapping[str, str]]:
-    """Return the URL and the headers, including credentials, of the SDK's request for *path*."""
+    """Let the SDK build a request for *path* without sending it; return its (URL, headers), including credentials."""
     import httpx2
 
     model, _, method = path.partition(":")
@@ -105,7 +105,7 @@ async def _build_url_and_headers(client: Any, path: str, *, is_get: bool) -> tup
 async def upload_file_and_wait(
     clients: GoogleClients, data: bytes, mime_type: str, name: str, headers: Mapping[str, str]
 ) -> Any:
-    """Upload a file, and wait until its ``state`` is final; return the API's description of it."""
+    """Upload a file, wait until the API has processed it, and return the API's description with the final ``state``."""
     import httpx2
 
     files = clients.files.aio.files
@@ -125,13 +125,13 @@ async def upload_file_and_wait(
 
 
 async def delete_uploaded_file(clients: GoogleClients, file_id: str, headers: Mapping[str, str]) -> None:
-    """Delete a file by its URL or name."""
+    """Delete an uploaded file by its URL or name."""
     name = f"files/{file_id.rpartition('files/')[2]}"
     await clients.files.aio.files.delete(name=name, config={"http_options": {"headers": dict(headers)}})
 
 
 async def _raise_for_error_status(response: Any) -> None:
-    """Raise for an error status before the SDK parses the body, because it loses the status if the body is not JSON."""
+    """Raise for an error status before the SDK parses the body; the SDK would lose the status of a body that is not JSON."""
     if response.status_code >= HTTP_REDIRECT:
         await response.aread()
         response.raise_for_status()
@@ -150,7 +150,7 @@ def _raise_caught_request(request: object) -> Any:
     raise _CaughtRequest(request)
 
 
-def _refuse_sync_request(request: Any) -> Any:
+def _raise_for_sync_request(request: Any) -> Any:
     """Raise an error, because the SDK must not use its sync client."""
     import httpx2
 

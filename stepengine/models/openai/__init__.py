@@ -13,7 +13,7 @@ from stepengine.models._cloud_auth import TokenSource
 from stepengine.models._preset_provider import PresetProvider
 from stepengine.models._programs import merge_programs
 from stepengine.models._reply import cut_at_stop_sequence
-from stepengine.models._schemas import has_strict_tool_openai_rejects
+from stepengine.models._schemas import has_strict_tool_unsupported_by_openai
 from stepengine.models._settings import warn_once
 from stepengine.models._thinking_levels import encode_thinking_for_responses
 from stepengine.models._wire import ToolsCache
@@ -95,10 +95,10 @@ class OpenAIProvider(PresetProvider):
 
     def _list_unsupported_settings(self, request: ModelRequest) -> tuple[str, ...]:
         dropped = encode_wire_settings(request, self.strip_prefix(request.model), self._preset).dropped
-        return (*dropped, "strict") if has_strict_tool_openai_rejects(request.tools) else dropped
+        return (*dropped, "strict") if has_strict_tool_unsupported_by_openai(request.tools) else dropped
 
     def _encode(self, request: ModelRequest, *, stream: bool, previous_failure: str = "") -> RequestBody:
-        request = self._select_tools_and_add_answer(request, previous_failure)
+        request = self._select_tools_and_add_answer_tool(request, previous_failure)
         model, tools = self.strip_prefix(request.model), self._encode_tools_cached(request)
         warn_once(encode_thinking_for_responses(request.settings.thinking, self._preset.thinking, model).note)
         return RequestBody(
@@ -106,7 +106,7 @@ class OpenAIProvider(PresetProvider):
         )
 
     def _encode_token_count_request(self, request: ModelRequest) -> RequestBody:
-        request = self._select_tools_and_add_answer(request)
+        request = self._select_tools_and_add_answer_tool(request)
         content = encode_token_count_request(
             request, self.strip_prefix(request.model), self._preset, self._encode_tools_cached(request)
         )

@@ -32,19 +32,19 @@ from stepengine.models._json import (
     find_objects,
     find_text,
     find_unknown_members,
-    index_at,
+    get_optional_object,
+    get_optional_objects,
+    get_optional_text,
     make_call_part,
-    object_at,
-    objects_at,
-    read_json,
-    text_at,
+    parse_json,
+    require_index,
     usage_from_totals,
     wrap_unknown_members,
 )
 from stepengine.models._reply import (
     find_stated_cost,
     format_sources,
-    make_reply,
+    make_validated_reply,
     media_part_from_base64,
     select_members,
     shorten_text,
@@ -194,7 +194,7 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
         raise error_from_body({"error": data["error"]}, None, {}, call, usage)
     if data.get("output") is None:
         raise make_protocol_error(call, "it holds no output", usage)
-    items = objects_at(data, "output")
+    items = get_optional_objects(data, "output")
     # A reply that waits for an unsupported action of the client (a click in a browser, a patch) cannot be continued: the
     # API rejects a conversation without the result. So the error is raised here and not by the next request.
     if waiting := _find_unanswered_item_types(items, call.provider):
@@ -202,14 +202,14 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
     mark: Json = {"provider": call.provider, "model": model}
     content = tuple([part for item in items for part in _decode_item(item, mark)])
     raw, stop = _parse_stop_reason(data)
-    return make_reply(
+    return make_validated_reply(
         content,
         call,
         model,
         stop_reason=stop,
         raw_stop_reason=raw,
         usage=usage,
-        answering_model=text_at(data, "model"),
+        answering_model=get_optional_text(data, "model"),
         request_id=request_id,
         data_to_store={
             "id": data.get("id"),
@@ -251,7 +251,7 @@ def _find_unanswered_item_types(items: list[Mapping[str, object]], provider: str
 
     xAI reports its own search of X as a custom call, and accepts no custom tools of a client.
     """
-    answered = {item.get("call_id") for item in items if text_at(item, "type").endswith("_output")}
+    answered = {item.get("call_id") for item in items if get_optional_text(item, "type").endswith("_output")}
     return [
         item["type"]
         for item in items
@@ -262,7 +262,8 @@ def _find_unanswered_item_types(items: list[Mapping[str, object]], provider: str
 
 
 def is_client_tool_search(item: Mapping[str, object]) -> bool:
-    """Return whether an item is a tool search for the client, which ``find_tools`` answers (providers:PV122)."""
+    """Return whether an item is a tool search that the client must execute, which ``find_tools`` does."""
+    # (providers:PV122)
     return item.get("type") == "tool_search_call" and item.get("execution") == "client"
 
 
@@ -273,15 +274,15 @@ def _decode_tool_search(item: Mapping[str, object], mark: Json) -> AssistantPart
     return make_call_part(FIND_TOOLS, given, {**mark, "id": item.get("call_id"), "search": item})
 
 
-def _collect_search_words(asked: object) -> list[str]:
-    """Return all strings in the arguments of a tool search, which may have any form; unreadable text is returned whole."""
-    if isinstance(asked, str):
+def _collect_search_words(arguments: object) -> list[str]:
+    """Return all strings in the *arguments* of a tool search, which may have any form; a text that is not JSON counts as one."""
+    if isinstance(arguments, str):
         try:
-            read = read_json(asked.encode())
+            read = parse_json(arguments.encode())
         except ValueError:
-            return [asked]
-        return [asked] if isinstance(read, str) else _collect_search_words(read)
-    inner = list(asked.values()) if isinstance(asked, Mapping) else asked
+            return [arguments]
+        return [arguments] if isinstance(read, str) else _collect_search_words(read)
+    inner = list(arguments.values()) if isinstance(arguments, Mapping) else arguments
     return [word for value in inner for word in _list_strings(value)] if isinstance(inner, list | tuple) else []
 
 
@@ -293,11 +294,12 @@ def _list_strings(value: object) -> list[str]:
 
 
 def _parse_stop_reason(data: Mapping[str, object]) -> tuple[str | None, StopReason | None]:
-    """Return the API's status, or the reason of an incomplete response, and our stop reason for it (ecosystem:EC97)."""
-    status = text_at(data, "status")
+    """Return (the API's status, or its reason for an incomplete response; our stop reason for it, ``None`` if unknown)."""
+    # (ecosystem:EC97)
+    status = get_optional_text(data, "status")
     if status != "incomplete":
         return status or None, STOPS.get(status)
-    reason = text_at(object_at(data, "incomplete_details"), "reason") or status
+    reason = get_optional_text(get_optional_object(data, "incomplete_details"), "reason") or status
     return reason, INCOMPLETE.get(reason)
 
 
@@ -305,7 +307,7 @@ def _decode_item(item: Mapping[str, object], mark: Json) -> list[AssistantPart]:
     """Return the parts of an output item; an unknown item becomes an opaque part."""
     match item["type"]:
         case "message":
-            contents = objects_at(item, "content")
+            contents = get_optional_objects(item, "content")
             return [
                 part
                 for content in contents
@@ -319,7 +321,7 @@ def _decode_item(item: Mapping[str, object], mark: Json) -> list[AssistantPart]:
             ids = {"id": item.get("call_id"), "item_id": item.get("id"), "namespace": item.get("namespace")}
             known = {**ids, "more": find_unknown_members(item, IN_CALL)}
             data = {**mark, **{name: value for name, value in known.items() if value}}
-            return [make_call_part(text_at(item, "name"), item.get("arguments"), data)]
+            return [make_call_part(get_optional_text(item, "name"), item.get("arguments"), data)]
         case "tool_search_call" if is_client_tool_search(item):
             return [_decode_tool_search(item, mark)]
         case "image_generation_call" if (made := _decode_image(item, mark)) is not None:
@@ -390,12 +392,12 @@ def _decode_message_content(content: Mapping[str, Any], item: Mapping[str, objec
 
 def _extract_thought_text(item: Mapping[str, object]) -> str:
     """Return the text of the summaries; else the text of the reasoning itself, which some servers send."""
-    pieces = objects_at(item, "summary") or objects_at(item, "content")
-    return "\n\n".join([text_at(piece, "text") for piece in pieces])
+    pieces = get_optional_objects(item, "summary") or get_optional_objects(item, "content")
+    return "\n\n".join([get_optional_text(piece, "text") for piece in pieces])
 
 
 def parse_usage(raw: object) -> Usage | None:
-    """Return the API's usage in our buckets; ``None`` when it reports none."""
+    """Parse the API's usage; ``None`` if *raw* has no token counts."""
     return usage_from_totals(raw, "input_tokens", "output_tokens")
 
 
@@ -431,7 +433,7 @@ class ResponsesAccumulator(Accumulator):
         Raises:
             ModelError: for an error event, and for events in an impossible order.
         """
-        event = read_json(data)
+        event = parse_json(data)
         kind = event.get("type") or name
         if kind == "error":
             raise self._make_stream_error(event)
@@ -448,32 +450,32 @@ class ResponsesAccumulator(Accumulator):
     def _apply_known_event(self, kind: str, event: Json) -> list[ModelDelta]:
         """Add an event of a known type to the reply, and return its deltas."""
         if kind == "response.created":
-            self._start_response(object_at(event, "response"))
+            self._start_response(get_optional_object(event, "response"))
         elif kind in ENDS:
-            self._finish_response(object_at(event, "response"))
+            self._finish_response(get_optional_object(event, "response"))
         elif kind == "response.output_item.added":
-            return self._open_item(index_at(event, "output_index"), object_at(event, "item"))
+            return self._open_item(require_index(event, "output_index"), get_optional_object(event, "item"))
         elif kind == "response.output_item.done":
-            return self._close_item(index_at(event, "output_index"), object_at(event, "item"))
+            return self._close_item(require_index(event, "output_index"), get_optional_object(event, "item"))
         elif kind == "response.reasoning_summary_part.added":
             return [ThinkingChunk("\n\n")] if event.get("summary_index") else []
         else:
             # A delta for an item that is not open is a gap in the stream. The call must be retried (reliability:MP28).
-            index = index_at(event, "output_index")
+            index = require_index(event, "output_index")
             if index not in self._open:
                 self._raise_protocol_error(f"a delta for item {index}, which is not open")
             return self._apply_item_delta(SAID[kind], event)
         return []
 
     def _start_response(self, response: Mapping[str, object]) -> None:
-        """Store the new response; raise an error for a second one."""
+        """Store the new response; raise an error for a second response."""
         if self._response:
             self._raise_protocol_error("a second response.created")
         self._response = {**response, "output": []}
 
     def _apply_item_delta(self, chunk: type[TextChunk | ThinkingChunk] | None, event: Json) -> list[ModelDelta]:
-        """Return the delta of text or thinking for a *chunk* class; else store arguments of a call and return their certain part."""
-        text = text_at(event, "delta")
+        """Return the delta for the class *chunk*; for ``None`` store arguments of a call, and return the part that is certain."""
+        text = get_optional_text(event, "delta")
         if not text:
             return []
         if chunk is not None:
@@ -491,7 +493,7 @@ class ResponsesAccumulator(Accumulator):
         if item["type"] != "function_call" and not is_client_tool_search(item):
             return []
         self._calls[index] = len(self._calls)
-        return [ToolCallStarted(self._calls[index], text_at(item, "name") or FIND_TOOLS)]
+        return [ToolCallStarted(self._calls[index], get_optional_text(item, "name") or FIND_TOOLS)]
 
     def _close_item(self, index: int, item: Mapping[str, object]) -> list[ModelDelta]:
         """Store a complete item and return the last deltas of a call; raise for an item without a start."""
@@ -522,14 +524,14 @@ class ResponsesAccumulator(Accumulator):
         done = {item.get("id"): item for item in items if item.get("id")}
         # The end event repeats all items, but encrypted reasoning may be partial in it. So its order counts, and the
         # content of the done events. If its output is empty or has other ids, the done events count alone.
-        output = [done.pop(item.get("id"), item) for item in objects_at(response, "output")]
+        output = [done.pop(item.get("id"), item) for item in get_optional_objects(response, "output")]
         whole = bool(output) and not done
         if self._open and not whole:
             self._raise_protocol_error(f"it ends while item {min(self._open)} is open")
         self._response = {**response, "output": output if whole else items}
         self.is_done = True
 
-    def finish(self, tail: bytes, *, clean: bool = True) -> ModelReply:
+    def finish(self, tail: bytes, *, is_clean: bool = True) -> ModelReply:
         """
         Return the reply.
 
@@ -537,5 +539,5 @@ class ResponsesAccumulator(Accumulator):
             TruncatedReply: when the end event is missing or incomplete (reliability:MP20).
         """
         if not self.is_done:
-            self._raise_truncated("its response.completed is missing")
+            self._raise_truncated_error("its response.completed is missing")
         return self._decode_message(self._response)

@@ -40,8 +40,6 @@ from stepengine.models._wire import (
     MADE,
     NUDGE,
     MessageEncoders,
-    check_file_provider,
-    check_image_type,
     choose_wire_ids,
     continues_paused_reply,
     continues_text,
@@ -49,10 +47,10 @@ from stepengine.models._wire import (
     encode_comma_separated,
     encode_json,
     encode_turns,
-    file_name_or_default,
     format_document_text,
     format_result_text,
     get_arguments_to_send,
+    get_file_name_or_default,
     get_media_kind,
     get_url_or_data_url,
     is_from_provider,
@@ -61,6 +59,8 @@ from stepengine.models._wire import (
     make_unsupported_part_error,
     remove_blank_texts,
     remove_empty_texts,
+    require_accepted_image_type,
+    require_file_of_provider,
 )
 from stepengine.models._wire import EncodedMessage as BaseTurn
 
@@ -109,25 +109,25 @@ OUTPUT = b'{"type":"function_call_output","call_id":'
 
 
 def encode_messages(
-    request: ModelRequest, flags: OpenAIEncodeOptions, define: Callable[[str], Json] | None = None
+    request: ModelRequest, options: OpenAIEncodeOptions, get_definition: Callable[[str], Json] | None = None
 ) -> bytes:
     """
     Return the ``input`` array of history and tail, with a user message between two messages of the model.
 
-    *define* returns the definition of a hidden tool. A tool that results refer to is defined once, after the results.
+    *get_definition* returns the definition of a hidden tool. A hidden tool that results refer to is defined once, after the results.
     """
     out: list[bytes] = []
-    loading = _ToolDefinitions(flags.hidden or frozenset(), define)
+    loading = _ToolDefinitions(options.hidden or frozenset(), get_definition)
     ids: Mapping[str, bytes] = {}
     callers: Mapping[str, bytes] = {}
     searches: frozenset[str] = frozenset()
     role = ""
     after = b""
-    for turn in encode_turns(request, flags, ENCODERS):
+    for turn in encode_turns(request, options, ENCODERS):
         if turn.role == "tool":
             role = "tool"
             if turn.call_id in searches:
-                out.append(SEARCHED + ids[turn.call_id] + loading.encode_found_tools(turn.refers))
+                out.append(SEARCHED + ids[turn.call_id] + loading.mark_and_encode_found_tools(turn.refers))
                 continue
             out.append(OUTPUT + ids[turn.call_id] + callers.get(turn.call_id, b"") + turn.body)
             if turn.refers:
@@ -142,37 +142,45 @@ def encode_messages(
         after = turn.after
         if turn.ids:
             ids, callers, searches = turn.ids, turn.callers, turn.searches
-    return b"[" + b",".join([*out, *_make_final_items(after, role, is_over=not continues_paused_reply(request))]) + b"]"
+    return (
+        b"["
+        + b",".join([*out, *_make_final_items(after, role, must_end_with_user=not continues_paused_reply(request))])
+        + b"]"
+    )
 
 
-def _make_final_items(after: bytes, role: str, *, is_over: bool) -> list[bytes]:
-    """Return the last items of the input: *after*, else a user message if the input is empty or ends with a reply."""
+def _make_final_items(after: bytes, role: str, *, must_end_with_user: bool) -> list[bytes]:
+    """Return the last items: *after*; else ``NUDGE`` for an empty input, or with *must_end_with_user* after a reply; else none."""
     if after:
         return [after]
-    return [NUDGE_ITEM] if not role or (role == "assistant" and is_over) else []
+    return [NUDGE_ITEM] if not role or (role == "assistant" and must_end_with_user) else []
 
 
 class _ToolDefinitions:
     """Encodes the definitions of hidden tools that results refer to, each once."""
 
-    def __init__(self, hidden: frozenset[str], define: Callable[[str], Json] | None) -> None:
+    def __init__(self, hidden: frozenset[str], get_definition: Callable[[str], Json] | None) -> None:
         self._waiting = set(hidden)
-        self._define = define
+        self._get_definition = get_definition
 
-    def encode_found_tools(self, names: tuple[str, ...]) -> bytes:
-        """Encode the definitions of the found tools, for the output of a tool search."""
+    def mark_and_encode_found_tools(self, names: tuple[str, ...]) -> bytes:
+        """Encode the definitions of the found tools, for the output of a tool search, and mark them as defined."""
         self._waiting.difference_update(names)
-        define = self._define
-        tools = [] if define is None else [{**define(name), "defer_loading": True} for name in dict.fromkeys(names)]
+        get_definition = self._get_definition
+        tools = (
+            []
+            if get_definition is None
+            else [{**get_definition(name), "defer_loading": True} for name in dict.fromkeys(names)]
+        )
         return b',"tools":' + encode_json(tools) + b"}"
 
     def prepend_new_definitions(self, after: bytes, names: tuple[str, ...]) -> bytes:
-        """Return *after* with the definitions of newly referenced tools before it, each only once."""
+        """Return *after* with the definitions of the tools *names* before it, except earlier defined ones, and mark them as defined."""
         fresh = [name for name in dict.fromkeys(names) if name in self._waiting]
         self._waiting.difference_update(fresh)
-        if not fresh or self._define is None:
+        if not fresh or self._get_definition is None:
             return after
-        tools = [self._define(name) for name in fresh]
+        tools = [self._get_definition(name) for name in fresh]
         item = encode_json({"type": "additional_tools", "role": "developer", "tools": tools})
         return item + b"," + after if after else item
 
@@ -180,69 +188,80 @@ class _ToolDefinitions:
 # --- one message ----------------------------------------------------------------------------------------------------
 
 
-def _encode_user(message: UserMessage, flags: OpenAIEncodeOptions) -> ResponsesEncoded:
+def _encode_user(message: UserMessage, options: OpenAIEncodeOptions) -> ResponsesEncoded:
     parts = remove_blank_texts(message.content)
     if not parts:
         return ResponsesEncoded("user", b"")
     if len(parts) == 1 and isinstance(parts[0], TextPart):
         return ResponsesEncoded("user", encode_json({"role": "user", "content": parts[0].text}))
-    content = [_encode_content_part(part, flags) for part in parts]
+    content = [_encode_content_part(part, options) for part in parts]
     return ResponsesEncoded("user", encode_json({"role": "user", "content": content}))
 
 
-def _encode_assistant(message: AssistantMessage, flags: OpenAIEncodeOptions, own_ids: bool) -> ResponsesEncoded:  # noqa: FBT001 - private
-    """Encode a reply as items; reasoning without its following item is left out, and foreign media follow as a user message."""
-    ids = choose_wire_ids(message.tool_calls, flags.provider, own=own_ids)
-    if _loses_reasoning(message, flags):
+def _encode_assistant(
+    message: AssistantMessage,
+    options: OpenAIEncodeOptions,
+    with_provider_ids: bool,  # noqa: FBT001 - private
+) -> ResponsesEncoded:
+    """Encode a reply as items; reasoning without its following item is left out, and media of other providers follow as a user message."""
+    ids = choose_wire_ids(message.tool_calls, options.provider, with_provider_ids=with_provider_ids)
+    if _loses_reasoning(message, options):
         # The API answers 400, "was provided without its required 'reasoning' item", for a call without its reasoning.
-        flags = attrs.evolve(flags, server_calls=False)
+        options = attrs.evolve(options, server_calls=False)
     items: list[Json] = []
     before: AssistantPart | None = None
     for part in message.content:
         if isinstance(part, CitationPart):
             continue
-        _append_part(items, part, flags, ids, apart=not continues_text(before, part), own_ids=own_ids)
+        _append_part(
+            items,
+            part,
+            options,
+            ids,
+            is_new_paragraph=not continues_text(before, part),
+            with_provider_ids=with_provider_ids,
+        )
         before = part
     items = _drop_orphaned_reasoning(items)
-    made = [part for part in list_generated_media(message) if not _encode_items_if_own(part, flags)]
-    moved = [{"type": "input_text", "text": MADE}, *[_encode_supported_media(part, flags) for part in made]]
+    made = [part for part in list_generated_media(message) if not _encode_items_if_own(part, options)]
+    moved = [{"type": "input_text", "text": MADE}, *[_encode_supported_media(part, options) for part in made]]
     after = encode_json({"role": "user", "content": moved}) if made else b""
     wire = {ours: encode_json(theirs) for ours, theirs in ids.items()}
     searches = frozenset(
-        [call.tool_call_id for call in message.tool_calls if _find_tool_search_item(call, flags) is not None]
+        [call.tool_call_id for call in message.tool_calls if _find_tool_search_item(call, options) is not None]
     )
     return ResponsesEncoded(
         "assistant",
         encode_comma_separated(items),
         ids=wire,
         after=after,
-        callers=_encode_callers(message, flags),
+        callers=_encode_callers(message, options),
         searches=searches,
     )
 
 
-def _loses_reasoning(message: AssistantMessage, flags: OpenAIEncodeOptions) -> bool:
+def _loses_reasoning(message: AssistantMessage, options: OpenAIEncodeOptions) -> bool:
     """Return whether *message* has reasoning of the provider with an id that is not sent, such as that of another model."""
     return any(
-        find_text(part.provider_data, "item", "id") and not _encode_reasoning_if_sendable(part, flags)
+        find_text(part.provider_data, "item", "id") and not _encode_reasoning_if_sendable(part, options)
         for part in message.content
-        if isinstance(part, ThinkingPart) and is_from_provider(part.provider_data, flags.provider)
+        if isinstance(part, ThinkingPart) and is_from_provider(part.provider_data, options.provider)
     )
 
 
-def _find_tool_search_item(call: ToolCallPart, flags: OpenAIEncodeOptions) -> Mapping[str, Any] | None:
+def _find_tool_search_item(call: ToolCallPart, options: OpenAIEncodeOptions) -> Mapping[str, Any] | None:
     """Return the tool search item behind a call, if the same model produced it; else ``None``."""
     data = call.provider_data
-    found = data.get("search") if is_from_provider(data, flags.provider, flags.model) else None
+    found = data.get("search") if is_from_provider(data, options.provider, options.model) else None
     return found if isinstance(found, Mapping) else None
 
 
-def _encode_callers(message: AssistantMessage, flags: OpenAIEncodeOptions) -> dict[str, bytes]:
+def _encode_callers(message: AssistantMessage, options: OpenAIEncodeOptions) -> dict[str, bytes]:
     """Return the encoded caller for the result of each call that a program made, by the id of the call."""
     return {
         call.tool_call_id: b',"caller":' + encode_json(caller)
         for call in message.tool_calls
-        if is_from_provider(data := call.provider_data, flags.provider, flags.model)
+        if is_from_provider(data := call.provider_data, options.provider, options.model)
         and (caller := find_object(data, "more", "caller")).get("type") == "program"
     }
 
@@ -265,24 +284,28 @@ def _drop_orphaned_reasoning(items: list[Json]) -> list[Json]:
 def _append_part(
     items: list[Json],
     part: AssistantPart,
-    flags: OpenAIEncodeOptions,
+    options: OpenAIEncodeOptions,
     ids: Mapping[str, str],
     *,
-    apart: bool,
-    own_ids: bool,
+    is_new_paragraph: bool,
+    with_provider_ids: bool,
 ) -> None:
     """Append the items of a part of a reply; parts that are not sent back append nothing."""
     match part:
         case TextPart():
-            _append_text(items, part, {"type": "output_text", "text": part.text}, flags, apart=apart)
+            _append_text(
+                items, part, {"type": "output_text", "text": part.text}, options, is_new_paragraph=is_new_paragraph
+            )
         case RefusalPart():
-            _append_text(items, part, {"type": "refusal", "refusal": part.text}, flags, apart=apart)
+            _append_text(
+                items, part, {"type": "refusal", "refusal": part.text}, options, is_new_paragraph=is_new_paragraph
+            )
         case ThinkingPart():
-            items += _encode_reasoning_if_sendable(part, flags)
+            items += _encode_reasoning_if_sendable(part, options)
         case ToolCallPart():
-            items.append(_encode_call(part, flags, ids, own_ids=own_ids))
+            items.append(_encode_call(part, options, ids, with_provider_ids=with_provider_ids))
         case OpaquePart() | ImagePart() | DocumentPart():
-            for item in _encode_items_if_own(part, flags):
+            for item in _encode_items_if_own(part, options):
                 _append_item(items, item)
         case CitationPart():
             return
@@ -290,55 +313,63 @@ def _append_part(
             assert_never(never)
 
 
-def _encode_items_if_own(part: OpaquePart | ImagePart | DocumentPart, flags: OpenAIEncodeOptions) -> list[Json]:
+def _encode_items_if_own(part: OpaquePart | ImagePart | DocumentPart, options: OpenAIEncodeOptions) -> list[Json]:
     """Return the item of an opaque part or image of the same provider, unchanged; ``[]`` for others."""
     item = part.data if isinstance(part, OpaquePart) else find_object(part.provider_data, "item")
     is_call = find_text(item, "type").endswith("_call") and not is_tool_search_part(item)
-    if is_call and find_text(item, "id") and not flags.server_calls:
+    if is_call and find_text(item, "id") and not options.server_calls:
         return []
     if isinstance(part, OpaquePart):
         # Without hidden tools an earlier tool search is left out.
-        is_over = flags.hidden is not None and not flags.hidden and is_tool_search_part(part.data)
+        is_over = options.hidden is not None and not options.hidden and is_tool_search_part(part.data)
         return (
-            [_remove_output_only_members(part.data, flags)] if part.provider == flags.provider and not is_over else []
+            [_remove_output_only_members(part.data, options)]
+            if part.provider == options.provider and not is_over
+            else []
         )
     data = part.provider_data
-    if part.data is None or not is_from_provider(data, flags.provider) or not isinstance(data.get("item"), Mapping):
+    if part.data is None or not is_from_provider(data, options.provider) or not isinstance(data.get("item"), Mapping):
         return []
     return [{**data["item"], "result": encode_base64(part.data)}]
 
 
-def _remove_output_only_members(data: Mapping[str, object], flags: OpenAIEncodeOptions) -> Json:
-    """Return an item without the members that the API sends but does not accept (providers:PV58)."""
+def _remove_output_only_members(data: Mapping[str, object], options: OpenAIEncodeOptions) -> Json:
+    """Return an item without the members that the API sends but does not accept."""
+    # (providers:PV58)
     item = {name: value for name, value in data.items() if name != "created_by"}
     action = item.get("action")
-    if not flags.sources and isinstance(action, Mapping):
+    if not options.sources and isinstance(action, Mapping):
         item["action"] = {name: value for name, value in action.items() if name != "sources"}
     return item
 
 
-def _encode_reasoning_if_sendable(part: ThinkingPart, flags: OpenAIEncodeOptions) -> list[Json]:
+def _encode_reasoning_if_sendable(part: ThinkingPart, options: OpenAIEncodeOptions) -> list[Json]:
     """Return the reasoning item of the same model; ``[]`` without its content, because it is not stored at the provider."""
     data = part.provider_data
-    item = data.get("item") if is_from_provider(data, flags.provider, flags.model) else None
+    item = data.get("item") if is_from_provider(data, options.provider, options.model) else None
     sendable = isinstance(item, Mapping) and (item.get("encrypted_content") or item.get("content"))
     return [dict(item)] if sendable and isinstance(item, Mapping) else []
 
 
 def _append_text(
-    items: list[Json], part: TextPart | RefusalPart, content: Json, flags: OpenAIEncodeOptions, *, apart: bool
+    items: list[Json],
+    part: TextPart | RefusalPart,
+    content: Json,
+    options: OpenAIEncodeOptions,
+    *,
+    is_new_paragraph: bool,
 ) -> None:
-    """Append a text to its own message item, or to a plain message; *apart* makes it a paragraph of its own."""
+    """Append a text to its own message item, or to a plain message; *is_new_paragraph* separates it from the text before."""
     data = part.provider_data
     last = items[-1] if items else {}
-    own = data if is_from_provider(data, flags.provider, flags.model) else {}
+    own = data if is_from_provider(data, options.provider, options.model) else {}
     phase = {"phase": own["phase"]} if own.get("phase") else {}
     if not own.get("id"):
         if not part.text:
             return
         # Only a plain message has no type.
         if last.get("role") == "assistant" and "type" not in last and last.get("phase") == own.get("phase"):
-            last["content"] += f"\n\n{part.text}" if apart else part.text
+            last["content"] += f"\n\n{part.text}" if is_new_paragraph else part.text
         else:
             items.append({"role": "assistant", "content": part.text, **phase})
         return
@@ -359,10 +390,12 @@ def _append_item(items: list[Json], item: Json) -> None:
         items.append(item)
 
 
-def _encode_call(part: ToolCallPart, flags: OpenAIEncodeOptions, ids: Mapping[str, str], *, own_ids: bool) -> Json:
+def _encode_call(
+    part: ToolCallPart, options: OpenAIEncodeOptions, ids: Mapping[str, str], *, with_provider_ids: bool
+) -> Json:
     """Return the item of a call, or of the tool search behind it, with unknown members of the same model."""
-    if (search := _find_tool_search_item(part, flags)) is not None:
-        return {**_remove_output_only_members(search, flags), "call_id": ids[part.tool_call_id]}
+    if (search := _find_tool_search_item(part, options)) is not None:
+        return {**_remove_output_only_members(search, options), "call_id": ids[part.tool_call_id]}
     item: Json = {
         "type": "function_call",
         "call_id": ids[part.tool_call_id],
@@ -370,27 +403,27 @@ def _encode_call(part: ToolCallPart, flags: OpenAIEncodeOptions, ids: Mapping[st
         "arguments": encode_utf8(compact(get_arguments_to_send(part))).decode(),
     }
     data = part.provider_data
-    if is_from_provider(data, flags.provider, flags.model):
+    if is_from_provider(data, options.provider, options.model):
         item = {**data.get("more", {}), **item}
-        if data.get("item_id") and own_ids:
+        if data.get("item_id") and with_provider_ids:
             item["id"] = data["item_id"]
-    if is_from_provider(data, flags.provider, None if flags.hidden else flags.model) and data.get("namespace"):
+    if is_from_provider(data, options.provider, None if options.hidden else options.model) and data.get("namespace"):
         item["namespace"] = data["namespace"]
     return item
 
 
-def _encode_result(message: ToolMessage, flags: OpenAIEncodeOptions) -> ResponsesEncoded:
+def _encode_result(message: ToolMessage, options: OpenAIEncodeOptions) -> ResponsesEncoded:
     """Encode a result; references to hidden tools are left out if their definitions follow."""
     parts = remove_empty_texts(message.content)
     references = [part.tool_name for part in parts if isinstance(part, ToolReferencePart)]
-    refers = tuple([name for name in references if flags.hidden is not None and name in flags.hidden])
+    refers = tuple([name for name in references if options.hidden is not None and name in options.hidden])
     if refers and any(not isinstance(part, ToolReferencePart) for part in parts):
         # Definitions of these tools follow, so the references are left out.
         message = attrs.evolve(message, content=[p for p in parts if getattr(p, "tool_name", "") not in refers])
         parts = remove_empty_texts(message.content)
     output: str | list[Json]
     if any(isinstance(part, ImagePart | DocumentPart) for part in parts):
-        output = [_encode_content_part(part, flags) for part in parts]
+        output = [_encode_content_part(part, options) for part in parts]
         if message.is_error:
             output.insert(0, {"type": "input_text", "text": "Error:"})
     else:
@@ -399,7 +432,7 @@ def _encode_result(message: ToolMessage, flags: OpenAIEncodeOptions) -> Response
     return ResponsesEncoded("tool", body, call_id=message.tool_call_id, refers=refers)
 
 
-def _encode_content_part(part: ResultPart, flags: OpenAIEncodeOptions) -> Json:
+def _encode_content_part(part: ResultPart, options: OpenAIEncodeOptions) -> Json:
     """Return the input of a part of a user message or result."""
     match part:
         case TextPart() | ToolReferencePart():
@@ -407,28 +440,28 @@ def _encode_content_part(part: ResultPart, flags: OpenAIEncodeOptions) -> Json:
         case JsonPart():
             return {"type": "input_text", "text": compact(part.value)}
         case ImagePart() | DocumentPart():
-            return _encode_supported_media(part, flags)
+            return _encode_supported_media(part, options)
         case _ as never:
             assert_never(never)
 
 
-def _encode_supported_media(part: ImagePart | DocumentPart, flags: OpenAIEncodeOptions) -> Json:
+def _encode_supported_media(part: ImagePart | DocumentPart, options: OpenAIEncodeOptions) -> Json:
     """Return the input of an image, document or text; raise ``ModelError`` for unsupported media."""
-    check_file_provider(flags.provider, part)
+    require_file_of_provider(options.provider, part)
     kind = get_media_kind(part)
     if kind == "image":
-        check_image_type(flags.provider, part)
+        require_accepted_image_type(options.provider, part)
         where = {"image_url": get_url_or_data_url(part)} if part.file_id is None else {"file_id": part.file_id}
         return {"type": "input_image", "detail": "auto", **where}
     if kind not in {"pdf", "text", "office"}:
-        raise make_unsupported_part_error(flags.provider, part, "it accepts images, PDF, text and office files")
+        raise make_unsupported_part_error(options.provider, part, "it accepts images, PDF, text and office files")
     if part.file_id is not None:
         return {"type": "input_file", "file_id": part.file_id}
     if part.data is None:
         return {"type": "input_file", "file_url": part.url}
     if kind == "text":
         return {"type": "input_text", "text": format_document_text(getattr(part, "name", ""), part.data)}
-    return {"type": "input_file", "filename": file_name_or_default(part), "file_data": get_url_or_data_url(part)}
+    return {"type": "input_file", "filename": get_file_name_or_default(part), "file_data": get_url_or_data_url(part)}
 
 
 ENCODERS = MessageEncoders(_encode_user, _encode_assistant, _encode_result)

@@ -19,7 +19,7 @@ from stepengine.models._programs import make_allowed_callers_member, merge_progr
 from stepengine.models._schemas import make_strict_schema
 from stepengine.models._settings import (
     DROPPED,
-    Way,
+    SettingConverter,
     WireSettings,
     convert_settings,
     encode_openai_cache_lifetime,
@@ -52,7 +52,7 @@ def encode(
     request: ModelRequest, model: str, preset: Preset, tools: bytes, *, stream: bool, previous_failure: str = ""
 ) -> bytes:
     """
-    Return the body of a request with the whole conversation, because the provider stores nothing (ecosystem:EC96).
+    Return the body of a request with the whole conversation, because the provider stores nothing.
 
     Args:
         request: The request.
@@ -67,6 +67,7 @@ def encode(
         ModelError: for a reply in the background, because it would have to be polled, and for a server tool that the
             provider does not have.
     """
+    # (ecosystem:EC96)
     settings = request.settings
     if settings.extra.get("background") or (settings.extra.get("body") or {}).get("background"):
         msg = (
@@ -121,7 +122,8 @@ def has_extra_tool_search(request: ModelRequest) -> bool:
 
 
 def encode_tool(spec: ToolSpec, programs: Programs | None = None) -> Json:
-    """Return a tool definition. ``strict`` is always sent, else the API would rewrite the schema (ecosystem:EC102)."""
+    """Return a tool definition, always with ``strict``, because the API would otherwise rewrite the schema."""
+    # (ecosystem:EC102)
     form = make_strict_schema(spec.input_schema, "openai") if spec.strict else None
     return {
         "type": "function",
@@ -135,20 +137,20 @@ def encode_tool(spec: ToolSpec, programs: Programs | None = None) -> Json:
 
 def encode_wire_settings(request: ModelRequest, model: str, preset: Preset) -> WireSettings:
     """Return the body members for the settings that only some wires support, and the names of dropped settings."""
-    several, tiers = len(request.settings.server_tools) > 1, dict(preset.tiers)
-    ways: dict[str, Way] = {
+    has_several, tiers = len(request.settings.server_tools) > 1, dict(preset.tiers)
+    converters: dict[str, SettingConverter] = {
         "service_tier": lambda tier: {"service_tier": tiers[tier]} if tier in tiers else None,
         "logprobs": lambda most: {"top_logprobs": most, "include": ["message.output_text.logprobs"]},
         "store": lambda keep: {"store": keep},
         "cache": lambda lifetime: encode_openai_cache_lifetime(lifetime, model, preset),
         "cache_key": lambda key: {preset.key_member: key} if preset.key_member else None,
-        "server_tools": lambda items: _encode_server_tools(items, request, model, preset, several=several),
+        "server_tools": lambda items: _encode_server_tools(items, request, model, preset, has_several=has_several),
     }
-    return convert_settings(request.settings, ways)
+    return convert_settings(request.settings, converters)
 
 
 def _encode_server_tools(
-    items: tuple[ServerTool, ...], request: ModelRequest, model: str, preset: Preset, *, several: bool
+    items: tuple[ServerTool, ...], request: ModelRequest, model: str, preset: Preset, *, has_several: bool
 ) -> Json:
     """Return the definitions of the server tools, their ``include`` values, and their limit of calls."""
     programs = merge_programs(request.settings)
@@ -159,7 +161,7 @@ def _encode_server_tools(
     if include and preset.name in OPENAI_ITSELF:
         members["include"] = include
     most = [item.max_uses for item in items if isinstance(item, WebSearch) and item.max_uses is not None]
-    if most and (several or preset.name not in OPENAI_ITSELF):
+    if most and (has_several or preset.name not in OPENAI_ITSELF):
         members[DROPPED] = ["server_tools.max_uses"]
     elif most:
         members["max_tool_calls"] = most[0]
@@ -230,7 +232,7 @@ def _encode_tool_choice(request: ModelRequest) -> object:
 
 
 def _make_cache_key(request: ModelRequest) -> str:
-    """Return a cache key for the conversation: a hash of its system prompt and first message."""
+    """Return a cache key for the conversation: a hash of its system prompt and its first message."""
     digest = hashlib.sha256(request.system_prompt.encode("utf-8", "replace"))
     if len(request.messages):
         digest.update(request.messages[0].text.encode("utf-8", "replace"))

@@ -15,7 +15,7 @@ from stepengine.models._api import RequestBody
 from stepengine.models._json import find_objects, find_text, parse_token_count
 from stepengine.models._preset_provider import PresetProvider
 from stepengine.models._reply import cut_at_stop_sequence
-from stepengine.models._schemas import has_strict_tool_openai_rejects
+from stepengine.models._schemas import has_strict_tool_unsupported_by_openai
 from stepengine.models._settings import warn_once
 from stepengine.models._wire import ToolsCache
 from stepengine.models.base import ModelInfo
@@ -25,10 +25,10 @@ from stepengine.models.openai_chat.request import (
     encode,
     encode_simplified_tool,
     encode_strict_tool,
+    encode_thinking,
     encode_tool,
     encode_wire_settings,
     limit_tools_if_choice_unsupported,
-    make_thinking_request,
     supports_stop_sequences,
     supports_strict_schemas,
 )
@@ -123,7 +123,7 @@ class OpenAIChatProvider(PresetProvider):
     def _list_unsupported_settings(self, request: ModelRequest) -> tuple[str, ...]:
         model, preset = self.strip_prefix(request.model), self._preset
         dropped = encode_wire_settings(request, model, preset).dropped
-        if has_strict_tool_openai_rejects(request.tools) or (
+        if has_strict_tool_unsupported_by_openai(request.tools) or (
             not supports_strict_schemas(preset, model) and any(t.strict for t in request.tools)
         ):
             dropped = (*dropped, "strict")
@@ -131,15 +131,15 @@ class OpenAIChatProvider(PresetProvider):
             dropped = (*dropped, "parallel_tool_calls")
         return (
             (*dropped, "tool_choice")
-            if demands_unsupported_call(self._select_tools_and_add_answer(request), model, preset)
+            if demands_unsupported_call(self._select_tools_and_add_answer_tool(request), model, preset)
             else dropped
         )
 
     def _encode(self, request: ModelRequest, *, stream: bool, previous_failure: str = "") -> RequestBody:
         """Encode *request* with the kind of tool definitions that the service supports, and warn of unsupported thinking options."""
-        request = self._select_tools_and_add_answer(request, previous_failure)
+        request = self._select_tools_and_add_answer_tool(request, previous_failure)
         model, preset = self.strip_prefix(request.model), self._preset
-        warn_once(make_thinking_request(request, model, preset).note)
+        warn_once(encode_thinking(request, model, preset).note)
         plain = preset.plain_schemas and re.fullmatch(preset.plain_schemas, model)
         kind = (
             encode_simplified_tool

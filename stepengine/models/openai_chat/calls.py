@@ -33,7 +33,7 @@ from attrs import frozen
 from stepengine.data.json import compact
 from stepengine.data.models import ModelDelta, ToolCallChunk, ToolCallEnded, ToolCallStarted
 from stepengine.models._call_arguments import ArgumentPieces, can_start_json
-from stepengine.models._json import find_unknown_members, object_at, text_at
+from stepengine.models._json import find_unknown_members, get_optional_object, get_optional_text
 
 MEMBERS = frozenset({"id", "type", "index", "function"})
 FUNCTION_MEMBERS = frozenset({"name", "arguments"})
@@ -93,12 +93,12 @@ class CallPieces:
     Collects the tool call deltas of one reply.
 
     Args:
-        refuse: Raises the error for an ambiguous stream.
+        raise_ambiguous: Raises the error for an ambiguous stream; its argument is the reason.
         offered: The names of the offered tools, which decide how the pieces of a name are joined.
     """
 
-    def __init__(self, refuse: Callable[[str], NoReturn], offered: Collection[str] = ()) -> None:
-        self._refuse = refuse
+    def __init__(self, raise_ambiguous: Callable[[str], NoReturn], offered: Collection[str] = ()) -> None:
+        self._raise_ambiguous = raise_ambiguous
         self._offered = offered
         self._slots: list[_CallSlot] = []
         self._by_index: dict[int, _CallSlot] = {}
@@ -118,16 +118,16 @@ class CallPieces:
         return all(slot.arguments.is_complete for slot in self._slots)
 
     def add_chunk_entries(self, entries: Sequence[Mapping[str, object]]) -> list[ModelDelta]:
-        """Add the ``tool_calls`` entries of one chunk to their calls and return their deltas; raise if they are ambiguous."""
+        """Add the ``tool_calls`` entries of one chunk to their calls, and return the deltas; raise if the entries are ambiguous."""
         deltas: list[ModelDelta] = []
         self._chunk += bool(entries)
         for position, entry in enumerate(entries):
-            function, index = object_at(entry, "function"), entry.get("index")
-            name, arguments = text_at(function, "name"), function.get("arguments")
+            function, index = get_optional_object(entry, "function"), entry.get("index")
+            name, arguments = get_optional_text(function, "name"), function.get("arguments")
             text = arguments if isinstance(arguments, str) else "" if arguments is None else compact(arguments)
             piece = _CallPiece(
                 index if type(index) is int else None,
-                text_at(entry, "id"),
+                get_optional_text(entry, "id"),
                 "" if name == NO_NAME and NO_NAME not in self._offered else name,
                 text,
                 position == 0,
@@ -139,21 +139,21 @@ class CallPieces:
         return deltas
 
     def end_calls(self) -> list[ModelDelta]:
-        """Return the missing deltas of all calls at the end of the stream: starts, arguments and ends."""
+        """End all calls, and return their missing deltas: starts, arguments and ends; raise if calls stay ambiguous."""
         self._resolve_ambiguous_calls()
         deltas: list[ModelDelta] = []
         for slot in self._slots:
             if slot.ended:
                 continue
             slot.ended = True
-            deltas += self._make_start_deltas(slot)
+            deltas += self._announce_calls_up_to(slot)
             if rest := slot.arguments.flush_rest():
                 deltas.append(ToolCallChunk(slot.number, rest))
             deltas.append(ToolCallEnded(slot.number))
         return deltas
 
-    def join_calls(self) -> list[dict[str, Any]]:
-        """Return the calls in the form of a reply without a stream."""
+    def resolve_and_join_calls(self) -> list[dict[str, Any]]:
+        """Merge or separate ambiguous calls, raise if that is impossible, and return all calls in the form of a reply without a stream."""
         self._resolve_ambiguous_calls()
         return [
             {
@@ -167,7 +167,7 @@ class CallPieces:
     # --- which call a piece belongs to --------------------------------------------------------------------------------
 
     def _find_or_start_call(self, piece: _CallPiece) -> _CallSlot:
-        """Return the call that *piece* belongs to, which may be a new one."""
+        """Return the call that *piece* belongs to, or start a new one; raise if the piece is ambiguous."""
         known = self._find_call(piece)
         is_more = known is not None and self._continues_call(known, piece)
         found = known if known is not None and is_more else self._start_call(piece, known)
@@ -177,7 +177,7 @@ class CallPieces:
         return found
 
     def _find_call(self, piece: _CallPiece) -> _CallSlot | None:
-        """Return the call with the index or id of *piece*, or the call before it; ``None`` for a new call."""
+        """Return the call that *piece* may continue, by its index or id, else the call before it; ``None`` if it starts a new call."""
         placed = None if piece.index is None else self._by_index.get(piece.index)
         named = [slot for slot in self._slots if piece.id and piece.id in slot.ids]
         if placed is not None and (not named or placed in named):
@@ -191,7 +191,7 @@ class CallPieces:
         return self._choose_open_call(piece, self._slots[-1])
 
     def _find_open_call(self, piece: _CallPiece) -> _CallSlot | None:
-        """Return the call that a piece without name and known index can continue; ``None`` if there is none."""
+        """Return the call that a piece without name and known index can continue; ``None`` if no call fits."""
         if not self._slots or (piece.is_blank and piece.id and piece.index is not None):
             return None  # an id before its name
         last, opened = self._slots[-1], [slot for slot in self._slots if not slot.arguments.is_complete]
@@ -204,7 +204,7 @@ class CallPieces:
         return found if is_more or found is not last or not last.arguments.is_complete else None
 
     def _choose_open_call(self, piece: _CallPiece, last: _CallSlot) -> _CallSlot:
-        """Return the open call that a piece without an id or index continues, *last* if none fits; raise if several may fit."""
+        """Return the open call that a piece without an own id or index continues, *last* if no call fits; raise if several may fit."""
         before = [slot for slot in self._slots if slot is not last and not (piece.id and slot is last.twin)]
         before = [slot for slot in before if not slot.arguments.is_complete and piece.name in ("", slot.name)]
         if not before or piece.is_blank:
@@ -213,7 +213,9 @@ class CallPieces:
         fits = [slot for slot in (*able, *before) if slot.arguments.can_continue_with(piece.text)]
         if len(fits) > 1 or (fits and piece.name and not able):
             names = " and ".join(repr(slot.name) for slot in fits)
-            self._refuse(f"arguments without an id or index of their own while the arguments of {names} are open")
+            self._raise_ambiguous(
+                f"arguments without an id or index of their own while the arguments of {names} are open"
+            )
         return fits[0] if fits else last
 
     def _start_call(self, piece: _CallPiece, known: _CallSlot | None) -> _CallSlot:
@@ -231,7 +233,7 @@ class CallPieces:
         return new
 
     def _move_call(self, slot: _CallSlot, index: int) -> None:
-        """Move *slot* to *index*; its previous index returns to the call that had it before."""
+        """Move *slot* to *index*; give its previous index back to the call that had that index before."""
         for old in [old for old, owner in self._by_index.items() if owner is slot]:
             if slot.displaced is not None:
                 self._by_index[old] = slot.displaced
@@ -242,7 +244,7 @@ class CallPieces:
         self._by_index[index] = slot
 
     def _continues_call(self, slot: _CallSlot, piece: _CallPiece) -> bool:
-        """Return whether *piece* continues *slot*, the call with its index or id or the call before it."""
+        """Return whether *piece* continues *slot*, and does not start a new call; raise if both are possible."""
         has_other_id = bool(piece.id and slot.ids and piece.id not in slot.ids)
         if not (piece.name and slot.name):
             return True
@@ -257,7 +259,7 @@ class CallPieces:
         return piece.id in slot.ids or not slot.arguments.is_complete or self._repeats_or_extends_call(slot, piece)
 
     def _repeats_or_extends_call(self, slot: _CallSlot, piece: _CallPiece) -> bool:
-        """Return whether *piece* repeats the complete call *slot*, or cannot start a call; raise if it may be a second call."""
+        """Return whether *piece* repeats the complete call *slot*, or cannot start a call; raise if it may be a second equal call."""
         if piece.is_blank:
             return False  # later arguments decide whether the name is repeated
         if not slot.arguments.is_repeated_by(piece.text):
@@ -265,16 +267,16 @@ class CallPieces:
         is_placed = bool(piece.index) and slot.displaced is None
         if slot.arguments.count == 1 and not is_placed and not (slot.ids and not piece.id):
             what = f"the call of {piece.name!r} twice with the same arguments, without an id that distinguishes them"
-            self._refuse(what)
+            self._raise_ambiguous(what)
         return True
 
     def _continues_name(self, slot: _CallSlot, piece: _CallPiece, *, has_other_id: bool) -> bool:
-        """Return whether a different name in *piece* continues the name of *slot*."""
+        """Return whether a different name in *piece* continues the name of *slot*; raise if that is ambiguous."""
         has_same_id = bool(piece.id) and piece.id in slot.ids
         if slot.arguments.count:
             if has_other_id or (slot.arguments.is_complete and not has_same_id):
                 return False
-            return self._refuse(
+            return self._raise_ambiguous(
                 f"the name {piece.name!r} inside the call of {slot.name!r}, without another id or index"
             )
         if has_same_id or not self._offered:
@@ -283,28 +285,30 @@ class CallPieces:
         if has_other_id:
             return self._ids_change and is_more and not is_tool
         if is_more and is_tool and piece.name in self._offered:
-            self._refuse(f"the names {slot.name!r} and {piece.name!r}, which are two tools and, joined, a third one")
+            self._raise_ambiguous(
+                f"the names {slot.name!r} and {piece.name!r}, which are two tools and, joined, a third one"
+            )
         return is_more or not (is_tool and self._list_possible_names("", piece.name))
 
     def _continues_at_other_index(self, slot: _CallSlot, piece: _CallPiece) -> bool:
-        """Return whether *piece*, with the id and name of *slot* but another index, continues it."""
+        """Return whether *piece*, with the id and name of *slot* but another index, continues *slot*; raise if that is ambiguous."""
         if slot.arguments.is_complete:
             return False
         if not piece.is_blank and slot.arguments.can_continue_with(piece.text) and not can_start_json(piece.text):
             return True
-        return self._refuse(f"the id {piece.id!r} of the call of {piece.name!r} at two indices")
+        return self._raise_ambiguous(f"the id {piece.id!r} of the call of {piece.name!r} at two indices")
 
     def _continues_with_other_id(self, slot: _CallSlot, piece: _CallPiece) -> bool:
-        """Return whether *piece*, with the name of *slot* but another id, continues it."""
+        """Return whether *piece*, with the name of *slot* but another id, continues *slot*; raise if that is ambiguous."""
         if slot.arguments.is_complete:
             if slot.arguments.count > 1 and slot.arguments.is_repeated_by(piece.text):
-                self._refuse(f"the call of {piece.name!r} with the same arguments and another id")
+                self._raise_ambiguous(f"the call of {piece.name!r} with the same arguments and another id")
             return False
         if self._ids_stay or not slot.arguments.count:
             return False
         can_go_on, can_be_new = slot.arguments.can_continue_with(piece.text), can_start_json(piece.text)
         if can_go_on and can_be_new:
-            self._refuse(f"another id inside the call of {piece.name!r}")
+            self._raise_ambiguous(f"another id inside the call of {piece.name!r}")
         return can_go_on
 
     # --- adding a piece to its call -----------------------------------------------------------------------------------
@@ -321,7 +325,7 @@ class CallPieces:
                 piece.text.lstrip()[:1] == "{" and arguments.is_complete and not arguments.can_continue_with(piece.text)
             )
             if is_other:
-                self._refuse(f"other arguments after the complete ones of the call of {slot.name!r}")
+                self._raise_ambiguous(f"other arguments after the complete ones of the call of {slot.name!r}")
             new = arguments.append_and_flush_certain(piece.text)
         if arguments.count and slot.twin is not None and slot.twin.arguments.count:
             slot.twin = None  # arguments after complete ones belong to another call
@@ -329,26 +333,26 @@ class CallPieces:
             return []
         if slot.announced:
             return [ToolCallChunk(slot.number, new)] if new else []
-        return self._make_start_deltas(slot) if slot.name and arguments.count else []
+        return self._announce_calls_up_to(slot) if slot.name and arguments.count else []
 
     def _extend_name(self, name: str, more: str) -> str:
-        """Return the name of a call after the piece *more*: its continuation, its repetition, or the whole name so far."""
+        """Return the name of a call after the piece *more*: both joined, or *more* if it repeats the name; raise if both are possible."""
         if not name or name == more:
             return more
         found = self._list_possible_names(name, more)
         if len(found) > 1:
-            self._refuse(
+            self._raise_ambiguous(
                 f"the names {name!r} and {more!r} for one call, which can be read as {' or '.join(map(repr, found))}"
             )
         return found[0] if found else name + more
 
     def _list_possible_names(self, name: str, more: str) -> list[str]:
-        """Return the possible names, or starts of names, after the piece *more*: both joined, or *more* as the whole so far."""
+        """Return what the name may be after the piece *more*: both joined, or *more* if it repeats *name*; only starts of offered names."""
         made = dict.fromkeys([name + more, *([more] if more.startswith(name) else [])])
         return [each for each in made if any(offered.startswith(each) for offered in self._offered)]
 
     def _record_id_and_resolve_twin(self, slot: _CallSlot, piece: _CallPiece) -> _CallSlot:
-        """Store the id of *piece*, learn whether the ids of this server change, and return the call of the piece."""
+        """Store the id of *piece*, and record whether ids change; return *slot*, or its twin after merging both."""
         had = bool(slot.ids)
         if piece.id in slot.ids:
             self._ids_stay = True
@@ -373,11 +377,11 @@ class CallPieces:
             self._by_index[index] = twin
         return twin
 
-    def _make_start_deltas(self, last: _CallSlot) -> list[ModelDelta]:
+    def _announce_calls_up_to(self, last: _CallSlot) -> list[ModelDelta]:
         """
-        Return the missing start deltas of a call and of those before it, in the order of the reply, and mark them as announced.
+        Mark the call *last* and the calls before it as announced, and return their missing start deltas.
 
-        The result is empty while one of them may still be merged into another, because that changes the numbers.
+        The result is empty while one of these calls may still be merged into another, because that changes the numbers.
         """
         before = self._slots[: last.number + 1]
         if any(slot.twin is not None for slot in before):
@@ -395,25 +399,31 @@ class CallPieces:
         return deltas
 
     def _resolve_ambiguous_calls(self) -> None:
-        """Merge or separate calls that may be the same, at the end of the stream. Raise ``ModelError`` if a call stays ambiguous."""
+        """At the end of the stream, merge or separate calls that may be the same; raise if a call stays ambiguous."""
         for slot in [slot for slot in self._slots if slot.twin is not None]:
-            self._merge_or_refuse_twin(slot)
+            self._merge_or_separate_twin(slot)
         for slot in self._slots:
             if self._ids_change and not (slot.arguments.count or slot in self._by_index.values()):
-                self._refuse(f"ids that change, and no arguments of {slot.name!r} before another call replaced it")
+                self._raise_ambiguous(
+                    f"ids that change, and no arguments of {slot.name!r} before another call replaced it"
+                )
             if slot.arguments.is_undecided:
-                self._refuse(f"arguments of {slot.name!r} where both the joined pieces and the last piece are complete")
+                self._raise_ambiguous(
+                    f"arguments of {slot.name!r} where both the joined pieces and the last piece are complete"
+                )
 
-    def _merge_or_refuse_twin(self, slot: _CallSlot) -> None:
-        """At the end of the stream, merge a call into the earlier one that it may repeat, or keep both; raise if unclear."""
+    def _merge_or_separate_twin(self, slot: _CallSlot) -> None:
+        """At the end of the stream, merge a call into its twin, the earlier call that it may repeat, or keep both; raise if unclear."""
         twin, slot.twin = slot.twin, None
         if twin is None or (slot.arguments.count and twin.arguments.count):
             return
         if slot in self._by_index.values() and twin in self._by_index.values():
             has_own_id = slot.ids and twin.ids and not self._ids_change
             if slot.arguments.count and not has_own_id:
-                self._refuse(f"the name {slot.name!r} at two indices, and arguments at the second one alone")
+                self._raise_ambiguous(f"the name {slot.name!r} at two indices, and arguments at the second one alone")
         elif self._ids_change or not slot.ids:
             self._merge_into_twin(slot, twin)
         elif not self._ids_stay:
-            self._refuse(f"the name {slot.name!r} with two ids at the same index, and arguments after only one of them")
+            self._raise_ambiguous(
+                f"the name {slot.name!r} with two ids at the same index, and arguments after only one of them"
+            )

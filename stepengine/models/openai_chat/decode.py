@@ -41,18 +41,18 @@ from stepengine.models._json import (
     find_objects,
     find_text,
     find_unknown_members,
-    list_at,
+    get_optional_list,
+    get_optional_object,
+    get_optional_objects,
+    get_optional_text,
     make_call_part,
-    object_at,
-    objects_at,
-    read_json,
-    text_at,
+    parse_json,
     usage_from_totals,
 )
 from stepengine.models._reply import (
     MAX_UNREAD_NAMES,
     find_stated_cost,
-    make_reply,
+    make_validated_reply,
     media_part_from_base64,
     parse_dollar_text,
     select_members,
@@ -117,7 +117,7 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
         ModelError: when there is no choice, when the choice holds an error, when the server aborted the reply, and for a call
             of a custom tool.
     """
-    choices = objects_at(data, "choices")
+    choices = get_optional_objects(data, "choices")
     if not choices:
         raise make_protocol_error(call, "it holds no choice", parse_usage(_find_raw_usage(data)))
     choice = choices[0]
@@ -125,27 +125,27 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
     usage = _find_raw_usage(data)
     if choice.get("error"):
         raise error_from_body({"error": choice["error"]}, None, {}, call, parse_usage(usage))
-    message = object_at(choice, "message")
+    message = get_optional_object(choice, "message")
     # Only `extra` settings can offer such a tool, and the engine cannot execute it. As an ordinary call it would get an
     # error result, and the model would try again. Snowflake adds an empty `custom` member to function calls.
-    entries = objects_at(message, "tool_calls")
+    entries = get_optional_objects(message, "tool_calls")
     if any(entry.get("type") == "custom" or any(find_object(entry, "custom").values()) for entry in entries):
         raise make_unanswerable_error(call, ["custom"], parse_usage(usage))
     # An answer by a schema is text everywhere else. Without a schema such content is an error of the server.
     if isinstance(message.get("content"), Mapping) and _requests_json(call):
         message = {**message, "content": compact(message["content"])}
     content = (*_decode_message_parts(message, call.provider, model), *_decode_sources(data, message))
-    raw = text_at(choice, "finish_reason") or None
+    raw = get_optional_text(choice, "finish_reason") or None
     if raw in GAVE_UP:
         raise make_aborted_reply_error(call, f"it ended with {raw!r}", parse_usage(usage))
-    return make_reply(
+    return make_validated_reply(
         content,
         call,
         model,
         stop_reason=STOPS.get(raw or ""),
         raw_stop_reason=raw,
         usage=parse_usage(usage),
-        answering_model=text_at(data, "model"),
+        answering_model=get_optional_text(data, "model"),
         request_id=request_id,
         data_to_store=_collect_members_to_store(data, choice, message),
         cost=_find_reply_cost(usage, message),
@@ -153,7 +153,7 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
 
 
 def _requests_json(call: RequestLabel) -> bool:
-    """Return whether the request asks for JSON; Cloudflare sends that as an object in place of a text."""
+    """Return whether the request asks for an answer in JSON, which Cloudflare sends as an object in place of a text."""
     settings = None if call.request is None else call.request.settings
     if settings is None:
         return False
@@ -162,7 +162,7 @@ def _requests_json(call: RequestLabel) -> bool:
 
 
 def _find_reply_cost(usage: object, message: Mapping[str, object]) -> Decimal | None:
-    """Return the cost of a reply as stated by the service or its gateway; Vercel states it in the message."""
+    """Return the cost of a reply in US dollars as the service or its gateway states it; ``None`` if it is unknown."""
     # A stated cost is better than any price table: the service knows discounts, caches and the actual provider. With
     # `is_byok` (the user's own key at OpenRouter) it states only its fee, and the tokens are billed elsewhere. Then the
     # cost is unknown: `None`, not 0. Always `Decimal`, because sums of floats drift.
@@ -174,7 +174,8 @@ def _find_reply_cost(usage: object, message: Mapping[str, object]) -> Decimal | 
 
 
 def _find_raw_usage(data: Mapping[str, object]) -> object:
-    """Return the usage member; in streams Groq used to send it as ``x_groq.usage`` (ecosystem:EC109)."""
+    """Return the usage member of a reply, else ``x_groq.usage``, which Groq used to send in streams; ``None`` without both."""
+    # (ecosystem:EC109)
     elsewhere = data.get("x_groq")
     return data.get("usage") or (elsewhere.get("usage") if isinstance(elsewhere, Mapping) else None)
 
@@ -208,7 +209,9 @@ def _collect_unknown_members(
         "more": find_unknown_members(data, IN_REPLY),
         "more_of_choice": find_unknown_members(choice, IN_CHOICE),
         "more_of_message": of_message,
-        "unread": [f"choices[{index}]" for index in range(1, len(objects_at(data, "choices")))][:MAX_UNREAD_NAMES],
+        "unread": [f"choices[{index}]" for index in range(1, len(get_optional_objects(data, "choices")))][
+            :MAX_UNREAD_NAMES
+        ],
     }
     return {name: value for name, value in found.items() if value}
 
@@ -220,7 +223,7 @@ def _decode_message_parts(message: Mapping[str, Any], provider: str, model: str)
     # The member of a thought is stored, because the thought must go back in the same one: DeepSeek rejects a history
     # without `reasoning_content`, others do not know it.
     member = next((name for name in REASONING if isinstance(message.get(name), str) and message[name]), None)
-    details = list_at(message, "reasoning_details")
+    details = get_optional_list(message, "reasoning_details")
     if member or details:
         data = {**mark, **({"member": member} if member else {}), **({"reasoning_details": details} if details else {})}
         parts.append(ThinkingPart(message[member] if member else "", provider_data=freeze(data)))
@@ -233,10 +236,10 @@ def _decode_message_parts(message: Mapping[str, Any], provider: str, model: str)
         *[_decode_citation(note, said) for note in find_objects(message, "annotations") if "url_citation" in note],
     ]
     parts += _decode_media(message, mark)
-    if refusal := text_at(message, "refusal"):
+    if refusal := get_optional_text(message, "refusal"):
         parts.append(RefusalPart(refusal))
-    calls = objects_at(message, "tool_calls")
-    parts += [_decode_call(call, object_at(call, "function"), mark) for call in calls]
+    calls = get_optional_objects(message, "tool_calls")
+    parts += [_decode_call(call, get_optional_object(call, "function"), mark) for call in calls]
     # Some servers send a call in both forms; then the older one is ignored.
     legacy = None if calls else find_legacy_call(message)
     return parts if legacy is None else [*parts, _decode_call({}, legacy, {**mark, "legacy": True})]
@@ -245,16 +248,17 @@ def _decode_message_parts(message: Mapping[str, Any], provider: str, model: str)
 def _decode_call(entry: Mapping[str, object], function: Mapping[str, object], mark: Json) -> AssistantPart:
     """Return a call with its id and unknown members, such as the thought signature of Gemini's OpenAI endpoint."""
     found = {
-        "id": text_at(entry, "id"),
+        "id": get_optional_text(entry, "id"),
         "more": find_unknown_members(entry, IN_CALL),
         "more_of_function": find_unknown_members(function, FUNCTION_MEMBERS),
     }
     data = {**mark, **{name: value for name, value in found.items() if value}}
-    return make_call_part(text_at(function, "name"), function.get("arguments"), data)
+    return make_call_part(get_optional_text(function, "name"), function.get("arguments"), data)
 
 
 def _decode_media(message: Mapping[str, object], mark: Json) -> list[AssistantPart]:
-    """Return the images of OpenRouter, and the audio of OpenAI with its transcript as text (providers:PV52)."""
+    """Return the images of OpenRouter, and the audio of OpenAI with its transcript as text."""
+    # (providers:PV52)
     parts: list[AssistantPart] = [
         part for part in [_decode_image(image, mark) for image in find_objects(message, "images")] if part is not None
     ]
@@ -322,7 +326,7 @@ def _decode_content(message: Mapping[str, object], mark: Json) -> list[Assistant
     if isinstance(content, str):
         return [TextPart(content)] if content else []
     parts: list[AssistantPart] = []
-    for piece in list_at(message, "content"):
+    for piece in get_optional_list(message, "content"):
         if isinstance(piece, str):
             parts.append(TextPart(piece))
         elif piece.get("type") == "text":
@@ -336,16 +340,17 @@ def _decode_content(message: Mapping[str, object], mark: Json) -> list[Assistant
 
 
 def _extract_thought_text(piece: Mapping[str, object]) -> str:
-    """Return the text of a ``thinking`` piece: Mistral sends a list of texts, servers that imitate it a text (ecosystem:EC111)."""
+    """Return the text of a ``thinking`` piece, which contains a text, or as at Mistral a list of texts."""
+    # (ecosystem:EC111)
     inner = piece.get("thinking")
     if isinstance(inner, str):
         return inner
-    return "".join([text_at(part, "text") for part in objects_at(piece, "thinking")])
+    return "".join([get_optional_text(part, "text") for part in get_optional_objects(piece, "thinking")])
 
 
 def parse_usage(raw: object) -> Usage | None:
-    """Return the server's usage in our buckets; ``None`` when it reports none."""
-    return usage_from_totals(raw, "prompt_tokens", "completion_tokens", hits=CACHED)
+    """Parse the server's usage; ``None`` if *raw* has no token counts."""
+    return usage_from_totals(raw, "prompt_tokens", "completion_tokens", cached_members=CACHED)
 
 
 class ChatAccumulator(Accumulator):
@@ -396,7 +401,7 @@ class ChatAccumulator(Accumulator):
             # Some servers (Snowflake) never send a finish reason; then this marker after complete calls is enough.
             self.is_done = self._finished or (self._chosen and self._calls.has_complete_arguments)
             return self._calls.end_calls() if self.is_done else []
-        chunk = read_json(data)
+        chunk = parse_json(data)
         text = self._append_if_only_text_differs(chunk) if self._around is not None and name != "error" else None
         if text is not None:
             return [TextChunk(text)]
@@ -409,7 +414,7 @@ class ChatAccumulator(Accumulator):
         if named:
             self._data["id"] = named  # the last chunk of Groq's own tools has the id 'stub'
         deltas: list[ModelDelta] = []
-        for choice in objects_at(chunk, "choices"):
+        for choice in get_optional_objects(chunk, "choices"):
             # Only `extra` settings can request several choices. All but the first are reported as ignored.
             if index := choice.get("index"):
                 self._record_unknown_names(f"choices[{index}]")
@@ -455,7 +460,7 @@ class ChatAccumulator(Accumulator):
         """Add the first choice of a chunk to the reply, and return its deltas."""
         if choice.get("error"):
             raise error_from_body({"error": choice["error"]}, None, {}, self._call, self.usage)
-        deltas = self._apply_delta(object_at(choice, "delta"))
+        deltas = self._apply_delta(get_optional_object(choice, "delta"))
         self._choice.update({key: value for key, value in choice.items() if key != "delta" and value is not None})
         for name in ("content", "refusal"):
             if tokens := find_objects(choice, "logprobs", name):
@@ -481,18 +486,19 @@ class ChatAccumulator(Accumulator):
                 deltas += self._append_content_pieces(name, value)
             # After a list a text is one more piece of it, so that the order is preserved.
             elif value and name in self._contents:
-                deltas += self._append_content_pieces(name, [{"type": "text", "text": text_at(delta, name)}])
-            elif text := text_at(delta, name):
+                deltas += self._append_content_pieces(name, [{"type": "text", "text": get_optional_text(delta, name)}])
+            elif text := get_optional_text(delta, name):
                 self._texts.setdefault(name, []).append(text)
                 deltas.append(TextChunk(text))
         for name in LISTS:
-            if pieces := list_at(delta, name):
+            if pieces := get_optional_list(delta, name):
                 self._lists.setdefault(name, []).extend(pieces)
-        deltas += self._append_audio(object_at(delta, "audio"))
+        deltas += self._append_audio(get_optional_object(delta, "audio"))
         self._merge_unknown_members(delta)
-        return deltas + self._calls.add_chunk_entries(self._find_call_entries(delta))
+        return deltas + self._calls.add_chunk_entries(self._get_call_entries(delta))
 
     def _raise_ambiguous_calls(self, reason: str) -> NoReturn:
+        """Raise the retryable error for pieces of calls that can be read in several ways."""
         self._raise_protocol_error(f"it sent {reason}, so its tool calls are ambiguous")
 
     def _merge_unknown_members(self, delta: Mapping[str, Any]) -> None:
@@ -509,19 +515,19 @@ class ChatAccumulator(Accumulator):
             elif value is not None:
                 self._more[name] = value
 
-    def _find_call_entries(self, delta: Mapping[str, object]) -> list[Mapping[str, Any]]:
-        """Return the entries of ``tool_calls`` in *delta*; else its ``function_call`` as an entry, if it does not repeat one."""
-        calls, legacy = objects_at(delta, "tool_calls"), find_legacy_call(delta)
+    def _get_call_entries(self, delta: Mapping[str, object]) -> list[Mapping[str, Any]]:
+        """Return the ``tool_calls`` of *delta*, else its ``function_call`` as an entry, and record that form; raise if both forms arrive."""
+        calls, legacy = get_optional_objects(delta, "tool_calls"), find_legacy_call(delta)
         # Ambiguous, and a wrong call would be worse than a retry.
         if calls and self._legacy:
             self._raise_protocol_error("tool_calls after a function_call")
-        if legacy is None or calls or (not self._legacy and self._calls.join_calls()):
+        if legacy is None or calls or (not self._legacy and self._calls.resolve_and_join_calls()):
             return calls
         self._legacy = True
         return [{"index": 0, "function": legacy}]
 
     def _append_audio(self, audio: Mapping[str, object]) -> list[ModelDelta]:
-        """Append a chunk of audio, encoded in base64 separately from the other chunks, and a chunk of its transcript."""
+        """Append a chunk of audio in base64 and a chunk of its transcript; return the transcript as a text delta."""
         said, data = find_text(audio, "transcript"), find_text(audio, "data")
         self._audio.update(find_unknown_members(audio, IN_AUDIO))
         if said:
@@ -539,7 +545,7 @@ class ChatAccumulator(Accumulator):
             piece = {"type": "text", "text": given} if isinstance(given, str) else given
             kind = piece.get("type")
             thinks = kind == "thinking"
-            text = _extract_thought_text(piece) if thinks else text_at(piece, "text")
+            text = _extract_thought_text(piece) if thinks else get_optional_text(piece, "text")
             # Adjacent pieces of one kind are joined. A piece of another kind separates them, which preserves the order.
             last = kept[-1] if kept else None
             if last is not None and last.data.get("type") == kind and (thinks or (text and kind == "text")):
@@ -551,7 +557,7 @@ class ChatAccumulator(Accumulator):
                 deltas.append(ThinkingChunk(text) if thinks else TextChunk(text))
         return deltas
 
-    def finish(self, tail: bytes, *, clean: bool = True) -> ModelReply:
+    def finish(self, tail: bytes, *, is_clean: bool = True) -> ModelReply:
         """
         Return the reply, which must end with a finish reason, or with ``[DONE]`` after complete calls.
 
@@ -560,8 +566,8 @@ class ChatAccumulator(Accumulator):
         """
         # A body that merely ends is no complete reply (reliability:MP20). A finish reason completes it, even without
         # `[DONE]`, which several servers never send. If the connection broke after it, the calls must also be complete.
-        if not (self.is_done or (self._finished and (clean or self._calls.has_complete_or_empty_arguments))):
-            self._raise_truncated("its finish reason is missing")
+        if not (self.is_done or (self._finished and (is_clean or self._calls.has_complete_or_empty_arguments))):
+            self._raise_truncated_error("its finish reason is missing")
         self.is_done = True
         message: Json = {**self._more, **_join_texts(self._more_texts), **_join_texts(self._texts)}
         message.update(self._lists)
@@ -575,11 +581,11 @@ class ChatAccumulator(Accumulator):
         if "reasoning_details" in message:
             message["reasoning_details"] = _merge_reasoning_details(message["reasoning_details"])
         # From here on the same decoder handles streams and whole replies, so they cannot differ.
-        calls = self._calls.join_calls()
+        calls = self._calls.resolve_and_join_calls()
         message.update({"function_call": calls[0]["function"]} if self._legacy else {"tool_calls": calls})
         choice = {**self._choice, "message": message}
         if self._likely:
-            choice["logprobs"] = {**object_at(choice, "logprobs"), **self._likely}
+            choice["logprobs"] = {**get_optional_object(choice, "logprobs"), **self._likely}
         return self._decode_message({**self._data, "choices": [choice]})
 
 

@@ -39,8 +39,6 @@ from stepengine.models._wire import (
     MADE,
     NUDGE,
     MessageEncoders,
-    check_file_provider,
-    check_image_type,
     choose_wire_ids,
     continues_paused_reply,
     continues_text,
@@ -48,10 +46,10 @@ from stepengine.models._wire import (
     encode_comma_separated,
     encode_json,
     encode_turns,
-    file_name_or_default,
     format_document_text,
     format_result_text,
     get_arguments_to_send,
+    get_file_name_or_default,
     get_media_kind,
     get_url_or_data_url,
     is_from_provider,
@@ -60,6 +58,8 @@ from stepengine.models._wire import (
     make_safe_tool_name,
     make_unsupported_part_error,
     remove_blank_texts,
+    require_accepted_image_type,
+    require_file_of_provider,
 )
 from stepengine.models._wire import EncodedMessage as BaseTurn
 from stepengine.models.presets import Preset
@@ -103,26 +103,26 @@ class ChatEncoded(BaseTurn):
 
 
 def encode_messages(
-    request: ModelRequest, flags: ChatEncodeOptions, *, bridged: bool = False, mark: bytes | None = None
+    request: ModelRequest, options: ChatEncodeOptions, *, is_bridged: bool = False, cache_mark: bytes | None = None
 ) -> bytes:
     """
     Return the ``messages`` array of system prompt, history and tail.
 
-    *bridged* inserts a short assistant message between a tool result and a user message. *mark* is added to the system
+    *is_bridged* inserts a short assistant message between a tool result and a user message. *cache_mark* is added to the system
     prompt and the last message, as the ends of cached prefixes (providers:PV66).
     """
-    joiner = _ChatJoiner(request.system_prompt, bridged=bridged, mark=mark)
-    for turn in encode_turns(request, flags, ENCODERS):
+    joiner = _ChatJoiner(request.system_prompt, is_bridged=is_bridged, cache_mark=cache_mark)
+    for turn in encode_turns(request, options, ENCODERS):
         joiner.append_turn(turn)
-    return joiner.join(nudge=not continues_paused_reply(request))
+    return joiner.join(must_end_with_user=not continues_paused_reply(request))
 
 
 class _ChatJoiner:
     """Joins encoded messages, merges user messages, and moves media after the results of a batch."""
 
-    def __init__(self, system_prompt: str, *, bridged: bool, mark: bytes | None) -> None:
-        self._bridged = bridged
-        self._mark = b"" if mark is None else b',"cache_control":' + mark
+    def __init__(self, system_prompt: str, *, is_bridged: bool, cache_mark: bytes | None) -> None:
+        self._bridged = is_bridged
+        self._mark = b"" if cache_mark is None else b',"cache_control":' + cache_mark
         self._out = [self._encode_system_prompt(system_prompt)] if system_prompt else []
         self._user: list[ChatEncoded] = []
         self._ids: Mapping[str, bytes] = {}
@@ -165,28 +165,28 @@ class _ChatJoiner:
             return encode_json({"role": "system", "content": text})
         return b'{"role":"system","content":[{"type":"text","text":' + encode_json(text) + self._mark + b"}]}"
 
-    def _flush_user_messages(self, mark: bytes = b"") -> None:
-        """Append the stored user messages as one message; *mark* is added to its last part."""
+    def _flush_user_messages(self, cache_mark: bytes = b"") -> None:
+        """Append the stored user messages as one message; *cache_mark* is added to its last part."""
         turns = self._user
         if not turns:
             return
         if self._bridged and self._role == "tool":
             self._out.append(BRIDGE)
-        if len(turns) == 1 and turns[0].plain and not mark:
+        if len(turns) == 1 and turns[0].plain and not cache_mark:
             content = turns[0].body
         else:
             parts = b",".join([TEXT + t.body + b"}" if t.plain else t.body for t in turns])
-            content = b"[" + parts[:-1] + mark + b"}]"
+            content = b"[" + parts[:-1] + cache_mark + b"}]"
         self._out.append(b'{"role":"user","content":' + content + b"}")
         self._user = []
         self._role = "user"
 
-    def join(self, *, nudge: bool) -> bytes:
-        """Return the array, with the stored user messages; *nudge* adds a last user message if there is none."""
+    def join(self, *, must_end_with_user: bool) -> bytes:
+        """Return the array with the stored user messages; *must_end_with_user* adds ``NUDGE`` if the last message is not the user's."""
         if self._mark and self._role == "tool" and not self._user:
             self._add_cache_mark_to_result()
         self._flush_user_messages(self._mark)
-        if not self._role or (nudge and self._role == "assistant"):
+        if not self._role or (must_end_with_user and self._role == "assistant"):
             self._user.append(NUDGE_TURN)
             self._flush_user_messages(self._mark)
         return b"[" + b",".join(self._out) + b"]"
@@ -207,43 +207,46 @@ NUDGE_TURN = ChatEncoded("user", encode_json(NUDGE))
 # --- one message ----------------------------------------------------------------------------------------------------
 
 
-def _encode_user(message: UserMessage, flags: ChatEncodeOptions) -> ChatEncoded:
+def _encode_user(message: UserMessage, options: ChatEncodeOptions) -> ChatEncoded:
     parts = remove_blank_texts(message.content)
     if len(parts) == 1 and isinstance(parts[0], TextPart):
         return ChatEncoded("user", encode_json(parts[0].text))
     return ChatEncoded(
-        "user", encode_comma_separated([_encode_content_part(part, flags) for part in parts]), plain=False
+        "user", encode_comma_separated([_encode_content_part(part, options) for part in parts]), plain=False
     )
 
 
-def _encode_assistant(message: AssistantMessage, flags: ChatEncodeOptions, own_ids: bool) -> ChatEncoded:  # noqa: FBT001 - private
+def _encode_assistant(message: AssistantMessage, options: ChatEncodeOptions, with_provider_ids: bool) -> ChatEncoded:  # noqa: FBT001 - private
     """Encode a reply, with the members that the service requires; empty bytes if there is nothing to send."""
-    provider = flags.preset.name
+    provider = options.preset.name
     ids = choose_wire_ids(
-        message.tool_calls, provider, own=own_ids, make=_make_nine_char_id if flags.preset.nine_letter_ids else None
+        message.tool_calls,
+        provider,
+        with_provider_ids=with_provider_ids,
+        make_id=_make_nine_char_id if options.preset.nine_letter_ids else None,
     )
-    body: Json = {"role": "assistant", "content": _encode_assistant_content(message.content, flags)}
+    body: Json = {"role": "assistant", "content": _encode_assistant_content(message.content, options)}
     refusal = "".join([part.text for part in message.content if isinstance(part, RefusalPart)])
-    if refusal and flags.preset.refusals:
+    if refusal and options.preset.refusals:
         body["refusal"] = refusal
     for part in message.content:
-        body.update(_encode_thinking_members_if_own(part, flags))
-    calls = [_encode_call(part, ids, flags) for part in message.tool_calls]
-    legacy = len(calls) == 1 and _is_legacy_function_call(message.tool_calls[0], flags)
+        body.update(_encode_thinking_members_if_own(part, options))
+    calls = [_encode_call(part, ids, options) for part in message.tool_calls]
+    legacy = len(calls) == 1 and _is_legacy_function_call(message.tool_calls[0], options)
     if calls:
         body.update({"function_call": calls[0]["function"]} if legacy else {"tool_calls": calls})
-        if flags.preset.text_with_calls and body["content"] is None:
+        if options.preset.text_with_calls and body["content"] is None:
             body["content"] = ""
     elif body["content"] is None and len(body) > 2 and "refusal" not in body:  # noqa: PLR2004 - role and content
         # A reply of thoughts only: without calls the API requires a text.
         body["content"] = ""
-    member = flags.preset.reasoning_with_calls
-    if member and (calls or (flags.preset.reasoning_with_text and body["content"] is not None)):
+    member = options.preset.reasoning_with_calls
+    if member and (calls or (options.preset.reasoning_with_text and body["content"] is not None)):
         body.setdefault(member, "")
     made = list_generated_media(message)
     after = (
         encode_comma_separated(
-            [{"type": "text", "text": MADE}, *[_encode_supported_media(part, flags) for part in made]]
+            [{"type": "text", "text": MADE}, *[_encode_supported_media(part, options) for part in made]]
         )
         if made
         else b""
@@ -260,11 +263,12 @@ def _encode_assistant(message: AssistantMessage, flags: ChatEncodeOptions, own_i
 
 
 def _make_nine_char_id(call_id: str) -> str:
-    """Return an id of nine letters and digits, which Mistral requires (ecosystem:EC83)."""
+    """Return an id of nine letters and digits, which Mistral requires, from our *call_id*."""
+    # (ecosystem:EC83)
     return hashlib.sha256(encode_utf8(call_id)).hexdigest()[:ID_CHARS]
 
 
-def _encode_assistant_content(parts: Sequence[AssistantPart], flags: ChatEncodeOptions) -> object:
+def _encode_assistant_content(parts: Sequence[AssistantPart], options: ChatEncodeOptions) -> object:
     """Return the content as one string, as a list if it has parts of this provider's own kinds, or ``None``."""
     pieces: list[str | Json] = []
     before: AssistantPart | None = None
@@ -272,8 +276,8 @@ def _encode_assistant_content(parts: Sequence[AssistantPart], flags: ChatEncodeO
     for part in parts:
         if isinstance(part, CitationPart):
             continue
-        text = _find_text_to_send(part, flags)
-        own = _encode_provider_piece(part, flags)
+        text = _find_text_to_send(part, options)
+        own = _encode_provider_piece(part, options)
         if own is not None:
             pieces.append(own)
         elif text and pieces and isinstance(pieces[-1], str):
@@ -287,28 +291,28 @@ def _encode_assistant_content(parts: Sequence[AssistantPart], flags: ChatEncodeO
     return [{"type": "text", "text": piece} if isinstance(piece, str) else piece for piece in pieces]
 
 
-def _encode_provider_piece(part: AssistantPart, flags: ChatEncodeOptions) -> Json | None:
-    """Return the content piece of a part that only this provider understands; ``None`` for others."""
+def _encode_provider_piece(part: AssistantPart, options: ChatEncodeOptions) -> Json | None:
+    """Return the content piece of an opaque part or thought of this provider, which only it understands; ``None`` for other parts."""
     if isinstance(part, OpaquePart):
-        return dict(part.data) if part.provider == flags.preset.name else None
+        return dict(part.data) if part.provider == options.preset.name else None
     data = part.provider_data if isinstance(part, ThinkingPart) else None
-    if not is_from_provider(data, flags.preset.name, flags.model):
+    if not is_from_provider(data, options.preset.name, options.model):
         return None
     return dict(data["piece"]) if data.get("piece") else None
 
 
-def _find_text_to_send(part: AssistantPart, flags: ChatEncodeOptions) -> str:
+def _find_text_to_send(part: AssistantPart, options: ChatEncodeOptions) -> str:
     """Return the text of a part for the content, with the tags around thoughts that the model wrote; ``""`` for other parts."""
     match part:
         case TextPart():
             return part.text
         case RefusalPart():
-            return "" if flags.preset.refusals else part.text
+            return "" if options.preset.refusals else part.text
         case ThinkingPart():
             data = part.provider_data
-            if not is_from_provider(data, flags.preset.name, flags.model):
+            if not is_from_provider(data, options.preset.name, options.model):
                 return ""
-            tagged = f"<think>{part.text}</think>" if part.text and _sends_tagged_thoughts(flags) else ""
+            tagged = f"<think>{part.text}</think>" if part.text and _sends_tagged_thoughts(options) else ""
             return str(data.get("written", tagged))
         case OpaquePart() | ToolCallPart() | CitationPart() | ImagePart() | DocumentPart():
             return ""
@@ -316,19 +320,20 @@ def _find_text_to_send(part: AssistantPart, flags: ChatEncodeOptions) -> str:
             assert_never(never)
 
 
-def _sends_tagged_thoughts(flags: ChatEncodeOptions) -> bool:
+def _sends_tagged_thoughts(options: ChatEncodeOptions) -> bool:
     """Return whether the model expects its thoughts between tags in the text."""
-    tagged = flags.preset.tagged_thoughts
-    return bool(tagged and re.fullmatch(tagged, flags.model))
+    tagged = options.preset.tagged_thoughts
+    return bool(tagged and re.fullmatch(tagged, options.model))
 
 
-def _encode_thinking_members_if_own(part: AssistantPart, flags: ChatEncodeOptions) -> Json:
-    """Return the members that send thinking back to the same provider and model (ecosystem:EC91, ecosystem:EC99)."""
+def _encode_thinking_members_if_own(part: AssistantPart, options: ChatEncodeOptions) -> Json:
+    """Return the members that send thinking back to the same provider and model; ``{}`` for other parts."""
+    # (ecosystem:EC91, ecosystem:EC99)
     if not isinstance(part, ThinkingPart) or not is_from_provider(
-        data := part.provider_data, flags.preset.name, flags.model
+        data := part.provider_data, options.preset.name, options.model
     ):
         return {}
-    if _sends_tagged_thoughts(flags):
+    if _sends_tagged_thoughts(options):
         return {}
     members: Json = {str(data["member"]): part.text} if data.get("member") else {}
     if data.get("reasoning_details"):
@@ -336,22 +341,22 @@ def _encode_thinking_members_if_own(part: AssistantPart, flags: ChatEncodeOption
     return members
 
 
-def _encode_call(part: ToolCallPart, ids: Mapping[str, str], flags: ChatEncodeOptions) -> Json:
+def _encode_call(part: ToolCallPart, ids: Mapping[str, str], options: ChatEncodeOptions) -> Json:
     """Return the entry of a call, with unknown members of the same model."""
     data = part.provider_data
-    own = data if is_from_provider(data, flags.preset.name, flags.model) else {}
+    own = data if is_from_provider(data, options.preset.name, options.model) else {}
     name, arguments = make_safe_tool_name(part.tool_name), encode_utf8(compact(get_arguments_to_send(part))).decode()
     function = {**own.get("more_of_function", {}), "name": name, "arguments": arguments}
     return {**own.get("more", {}), "id": ids[part.tool_call_id], "type": "function", "function": function}
 
 
-def _is_legacy_function_call(part: ToolCallPart, flags: ChatEncodeOptions) -> bool:
+def _is_legacy_function_call(part: ToolCallPart, options: ChatEncodeOptions) -> bool:
     """Return whether a call arrived from this provider as a ``function_call``."""
     data = part.provider_data
-    return is_from_provider(data, flags.preset.name) and data.get("legacy") is True
+    return is_from_provider(data, options.preset.name) and data.get("legacy") is True
 
 
-def _encode_result(message: ToolMessage, flags: ChatEncodeOptions) -> ChatEncoded:
+def _encode_result(message: ToolMessage, options: ChatEncodeOptions) -> ChatEncoded:
     """Encode a result as text; its images and documents follow in a user message."""
     media = [part for part in message.content if isinstance(part, ImagePart | DocumentPart)]
     text = format_result_text(message)
@@ -362,13 +367,13 @@ def _encode_result(message: ToolMessage, flags: ChatEncodeOptions) -> ChatEncode
         text = f"{text}\n(Images and documents follow in the next message.)".strip()
         moved = [
             {"type": "text", "text": make_result_media_heading(message)},
-            *[_encode_content_part(part, flags) for part in media],
+            *[_encode_content_part(part, options) for part in media],
         ]
     body = b',"content":' + encode_json(text) + b"}"
     return ChatEncoded("tool", body, call_id=message.tool_call_id, after=encode_comma_separated(moved))
 
 
-def _encode_content_part(part: ResultPart, flags: ChatEncodeOptions) -> Json:
+def _encode_content_part(part: ResultPart, options: ChatEncodeOptions) -> Json:
     """Return the piece of a part of a user message or result."""
     match part:
         case TextPart() | ToolReferencePart():
@@ -376,20 +381,20 @@ def _encode_content_part(part: ResultPart, flags: ChatEncodeOptions) -> Json:
         case JsonPart():
             return {"type": "text", "text": compact(part.value)}
         case ImagePart() | DocumentPart():
-            return _encode_supported_media(part, flags)
+            return _encode_supported_media(part, options)
         case _ as never:
             assert_never(never)
 
 
-def _encode_supported_media(part: ImagePart | DocumentPart, flags: ChatEncodeOptions) -> Json:
+def _encode_supported_media(part: ImagePart | DocumentPart, options: ChatEncodeOptions) -> Json:
     """Return the piece of a text, image, video, audio or PDF; raise ``ModelError`` for media that the service does not accept."""
-    preset, kind = flags.preset, get_media_kind(part)
-    check_file_provider(preset.name, part)
+    preset, kind = options.preset, get_media_kind(part)
+    require_file_of_provider(preset.name, part)
     if kind == "text" and part.data is not None:
         return {"type": "text", "text": format_document_text(getattr(part, "name", ""), part.data)}
     if kind == "image" and part.file_id is None:
         if preset.stores_files:  # OpenAI itself; other servers check it themselves
-            check_image_type(preset.name, part)
+            require_accepted_image_type(preset.name, part)
         return {"type": "image_url", "image_url": {"url": get_url_or_data_url(part)}}
     if kind == "video" and preset.supports_video and part.file_id is None:
         return {"type": "video_url", "video_url": {"url": get_url_or_data_url(part)}}
@@ -404,14 +409,17 @@ def _encode_supported_media(part: ImagePart | DocumentPart, flags: ChatEncodeOpt
 
 
 def _encode_pdf(part: ImagePart | DocumentPart, preset: Preset) -> Json | None:
-    """Return the piece of a PDF in the format of the service; ``None`` if it does not accept it."""
+    """Return the piece of a PDF in the format of the service; ``None`` if the service does not accept the PDF."""
     if part.file_id is not None:
         return {"type": "file", "file": {"file_id": part.file_id}} if preset.stores_files else None
     if preset.file_format == "link":
         return {"type": "document_url", "document_url": get_url_or_data_url(part)}
     if preset.file_format == "no" or (preset.file_format == "bytes" and part.data is None):
         return None
-    return {"type": "file", "file": {"filename": file_name_or_default(part), "file_data": get_url_or_data_url(part)}}
+    return {
+        "type": "file",
+        "file": {"filename": get_file_name_or_default(part), "file_data": get_url_or_data_url(part)},
+    }
 
 
 def _describe_accepted_media(preset: Preset) -> str:

@@ -17,7 +17,7 @@ from stepengine.models._failures import FORCED_THINKING, INVALID_SIGNATURE
 from stepengine.models._schemas import make_strict_schema, remove_references_and_nulls
 from stepengine.models._settings import (
     DROPPED,
-    Way,
+    SettingConverter,
     WireSettings,
     convert_settings,
     encode_openai_cache_lifetime,
@@ -77,7 +77,7 @@ def encode(
         ),
         "stream": True if stream else None,
         "stream_options": {"include_usage": True} if stream and preset.stream_usage else None,
-        **make_thinking_request(request, model, preset, off=previous_failure == FORCED_THINKING).members,
+        **encode_thinking(request, model, preset, is_off=previous_failure == FORCED_THINKING).members,
         **said.members,
     }
     members = encode_body_members(request, optional, tools)
@@ -88,8 +88,8 @@ def encode(
     members["messages"] = encode_messages(
         request,
         ChatEncodeOptions(preset, "" if previous_failure == INVALID_SIGNATURE else model),
-        bridged=bridged,
-        mark=None if mark is None else encode_json(mark),
+        is_bridged=bridged,
+        cache_mark=None if mark is None else encode_json(mark),
     )
     return join_json_members(members)
 
@@ -100,7 +100,7 @@ NO_TOOLS = b"[]"
 def encode_wire_settings(request: ModelRequest, model: str, preset: Preset) -> WireSettings:
     """Return the body members for the settings that only some services support, and the names of dropped settings."""
     tiers = dict(preset.tiers)
-    ways: dict[str, Way] = {
+    converters: dict[str, SettingConverter] = {
         "service_tier": lambda tier: {"service_tier": tiers[tier]} if tier in tiers else None,
         "seed": lambda seed: {preset.seed_member: seed} if preset.seed_member else None,
         "logprobs": lambda most: (
@@ -111,7 +111,7 @@ def encode_wire_settings(request: ModelRequest, model: str, preset: Preset) -> W
         "cache_key": lambda key: {preset.key_member: key} if preset.key_member else None,
         "server_tools": lambda items: _encode_server_tools(items, model, preset),
     }
-    return convert_settings(request.settings, ways)
+    return convert_settings(request.settings, converters)
 
 
 def _encode_cache_lifetime(lifetime: str, model: str, preset: Preset) -> Json | None:
@@ -122,7 +122,7 @@ def _encode_cache_lifetime(lifetime: str, model: str, preset: Preset) -> Json | 
 
 
 def _make_cache_mark(lifetime: str | None, model: str, preset: Preset) -> Json | None:
-    """Return the cache mark for the messages, by default only for Claude at a gateway; ``None`` for no mark."""
+    """Return the cache mark for the messages, without a *lifetime* only for Claude at a gateway; ``None`` for no mark."""
     if not preset.cache_marks or not re.fullmatch(preset.cache_marks, model):
         return None
     wanted = lifetime or ("5m" if MARKED.match(model) else "off")
@@ -175,7 +175,7 @@ def supports_stop_sequences(preset: Preset, model: str) -> bool:
 
 
 def demands_unsupported_call(request: ModelRequest, model: str, preset: Preset) -> bool:
-    """Return whether the request forces a call and the server does not support that, or there is no tool."""
+    """Return whether the request forces a call although the server does not support that, or no tool is offered."""
     if resolve_tool_choice(request) in {None, "auto", "none"}:
         return False
     callable_ = request.tools or "tools" in encode_wire_settings(request, model, preset).members
@@ -183,7 +183,8 @@ def demands_unsupported_call(request: ModelRequest, model: str, preset: Preset) 
 
 
 def limit_tools_if_choice_unsupported(request: ModelRequest, preset: Preset) -> tuple[ToolSpec, ...]:
-    """Return the tools of the request, only the chosen one, or none, if the server does not support the tool choice (ecosystem:EC107)."""
+    """Return the tools of the request; only the chosen one, or none, if the server does not support that tool choice."""
+    # (ecosystem:EC107)
     choice = resolve_tool_choice(request)
     if choice == "none" and preset.ignores_none:
         return ()
@@ -206,7 +207,8 @@ def encode_strict_tool(spec: ToolSpec) -> Json:
 
 
 def encode_simplified_tool(spec: ToolSpec) -> Json:
-    """Return a tool definition with a schema without references, constants and null unions (ecosystem:EC102)."""
+    """Return a tool definition with a schema without references, constants and null unions."""
+    # (ecosystem:EC102)
     function = {
         "name": spec.name,
         "description": spec.description,
@@ -253,11 +255,11 @@ def _encode_response_format(schema: Mapping[str, object] | None, *, strict: bool
     return {"type": "json_schema", "json_schema": {"name": make_schema_name(schema), "schema": schema}}
 
 
-def make_thinking_request(request: ModelRequest, model: str, preset: Preset, *, off: bool = False) -> ThinkingRequest:
-    """Return the thinking members of a request; *off* switches thinking off after the service rejected it."""
+def encode_thinking(request: ModelRequest, model: str, preset: Preset, *, is_off: bool = False) -> ThinkingRequest:
+    """Return the thinking members of a request; *is_off* switches thinking off, after the service rejected thinking."""
     is_call_forced = resolve_tool_choice(request) not in {None, "auto", "none"}
     asked = encode_thinking_for_chat(
-        request.settings.thinking, preset.thinking, model, is_call_forced=is_call_forced, is_rejected=off
+        request.settings.thinking, preset.thinking, model, is_call_forced=is_call_forced, is_rejected=is_off
     )
     given, only = request.settings.temperature, asked.members.get("temperature")
     if only is not None and given not in (None, only):

@@ -16,7 +16,7 @@ from stepengine.data.messages import AssistantPart, TextPart, ThinkingPart, Tool
 from stepengine.data.models import ModelDelta, ModelReply, StopReason, TextChunk, ThinkingChunk
 from stepengine.data.thoughts import TAGS, split_thoughts
 from stepengine.machine.blocks import read_codebuff_call
-from stepengine.models._json import encode_utf8, make_call_part, read_json
+from stepengine.models._json import encode_utf8, make_call_part, parse_json
 
 OPEN = re.compile(r"<(tool_call|codebuff_tool_call)>")
 FUNCTION, PARAMETER = "<function=", "<parameter="
@@ -31,7 +31,7 @@ def parse_written_calls(reply: ModelReply) -> ModelReply:
     Return *reply* with the ``<tool_call>`` and ``<codebuff_tool_call>`` blocks of its text as calls.
 
     A block holds JSON, ``{"name": ..., "arguments": {...}}``, or Qwen's form, ``<function=name><parameter=at>...``, or
-    codebuff's, ``{"cb_tool_name": ..., "path": ...}``. Any other block stays text. In a reply that was cut, all blocks do.
+    codebuff's, ``{"cb_tool_name": ..., "path": ...}``. Any other block stays text. In a reply that was cut, all blocks stay text.
     """
     if reply.tool_calls or reply.stop_reason not in ENDED:
         return reply
@@ -71,7 +71,7 @@ def parse_written_thoughts(reply: ModelReply) -> ModelReply:
 
 
 def _split_leading_thoughts(text: str) -> tuple[tuple[str, ...], str]:
-    """Return the thoughts at the start of *text*, and the piece of text that contains them; ``""`` if there are none."""
+    """Return (thoughts, head): the thoughts at the start of *text*, and the part of *text* with them; ``((), "")`` for none."""
     begin, end = BRACKETS
     thoughts: tuple[str, ...]
     if text.lstrip().startswith(begin):
@@ -112,7 +112,7 @@ class WrittenThoughtFilter:
         return self._convert_text_in_thoughts(delta.text) if self._closing else self._convert_text_at_start(delta.text)
 
     def flush(self) -> list[ModelDelta]:
-        """Return the deltas of the text that was held back."""
+        """Return the deltas of the text that was held back, and clear it."""
         text, begin = "".join(self._held), self._begin
         self._held, self._begin = [], ""
         if self._closing:
@@ -146,14 +146,14 @@ class WrittenThoughtFilter:
         return [ThinkingChunk(text[:safe])] if safe > 0 else []
 
     def _convert_text_after_thoughts(self, text: str) -> list[ModelDelta]:
-        """Return the delta of a text after thoughts, without blanks at its start."""
+        """Return the delta of the first text after thoughts, without leading blanks; ``[]`` while only blanks came."""
         said = text.lstrip()
         self._is_behind, self._said = True, bool(said)
         return [TextChunk(said)] if said else []
 
 
 def _split_written_calls(part: AssistantPart, data: Mapping[str, object]) -> list[AssistantPart]:
-    """Return the texts and the calls in the text of *part*; blocks that are no calls stay text."""
+    """Return the texts and the calls in the text of *part*; blocks that are not calls stay text."""
     if not isinstance(part, TextPart) or OPEN.search(part.text) is None:
         return [part]
     # The split yields text, then pairs of a tag and the text after it.
@@ -175,11 +175,11 @@ def _split_written_calls(part: AssistantPart, data: Mapping[str, object]) -> lis
 
 
 def _parse_call_block(tag: str, block: str, data: Mapping[str, object]) -> ToolCallPart | None:
-    """Return the call in a block with that *tag*; ``None`` if it is none."""
+    """Parse the tool call in a block with *tag*; return ``None`` if the text is not a call."""
     if tag == "tool_call" and block.startswith(FUNCTION):
         return _parse_function_block(block, data)
     try:
-        value = read_json(encode_utf8(block))
+        value = parse_json(encode_utf8(block))
     except ValueError:
         return None
     if not isinstance(value, Mapping):
@@ -192,7 +192,7 @@ def _parse_call_block(tag: str, block: str, data: Mapping[str, object]) -> ToolC
 
 
 def _parse_function_block(block: str, data: Mapping[str, object]) -> ToolCallPart | None:
-    """Return the call in a block of Qwen's form; ``None`` if it is none."""
+    """Parse the tool call in a block of Qwen's form; return ``None`` if the text is not a call."""
     head, *given = block.removesuffix("</function>").split(PARAMETER)
     name, closed, rest = head.removeprefix(FUNCTION).partition(">")
     if not closed or not name.strip() or rest.strip():
@@ -212,6 +212,6 @@ def _parse_parameter(text: str) -> object:
     if plain[:1] not in {"{", "["}:
         return plain
     try:
-        return read_json(encode_utf8(plain))
+        return parse_json(encode_utf8(plain))
     except ValueError:
         return plain

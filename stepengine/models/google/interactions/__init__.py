@@ -14,9 +14,9 @@ from stepengine.models.google import GoogleProvider, transport
 from stepengine.models.google.interactions.decode import InteractionsAccumulator
 from stepengine.models.google.interactions.request import (
     encode,
+    encode_thinking,
     encode_tool,
     encode_wire_settings,
-    make_thinking_request,
 )
 from stepengine.models.keys import Secret
 
@@ -43,7 +43,7 @@ class GoogleInteractionsProvider(GoogleProvider):
 
     model_patterns = ()
     accumulator = InteractionsAccumulator
-    batch_member = Provider.batch_member  # raises an error, because the API has no batches
+    encode_batch_member = Provider.encode_batch_member  # raises an error, because the API has no batches
 
     def __init__(
         self,
@@ -79,10 +79,10 @@ class GoogleInteractionsProvider(GoogleProvider):
 
     def _encode(self, request: ModelRequest, *, stream: bool, previous_failure: str = "") -> RequestBody:
         request, model = (
-            self._select_tools_and_add_answer(request, previous_failure),
+            self._select_tools_and_add_answer_tool(request, previous_failure),
             self.strip_prefix(request.model).removeprefix("models/"),
         )
-        warn_once(make_thinking_request(request.settings, model).note)
+        warn_once(encode_thinking(request.settings, model).note)
         content = encode(
             request, model, self.name, self._tools(request.tools), stream=stream, previous_failure=previous_failure
         )

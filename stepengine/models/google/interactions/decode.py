@@ -33,17 +33,17 @@ from stepengine.models._json import (
     encode_utf8,
     find_objects,
     find_text,
-    index_at,
-    list_at,
+    get_optional_list,
+    get_optional_object,
+    get_optional_objects,
+    get_optional_text,
     make_call_part,
-    object_at,
-    objects_at,
+    parse_json,
     parse_token_count,
     parse_token_counts,
-    read_json,
-    text_at,
+    require_index,
 )
-from stepengine.models._reply import make_reply, media_part_from_base64, shorten_text
+from stepengine.models._reply import make_validated_reply, media_part_from_base64, shorten_text
 
 STOPS = {
     "completed": StopReason.END_TURN,
@@ -73,24 +73,24 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
     Raises:
         ModelError: for an interaction that failed, has no steps, or continues in the background.
     """
-    usage, status = parse_usage(data.get("usage")), text_at(data, "status") or None
+    usage, status = parse_usage(data.get("usage")), get_optional_text(data, "status") or None
     if status in FAILED:
-        errors = objects_at(data, "errors") or [{"message": f"the interaction was {status}"}]
+        errors = get_optional_objects(data, "errors") or [{"message": f"the interaction was {status}"}]
         raise error_from_body({"error": errors[0]}, None, {}, call, usage)
     if status in WAITING:
         raise make_unanswerable_error(call, [f"an interaction that is {status} in the background"], usage)
     if data.get("steps") is None:
         raise make_protocol_error(call, "it holds no steps", usage)
     mark: Json = {"provider": call.provider, "model": model}
-    content = [part for step in objects_at(data, "steps") for part in _decode_step(step, mark, call, usage)]
-    return make_reply(
+    content = [part for step in get_optional_objects(data, "steps") for part in _decode_step(step, mark, call, usage)]
+    return make_validated_reply(
         tuple(content),
         call,
         model,
         stop_reason=STOPS.get(status or ""),
         raw_stop_reason=status,
         usage=usage,
-        answering_model=text_at(data, "model"),
+        answering_model=get_optional_text(data, "model"),
         request_id=request_id,
         data_to_store={name: value for name, value in data.items() if name not in NOT_KEPT and value is not None},
     )
@@ -99,22 +99,24 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
 # A step with an unknown member, or of an unknown type, is stored whole. Decoded into parts, it would go back without the
 # unknown members.
 def _decode_step(step: Mapping[str, Any], mark: Json, call: RequestLabel, usage: Usage | None) -> list[AssistantPart]:
-    """Return the parts of a step; ``[]`` for a repeated input. An unknown step becomes an opaque part, an error is raised."""
+    """Return the parts of a step, ``[]`` for repeated input, an opaque part for an unknown step; raise for a step with an error."""
     match step.get("type"):
         case "model_output" if step.get("error"):
             raise error_from_body(step, None, {}, call, usage)
         case "model_output" if step.keys() <= {"type", "content", "error"}:
-            return [part for piece in objects_at(step, "content") for part in _decode_output_piece(piece, mark)]
+            return [
+                part for piece in get_optional_objects(step, "content") for part in _decode_output_piece(piece, mark)
+            ]
         case "thought":
             told = "\n".join(
                 [find_text(piece, "text") for piece in find_objects(step, "summary") if find_text(piece, "text")]
             )
             return [ThinkingPart(told, provider_data=freeze({**mark, "step": step}))]
         case "function_call":
-            given = {"id": step["id"]} if text_at(step, "id") else {}
+            given = {"id": step["id"]} if get_optional_text(step, "id") else {}
             newer = {name: value for name, value in step.items() if name not in IN_CALL and value}
             kept = {**mark, **given, **({"in_call": newer} if newer else {})}
-            return [make_call_part(text_at(step, "name"), step.get("arguments"), kept)]
+            return [make_call_part(get_optional_text(step, "name"), step.get("arguments"), kept)]
         case kind if kind in ASKED:
             return []
         case _:
@@ -141,7 +143,8 @@ def _decode_output_piece(piece: Mapping[str, Any], mark: Json) -> list[Assistant
 
 
 def _decode_citation(annotation: Mapping[str, object], text: bytes) -> CitationPart:
-    """Return the citation of an annotation; its offsets count bytes of the text (providers:PV62)."""
+    """Return the citation of an annotation, whose offsets count bytes of *text*, the encoded text of the piece."""
+    # (providers:PV62)
     start, end = parse_token_count(annotation.get("start_index")) or 0, parse_token_count(annotation.get("end_index"))
     said = "" if end is None else text[start : min(end, start + MAX_SAID)].decode("utf-8", "ignore")
     url = find_text(annotation, "url") or find_text(annotation, "source") or find_text(annotation, "document_uri")
@@ -149,7 +152,7 @@ def _decode_citation(annotation: Mapping[str, object], text: bytes) -> CitationP
 
 
 def _name_and_describe_server_tool(step: Mapping[str, object]) -> tuple[str, str]:
-    """Return our name of the provider's tool that a step is about, and a readable text of its input or result."""
+    """Return (name, text) for a step of a server tool: our name of the tool, and its input or result; ``("", "")`` for others."""
     kind = find_text(step, "type")
     name = kind.removesuffix("_call").removesuffix("_result")
     if name == kind:
@@ -165,7 +168,7 @@ def _name_and_describe_server_tool(step: Mapping[str, object]) -> tuple[str, str
 
 
 def parse_usage(raw: object) -> Usage | None:
-    """Return the API's usage in our buckets; ``None`` when it reports none."""
+    """Parse the API's usage; ``None`` if *raw* has no token counts."""
     if not isinstance(raw, Mapping) or (
         raw.get("total_input_tokens") is None and raw.get("total_output_tokens") is None
     ):
@@ -226,20 +229,20 @@ class InteractionsAccumulator(Accumulator):
         """
         if data.strip() == DONE:
             return []
-        event = read_json(data)
+        event = parse_json(data)
         match event.get("event_type") or name:
             case "step.delta":
-                return self._apply_delta(index_at(event, "index"), object_at(event, "delta"))
+                return self._apply_delta(require_index(event, "index"), get_optional_object(event, "delta"))
             case "step.start":
-                return self._start_step(index_at(event, "index"), object_at(event, "step"))
+                return self._start_step(require_index(event, "index"), get_optional_object(event, "step"))
             case "step.stop":
-                opened = self._get_open_step(index_at(event, "index"))
+                opened = self._get_open_step(require_index(event, "index"))
                 opened.closed = True
                 return [] if opened.call is None else [ToolCallEnded(opened.call)]
             case "error":
                 raise self._make_stream_error(event)
             case "interaction.created" | "interaction.completed" as kind:
-                self._interaction.update(object_at(event, "interaction"))
+                self._interaction.update(get_optional_object(event, "interaction"))
                 self.is_done = kind == "interaction.completed"
             case "interaction.status_update":
                 kept = ("status", "usage", "continuation_token")
@@ -258,7 +261,7 @@ class InteractionsAccumulator(Accumulator):
             return []
         opened.call = self._calls
         self._calls += 1
-        return [ToolCallStarted(opened.call, text_at(step, "name"))]
+        return [ToolCallStarted(opened.call, get_optional_text(step, "name"))]
 
     def _get_open_step(self, index: int) -> _OpenStep:
         """Return the open step at *index*; raise an error for any other."""
@@ -270,27 +273,27 @@ class InteractionsAccumulator(Accumulator):
     def _apply_delta(self, index: int, delta: Mapping[str, Any]) -> list[ModelDelta]:
         """Merge a delta into its step and return the deltas for subscribers; raise for a delta of the wrong kind."""
         opened = self._get_open_step(index)
-        kind, belongs = text_at(delta, "type"), opened.step.get("type")
+        kind, belongs = get_optional_text(delta, "type"), opened.step.get("type")
         if BELONGS.get(kind, belongs) != belongs:
             self._raise_protocol_error(f"a delta of {kind!r} in a step of type {belongs!r}")
         match kind:
             case "text":
-                text = text_at(delta, "text")
+                text = get_optional_text(delta, "text")
                 _append_text(opened, "content", text)
                 return [TextChunk(text)] if text else []
             case "thought_summary" if find_text(delta, "content", "type") in {"", "text"}:
-                text = text_at(object_at(delta, "content"), "text")
+                text = get_optional_text(get_optional_object(delta, "content"), "text")
                 _append_text(opened, "summary", text)
                 return [ThinkingChunk(text)] if text else []
             case "arguments_delta":
-                text = text_at(delta, "arguments")
+                text = get_optional_text(delta, "arguments")
                 opened.arguments.append(text)
                 return [ToolCallChunk(opened.call or 0, text)] if text else []
             case _:
                 _merge_silent_delta(opened, kind, delta)
                 return []
 
-    def finish(self, tail: bytes, *, clean: bool = True) -> ModelReply:
+    def finish(self, tail: bytes, *, is_clean: bool = True) -> ModelReply:
         """
         Return the reply.
 
@@ -298,7 +301,7 @@ class InteractionsAccumulator(Accumulator):
             TruncatedReply: when ``interaction.completed`` is missing.
         """
         if not self.is_done:
-            self._raise_truncated("its interaction.completed is missing")
+            self._raise_truncated_error("its interaction.completed is missing")
         steps = [_build_step(opened) for _, opened in sorted(self._steps.items())]
         return self._decode_message({**self._interaction, "steps": steps})
 
@@ -312,14 +315,14 @@ BELONGS = {
 
 
 def _append_text(opened: _OpenStep, member: str, text: str) -> None:
-    """Append *text* to the last piece, or start a new piece if that is not text."""
+    """Append *text* to the last piece of *member*, or start a new piece if the last one is not text."""
     pieces = opened.step.setdefault(member, [])
     last = pieces[-1] if pieces else None
     if last is None or last.get("type") != "text":
         pieces.append({"type": "text", "text": ""})
         opened.texts.append((pieces[-1], []))
     elif not opened.texts or opened.texts[-1][0] is not last:
-        opened.texts.append((last, [text_at(last, "text")]))
+        opened.texts.append((last, [get_optional_text(last, "text")]))
     opened.texts[-1][1].append(text)
 
 
@@ -328,9 +331,9 @@ def _merge_silent_delta(opened: _OpenStep, kind: str, delta: Mapping[str, Any]) 
     step = opened.step
     if kind == "text_annotation_delta":
         _append_text(opened, "content", "")
-        step["content"][-1].setdefault("annotations", []).extend(list_at(delta, "annotations"))
+        step["content"][-1].setdefault("annotations", []).extend(get_optional_list(delta, "annotations"))
     elif kind == "thought_signature":
-        step["signature"] = text_at(step, "signature") + text_at(delta, "signature")
+        step["signature"] = get_optional_text(step, "signature") + get_optional_text(delta, "signature")
     elif kind == "thought_summary":
         step.setdefault("summary", []).append(delta["content"])
     elif step.get("type") == "model_output":

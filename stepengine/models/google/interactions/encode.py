@@ -36,7 +36,6 @@ from stepengine.models._wire import (
     NUDGE,
     EncodedMessage,
     MessageEncoders,
-    check_file_provider,
     choose_wire_ids,
     continues_paused_reply,
     encode_comma_separated,
@@ -50,6 +49,7 @@ from stepengine.models._wire import (
     make_safe_tool_name,
     make_unsupported_part_error,
     remove_blank_texts,
+    require_file_of_provider,
 )
 from stepengine.models.google.encode import encode_inline_data
 
@@ -76,13 +76,13 @@ NUDGE_STEP = encode_json({"type": "user_input", "content": [{"type": "text", "te
 RESULT = b'{"type":"function_result","call_id":'
 
 
-def encode_messages(request: ModelRequest, flags: InteractionsEncodeOptions) -> bytes:
+def encode_messages(request: ModelRequest, options: InteractionsEncodeOptions) -> bytes:
     """Return the array of the steps of history and tail; the first and the last step are the user's."""
     out: list[bytes] = []
     after: list[bytes] = []
     ids: Mapping[str, bytes] = {}
     role = ""
-    for turn in encode_turns(request, flags, ENCODERS):
+    for turn in encode_turns(request, options, ENCODERS):
         if turn.role == "tool":
             out.append(RESULT + ids[turn.call_id] + turn.body)
             after += [turn.after] if turn.after else []
@@ -108,10 +108,10 @@ def encode_messages(request: ModelRequest, flags: InteractionsEncodeOptions) -> 
 # --- one message ----------------------------------------------------------------------------------------------------
 
 
-def _encode_user(message: UserMessage, flags: InteractionsEncodeOptions) -> EncodedMessage:
+def _encode_user(message: UserMessage, options: InteractionsEncodeOptions) -> EncodedMessage:
     return EncodedMessage(
         "user",
-        _encode_user_step([_encode_content_part(part, flags) for part in remove_blank_texts(message.content)]),
+        _encode_user_step([_encode_content_part(part, options) for part in remove_blank_texts(message.content)]),
     )
 
 
@@ -121,28 +121,34 @@ def _encode_user_step(content: Iterable[Json | None]) -> bytes:
     return encode_json({"type": "user_input", "content": found}) if found else b""
 
 
-def _encode_assistant(message: AssistantMessage, flags: InteractionsEncodeOptions, own_ids: bool) -> EncodedMessage:  # noqa: FBT001 - private
+def _encode_assistant(
+    message: AssistantMessage,
+    options: InteractionsEncodeOptions,
+    with_provider_ids: bool,  # noqa: FBT001 - private
+) -> EncodedMessage:
     """Encode a reply as steps; media that this model did not make follow in a step of the user."""
-    ids = choose_wire_ids(message.tool_calls, flags.provider, own=own_ids)
+    ids = choose_wire_ids(message.tool_calls, options.provider, with_provider_ids=with_provider_ids)
     steps: list[Json] = []
     said: list[Json] | None = None
     for part in message.content:
-        output = _encode_output_piece(part, flags)
+        output = _encode_output_piece(part, options)
         if output is not None:
             if said is None:
                 said = []
                 steps.append({"type": "model_output", "content": said})
             said.append(output)
-        elif (step := _encode_step(part, flags, ids)) is not None:
+        elif (step := _encode_step(part, options, ids)) is not None:
             steps.append(step)
             said = None
     made = [
         part
         for part in list_generated_media(message)
-        if not is_from_provider(part.provider_data, flags.provider, flags.model)
+        if not is_from_provider(part.provider_data, options.provider, options.model)
     ]
     after = (
-        _encode_user_step([_encode_text(MADE), *[_encode_content_part(part, flags) for part in made]]) if made else b""
+        _encode_user_step([_encode_text(MADE), *[_encode_content_part(part, options) for part in made]])
+        if made
+        else b""
     )
     return EncodedMessage(
         "assistant",
@@ -152,30 +158,32 @@ def _encode_assistant(message: AssistantMessage, flags: InteractionsEncodeOption
     )
 
 
-def _encode_output_piece(part: AssistantPart, flags: InteractionsEncodeOptions) -> Json | None:
+def _encode_output_piece(part: AssistantPart, options: InteractionsEncodeOptions) -> Json | None:
     """Return a text or medium of the model as a piece of output; ``None`` for parts that are steps or are not sent."""
     match part:
         case TextPart() | RefusalPart():
             data = part.provider_data
-            more = data.get("more", {}) if is_from_provider(data, flags.provider, flags.model) else {}
+            more = data.get("more", {}) if is_from_provider(data, options.provider, options.model) else {}
             return {"type": "text", "text": part.text, **more} if part.text or more else None
-        case ImagePart() | DocumentPart() if is_from_provider(part.provider_data, flags.provider, flags.model):
-            return _encode_supported_media(part, flags)
+        case ImagePart() | DocumentPart() if is_from_provider(part.provider_data, options.provider, options.model):
+            return _encode_supported_media(part, options)
         case _:
             return None
 
 
-def _encode_step(part: AssistantPart, flags: InteractionsEncodeOptions, ids: Mapping[str, str]) -> Json | None:
-    """Return the step of thinking, a call or an opaque part; ``None`` for parts that are no steps or are not sent back."""
+def _encode_step(part: AssistantPart, options: InteractionsEncodeOptions, ids: Mapping[str, str]) -> Json | None:
+    """Return the step of thinking, a call or an opaque part; ``None`` for parts that are not steps or are not sent back."""
     match part:
         case ThinkingPart():
             data = part.provider_data
             return (
-                dict(data["step"]) if is_from_provider(data, flags.provider, flags.model) and "step" in data else None
+                dict(data["step"])
+                if is_from_provider(data, options.provider, options.model) and "step" in data
+                else None
             )
         case ToolCallPart():
             data = part.provider_data
-            newer = data.get("in_call", {}) if is_from_provider(data, flags.provider, flags.model) else {}
+            newer = data.get("in_call", {}) if is_from_provider(data, options.provider, options.model) else {}
             call = {
                 "id": ids[part.tool_call_id],
                 "name": make_safe_tool_name(part.tool_name),
@@ -183,20 +191,20 @@ def _encode_step(part: AssistantPart, flags: InteractionsEncodeOptions, ids: Map
             }
             return {**newer, "type": "function_call", **call}
         case OpaquePart():
-            return dict(part.data) if part.provider == flags.provider else None
+            return dict(part.data) if part.provider == options.provider else None
         case TextPart() | RefusalPart() | CitationPart() | ImagePart() | DocumentPart():
             return None
         case _ as never:
             assert_never(never)
 
 
-def _encode_result(message: ToolMessage, flags: InteractionsEncodeOptions) -> EncodedMessage:
-    """Encode a result with its texts and images; other media follow it as user content."""
+def _encode_result(message: ToolMessage, options: InteractionsEncodeOptions) -> EncodedMessage:
+    """Encode a result with its texts and images; documents, audio and video follow the result as user content."""
     inside: list[Json | None] = []
     outside: list[Json | None] = []
     for part in message.content:
         is_medium = isinstance(part, DocumentPart)
-        (outside if is_medium else inside).append(_encode_content_part(part, flags))
+        (outside if is_medium else inside).append(_encode_content_part(part, options))
     found = [piece for piece in inside if piece is not None]
     is_text = all(piece["type"] == "text" for piece in found)
     told = "\n".join([piece["text"] for piece in found]) if is_text else found
@@ -211,7 +219,7 @@ def _encode_text(text: str) -> Json:
     return {"type": "text", "text": text}
 
 
-def _encode_content_part(part: ResultPart, flags: InteractionsEncodeOptions) -> Json | None:
+def _encode_content_part(part: ResultPart, options: InteractionsEncodeOptions) -> Json | None:
     """Return the encoded part of a user message or result; ``None`` for empty text."""
     match part:
         case TextPart() | ToolReferencePart():
@@ -219,21 +227,21 @@ def _encode_content_part(part: ResultPart, flags: InteractionsEncodeOptions) -> 
         case JsonPart():
             return _encode_text(compact(part.value))
         case ImagePart() | DocumentPart():
-            return _encode_supported_media(part, flags)
+            return _encode_supported_media(part, options)
         case _ as never:
             assert_never(never)
 
 
-def _encode_supported_media(part: ImagePart | DocumentPart, flags: InteractionsEncodeOptions) -> Json:
+def _encode_supported_media(part: ImagePart | DocumentPart, options: InteractionsEncodeOptions) -> Json:
     """Return the encoded image, audio, video or document; raise ``ModelError`` for unsupported or too large media."""
-    check_file_provider(flags.provider, part)
+    require_file_of_provider(options.provider, part)
     kind = KINDS.get(get_media_kind(part))
     if kind is None:
-        raise make_unsupported_part_error(flags.provider, part, "it accepts images, audio, video, text and PDF")
+        raise make_unsupported_part_error(options.provider, part, "it accepts images, audio, video, text and PDF")
     block: Json = {"type": kind, "mime_type": part.mime_type}
     if part.data is None:
         return {**block, "uri": part.url if part.file_id is None else part.file_id}
-    return {**block, "data": encode_inline_data(part, part.data, flags.provider)}
+    return {**block, "data": encode_inline_data(part, part.data, options.provider)}
 
 
 ENCODERS = MessageEncoders(_encode_user, _encode_assistant, _encode_result)

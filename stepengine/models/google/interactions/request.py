@@ -10,7 +10,13 @@ from stepengine.data.server_tools import CodeExecution, FileSearch, Programs, Se
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import ModelError
 from stepengine.models._failures import INVALID_SIGNATURE
-from stepengine.models._settings import DROPPED, Way, WireSettings, convert_settings, make_unsupported_tool_error
+from stepengine.models._settings import (
+    DROPPED,
+    SettingConverter,
+    WireSettings,
+    convert_settings,
+    make_unsupported_tool_error,
+)
 from stepengine.models._thinking_levels import CANNOT, ThinkingRequest, effort_from_thinking
 from stepengine.models._wire import encode_body_members, join_json_members, resolve_tool_choice
 from stepengine.models.google.interactions.encode import InteractionsEncodeOptions, encode_messages
@@ -34,14 +40,14 @@ def encode(
         ModelError: for a server tool that the provider does not have, and for the members ``STATEFUL`` in ``extra``.
     """
     settings = request.settings
-    _reject_stateful_options(settings)
+    _require_no_stateful_options(settings)
     config = {
         "temperature": settings.temperature,
         "top_p": settings.top_p,
         "max_output_tokens": settings.max_tokens,
         "stop_sequences": list(settings.stop_sequences) or None,
         "tool_choice": _encode_tool_choice(request),
-        **make_thinking_request(settings, model).members,
+        **encode_thinking(settings, model).members,
     }
     said = encode_wire_settings(request, model, provider).members
     generation = {name: value for name, value in config.items() if value is not None}
@@ -63,7 +69,7 @@ def encode(
     return join_json_members(members)
 
 
-def _reject_stateful_options(settings: ModelSettings) -> None:
+def _require_no_stateful_options(settings: ModelSettings) -> None:
     """Raise ``ModelError`` for members of ``extra`` that depend on state at the provider or run in the background."""
     body = settings.extra.get("body")
     for place in (settings.extra, body if isinstance(body, Mapping) else {}):
@@ -83,7 +89,7 @@ def encode_tool(spec: ToolSpec) -> Json:
 
 def encode_wire_settings(request: ModelRequest, model: str, provider: str) -> WireSettings:
     """Return the body members for the settings that only some wires support, and the names of dropped settings."""
-    ways: dict[str, Way] = {
+    converters: dict[str, SettingConverter] = {
         "service_tier": TIERS.get,
         "seed": lambda seed: {"generation_config": {"seed": seed}},
         "store": lambda keep: {"store": keep},
@@ -94,11 +100,11 @@ def encode_wire_settings(request: ModelRequest, model: str, provider: str) -> Wi
         "cache": lambda lifetime: {} if lifetime == "5m" else None,
         "server_tools": lambda items: _encode_server_tools(items, model, provider),
     }
-    return convert_settings(request.settings, ways)
+    return convert_settings(request.settings, converters)
 
 
 def _encode_safety_setting(category: str, threshold: str) -> Json:
-    """Return a safety setting in the API's terms; the API's own terms are unchanged."""
+    """Return a safety setting in the API's spelling, without the prefix of a *category* and with that of a *threshold*."""
     word, limit = category.lower().removeprefix("harm_category_"), threshold.lower()
     return {"type": word, "threshold": limit if limit == "off" or limit.startswith("block_") else f"block_{limit}"}
 
@@ -138,8 +144,8 @@ def _encode_tool_choice(request: ModelRequest) -> object:
     return {"allowed_tools": {"mode": "any", "tools": [choice]}}
 
 
-def make_thinking_request(settings: ModelSettings, model: str) -> ThinkingRequest:
-    """Return the thinking members of a request; every model has levels, so a budget in tokens becomes one."""
+def encode_thinking(settings: ModelSettings, model: str) -> ThinkingRequest:
+    """Return the thinking members of a request, with a budget in tokens as a level, and a note on unsupported options."""
     thinking = settings.thinking
     if thinking is None:
         return ThinkingRequest()
