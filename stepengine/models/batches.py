@@ -281,7 +281,9 @@ class Batched(Provider):
         """Submit batches and fetch their results while calls wait; an unexpected error fails all waiting calls."""
         try:
             await self._submit_and_poll_batches(waiting_calls, call_added)
-        except Exception as error:  # noqa: BLE001 - any error must end the waits
+        except asyncio.CancelledError:
+            raise  # by `close`, which fails the calls itself
+        except BaseException as error:  # noqa: BLE001 - also one of a test framework must end the waits
             _fail_calls(waiting_calls, error, stays_stored=True)
 
     async def _submit_and_poll_batches(
@@ -402,7 +404,7 @@ async def _await_reply(call: _WaitingCall) -> ModelReply:
         raise
 
 
-def _fail_calls(calls: Mapping[str, _WaitingCall], error: Exception, *, stays_stored: bool = False) -> None:
+def _fail_calls(calls: Mapping[str, _WaitingCall], error: BaseException, *, stays_stored: bool = False) -> None:
     """Fail each unanswered call with a copy of *error*; with *stays_stored*, the calls stay stored for later equal calls."""
     for each in calls.values():
         if not each.reply.done():
@@ -410,7 +412,7 @@ def _fail_calls(calls: Mapping[str, _WaitingCall], error: Exception, *, stays_st
             each.reply.set_exception(_copy_error(error))
 
 
-def _copy_error(error: Exception) -> Exception:
+def _copy_error(error: BaseException) -> BaseException:
     """Return a copy of an error for one caller, or the error itself if its class cannot be copied."""
     try:
         copied = copy.copy(error)

@@ -127,6 +127,24 @@ async def test_provider_error_reaches_all_calls_waiting_for_the_batch(error: Exc
     assert ["not so"] * 2 == [*map(str, failed)]
 
 
+class Verdict(BaseException):
+    """What a test framework raises to fail a test."""
+
+
+async def test_base_exception_while_submitting_ends_the_wait(tmp_path: Path) -> None:
+    def give_verdict() -> None:
+        raise Verdict("no")
+
+    told = Told()
+    told.on_sending = give_verdict
+    waiting = batched(told, tmp_path)
+
+    assert isinstance(await ended(waiting.complete(about())), Verdict)
+    told.on_sending = None
+    assert "a 1" == (await waiting.complete(about())).text
+    await waiting.close()
+
+
 async def test_batch_that_cannot_be_persisted_is_still_awaited(tmp_path: Path) -> None:
     told = Told()
     waiting = batched(told, tmp_path)
