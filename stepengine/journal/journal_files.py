@@ -193,6 +193,8 @@ def _close_unless_regular(path: Path, descriptor: int) -> int:
 
 
 LOCKS = Path("/proc/locks")
+LOCKS_READS = 5
+"""Reads of the kernel's list until the owner is unknown: it can miss a lock while other processes lock and unlock files."""
 
 
 def lock_file(descriptor: int, path: Path, *, unsafe_no_lock: bool = False) -> None:
@@ -284,12 +286,14 @@ def _find_lock_owner(descriptor: int) -> int | None:
     """Return the id of the process that has locked an open file, on Linux; ``None`` if it is unknown."""
     status = os.fstat(descriptor)
     device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-    try:
-        text = LOCKS.read_text()
-    except OSError:
-        return None
-    found = re.search(rf"FLOCK +\S+ +WRITE +(\d+) +{device} ", text)
-    return int(found[1]) if found and int(found[1]) > 0 else None
+    for _ in range(LOCKS_READS):
+        try:
+            text = LOCKS.read_text()
+        except OSError:
+            return None
+        if found := re.search(rf"FLOCK +\S+ +WRITE +(\d+) +{device} ", text):
+            return int(found[1]) or None
+    return None
 
 
 def _format_process_start(pid: int) -> str:
