@@ -62,7 +62,7 @@ class Budget:
         """Deduct a step from the steps left. Nothing is raised here: ``Progress.request_step`` checks the rest."""
         self.steps_left -= 1
 
-    def raise_step_limit(self, max_steps: int) -> None:
+    def increase_step_limit(self, max_steps: int) -> None:
         """Raise the run's total number of steps to *max_steps*."""
         self.steps_left += max_steps - self.most_steps
         self.most_steps = max_steps

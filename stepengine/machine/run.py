@@ -99,8 +99,8 @@ class Machine(Generator[Effect, Outcome | None, Finished]):
 
         That is ``file:line`` of the innermost handler, tool or hook; for a program that a model wrote, its line.
         """
-        if self._run.progress.program_place is not None:
-            text, line = self._run.progress.program_place
+        if self._run.progress.program_position is not None:
+            text, line = self._run.progress.program_position
             return f"line {line} of the program: {get_program_line(text, line)}"
         return next((found for author in reversed(self._run.progress.authors) if (found := author.location)), "")
 

@@ -539,14 +539,16 @@ def render_questions(item: Item) -> tuple[Question, ...]:
     return tuple([_add_preview(item, question, effect.place) for question in effect.questions])
 
 
-def _add_preview(item: Item, question: Question, program_place: tuple[str, int] | None) -> Question:
-    """Return *question* with the tool's preview and, if *program_place* is given, the lines of the program that waits."""
+def _add_preview(item: Item, question: Question, program_position: tuple[str, int] | None) -> Question:
+    """Return *question* with the tool's preview and, if *program_position* is given, the lines of the program that waits."""
     preview = _make_preview(item, question)
-    if program_place is not None:
+    if program_position is not None:
         preview = preview or JsonDict(action="", details=question.details)
         details = preview["details"]
         known = details if isinstance(details, Mapping) else {} if details is None else {"what": details}
-        preview = JsonDict({**preview, "details": freeze({**known, IN_PROGRAM: _format_waiting_lines(*program_place)})})
+        preview = JsonDict(
+            {**preview, "details": freeze({**known, IN_PROGRAM: _format_waiting_lines(*program_position)})}
+        )
     return attrs.evolve(question, preview=preview)
 
 
