@@ -623,8 +623,8 @@ class NewsFilter:
             yield start
         yield event
 
-    def clear(self) -> None:
-        """Drop the held starts, since the run has ended."""
+    def drop_held_starts(self) -> None:
+        """Drop the held starts of steps; the run has ended and no more news follows."""
         self._held_starts.clear()
 
 
@@ -829,7 +829,7 @@ class Hub:
         """Drop the history and the held events of the ended run; end all subscriptions unless the hub is kept open."""
         self.root.history = None
         if self._news is not None:
-            self._news.clear()
+            self._news.drop_held_starts()
         if self.is_kept_open:
             return
         self._is_over = True

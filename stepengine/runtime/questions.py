@@ -167,7 +167,7 @@ class AdvanceAnswers:
 
     def __init__(self, given: Mapping[str, AnswerLike], earlier: Sequence[tuple[Question, AnswerLike]] = ()) -> None:
         for key, value in (*given.items(), *[(question.id, value) for question, value in earlier]):
-            _check_answer_type(value, f"for the question {key!r}")
+            _require_answer_type(value, f"for the question {key!r}")
         self._given = given
         self._earlier = list(earlier)
         self._unused = list(given)
@@ -243,8 +243,8 @@ class LimitQuestions:
         """Remember the answer to a question about a limit, live or replayed, so that other runs at this limit share it."""
         self._allowed[question.id] = answer
 
-    def announce_once(self, question: Question) -> bool:
-        """Return whether a question is the first with its id, so that it is shown, and register the id."""
+    def register_if_first(self, question: Question) -> bool:
+        """Register the id of a question; return True if it is new, so that the question is shown."""
         is_new = question.id not in self._announced
         self._announced.add(question.id)
         return is_new
@@ -258,7 +258,7 @@ class OpenQuestions:
         given: The answers given in advance.
         interactor: The interactor of the engine, which answers in this process.
         threads: Where an interactor without ``async`` is called.
-        of_session: The rules of lasting permissions of the conversation, and their store.
+        session_rules: The rules of lasting permissions of the conversation, and their store.
         is_task_cancelled: Returns whether the current task was cancelled since it entered the tree.
 
     Attributes:
@@ -274,7 +274,7 @@ class OpenQuestions:
         given: AdvanceAnswers,
         interactor: Interactor | None,
         threads: ThreadPool,
-        of_session: RememberedRules | None = None,
+        session_rules: RememberedRules | None = None,
         *,
         is_task_cancelled: Callable[[], bool],
     ) -> None:
@@ -284,7 +284,7 @@ class OpenQuestions:
         # Two memories: one of this run tree, which is learnt from outcomes and therefore the same on replay, and one of
         # the conversation, which only this process has. What a run was allowed is recorded in its own answers either
         # way.
-        self._of_session = RememberedRules() if of_session is None else of_session
+        self._session_rules = RememberedRules() if session_rules is None else session_rules
         self.given = given
         self.limits = LimitQuestions()
         self._interactor = interactor
@@ -297,7 +297,7 @@ class OpenQuestions:
 
     def use_recorded_rules(self, rules: Iterable[JsonDict]) -> None:
         """Add *rules* of the record to those of this run, and forget those of the conversation."""
-        self._of_session = RememberedRules(self._of_session.store)
+        self._session_rules = RememberedRules(self._session_rules.store)
         for rule in rules:
             self.remembered.add(rule)
 
@@ -319,10 +319,10 @@ class OpenQuestions:
         self._left.update([q.id for q, answer in zip(questions, answers, strict=True) if answer is None])
         for question, answer in zip(questions, answers, strict=True):
             if answer is not None:
-                self._of_session.add_from_answer(question, answer)
+                self._session_rules.add_from_answer(question, answer)
                 if answer.remember == "always":
                     await self._threads.run(
-                        "policy file", partial(self._of_session.store_rule_if_always, question, answer)
+                        "policy file", partial(self._session_rules.store_rule_if_always, question, answer)
                     )
         return answers
 
@@ -343,7 +343,7 @@ class OpenQuestions:
 
     def _find_rule_of_run_or_session(self, question: Question) -> JsonDict | None:
         """Return the narrowest remembered rule that answers *question*, of this run before those of the conversation, or ``None``."""
-        return self.remembered.find_covering_rule(question) or self._of_session.find_covering_rule(question)
+        return self.remembered.find_covering_rule(question) or self._session_rules.find_covering_rule(question)
 
     async def _find_or_ask_answers(
         self, questions: Sequence[Question], interactor: Interactor | None
@@ -458,7 +458,7 @@ class OpenQuestions:
             msg = f"question {question_id!r} is not open; open questions: {listed}"
             raise AnswerRejected(msg)
         question, future = known.question, known.future
-        _check_answer_type(answer, f"to the question {question_id!r}")
+        _require_answer_type(answer, f"to the question {question_id!r}")
         given = check_answer(answer, question)
         # From any thread, and perhaps two at once: which was first is decided in the loop, where `_set_answer_once` looks once
         # more.
@@ -500,7 +500,7 @@ class OpenQuestions:
         if inspect.isawaitable(value):
             value = await value
         if value is not None:
-            _check_answer_type(value, "of the interactor")
+            _require_answer_type(value, "of the interactor")
         said: AnswerLike | None = value
         return said
 
@@ -515,9 +515,9 @@ def _find_preview_refusal(question: Question) -> Answer | None:
     return Answer(declined=True, by=REFUSED, reason=question.problem) if question.problem else None
 
 
-def _check_answer_type(value: object, whose: str) -> None:
+def _require_answer_type(value: object, answer_label: str) -> None:
     if not isinstance(value, str | bool | Answer):
-        msg = f"the answer {whose} must be a string, a bool or an Answer, not {value!r}"
+        msg = f"the answer {answer_label} must be a string, a bool or an Answer, not {value!r}"
         raise AnswerRejected(msg)
 
 

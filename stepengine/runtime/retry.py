@@ -67,14 +67,14 @@ class Retries:
         self._seed = seed
         self._left = policy.extra_attempts
 
-    def find_next_delay(self, error: ModelError, attempt: int, address: tuple[str, int]) -> float | None:
+    def count_retry_and_find_delay(self, error: ModelError, attempt: int, address: tuple[str, int]) -> float | None:
         """
-        Return the seconds to wait before the next attempt, which is counted; ``None`` when there must be none.
+        Count the next attempt and return the seconds to wait before it; ``None`` if there must be no further attempt.
 
         Args:
-            error: Why attempt number *attempt* failed.
-            attempt: Counts from 1.
-            address: Of the model call: path and number.
+            error: The error of the failed attempt.
+            attempt: The number of the failed attempt, from 1.
+            address: The address of the model call: run path and number.
         """
         policy, asked = self._policy, error.retry_after
         if not error.retryable or attempt >= policy.attempts or self._left <= 0:
