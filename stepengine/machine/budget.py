@@ -26,9 +26,9 @@ class Budget:
     Attributes:
         limits: The limits in force.
         reached: The first budget that was spent, of the run or of its tree; ``None`` while none is.
-        steps_left: How many steps are left.
-        most_steps: How many it may take in all: as its limits say, and what people allowed beyond that.
-        denied: How often calls were denied in a row, by the name of the tool; without those of which one was not, since.
+        steps_left: The number of steps that are left.
+        most_steps: The total number of steps, including those that people allowed in addition to the limits.
+        denied: The number of denied calls in a row by tool name; a call that is not denied removes its tool.
     """
 
     __slots__ = ("_actions", "_agent_id", "_denials", "denied", "limits", "most_steps", "reached", "steps_left")

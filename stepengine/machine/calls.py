@@ -247,13 +247,19 @@ class ChildMember(EffectMember):
     __slots__ = ("_asked", "_by", "_is_background", "_of")
 
     def __init__(
-        self, run: RunState, asked: y.AgentCall, *, of: int = 0, is_background: bool = False, by: str = ""
+        self,
+        run: RunState,
+        asked: y.AgentCall,
+        *,
+        sibling_count: int = 0,
+        is_background: bool = False,
+        tool_call_id: str = "",
     ) -> None:
-        """Request the child *asked*, one of *of* at once (0: alone), for the model's call *by*."""
+        """Request the child *asked*, one of *sibling_count* that start at once (0: alone), for the model's call *tool_call_id*."""
         super().__init__(run)
         self._asked = asked
-        self._by = by
-        self._of = of
+        self._by = tool_call_id
+        self._of = sibling_count
         self._is_background = is_background
 
     def make_effects(self) -> Sequence[Leaf]:
@@ -617,7 +623,7 @@ class StartMember(EffectMember):
     def make_effects(self) -> Sequence[Leaf]:
         """Return one ``Spawn`` for each."""
         calls = self._asked.calls
-        more: Any = {"of": len(calls), "is_background": True, "by": self.tool_call_id}
+        more: Any = {"sibling_count": len(calls), "is_background": True, "tool_call_id": self.tool_call_id}
         children = [ChildMember(self.run, call, **more) for call in calls]
         self.handed_out = [spawn for child in children for spawn in child.make_effects()]
         return self.handed_out
@@ -753,7 +759,7 @@ OF_STEPS = {
 def make_single_member(run: RunState, yielded: Any, *, child_count: int = 0) -> EffectMember:
     """Return the member for a single yieldable; *child_count* is the number of children in its ``Parallel``."""
     if isinstance(yielded, y.AgentCall):
-        return ChildMember(run, yielded, of=child_count)
+        return ChildMember(run, yielded, sibling_count=child_count)
     member: EffectMember = MEMBERS.get(type(yielded), SingleEffectMember)(run, yielded)
     return member
 
@@ -835,10 +841,10 @@ class ToolMember(EffectMember):
     One call of a tool and its state.
 
     Attributes:
-        asked: The call as it was asked for, with the input that hooks and people made of it.
-        accepted: The call as the history holds it, where its input was corrected or changed by a person; else ``None``.
-        source: Who asked for it.
-        binding: The tool; ``None`` for an unknown one.
+        asked: The requested call, with the input as changed by hooks and people.
+        accepted: The call in the history, if its input was corrected or changed by a person; else ``None``.
+        source: The origin of the call, such as a model or a handler.
+        binding: The tool; ``None`` if it is unknown.
         is_closed: Whether its result is a placeholder: pending, or cancelled by the end of the run.
         is_fault: Whether the call, or one of the children that it asks for, was invalid or unknown, which forces another step.
     """
@@ -995,12 +1001,12 @@ class ToolMember(EffectMember):
                 assert_never(never)
         return self.handed_out
 
-    def _make_effect(self, made_by: type[C], validated: Validated) -> C:
-        """Return the numbered effect of the call, of the class *made_by*."""
+    def _make_effect(self, effect_type: type[C], validated: Validated) -> C:
+        """Return the numbered effect of the call, of the class *effect_type*."""
         run, asked = self.run, self.asked
         # State and size go as functions: most tools look at neither, and a state that is frozen for nobody would cost a
         # microsecond for each call.
-        return made_by(
+        return effect_type(
             run.effects.allocate_number(),
             asked.tool_name,
             validated.input,

@@ -407,10 +407,10 @@ class LastTexts:
 
     def get_joined_text(self) -> str:
         """
-        Return the message of ``end_turn``, else the last text of this run.
+        Return the message of ``end_turn``, else the last adjacent assistant texts of this run, joined with blank lines.
 
-        Adjacent assistant messages are one text, joined with a blank line: a parent model reads it in place of them. The results of
-        a handler's own call follow, if the run ends with it.
+        A parent model reads this text in place of the messages. If the run ends with a handler's own call, the results of the
+        call follow.
         """
         history = self._history
         if history.end_turn_message:

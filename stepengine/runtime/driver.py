@@ -618,11 +618,11 @@ def _get_slot_kind(item: Item) -> type[Leaf]:
 
 class _RunningGroup:
     """
-    The members of one ``Gather`` on their way.
+    The members of one ``Gather`` while it runs.
 
-    They are admitted in request order, as far as the window is wide: that is when they begin for those who record and
-    reserve. Each starts as soon as there is room for its kind, so that children who wait keep nobody else waiting. A tool call
-    is not admitted before there is room for it: one that is recorded as begun and has no result is in doubt after a crash.
+    They are admitted in request order, up to the width of the window. Recorders and budgets count a member as begun when it is
+    admitted. Each starts as soon as there is room for its kind, so waiting children do not block other kinds. A tool call is
+    admitted only when there is room for it, because a call that is recorded as begun and has no result is in doubt after a crash.
     """
 
     def __init__(self, run: RunTask, effect: Gather) -> None:

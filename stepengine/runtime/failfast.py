@@ -82,13 +82,13 @@ class StopOnFailure:
     """
     The performer that stops the effects of children whose group has failed.
 
-    A child is not cut off: the effects that it waits for are, down to the last leaf, and each run above them ends because
-    of that. So a replay, which meets the failure at another moment, ends every run where its record does.
+    A child itself is not cancelled. The effects that it waits for are, down to the last leaf, and so each run above them ends.
+    Thus a replay, in which the failure occurs at another moment, ends every run at the end of its record.
 
     Args:
         inner: The performer that this one wraps.
         refusals: The effects that must not start, shared with the gate.
-        now: Milliseconds since the root run was created.
+        now: Returns the milliseconds since the root run was created.
         tree: The tree, which ends runs.
     """
 

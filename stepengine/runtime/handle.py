@@ -364,7 +364,7 @@ class RunHandle(Generic[Out]):
         Send something to the run; each of the methods below sends one kind.
 
         Raises:
-            InputError: when it is no ``RunInput``, such as a text.
+            InputError: when *given* is not a ``RunInput``, such as a string.
             StepEngineError: as that method does.
         """
         match given:
@@ -389,10 +389,10 @@ class RunHandle(Generic[Out]):
         """
         Send *text* to the run; it becomes a user message before the next model call.
 
-        It starts the next turn of a kept-open handle that is idle; what a turn did not take any more is the next one's.
+        In an idle handle that is kept open, the text starts the next turn. A text that arrives too late for a turn starts the next.
 
         Raises:
-            DataError: when *text* is no text.
+            DataError: when *text* is not a string.
             InputError: when it is too long for a record.
             StepEngineError: when the run has ended, or the next turn cannot start. If another thread sent the text, a warning
                 and a ``Warned`` event report the latter, and the text stays in ``unread``.
@@ -429,23 +429,23 @@ class RunHandle(Generic[Out]):
         """
         Send a message to the run, for its next ``Receive`` on that topic; return False if *id* was sent before.
 
-        To a run that is recorded it is sent once and for all: it is on the disk, in the mailbox beside the journal, when this
-        returns. ``await engine.send_message(handle, ...)`` does not wait for that in the event loop.
+        If the run is recorded, the message is in the mailbox next to the journal, on disk, when this returns.
+        ``await engine.send_message(handle, ...)`` does not block the event loop meanwhile.
 
         Args:
             topic: The topic.
-            value: What it says, JSON.
-            id: Its id; a second message with the same id is none. By default it has one of its own.
-            path: The path of the run that it is for, where that is a child.
+            value: The content, as JSON.
+            id: The id of the message; a second message with the same id is ignored. By default a new id.
+            path: The path of the receiving run, if that is a child.
 
         Returns:
             Whether it is new: ``False`` when it was sent before.
 
         Raises:
-            BadYield: for what is not a topic.
-            DataError: for what is not JSON.
-            InputError: when it is over 1 MiB, or another message has its id.
-            JournalError: when it cannot be kept.
+            BadYield: when *topic* is not a valid topic.
+            DataError: when *value* is not JSON.
+            InputError: when the message is over 1 MiB, or another message has its id.
+            JournalError: when the message cannot be stored.
             StepEngineError: when the run has ended.
         """
         message = Message(secrets.token_hex(MESSAGE_ID_BYTES) if id is None else id, path, check_topic(topic), value)
@@ -462,8 +462,8 @@ class RunHandle(Generic[Out]):
         """
         Store the result of a deferred tool call durably; return False if the same result was sent before.
 
-        As ``send_tool_result``, but of a run that is recorded the result is on the disk, in the mailbox beside the journal, when this
-        returns: whoever resumes the run has it, too.
+        Like ``send_tool_result``, but if the run is recorded, the result is in the mailbox next to the journal, on disk, when this
+        returns. So a resumed run has it, too.
 
         Args:
             tool_call_id: The call's id, as ``ToolStarted`` has it.
@@ -475,9 +475,9 @@ class RunHandle(Generic[Out]):
 
         Raises:
             ToolError: when no call with that id waits for its result.
-            DataError: for what is not JSON.
-            InputError: when it is over 1 MiB, or the call was given another result.
-            JournalError: when it cannot be kept.
+            DataError: when *result* is not JSON.
+            InputError: when the result is over 1 MiB, or the call has another result already.
+            JournalError: when the result cannot be stored.
         """
         place = self._tree.deferred.get_call_address(tool_call_id, path)
         message = make_result_message(place, result)

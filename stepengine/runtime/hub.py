@@ -602,7 +602,7 @@ class NewsFilter:
         """
         Yield *event* if it is news, after the starts of the steps around it.
 
-        A step of which only the rest is news is shown from its start, so that its end never comes alone.
+        If only the rest of a step is news, its start is shown, too, so that no end is shown without its start.
         """
         path, held = event.path, self._held_starts
         if isinstance(event, StepStarted):
@@ -841,7 +841,7 @@ class Hub:
         Return a subscription to the stored events and all later ones.
 
         Args:
-            after: The ``id`` of the last event that the subscriber has; what comes after it is what it gets.
+            after: The ``id`` of the last event that the subscriber has; the subscription starts after it.
 
         Raises:
             LimitExceeded: when the run has 100 subscribers already.

@@ -126,18 +126,18 @@ def _get_data_parameter_style(method: Callable[..., object]) -> Literal["keyword
 
 class LogObserver:
     """
-    An observer that calls those of four methods that an object has, such as a log provider.
+    An observer that calls up to four methods of an object, such as a log provider, if the object has them.
 
-    A standard logger has none of them: it gets a line for each, with ``run_id``, ``path`` and ``data`` as attributes of the
-    record, at the level ``DEBUG``; how a run ended at ``INFO``. What was said, and what tools were given and gave, is not in
-    them.
+    A standard logger has none of them. It gets a line for each event at the level ``DEBUG``, with ``run_id``, ``path`` and
+    ``data`` as attributes of the record, and a line at ``INFO`` for the end of a run. The lines contain no conversation, and no
+    inputs or results of tools.
 
-    Give it to ``Engine(observers=[LogObserver(logger)])``. The methods are plain functions, called for every run of a tree;
-    what they raise is logged, and the run goes on:
+    Pass it to ``Engine(observers=[LogObserver(logger)])``. The methods are plain functions, called for every run of a tree.
+    Their exceptions are logged, and the run continues:
 
     - ``on_tool_call(tool_name, input)`` before a tool runs;
     - ``on_tool_result(tool_name, result)`` after it, with its ``ToolResult``;
-    - ``on_step(step, messages)`` before the model is called in a step, which counts from 0, with what it is shown;
+    - ``on_step(step, messages)`` before a step calls the model: the number of the step, from 0, and the model's messages;
     - ``on_complete(result)`` when a root run has ended, with its ``RunResult``.
     """
 

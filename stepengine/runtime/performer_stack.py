@@ -131,9 +131,8 @@ class PerformerStack:
         """
         Open the ledger of a starting run; return the performer for its effects other than children, if there is a shortcut.
 
-        It is who records, or the innermost performer, where no budget is set, repeated calls are not counted, and
-        the run is in no group of which one failure ends all. Through all of them a bare step took 33.8 us instead of 29.8, one that
-        is recorded in memory 56.5 instead of 53.7, side by side.
+        The shortcut is the recorder, or the innermost performer without one. It exists if no budget is set, repeated calls are not
+        counted, and the run is in no fail-fast group. It saves about 10 % of the time of a bare step.
         """
         ledger = self._ledgers.create_ledger(path, plan)
         # Decided once for a run, when it starts: none of what is asked here changes while it runs.

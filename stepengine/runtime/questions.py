@@ -66,14 +66,14 @@ class RememberedRules:
     """
     The rules from answers of "always allow this".
 
-    They apply as answers to the questions that they are about: so each call that they let through has its own recorded
-    answer, and a replay or resume depends on nothing but the record.
+    A rule answers the questions that it covers. So each call that it allows has its own recorded answer, and a replay or resume
+    depends only on the record.
 
     Args:
-        store: Where those are kept that hold for every process.
+        store: The store of the rules that apply in every process.
 
     Attributes:
-        store: As given.
+        store: The same store.
     """
 
     def __init__(self, store: RuleStore | None = None) -> None:
@@ -305,12 +305,12 @@ class OpenQuestions:
         """
         Return one answer per question, ``None`` where no one can give one.
 
-        An interactor is asked one question after another; those that wait for a handle are open at once. A permission for a
-        call that its tool will refuse is not asked for: the answer is the tool's own no.
+        An interactor is asked one question after another; questions for a handle are all open at once. A permission for a call
+        that its tool will refuse is not asked for; the tool's denial is the answer.
 
         Args:
-            questions: What is asked.
-            interactor: Who answers before the engine's own interactor would.
+            questions: The questions.
+            interactor: The interactor to ask instead of the engine's own.
 
         Raises:
             LimitExceeded: when more questions than a run tree may have would wait for an answer.

@@ -40,14 +40,14 @@ class RateLimit:
     The limits of one provider; ``None`` is without limit.
 
     Attributes:
-        requests_per_minute: Requests that start within any 60 seconds; each attempt of a call is one.
-        tokens_per_minute: Tokens of the requests that start within any 60 seconds. A request counts with an estimate of
-            its prompt and its ``max_tokens``, and with what it really used once that is known. One that is larger than
-            the limit goes alone.
-        max_concurrency: Requests under way at once.
+        requests_per_minute: The number of requests that may start within any 60 seconds; each attempt of a call counts.
+        tokens_per_minute: The number of tokens of the requests that start within any 60 seconds. A request counts with its
+            estimated prompt and its ``max_tokens``, and with its actual usage once that is known. A request that is larger
+            than the limit runs alone.
+        max_concurrency: The number of requests that may run at once.
 
     Raises:
-        DefinitionError: when a limit lets nothing through.
+        DefinitionError: when a limit would admit no request.
     """
 
     requests_per_minute: int | None = None
@@ -69,8 +69,8 @@ class WaitReason(NamedTuple):
     Why a request must wait.
 
     Attributes:
-        limit: Which limit is reached; ``"queue"`` when others came before.
-        seconds: How long it takes at most; ``None`` when that depends on others.
+        limit: The name of the reached limit; ``"queue"`` if earlier requests are waiting.
+        seconds: The longest wait in seconds; ``None`` if it depends on other requests.
     """
 
     limit: Literal["requests", "tokens", "concurrency", "queue"]
@@ -78,7 +78,7 @@ class WaitReason(NamedTuple):
 
 
 class AdmittedRequest:
-    """A request that was let through: when, and how many tokens it counts for."""
+    """An admitted request: its start time in milliseconds and its number of tokens."""
 
     __slots__ = ("at", "counts", "tokens")
 

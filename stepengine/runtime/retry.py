@@ -19,10 +19,9 @@ from stepengine.errors import DefinitionError, ModelError
 @frozen(kw_only=True)
 class RetryPolicy:
     """
-    How often and how patiently a failed model call is tried again.
+    The number of attempts of a failing model call, and the waits between them.
 
-    Waits are random between 0 and a bound that doubles ("full jitter"); what a provider asks for with ``retry-after``
-    comes on top.
+    Waits are random between 0 and a bound that doubles ("full jitter"). The ``retry-after`` of a provider is added.
 
     Attributes:
         attempts: Requests per model call at most, the first included.
