@@ -462,7 +462,7 @@ def _print_stopping_notice(handle: RunHandle, screen: Screen | None, terminal: P
     """Show that the turn is ending, in the status line or as a printed line."""
     if screen is not None:
         screen.is_stopping = True
-    if (names := ", ".join(handle.finishing)) and not terminal.is_rich:
+    if (names := ", ".join(handle.calls_to_finish)) and not terminal.is_rich:
         terminal.print_text(
             f"(waiting up to {GRACE:g} s for {one_line(names, 60)}; press Ctrl-C again to leave)", "dim"
         )

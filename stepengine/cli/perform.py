@@ -92,7 +92,7 @@ def interrupt_run(handle: RunHandle, loop: asyncio.AbstractEventLoop) -> None:
     """Interrupt a run, giving its running effects some seconds to finish, and print their names."""
 
     def print_names() -> None:
-        if names := ", ".join(handle.finishing):
+        if names := ", ".join(handle.calls_to_finish):
             print_error(
                 f"waiting up to {GRACE:g} s for {names}, so that the outcome is recorded; press Ctrl-C again to stop at once"
             )

@@ -35,7 +35,7 @@ from stepengine.engine.workspace_tools import WorkspaceTools
 from stepengine.errors import AgentError, DataError, DefinitionError, StepEngineError
 from stepengine.machine.child_effects import describe_substitution, find_matching_id
 from stepengine.machine.plan import PlannedAgent, SpawnableAgents
-from stepengine.machine.tool_search import add_search_tool
+from stepengine.machine.tool_search import with_search_tool
 from stepengine.runtime.logs import log_once
 from stepengine.tools.agent_tools import (
     BUILT_IN,
@@ -475,7 +475,7 @@ class Catalog:
             _check_schema_references(definition, {"set_output": tools["set_output"].spec})
         specs = JsonDict({name: tools[name].spec for name in offered})
         _check_schema_references(definition, specs)
-        add_search_tool(specs, tools)
+        with_search_tool(specs, tools)
         openings = tuple([_make_source_hook(definition, source, tools) for source in sources.values()])
         return Agent(
             definition=definition,

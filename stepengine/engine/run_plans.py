@@ -42,7 +42,7 @@ from stepengine.errors import (
     UnknownModel,
 )
 from stepengine.machine.author import add_location, make_handler_error
-from stepengine.machine.child_effects import find_matching_id, spawn_not_allowed_error
+from stepengine.machine.child_effects import find_matching_id, make_spawn_not_allowed_error
 from stepengine.machine.plan import RunHost, RunInput, RunPlan, ToolBody
 from stepengine.runtime.core_performer import get_call_timeout
 from stepengine.runtime.hub import Hub
@@ -503,7 +503,7 @@ class Planner:
                 near = find_nearest(effect.agent_id, agents, n=1)
                 meant = f"; did you mean {near[0]!r}? Else" if near else ";"
                 hint = f"{meant} list it in uses=[...] of the tool {parent.body.tool_name!r}"
-            raise spawn_not_allowed_error(parent.agent.definition.id, effect.agent_id, agents, hint)
+            raise make_spawn_not_allowed_error(parent.agent.definition.id, effect.agent_id, agents, hint)
         spawner: Agent = parent.agent.source
         listed = spawner.get_child(key)
         if not isinstance(given, AgentDefinition) or given is listed.definition:

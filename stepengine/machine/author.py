@@ -64,14 +64,14 @@ def find_waiting_line(steps: object, program: RunningProgram | None = None) -> s
 
     Args:
         steps: The generator.
-        program: What it runs elsewhere, if it does: a handler in the sandbox has its lines there.
+        program: The program that the generator runs in another process, such as a sandboxed handler; its line is returned.
     """
     if program is not None and program.file:
         return f"{program.file}:{program.line}"
-    return find_author_line(_generator_places(steps))
+    return find_author_line(_iter_generator_lines(steps))
 
 
-def _generator_places(steps: object) -> Iterator[tuple[str, int]]:
+def _iter_generator_lines(steps: object) -> Iterator[tuple[str, int]]:
     while steps is not None:
         frame = getattr(steps, "gi_frame", None)
         if frame is not None:
@@ -79,8 +79,8 @@ def _generator_places(steps: object) -> Iterator[tuple[str, int]]:
         steps = getattr(steps, "gi_yieldfrom", None)
 
 
-def _program_places(frame: FrameType) -> Iterator[tuple[str, int]]:
-    """Yield the current place in a file that a sandbox frame of this package runs elsewhere, without frames here."""
+def _iter_program_lines(frame: FrameType) -> Iterator[tuple[str, int]]:
+    """Yield file and line of the sandboxed program that *frame* runs, since the program has no frames in this process."""
     if frame.f_globals.get("__package__") == "stepengine.sandbox":
         found = [value for value in frame.f_locals.values() if isinstance(value, RunningProgram) and value.file]
         yield from [(value.file, value.line) for value in found]
@@ -88,14 +88,14 @@ def _program_places(frame: FrameType) -> Iterator[tuple[str, int]]:
 
 def find_raise_line(error: BaseException) -> str:
     """Return ``file:line`` where *error* was raised, in the innermost frame of the author's code; ``""`` if none."""
-    return find_author_line(_traceback_places(error))
+    return find_author_line(_iter_traceback_lines(error))
 
 
-def _traceback_places(error: BaseException) -> Iterator[tuple[str, int]]:
+def _iter_traceback_lines(error: BaseException) -> Iterator[tuple[str, int]]:
     trace = error.__traceback__
     while trace is not None:
         yield trace.tb_frame.f_code.co_filename, trace.tb_lineno
-        yield from _program_places(trace.tb_frame)
+        yield from _iter_program_lines(trace.tb_frame)
         trace = trace.tb_next
 
 
@@ -181,7 +181,7 @@ def make_handler_error(author_name: str, error: BaseException) -> HandlerError:
 
 def _explain_error(error: BaseException) -> str:
     """Return the message of *error*, with a correction if a value was not unpacked or awaited."""
-    said = _error_text(error)
+    said = _get_error_text_or_placeholder(error)
     if not isinstance(error, TypeError | AttributeError):
         return said
     hint = _hint_at_mistake(error, said)
@@ -189,7 +189,7 @@ def _explain_error(error: BaseException) -> str:
 
 
 def _hint_at_mistake(error: BaseException, message: str) -> str:
-    """Return a correction for a common mistake behind *error*, or ``""``, without calling the value at fault."""
+    """Return a correction for a common mistake behind *error*, or ``""``, without running code of the value that caused it."""
     if "StepResult" in message:
         return YIELD_FROM
     if "coroutine" in message:
@@ -218,7 +218,7 @@ def _suggest_keyword(kind: type, unknown_word: str) -> str:
     )
 
 
-def _error_text(error: BaseException) -> str:
+def _get_error_text_or_placeholder(error: BaseException) -> str:
     try:
         return str(error)
     except Exception:  # noqa: BLE001
@@ -238,13 +238,13 @@ def add_location(error: StepEngineError) -> StepEngineError:
 
 class Author:
     """
-    One generator of the author's: a handler, a tool, or a hook that needs the outside world.
+    A generator of the author's code: a handler, the body of a tool, or a hook that yields.
 
     Attributes:
-        what: Its name in messages.
-        by: Whose generator it is.
+        what: The name of the generator in messages.
+        by: The kind of code: a handler, a tool or a hook.
         steps: The generator.
-        program: The program that it runs elsewhere, in a sandbox; ``None`` for none.
+        program: The program that the generator runs in a sandbox; ``None`` if it runs none.
     """
 
     def __init__(self, what: str, steps: GeneratorType[Any, Any, Any], *, by: By) -> None:

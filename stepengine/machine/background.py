@@ -35,7 +35,7 @@ class BackgroundChildRefs:
         self._refs[ref.path] = ref
         self._running[ref.path] = on_return
 
-    def get_own_child_path(self, ref: ChildRef[Any]) -> str:
+    def require_own_child_path(self, ref: ChildRef[Any]) -> str:
         """
         Return the path of a child that this run started in the background.
 

@@ -32,8 +32,8 @@ from stepengine.machine.calls import (
     ToolMember,
     finish_pending_call,
     make_ask_effect,
+    make_unavailable_tool_error,
     run_single_member,
-    unavailable_tool_error,
 )
 from stepengine.machine.protocol import Flow
 from stepengine.machine.signals import Stopped, merge_stops
@@ -57,14 +57,18 @@ UNATTENDED = (
 )
 
 
-def make_calls_of_reply(run: RunState, calls: Sequence[ToolCallPart], offered: Collection[str]) -> list[ToolMember]:
-    """Return the calls of a reply; a call of a tool that was not offered has an error result already."""
+def make_reply_calls(run: RunState, calls: Sequence[ToolCallPart], offered: Collection[str]) -> list[ToolMember]:
+    """Return the members for the calls of a reply; a call of a tool that was not offered has an error result already."""
     made = []
     for asked in calls:
         # By what was offered in this request, and not by what the engine knows: a model that remembers a name from an
         # earlier step, or guesses one, would call what its agent was not given. Nor is a similar name ever taken for it
         # (reliability:MP48): `delete_file` is one letter from something harmless.
-        name = asked.tool_name if asked.tool_name in offered else _find_agent_tool_name(run, asked.tool_name, offered)
+        name = (
+            asked.tool_name
+            if asked.tool_name in offered
+            else _find_name_of_spawning_tool(run, asked.tool_name, offered)
+        )
         call = ToolMember(run, asked, "model", None if name is None else run.tools.bindings[name])
         if name is None:
             # With hundreds of tools, of which the model was shown a few and finds the others by a search, a list of all
@@ -75,13 +79,14 @@ def make_calls_of_reply(run: RunState, calls: Sequence[ToolCallPart], offered: C
             )
             # The call stays, with an error for its result: the model has to see that it made it, and every provider
             # refuses a history in which a call has none.
-            call.set_error_result(unavailable_tool_error(run, asked.tool_name, known, hint))
+            call.set_error_result(make_unavailable_tool_error(run, asked.tool_name, known, hint))
         made.append(call)
     return made
 
 
-def _find_agent_tool_name(run: RunState, name: str, offered: Collection[str]) -> str | None:
-    """Return the offered agent tool whose name is *name* with underscores for hyphens, or ``None`` (generator-contract:L28)."""
+def _find_name_of_spawning_tool(run: RunState, name: str, offered: Collection[str]) -> str | None:
+    """Return the offered tool that starts an agent and is called *name* with underscores for hyphens, or ``None``."""
+    # This is generator-contract:L28.
     other = name.replace("-", "_")
     return other if other in offered and run.tools.bindings[other].runs.how == "spawns" else None
 
@@ -269,7 +274,7 @@ def _judge_and_run_together(
     if run.plan.agent.hooks.pre_tool:
         yield from _judge_and_ask_calls(run, valid)
         valid = [call for call in valid if call.result is None]
-    effects, races = yield from _make_member_effects(members)
+    effects, races = yield from _run_members_or_make_effects(members)
     if parallel is None:
         effects = _copy_with_sibling_counts(effects)
     # A call that was denied or invalid has failed before anything began, and that is a failure like any other: without
@@ -283,7 +288,7 @@ def _judge_and_run_together(
     # has no yield: it reads every refusal in its entry.
     if parallel is not None and outcomes and all(map(_was_refused_by_child_limit, outcomes)):
         run.effects.unwrap(outcomes[0])
-    stops = _distribute_outcomes(members, outcomes)
+    stops = _apply_outcomes_and_list_stops(members, outcomes)
     # One after another, after all have ended: following up may ask for further effects, whose numbers have to come in
     # the order of the calls.
     for call in valid:
@@ -309,8 +314,10 @@ def _judge_and_ask_calls(run: RunState, calls: Sequence[ToolMember]) -> Flow[Non
     yield from _ask_permissions(run, asking, together=True)
 
 
-def _make_member_effects(members: Sequence[EffectMember]) -> Flow[tuple[Sequence[Leaf], tuple[tuple[int, int], ...]]]:
-    """Return the effects of all members, and the ranges of those that race."""
+def _run_members_or_make_effects(
+    members: Sequence[EffectMember],
+) -> Flow[tuple[Sequence[Leaf], tuple[tuple[int, int], ...]]]:
+    """Return the effects of all members with the ranges (first, end) of racing ones; control tools run here and have none."""
     effects: list[Leaf] = []
     races: list[tuple[int, int]] = []
     for member in members:
@@ -374,8 +381,8 @@ def _make_race_effects(race: RaceMember) -> Flow[Sequence[Leaf]]:
     return race.make_effects()
 
 
-def _distribute_outcomes(members: Sequence[EffectMember], outcomes: Sequence[Single]) -> list[Stop]:
-    """Pass the members the outcomes of their effects and return the stops among them."""
+def _apply_outcomes_and_list_stops(members: Sequence[EffectMember], outcomes: Sequence[Single]) -> list[Stop]:
+    """Set the results of all members from the outcomes of their effects; return the stops among the outcomes."""
     stops: list[Stop] = []
     position = 0
     # By position: the effects were handed out member by member, so each member's outcomes are one slice. The numbers of

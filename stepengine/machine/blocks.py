@@ -99,7 +99,7 @@ def _skip_blank(text: str, position: int) -> int:
     return match.end() if match else position
 
 
-def read_codebuff_call(value: Mapping[str, object]) -> tuple[object, dict[str, Any]]:
+def parse_codebuff_call(value: Mapping[str, object]) -> tuple[object, dict[str, Any]]:
     """Return the tool name and the input from codebuff's form of a call."""
     return value.get("cb_tool_name"), {k: v for k, v in value.items() if k not in ("cb_tool_name", "cb_easp")}
 
@@ -107,7 +107,7 @@ def read_codebuff_call(value: Mapping[str, object]) -> tuple[object, dict[str, A
 def _parse_call_value(tag: str, value: object) -> CallBlock | BrokenBlock:
     if not isinstance(value, dict):
         return BrokenBlock("", f"the block holds a {type(value).__name__}, not an object")
-    name, given = (value.get("name"), value.get("input", {})) if tag == "tool_call" else read_codebuff_call(value)
+    name, given = (value.get("name"), value.get("input", {})) if tag == "tool_call" else parse_codebuff_call(value)
     if not isinstance(name, str) or not name:
         return BrokenBlock("", "the block names no tool")
     if not isinstance(given, dict):

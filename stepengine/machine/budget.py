@@ -26,9 +26,9 @@ class Budget:
     Attributes:
         limits: The limits in force.
         reached: The first budget that was spent, of the run or of its tree; ``None`` while none is.
-        steps_left: How many steps are left.
-        most_steps: How many it may take in all: as its limits say, and what people allowed beyond that.
-        denied: How often calls were denied in a row, by the name of the tool; without those of which one was not, since.
+        steps_left: The number of steps that are left.
+        most_steps: The total number of steps, including those that people allowed in addition to the limits.
+        denied: The number of denied calls in a row by tool name; a call that is not denied removes its tool.
     """
 
     __slots__ = ("_actions", "_agent_id", "_denials", "denied", "limits", "most_steps", "reached", "steps_left")
@@ -62,7 +62,7 @@ class Budget:
         """Deduct a step from the steps left. Nothing is raised here: ``Progress.request_step`` checks the rest."""
         self.steps_left -= 1
 
-    def raise_step_limit(self, max_steps: int) -> None:
+    def increase_step_limit(self, max_steps: int) -> None:
         """Raise the run's total number of steps to *max_steps*."""
         self.steps_left += max_steps - self.most_steps
         self.most_steps = max_steps

@@ -55,7 +55,7 @@ from stepengine.machine.child_effects import (
     RequestedChildren,
     child_result_from_outcome,
     find_spawnable_agent_id,
-    spawn_not_allowed_error,
+    make_spawn_not_allowed_error,
 )
 from stepengine.machine.control import run_control_tool
 from stepengine.machine.protocol import CALLS, Flow
@@ -247,13 +247,19 @@ class ChildMember(EffectMember):
     __slots__ = ("_asked", "_by", "_is_background", "_of")
 
     def __init__(
-        self, run: RunState, asked: y.AgentCall, *, of: int = 0, is_background: bool = False, by: str = ""
+        self,
+        run: RunState,
+        asked: y.AgentCall,
+        *,
+        sibling_count: int = 0,
+        is_background: bool = False,
+        tool_call_id: str = "",
     ) -> None:
-        """Request the child *asked*, one of *of* at once (0: alone), for the model's call *by*."""
+        """Request the child *asked*, one of *sibling_count* that start at once (0: alone), for the model's call *tool_call_id*."""
         super().__init__(run)
         self._asked = asked
-        self._by = by
-        self._of = of
+        self._by = tool_call_id
+        self._of = sibling_count
         self._is_background = is_background
 
     def make_effects(self) -> Sequence[Leaf]:
@@ -425,7 +431,7 @@ def make_ask_effect(
     ]
     # Only of a permission the person is shown where in the program it is asked for; a question of the author's says
     # itself what it is about.
-    place = run.progress.program_place if purpose == "permission" else None
+    place = run.progress.program_position if purpose == "permission" else None
     return ef.AskPerson(seq, tuple(numbered), purpose, tool_call_id, place=place, program_line=program_line)
 
 
@@ -610,14 +616,14 @@ class StartMember(EffectMember):
             # A name could be any agent of the engine, so what this run may spawn is asked. A definition is an object
             # that only the tool's author can have, and needs no leave.
             if isinstance(one.agent, str) and allowed is not None and find_spawnable_agent_id(run, one.agent) is None:
-                raise spawn_not_allowed_error(run.plan.agent.definition.id, one.agent, allowed)
+                raise make_spawn_not_allowed_error(run.plan.agent.definition.id, one.agent, allowed)
         if call.source == "model" or any(one.agent is agent for one in self._asked.calls for agent in carried):
             self.tool_call_id = call.asked.tool_call_id
 
     def make_effects(self) -> Sequence[Leaf]:
         """Return one ``Spawn`` for each."""
         calls = self._asked.calls
-        more: Any = {"of": len(calls), "is_background": True, "by": self.tool_call_id}
+        more: Any = {"sibling_count": len(calls), "is_background": True, "tool_call_id": self.tool_call_id}
         children = [ChildMember(self.run, call, **more) for call in calls]
         self.handed_out = [spawn for child in children for spawn in child.make_effects()]
         return self.handed_out
@@ -653,7 +659,7 @@ class WaitMember(SingleEffectMember):
         run, asked = self.run, self._asked
         # Known are the children that this run has started itself: a reference that came from elsewhere (a param, a
         # message) raises here, at the handler's yield.
-        paths = tuple([run.children.background.get_own_child_path(ref) for ref in asked.refs])
+        paths = tuple([run.children.background.require_own_child_path(ref) for ref in asked.refs])
         wakes = self.compute_wake_time(asked.timeout)
         return ef.AwaitRuns(
             run.effects.allocate_number(), paths, asked.need, asked.timeout, wakes=wakes, asked=run.effects.now
@@ -682,7 +688,7 @@ class SendMember(SingleEffectMember):
     def make_effect(self) -> Leaf:
         """Return the ``SendToRun``."""
         asked = self._asked
-        path = self.run.children.background.get_own_child_path(asked.ref)
+        path = self.run.children.background.require_own_child_path(asked.ref)
         return ef.SendToRun(self.run.effects.allocate_number(), path, asked.value, asked.topic)
 
 
@@ -696,7 +702,7 @@ class CancelMember(SingleEffectMember):
         asked = self._asked
         return ef.EndRuns(
             self.run.effects.allocate_number(),
-            (self.run.children.background.get_own_child_path(asked.ref),),
+            (self.run.children.background.require_own_child_path(asked.ref),),
             asked.reason,
         )
 
@@ -753,7 +759,7 @@ OF_STEPS = {
 def make_single_member(run: RunState, yielded: Any, *, child_count: int = 0) -> EffectMember:
     """Return the member for a single yieldable; *child_count* is the number of children in its ``Parallel``."""
     if isinstance(yielded, y.AgentCall):
-        return ChildMember(run, yielded, of=child_count)
+        return ChildMember(run, yielded, sibling_count=child_count)
     member: EffectMember = MEMBERS.get(type(yielded), SingleEffectMember)(run, yielded)
     return member
 
@@ -835,10 +841,10 @@ class ToolMember(EffectMember):
     One call of a tool and its state.
 
     Attributes:
-        asked: The call as it was asked for, with the input that hooks and people made of it.
-        accepted: The call as the history holds it, where its input was corrected or changed by a person; else ``None``.
-        source: Who asked for it.
-        binding: The tool; ``None`` for an unknown one.
+        asked: The requested call, with the input as changed by hooks and people.
+        accepted: The call in the history, if its input was corrected or changed by a person; else ``None``.
+        source: The origin of the call, such as a model or a handler.
+        binding: The tool; ``None`` if it is unknown.
         is_closed: Whether its result is a placeholder: pending, or cancelled by the end of the run.
         is_fault: Whether the call, or one of the children that it asks for, was invalid or unknown, which forces another step.
     """
@@ -995,12 +1001,12 @@ class ToolMember(EffectMember):
                 assert_never(never)
         return self.handed_out
 
-    def _make_effect(self, made_by: type[C], validated: Validated) -> C:
-        """Return the numbered effect of the call, of the class *made_by*."""
+    def _make_effect(self, effect_type: type[C], validated: Validated) -> C:
+        """Return the numbered effect of the call, of the class *effect_type*."""
         run, asked = self.run, self.asked
         # State and size go as functions: most tools look at neither, and a state that is frozen for nobody would cost a
         # microsecond for each call.
-        return made_by(
+        return effect_type(
             run.effects.allocate_number(),
             asked.tool_name,
             validated.input,
@@ -1174,13 +1180,13 @@ def _rename_call(call: ToolCallPart, name: str) -> ToolCallPart:
     return call if call.tool_name == name else attrs.evolve(call, tool_name=name)
 
 
-def unavailable_tool_error(run: RunState, name: str, available: Sequence[str], hint: str = "") -> ToolNotAvailable:
+def make_unavailable_tool_error(run: RunState, name: str, available: Sequence[str], hint: str = "") -> ToolNotAvailable:
     """Return the error for a call of an unavailable tool."""
     msg = f"Tool {name!r} is not available for agent {run.plan.agent.definition.id!r}. Available tools: {list_names(available, name)}.{hint}"
     return ToolNotAvailable(msg, tool_name=name, available=available)
 
 
-def unavailable_author_call_error(run: RunState, name: str) -> ToolNotAvailable:
+def make_unavailable_author_call_error(run: RunState, name: str) -> ToolNotAvailable:
     """Return the error for a handler's or tool body's call of an unavailable tool, with a suggestion how to allow or correct it."""
     # An author can be told more than a model: what was probably meant, and which line to write; a model is told what it
     # may call.
@@ -1215,7 +1221,7 @@ def run_tool_call_of_hook(run: RunState, yielded: y.ToolCall) -> Flow[ToolResult
     if binding is None or binding.runs.how != "ordinary":
         ordinary = tuple([name for name, b in run.tools.bindings.items() if b.runs.how == "ordinary"])
         near = find_nearest(yielded.tool, ordinary, n=1, alike=NEAR_RATIO)
-        raise unavailable_tool_error(run, yielded.tool, ordinary, f" Did you mean {near[0]!r}?" if near else "")
+        raise make_unavailable_tool_error(run, yielded.tool, ordinary, f" Did you mean {near[0]!r}?" if near else "")
     call = ToolMember(run, ToolCallPart(run.tools.call_ids.allocate_id(), yielded.tool, yielded.input), "hook", binding)
     # Past hooks and rules, as whoever installed the hook is trusted as its host is (reliability:PM39); judged by hooks
     # it would also call itself.

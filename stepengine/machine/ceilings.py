@@ -69,7 +69,7 @@ def ask_for_more_steps(run: RunState) -> Flow[bool]:
     allowed = ceiling_from_answer(question, run.effects.unwrap(outcome)[0])
     if allowed is None:
         return False
-    budget.raise_step_limit(int(allowed.most))
+    budget.increase_step_limit(int(allowed.most))
     return True
 
 

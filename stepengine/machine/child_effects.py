@@ -27,9 +27,9 @@ def find_matching_id(wanted: str, allowed: Sequence[str] | Mapping[str, object])
     """
     Return the first id in *allowed* that matches *wanted*, or ``None``.
 
-    Ids are ``[publisher/]name[@version]``, and ``_`` counts as ``-``. What *wanted* leaves out matches anything. One with a
-    publisher of whom nothing of that name is there means the agent that is called so alone, as a bundled one or one of the
-    engine's own is; ``describe_substitution`` says that its version is not checked.
+    Ids are ``[publisher/]name[@version]``, and ``_`` counts as ``-``. Missing parts of *wanted* match anything. If no
+    agent of the publisher has that name, the agent with the name alone matches, such as a bundled agent or one of the engine.
+    ``describe_substitution`` reports that the version was not checked.
     """
     key = normalised_id(wanted.strip())
     if key in allowed:
@@ -59,7 +59,7 @@ def describe_substitution(wanted: str, found: str) -> str:
     return f"the agent {found!r} stands for {wanted.strip()!r}: publishers and versions are not checked"
 
 
-def spawn_not_allowed_error(
+def make_spawn_not_allowed_error(
     agent_id: str, wanted: str, allowed: Sequence[str] | Mapping[str, object], hint: str = ""
 ) -> AgentError:
     """Return the error for an agent that *agent_id* may not spawn; it lists the allowed ones."""
@@ -68,7 +68,7 @@ def spawn_not_allowed_error(
 
 
 def find_spawnable_agent_id(run: RunState, wanted: str) -> str | None:
-    """Return the id of the agent named *wanted* that this run may spawn, or ``None``; warn once if only *wanted* has a publisher."""
+    """Return the id of the agent named *wanted* that this run may spawn, or ``None``; warn once if the publisher in *wanted* was ignored."""
     found = find_matching_id(wanted, run.plan.agent.children.names or {})
     told = describe_substitution(wanted, found) if found is not None else ""
     if told:
@@ -167,7 +167,7 @@ def _make_spawn_or_failure(
         found = find_spawnable_agent_id(run, agent_id)
         if found is None:
             hint = f". {agent_id!r} is a tool: call it directly" if agent_id in run.tools.offered else ""
-            error = spawn_not_allowed_error(run.plan.agent.definition.id, agent_id, agents, hint)
+            error = make_spawn_not_allowed_error(run.plan.agent.definition.id, agent_id, agents, hint)
             return ChildResult(agent_id=agent_id, status="failed", error=error)
         agent_id = found
     sources = run.effects.sources

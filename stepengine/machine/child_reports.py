@@ -41,7 +41,7 @@ def wait_for_child_report(run: RunState) -> Flow[bool]:
     seconds = run.budget.limits.max_wait_seconds
     # More than a hundred years, such as infinity, is no timeout of `Wait`: it waits for ever.
     if (yield from _wait_and_report(run, 1, None if seconds is None or seconds > MAX_PAUSE_SECONDS else seconds)):
-        run.progress.record_turn_completion(complete=False)
+        run.progress.record_turn_completion(is_complete=False)
         return True
     run.side_events.add_warnings(
         f"the turn ended after it waited {seconds:g} s for background children, and ended them too"

@@ -11,10 +11,10 @@ from stepengine.data.messages import AssistantMessage, ToolResult, UserMessage
 from stepengine.data.tools import Action, ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.errors import AgentError
-from stepengine.machine.child_effects import find_spawnable_agent_id, spawn_not_allowed_error
+from stepengine.machine.child_effects import find_spawnable_agent_id, make_spawn_not_allowed_error
 from stepengine.machine.plan import RunPlan
 from stepengine.machine.state import RunState
-from stepengine.machine.tool_search import add_search_tool, search_hidden_tools
+from stepengine.machine.tool_search import search_hidden_tools, with_search_tool
 
 HANDLER_ONLY = ("set_messages", "add_message")
 """Control tools that no model is ever offered."""
@@ -29,7 +29,7 @@ def collect_offered_specs(plan: RunPlan) -> Mapping[str, ToolSpec]:
     names = [name for name in plan.agent.offered if name not in HANDLER_ONLY]
     if plan.agent.definition.output_schema is not None and "set_output" not in names:
         names.append("set_output")
-    return add_search_tool({name: plan.tools[name].spec for name in names}, plan.tools)
+    return with_search_tool({name: plan.tools[name].spec for name in names}, plan.tools)
 
 
 def run_control_tool(run: RunState, action: Action, value: JsonDict) -> ToolResult:
@@ -93,7 +93,7 @@ def _hand_off(run: RunState, value: JsonDict) -> ToolResult:
         return ToolResult.error(f"Agent {own!r} works in the conversation of another agent and cannot hand it over.")
     found = find_spawnable_agent_id(run, wanted)
     if found is None:
-        return ToolResult.error(spawn_not_allowed_error(own, wanted, run.plan.agent.children.names or {}).message)
+        return ToolResult.error(make_spawn_not_allowed_error(own, wanted, run.plan.agent.children.names or {}).message)
     if found == normalised_id(own):
         return ToolResult.error(f"Agent {own!r} has the conversation already.")
     run.children.record_hand_over(found)

@@ -46,7 +46,7 @@ def get_final_text(run: RunState) -> str:
     output = run.output
     if output.is_given and isinstance(output.value, str):
         return output.value
-    return _fit_text_to_record(output.last_texts.get_answer())
+    return _fit_text_to_record(output.last_texts.get_joined_text())
 
 
 def _fit_text_to_record(text: str) -> str:
@@ -77,7 +77,7 @@ def get_final_output(run: RunState, returned: object) -> object:
             )
             raise HandlerError(msg, kind="too_long")
         return messages
-    return output.value if output.is_given else _fit_text_to_record(output.last_texts.get_answer())
+    return output.value if output.is_given else _fit_text_to_record(output.last_texts.get_joined_text())
 
 
 def set_or_request_output(run: RunState, returned: object) -> Flow[None]:
@@ -130,7 +130,7 @@ def _set_returned_output(run: RunState, returned: object) -> None:
     if output.needs_validation:
         output.mark_missing()
         if output.set_first_valid(returned):
-            _refuse_long_output(run, output.value)
+            _require_recordable_length(run, output.value)
         return
     try:
         kept = freeze(returned)
@@ -138,7 +138,7 @@ def _set_returned_output(run: RunState, returned: object) -> None:
         _refuse_non_json_output(run, returned, error)
         output.mark_returned()
     else:
-        _refuse_long_output(run, kept)
+        _require_recordable_length(run, kept)
         output.set(kept)
 
 
@@ -164,7 +164,7 @@ def _refuse_non_json_output(run: RunState, returned: Any, error: Exception) -> N
     raise HandlerError(msg, kind=type(error).__name__, location=where)
 
 
-def _refuse_long_output(run: RunState, output: JsonValue) -> None:
+def _require_recordable_length(run: RunState, output: JsonValue) -> None:
     """
     Raise for an output that is too long for a record.
 

@@ -40,9 +40,9 @@ from stepengine.machine.calls import (
     RaceMember,
     ToolMember,
     make_single_member,
+    make_unavailable_author_call_error,
+    make_unavailable_tool_error,
     run_single_member,
-    unavailable_author_call_error,
-    unavailable_tool_error,
 )
 from stepengine.machine.ceilings import ask_for_more_steps
 from stepengine.machine.child_reports import wait_for_child_report
@@ -275,7 +275,7 @@ def _require_offered_tools(run: RunState, step_options: y.StepWith) -> None:
     """Raise if a ``StepWith`` names a tool that the agent does not offer."""
     for name in step_options.tools or ():
         if name not in run.tools.offered:
-            raise unavailable_author_call_error(run, name)
+            raise make_unavailable_author_call_error(run, name)
 
 
 # --- calls and other members ------------------------------------------------------------------------------------------
@@ -307,7 +307,7 @@ def _make_author_call(run: RunState, author: Author, yielded: y.ToolCall) -> Too
         return ToolMember(
             run, ToolCallPart(run.tools.call_ids.allocate_id(), yielded.tool, yielded.input), source, binding
         )
-    raise unavailable_author_call_error(run, yielded.tool)
+    raise make_unavailable_author_call_error(run, yielded.tool)
 
 
 def _touches_conversation(binding: ToolBinding) -> bool:
@@ -493,7 +493,7 @@ def _perform_step_text(run: RunState, _: Author, yielded: y.StepText) -> Answer:
             case _:
                 assert_never(piece)
     if ended_by is not None and not fault:
-        run.progress.record_turn_completion(complete=not run.history.append_inbox())
+        run.progress.record_turn_completion(is_complete=not run.history.append_inbox())
         record_end_turn_message(run, (ended_by,))
     return _make_step_result(run, tuple(results))
 
@@ -513,7 +513,7 @@ def _make_block_call(run: RunState, part: ToolCallPart, ended_by: ToolMember | N
         binding = None
     call = ToolMember(run, part, "model", binding)
     if binding is None:
-        call.set_error_result(unavailable_tool_error(run, part.tool_name, tuple(run.tools.offered)))
+        call.set_error_result(make_unavailable_tool_error(run, part.tool_name, tuple(run.tools.offered)))
     elif ended_by is not None:
         call.set_skipped_result(f"Skipped: {ended_by.asked.tool_name} ended the turn before this call.")
     return call

@@ -257,7 +257,7 @@ class RunHistory:
             if self._keeps_left_out:
                 # What was said for a time only is not part of the conversation that anybody would look up.
                 self.left_out += tuple(
-                    [m for m in self.record.find_missing_messages(record) if _effective_lifetime(m) is None]
+                    [m for m in self.record.find_missing_messages(record) if _get_effective_lifetime(m) is None]
                 )
             # What counts as this run's own (for its output, for a session) is the end of the record. A policy that
             # rewrites it mostly keeps that end, and then it stays this run's; where it does not, nothing can be said to
@@ -329,20 +329,20 @@ class RunHistory:
         if not over:
             return
         self._times -= over
-        self.start -= sum(_effective_lifetime(m) in over for m in self.record[: self.start])
+        self.start -= sum(_get_effective_lifetime(m) in over for m in self.record[: self.start])
         self.record, self.view = self._copy_without_expired(over)
 
     def _copy_without_expired(self, expired_ttls: Collection[str]) -> RecordAndView:
         """Return record and view without the messages whose lifetime is in *expired_ttls*; the history itself is unchanged."""
         record = _make_transcript_if_changed(
-            self.record, [m for m in self.record if _effective_lifetime(m) not in expired_ttls]
+            self.record, [m for m in self.record if _get_effective_lifetime(m) not in expired_ttls]
         )
         if self.view is self.record:
             return RecordAndView(record, record)
         return RecordAndView(
             record,
             _make_transcript_if_changed(
-                self.view, [m for m in self.view if _effective_lifetime(m) not in expired_ttls]
+                self.view, [m for m in self.view if _get_effective_lifetime(m) not in expired_ttls]
             ),
         )
 
@@ -405,12 +405,12 @@ class LastTexts:
         self._history = history
         self._answer: tuple[Transcript, str] | None = None
 
-    def get_answer(self) -> str:
+    def get_joined_text(self) -> str:
         """
-        Return the message of ``end_turn``, else the last text of this run.
+        Return the message of ``end_turn``, else the last adjacent assistant texts of this run, joined with blank lines.
 
-        Adjacent assistant messages are one text, joined with a blank line: a parent model reads it in place of them. The results of
-        a handler's own call follow, if the run ends with it.
+        A parent model reads this text in place of the messages. If the run ends with a handler's own call, the results of the
+        call follow.
         """
         history = self._history
         if history.end_turn_message:
@@ -559,7 +559,7 @@ def _make_transcript_if_changed(messages: Transcript, kept: list[Message]) -> Tr
     return messages if len(kept) == len(messages) else Transcript(kept)
 
 
-def _effective_lifetime(message: Message) -> TimeToLive | None:
+def _get_effective_lifetime(message: Message) -> TimeToLive | None:
     """Return the time-to-live of a message; one with calls stays, since its results follow it."""
     if message.ttl is None or (isinstance(message, AssistantMessage) and message.tool_calls):
         return None

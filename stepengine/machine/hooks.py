@@ -55,12 +55,12 @@ MAX_YIELDS = 1000
 CHANGES = ("system_prompt", "messages", "view", "context", "input", "result")
 
 
-def _hook_name(hook: Hook) -> str:
+def _get_hook_name(hook: Hook) -> str:
     return getattr(hook, "__qualname__", type(hook).__qualname__)
 
 
 def _describe_hook(run: RunState, point: str, hook: Hook) -> str:
-    return f"{point} hook {_hook_name(hook)} of {run.plan.agent.definition.id!r}"
+    return f"{point} hook {_get_hook_name(hook)} of {run.plan.agent.definition.id!r}"
 
 
 def _make_hook_error(run: RunState, point: str, hook: Hook, problem: str, kind: str = "TypeError") -> HandlerError:
@@ -168,7 +168,7 @@ def _make_race_member(run: RunState, author: Author, yielded: Any) -> EffectMemb
 
 def _apply_hook_change(run: RunState, point: str, hook: Hook, change: Change) -> None:
     """Apply a hook's change and log it."""
-    run.apply_change(change, _hook_name(hook))
+    run.apply_change(change, _get_hook_name(hook))
     changed = [name for name in CHANGES if getattr(change, name) is not None]
     if changed:
         run.side_events.debug(f"{_describe_hook(run, point, hook)} changed {', '.join(changed)}")
@@ -203,7 +203,9 @@ def _warn_of_failed_hook(run: RunState, point: str, hook: Hook, error: BaseExcep
 
 
 def _emit_hook_failure(run: RunState, point: str, hook: Hook, error: BaseException) -> Flow[None]:
-    event = ev.HookFailed(path=run.plan.path, seq=run.effects.seq, point=point, hook=_hook_name(hook), error=str(error))
+    event = ev.HookFailed(
+        path=run.plan.path, seq=run.effects.seq, point=point, hook=_get_hook_name(hook), error=str(error)
+    )
     yield Notify(event)
 
 
@@ -258,7 +260,7 @@ def call_pre_tool_hooks(
     for hook in run.plan.agent.hooks.pre_tool:
         try:
             said = yield from _call_hook(
-                run, "pre_tool", hook, (run.make_hook_context(source=source), call), (Decision, Change)
+                run, "pre_tool", hook, (run.make_hook_context(call_source=source), call), (Decision, Change)
             )
             if isinstance(said, Change):
                 _apply_hook_change(run, "pre_tool", hook, said)
@@ -268,7 +270,7 @@ def call_pre_tool_hooks(
             yield from _warn_of_failed_hook(run, "pre_tool", hook, error)
             said = Decision.deny(f"The check of this call failed, so it was not run: {error}")
         # All are asked even after a deny: a hook may be there to see every call, such as one that counts.
-        if isinstance(said, Decision) and (strongest is None or _decision_rank(said) > _decision_rank(strongest)):
+        if isinstance(said, Decision) and (strongest is None or _rank_decision(said) > _rank_decision(strongest)):
             strongest = said
     return strongest
 
@@ -283,20 +285,20 @@ def _apply_input_change(
     return replace_call(changed)
 
 
-def _decision_rank(decision: Decision) -> int:
+def _rank_decision(decision: Decision) -> int:
     return ("allow", "ask", "deny").index(decision.kind)
 
 
 def call_post_tool_hooks(run: RunState, call: ToolCallPart, source: Source, result: ToolResult) -> Flow[ToolResult]:
     """Call the ``post_tool`` hooks; return the result as changed by them."""
     for hook in run.plan.agent.hooks.post_tool:
-        args = (run.make_hook_context(source=source), call, result)
+        args = (run.make_hook_context(call_source=source), call, result)
         said = yield from _call_optional_hook(run, "post_tool", hook, args, (ToolResult, Change))
         wanted = said.result if isinstance(said, Change) else said
         if wanted is None:
             continue
         if wanted.change is not None and wanted.change is not result.change:
-            run.apply_change(wanted.change, _hook_name(hook))
+            run.apply_change(wanted.change, _get_hook_name(hook))
         result = wanted
     return result
 

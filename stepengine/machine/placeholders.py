@@ -19,7 +19,7 @@ def fill_system_prompt(run: RunState, placeholders: Placeholders) -> Flow[None]:
     plan = run.plan
     of_project = [name for name in placeholders.names if name in PROJECT_NAMES]
     found = (yield from _read_project_values(run, placeholders, of_project)) if of_project else {}
-    prompts = {"USER_INPUT_PROMPT": _find_user_prompt(run), "INITIAL_AGENT_PROMPT": plan.input.prompt}
+    prompts = {"USER_INPUT_PROMPT": _get_user_prompt(run), "INITIAL_AGENT_PROMPT": plan.input.prompt}
     date = f"{plan.created:%B} {plan.created.day}, {plan.created.year}"
     known = {"AGENT_NAME": plan.agent.definition.display_name, "CURRENT_DATE": date, STEPS: str(run.budget.steps_left)}
     values = {**dict.fromkeys(RUN_NAMES, ""), **known, **prompts, **found}
@@ -32,7 +32,7 @@ def fill_system_prompt(run: RunState, placeholders: Placeholders) -> Flow[None]:
         run.prompt.system = fill_placeholders(run.prompt.system, values)
 
 
-def _find_user_prompt(run: RunState) -> str:
+def _get_user_prompt(run: RunState) -> str:
     """Return the last user prompt of the conversation that a child inherits, else the run's own prompt."""
     plan = run.plan
     # A reviewer that inherits the conversation refers to the user's request; its own prompt only says what to review.

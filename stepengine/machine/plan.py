@@ -53,11 +53,11 @@ class ToolBody:
     The data of a run that is the body of a tool that yields.
 
     Attributes:
-        tool_name: The tool, as it was called.
-        tool_call_id: The call.
+        tool_name: The name by which the tool was called.
+        tool_call_id: The id of the call.
         by_model: Whether a model asked for the call, so that the children that the body starts count as a model's.
         steps: Returns the generator of the body for a context.
-        timeout: The seconds that it may work; waits for a person, a time, a message or a run do not count.
+        timeout: The time limit in seconds; waits for a person, a time, a message or a run do not count.
         values: The objects that the caller's hooks share with later ones.
         recalled: Returns the recorded result of the ``Compute`` with this number, from 0; a ``Stop`` if it was recorded as
             stopped before that; ``None`` without a valid record.
@@ -252,17 +252,17 @@ class Finished(EndedRun[Any]):
     How a run ended, as the machine sees it; its transcripts are paired.
 
     Attributes:
-        limit: The budget that was spent first, if one was; a run without an error may have ended by it all the same.
-        pending: The open questions when it is suspended, those of children included.
-        began: Whether it got past its ``pre_run`` hooks.
-        is_left: Whether its process was to end, so that somebody is to go on with it, and did not want it to end.
-        opening: The messages that it began with: what the user said, and the instructions.
-        changes: Of the body of a tool, what it wants changed in the run of its caller, in order.
-        computed: Of the body of a tool, what each ``Compute`` of it came to, in order.
-        trust: Of a child, whether its output may hold text of third parties.
-        text_trust: Of a child, whether anything else of it may.
-        own_warnings: Its warnings without those of its children, which ``warnings`` holds as well.
-        successor: How the agent ended to which the conversation was handed over, a child as well.
+        limit: The first spent budget, if any; a run without an error may also have ended because of it.
+        pending: The open questions of a suspended run, including those of its children.
+        began: Whether its ``pre_run`` hooks let it start.
+        is_left: Whether it stopped only because its process had to end, so that another process should resume it.
+        opening: The first messages of the run: the user's prompt and the instructions.
+        changes: For the body of a tool, the changes that it requests in its caller's run, in order.
+        computed: For the body of a tool, the result of each ``Compute``, in order.
+        trust: For a child, whether its output may contain text of third parties.
+        text_trust: For a child, whether any of its other text may contain text of third parties.
+        own_warnings: The warnings of the run itself; ``warnings`` also has those of its children.
+        successor: The end of the agent to which the conversation was handed over; that agent is a child, too.
     """
 
     limit: LimitExceeded | None = None

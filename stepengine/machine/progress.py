@@ -51,7 +51,7 @@ class Progress:
         self._stops_refused = 0
 
     @property
-    def program_place(self) -> tuple[str, int] | None:
+    def program_position(self) -> tuple[str, int] | None:
         """In a tool body that runs a model's program: the program and the waiting line, from 1."""
         program = self.authors[0].program if self.authors else None
         return None if program is None or program.file or not program.line else (program.code, program.line)
@@ -65,7 +65,7 @@ class Progress:
         self.has_asked = True
         return self._budget.steps_left > 0 and self._budget.reached is None
 
-    def count_reply(self, reason: StopReason | None, *, only_thoughts: bool) -> None:
+    def count_reply(self, reason: StopReason | None, *, has_only_thoughts: bool) -> None:
         """Deduct the step of a reply that has arrived, and count replies in a row with only thoughts."""
         # Counted when the reply is there, not when it is asked for: a request that failed for good is no step, and a
         # handler that catches the error still has its step.
@@ -73,7 +73,7 @@ class Progress:
         self.step_index += 1
         self.stop_reason = reason
         self.truncated = reason is StopReason.MAX_TOKENS
-        self.thoughts_in_a_row = self.thoughts_in_a_row + 1 if only_thoughts else 0
+        self.thoughts_in_a_row = self.thoughts_in_a_row + 1 if has_only_thoughts else 0
 
     def advance_step(self) -> None:
         """Advance to the next step."""
@@ -83,17 +83,17 @@ class Progress:
         """Treat the last reply as cut: its calls are skipped, the turn ends with this step, and the run can end as truncated."""
         self.truncated = True
 
-    def record_turn_completion(self, *, complete: bool) -> bool:
+    def record_turn_completion(self, *, is_complete: bool) -> bool:
         """Set whether the turn is complete, and return it."""
-        self.steps_complete = complete
-        return complete
+        self.steps_complete = is_complete
+        return is_complete
 
     def reset_refused_stops(self) -> None:
         """Reset the count of refused ends after a turn ended."""
         self._stops_refused = 0
 
     def refuse_stop(self, max_refusals: int) -> bool:
-        """Record that a hook refuses the end of the turn; return whether it may, at most *max_refusals* times in a row."""
+        """Record that a hook refuses the end of the turn; return False, and record nothing, after *max_refusals* in a row."""
         # A hook that never lets the turn end would spend the whole step budget, with the model saying at each step that
         # it is done.
         if self._stops_refused >= max_refusals:

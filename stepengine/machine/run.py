@@ -63,12 +63,12 @@ class _Ending(NamedTuple):
 
 class Machine(Generator[Effect, Outcome | None, Finished]):
     """
-    One run: a generator of effects that also tells where the run waits. Made by ``run_agent``.
+    One run: a generator of effects that also reports the location at which the run waits. ``run_agent`` creates it.
 
     Attributes:
-        send: Sends the outcome of an effect; returns the next one.
-        throw: Closes the run where it waits and raises the exception again; there is no next effect.
-        close: Closes the run where it waits.
+        send: Sends the outcome of an effect and returns the next effect.
+        throw: Closes the run and raises the exception again; there is no next effect.
+        close: Closes the run.
     """
 
     __slots__ = ("__weakref__", "_run", "close", "send", "throw")
@@ -99,8 +99,8 @@ class Machine(Generator[Effect, Outcome | None, Finished]):
 
         That is ``file:line`` of the innermost handler, tool or hook; for a program that a model wrote, its line.
         """
-        if self._run.progress.program_place is not None:
-            text, line = self._run.progress.program_place
+        if self._run.progress.program_position is not None:
+            text, line = self._run.progress.program_position
             return f"line {line} of the program: {get_program_line(text, line)}"
         return next((found for author in reversed(self._run.progress.authors) if (found := author.location)), "")
 
@@ -110,15 +110,15 @@ def run_agent(plan: RunPlan, state: AgentState) -> Machine:
     Run an agent: return its machine, a generator of effects that is sent their outcomes.
 
     Args:
-        plan: What the run is started with.
-        state: The state it starts from: identity, inherited or previous history, system prompt.
+        plan: The plan of the run.
+        state: The state that the run starts from: identity, inherited or previous history, system prompt.
 
     Yields:
         Effects; the caller sends one outcome per effect, ``Gathered`` for a ``Gather``, and ``None`` for a ``Notify``.
 
     Returns:
-        How the run ended; nothing that author code does makes the machine raise, except what is meant for its caller, such as
-        ``KeyboardInterrupt``; the handler is closed then, too.
+        The end of the run. Errors of the author's code do not make the machine raise, except those for its caller, such as
+        ``KeyboardInterrupt``. The handler is closed in each case.
     """
     run = RunState(plan, state, collect_offered_specs(plan))
     # Outermost, so that the events that it shows itself, which are most of a watched run's, pass nobody else.
@@ -173,8 +173,8 @@ def _run_with_time_limit(run: RunState, body: ToolBody, flow: Flow[T]) -> Flow[T
     """
     Run *flow* and end it after the tool's time limit of work.
 
-    What it waits for people and children does not count. It is looked at before an effect is asked for, by the recorded time,
-    so that a replay ends it at the same place; what is under way is not cut off, it has limits of its own.
+    Waits for people and children do not count. The limit is checked before each effect, by the recorded time, so that a replay
+    ends the body at the same effect. A running effect is not cancelled; it has its own limits.
     """
     if math.isinf(body.timeout):
         return (yield from flow)

@@ -14,7 +14,7 @@ from stepengine.data.state import AgentState
 from stepengine.data.tools import READ_OUTPUT, RECALL_HISTORY, ToolBinding, ToolLike, ToolSpec
 from stepengine.machine.history import CallIds, RunHistory
 from stepengine.machine.plan import RunPlan
-from stepengine.machine.tool_search import add_search_tool
+from stepengine.machine.tool_search import with_search_tool
 
 
 class ResultShortener:
@@ -100,7 +100,7 @@ class RunTools:
         for tool in tools:
             self.bindings[tool.spec.name] = tool.binding()
         offered = {**self.offered, **{tool.spec.name: tool.spec for tool in tools}}
-        self.offered = add_search_tool(offered, self.bindings)
+        self.offered = with_search_tool(offered, self.bindings)
         self._results.set_offered_tools(self.offered)
         # A run that sends inherited tools may call the new ones; its requests stay byte for byte what they were.
         if not self._sends_inherited:

@@ -270,25 +270,25 @@ class RunSources:
         """
         Return ``untrusted`` if the output of this run may hold text of third parties, else ``trusted``.
 
-        It does not where the run has seen none, and where its schema leaves room for none: numbers, flags, fixed words, and texts
-        that were given to the run.
+        The output is trusted if the run has seen no such text, or if its schema allows only numbers, flags, fixed words and
+        texts that trusted sources gave to the run.
         """
         schema = self._schema
-        is_bounded = schema is not None and self._leaves_no_untrusted_text(plain(output), schema, schema)
+        is_bounded = schema is not None and self._has_only_trusted_text(plain(output), schema, schema)
         return "trusted" if is_bounded or not self.index.saw_untrusted else "untrusted"
 
-    def _leaves_no_untrusted_text(self, value: object, schema: object, root: Mapping[str, Any]) -> bool:
-        """Return whether each text in *value* is fixed by *schema* or was given to the run by trusted sources."""
+    def _has_only_trusted_text(self, value: object, schema: object, root: Mapping[str, Any]) -> bool:
+        """Return whether each text in *value* is fixed by *schema* or came to the run from trusted sources."""
         if not isinstance(value, str | Mapping | list | tuple):
             return True
         if isinstance(schema, Mapping) and isinstance(schema.get("$ref"), str):
             name = schema["$ref"].rpartition("/")[2]
-            return self._leaves_no_untrusted_text(
+            return self._has_only_trusted_text(
                 value, root.get("$defs", {}).get(name), {**root, "$defs": {**root.get("$defs", {}), name: None}}
             )
         if not isinstance(schema, Mapping):
             return isinstance(value, str) and self.index.is_trusted(value)
-        if any(self._leaves_no_untrusted_text(value, one, root) for one in schema.get("anyOf", ())):
+        if any(self._has_only_trusted_text(value, one, root) for one in schema.get("anyOf", ())):
             return True
         if value in (schema.get("enum") or ()) or ("const" in schema and schema["const"] == value):
             return True
@@ -297,10 +297,9 @@ class RunSources:
         if isinstance(value, Mapping):
             members = schema.get("properties", {})
             return all(
-                name in members and self._leaves_no_untrusted_text(one, members[name], root)
-                for name, one in value.items()
+                name in members and self._has_only_trusted_text(one, members[name], root) for name, one in value.items()
             )
-        return all(self._leaves_no_untrusted_text(one, schema.get("items"), root) for one in value)
+        return all(self._has_only_trusted_text(one, schema.get("items"), root) for one in value)
 
 
 class _WrittenTexts:

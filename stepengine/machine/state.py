@@ -380,8 +380,8 @@ class RunState:
             children=self.children,
         )
 
-    def make_hook_context(self, added: Sequence[Message] = (), source: str = "") -> HookContext:
-        """Return the context for hooks; *source* is the origin of the call in question."""
+    def make_hook_context(self, added: Sequence[Message] = (), call_source: str = "") -> HookContext:
+        """Return the context for hooks; *call_source* is the origin of the tool call that the hook is called for."""
         plan, prompt, sources = self.plan, self.prompt, self.effects.sources
         return HookContext(
             state=self.snapshot.state(),
@@ -403,7 +403,7 @@ class RunState:
             refused_tokens=prompt.refused_tokens,
             measured=prompt.measured,
             prompt_limit=plan.agent.hooks.find_prompt_limit(plan.context_window),
-            source=source,
+            source=call_source,
             provenance=None if sources is None else sources.index,
             has_earlier_messages=self.history.has_earlier_messages,
         )

@@ -37,7 +37,7 @@ from stepengine.data.yields import StepWith
 from stepengine.errors import ContextOverflow, InputError, LimitExceeded, LimitReached, ModelError, StepEngineError
 from stepengine.machine import hooks
 from stepengine.machine.background import NO_CHILDREN
-from stepengine.machine.batch import make_calls_of_reply, run_batch
+from stepengine.machine.batch import make_reply_calls, run_batch
 from stepengine.machine.blocks import find_call_mark
 from stepengine.machine.calls import ToolMember
 from stepengine.machine.ceilings import ask_for_more_steps
@@ -115,7 +115,7 @@ def _run_or_end_on_spent_budget(run: RunState, options: StepWith) -> Flow[TurnCo
         return (yield from _run_step(run, options))
     # Told before the limit is raised: the handler is resumed once with `steps_complete` true, so that it can put
     # together what it has, and only a further step is refused (generator-contract:G46).
-    run.progress.record_turn_completion(complete=True)
+    run.progress.record_turn_completion(is_complete=True)
     # The first request beyond the budget only; who asks again has been told, and gets the error.
     if budget.reached is None:
         limit, what = budget.most_steps, budget.limits.on_max_steps
@@ -153,7 +153,7 @@ def _request_final_answer(run: RunState) -> Flow[None]:
     yield from _record_and_show_reply(run, reply)
     # Some models call tools that they were not offered. The calls stay, with a result each that says why nothing was
     # done, or the history would not pair.
-    calls = make_calls_of_reply(run, reply.calls, ())
+    calls = make_reply_calls(run, reply.calls, ())
     for call in calls:
         call.set_skipped_result("Skipped: the step budget of this run is spent.")
     yield from run_batch(run, calls)
@@ -173,7 +173,7 @@ def _run_step(run: RunState, options: StepWith) -> Flow[TurnComplete]:
         if watched():
             # Not yielded: it is shown before the next effect, which follows without anybody's code in between but that
             # of hooks, and what they say is shown behind it.
-            run.side_events.waiting.append(_make_step_started(run))
+            run.side_events.waiting.append(_make_step_started_event(run))
         _expire_and_append_inbox(run)
         request = make_step_request(
             run,
@@ -198,11 +198,13 @@ def _run_step(run: RunState, options: StepWith) -> Flow[TurnComplete]:
         spent = yield from _run_calls_and_commit_reply(run, reply, calls)
         yield from hooks.call_post_step_hooks(run, reply.model) if points.post_step else ()
         # After the `post_step` hooks: they may have done I/O while somebody sent a message, which keeps the turn open.
-        ended = _does_step_end_turn(run, calls) and (not points.on_stop or (yield from _ask_hooks_to_end_turn(run)))
+        ended = _append_inbox_or_decide_turn_end(run, calls) and (
+            not points.on_stop or (yield from _ask_hooks_to_end_turn(run))
+        )
         if ended and calls and not reply.has_words:
             _warn_of_missing_answer(run, calls)
         if watched():
-            yield Notify(_make_step_finished(run, ended, RunStatus.COMPLETED))
+            yield Notify(_make_step_finished_event(run, ended, RunStatus.COMPLETED))
     except BaseException as error:
         # Yielding in an `except` is allowed here since whoever closes the machine is told nothing more: to a
         # `GeneratorExit` no value may be yielded.
@@ -235,10 +237,10 @@ def _end_step(run: RunState, calls: Sequence[ToolMember], spent: LimitReached | 
     # Raised last, when reply and results stand in the history: the limit ends the run, and its state pairs.
     if spent:
         raise spent
-    return run.progress.record_turn_completion(complete=ended)
+    return run.progress.record_turn_completion(is_complete=ended)
 
 
-def _make_step_started(run: RunState) -> ev.Event:
+def _make_step_started_event(run: RunState) -> ev.Event:
     return ev.StepStarted(
         path=run.plan.path, seq=run.effects.seq, step=run.progress.step, steps_remaining=run.budget.steps_left
     )
@@ -247,10 +249,10 @@ def _make_step_started(run: RunState) -> ev.Event:
 def _emit_abandoned_step(run: RunState, error: BaseException) -> Flow[None]:
     """Report the end of a step that *error* ended, unless the machine is being closed."""
     if run.plan.host.is_watched() and not isinstance(error, GeneratorExit):
-        yield Notify(_make_step_finished(run, False, status_from_error(error)))
+        yield Notify(_make_step_finished_event(run, False, status_from_error(error)))
 
 
-def _make_step_finished(run: RunState, ended: bool, status: RunStatus) -> ev.Event:  # noqa: FBT001 - by keyword it takes longer
+def _make_step_finished_event(run: RunState, ended: bool, status: RunStatus) -> ev.Event:  # noqa: FBT001 - by keyword it takes longer
     # Sums are made when they are asked for, and only where somebody watches: kept up to date with each reply they would
     # be made for nobody.
     usage, cost = run.spent.usage(), run.spent.cost
@@ -271,7 +273,7 @@ def finish_reopened_step(run: RunState, message: AssistantMessage, stored: Seque
 
     Calls that ran keep their results, the others run now, the one that asked with the answer that was given.
     """
-    calls = make_calls_of_reply(run, message.tool_calls, run.tools.offered)
+    calls = make_reply_calls(run, message.tool_calls, run.tools.offered)
     # What ran before the suspension has changed the world and is not run again; of the others the results said
     # "pending" and were placeholders.
     for call, known in zip(calls, stored, strict=True):
@@ -285,7 +287,7 @@ def finish_reopened_step(run: RunState, message: AssistantMessage, stored: Seque
         # The same end as of any step, in the same order: hooks behind the step, then whether the turn is over, then
         # whether hooks let it be.
         yield from hooks.call_post_step_hooks(run, reply.model)
-        ended = _does_step_end_turn(run, calls) and (yield from _ask_hooks_to_end_turn(run))
+        ended = _append_inbox_or_decide_turn_end(run, calls) and (yield from _ask_hooks_to_end_turn(run))
     finally:
         run.history.remove_expired("agent_step")
     return _end_step(run, calls, spent, ended=ended)
@@ -358,17 +360,18 @@ def _count_reply_and_make_calls(
     run: RunState, model: ModelReply, request: ModelRequest
 ) -> tuple[StepReply, list[ToolMember]]:
     """Count the step of a reply; return the reply and its calls."""
-    run.progress.count_reply(model.stop_reason, only_thoughts=_is_only_thoughts(model))
+    run.progress.count_reply(model.stop_reason, has_only_thoughts=_is_only_thoughts(model))
     in_a_row = run.progress.thoughts_in_a_row
     if in_a_row >= MAX_THOUGHT_REPLIES:
         run.progress.mark_truncated()
         run.side_events.add_warnings(f"the turn was ended after {in_a_row} consecutive replies with only thinking")
     reply = _assign_call_ids(run, model)
-    return reply, make_calls_of_reply(run, reply.calls, _list_callable_tools(run, request))
+    return reply, make_reply_calls(run, reply.calls, _list_callable_tools(run, request))
 
 
 def _list_callable_tools(run: RunState, request: ModelRequest) -> Collection[str]:
-    """Return the names of the tools that the request defines, which the model may call (generator-contract:L18)."""
+    """Return the names of the tools in *request*."""
+    # Only these may be called (generator-contract:L18).
     # By identity: nearly every request carries the very tuple of the run, and to compare schemas at each step would
     # cost more than the step.
     return run.tools.offered if request.tools is run.tools.specs else [spec.name for spec in request.tools]
@@ -551,12 +554,14 @@ def _warn_of_written_call(run: RunState, reply: ModelReply) -> None:
 
 
 def _is_empty_reply(parts: Sequence[AssistantPart]) -> bool:
-    """Return whether a reply has no content, not even a blank, which ends a turn (generator-contract:G51)."""
+    """Return whether a reply has no content, not even a blank, which ends a turn."""
+    # This is generator-contract:G51.
     return all(isinstance(p, TextPart) and not p.text for p in parts)
 
 
 def _is_only_thoughts(reply: ModelReply) -> bool:
-    """Return whether a reply has content but neither a call nor text, which ends no turn (requirements:X53)."""
+    """Return whether a reply has content but neither a call nor text, which ends no turn."""
+    # This is requirements:X53.
     # Anything else (a call, an image, a refusal, what nobody understands) says something, and ends the turn or goes on
     # by its own rule.
     for part in reply.content:
@@ -620,8 +625,8 @@ def _commit_reply(run: RunState, message: AssistantMessage, calls: Sequence[Tool
     run.history.append_reply(message, results)
 
 
-def _does_step_end_turn(run: RunState, calls: Sequence[ToolMember]) -> bool:
-    """Return whether a step ends the turn, apart from hooks; messages in the inbox are appended here and continue it."""
+def _append_inbox_or_decide_turn_end(run: RunState, calls: Sequence[ToolMember]) -> bool:
+    """Append the inbox, which continues the turn; if it is empty, return whether the step ends the turn, before hooks decide."""
     # First of all: a message that came during the step has to be answered before the turn can end
     # (generator-contract:G54).
     if run.history.inbox and run.history.append_inbox():

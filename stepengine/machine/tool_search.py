@@ -31,7 +31,7 @@ MAX_NAMED_TOOLS = 200
 """More names are counted instead: the description is part of every request, and 200 names take about 1,000 tokens."""
 
 
-def add_search_tool(offered: Mapping[str, ToolSpec], bindings: Mapping[str, ToolBinding]) -> Mapping[str, ToolSpec]:
+def with_search_tool(offered: Mapping[str, ToolSpec], bindings: Mapping[str, ToolBinding]) -> Mapping[str, ToolSpec]:
     """
     Return *offered* with ``find_tools`` appended if some tools are hidden; its description names them.
 

@@ -63,7 +63,7 @@ class UsageTotals:
         tally = self._by_model.get(model)
         if tally is None:
             tally = self._by_model[model] = _Tally()
-        tally.add(usage, requests, cost)
+        tally.add_call(usage, requests, cost)
         own = self._own_cost = None if cost is None or self._own_cost is None else self._own_cost + cost
         self.cost = add_cost(own, self._children.cost) if self._children is not NOTHING else own
 
@@ -139,10 +139,11 @@ class _Tally:
         self._numbers = [0, 0, 0, 0, 0, 0]
         self._at_least = False
 
-    def add(self, usage: Usage | None, requests: int, cost: Decimal | None) -> None:
+    def add_call(self, usage: Usage | None, request_count: int, cost: Decimal | None) -> None:
+        """Add a call. Without *usage* the total is a lower bound; without *cost* the total cost is unknown."""
         self.cost = None if cost is None or self.cost is None else self.cost + cost
         numbers = self._numbers
-        numbers[5] += requests
+        numbers[5] += request_count
         if usage is None:
             self._at_least = True
             return

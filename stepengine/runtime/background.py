@@ -64,20 +64,20 @@ class BackgroundChildren:
 
     Attributes:
         children: Those that were started, by their paths.
-        of: The same by the paths of the runs that started them.
+        by_parent_path: The same children by the paths of the runs that started them.
         suspended: The open questions of those that were suspended, by id.
     """
 
     def __init__(self, tree: TreeWithSuspension) -> None:
         self._tree = tree
         self.children: dict[str, BackgroundChild] = {}
-        self.of: dict[str, list[BackgroundChild]] = {}
+        self.by_parent_path: dict[str, list[BackgroundChild]] = {}
         self.suspended: dict[str, Question] = {}
         self._ends: list[asyncio.Future[None]] = []
 
     def has_running_child(self, path: str) -> bool:
         """Return whether a background child of the run at *path* is still running here."""
-        return any(child.outcome is None for child in self.of.get(path, ()))
+        return any(child.outcome is None for child in self.by_parent_path.get(path, ()))
 
     def close(self) -> None:
         """Forget the tree, which has ended."""
@@ -87,7 +87,7 @@ class BackgroundChildren:
         """Register the child of a ``Spawn``, and start it through *performer* in a task of its own."""
         assert isinstance(item.effect, Spawn)  # noqa: S101
         child = self.children[plan.path] = BackgroundChild(plan.path, item.effect)
-        self.of.setdefault(item.path, []).append(child)
+        self.by_parent_path.setdefault(item.path, []).append(child)
         asked = Item(plan.path, RunInBackground(plan.agent.definition.id, plan=plan, state=state), plan)
         child.task = asyncio.create_task(self._run_child_and_report_end(child, item, asked, performer))
 
@@ -209,11 +209,11 @@ class BackgroundChildren:
         Stop a run's background children with *stop*, if given, await them; return those not reported to it.
 
         Returns:
-            How those ended of which their parent was not told.
+            The results of the children that were not reported to their parent.
         """
         if stop is not None:
             self.stop_children_of(path, stop)
-        left = [child for child in self.of.get(path, ()) if not child.is_told]
+        left = [child for child in self.by_parent_path.get(path, ()) if not child.is_told]
         tasks = [child.task for child in left if child.task is not None]
         if tasks:
             await asyncio.wait(tasks)
@@ -253,7 +253,7 @@ class BackgroundChildren:
 
     def stop_children_of(self, path: str, stop: Stop) -> None:
         """Stop the background children of the run at *path* without recording an end."""
-        for child in self.of.get(path, ()):
+        for child in self.by_parent_path.get(path, ()):
             if child.outcome is None and child.stopping is None:
                 # No end: whoever goes on with the tree starts it again over its record.
                 child.stopping = stop
@@ -266,7 +266,7 @@ class BackgroundChildren:
 
     def forget_children_of(self, path: str) -> None:
         """Forget the children of a run that has ended."""
-        for child in self.of.pop(path, ()):
+        for child in self.by_parent_path.pop(path, ()):
             del self.children[child.path]
 
 

@@ -242,7 +242,7 @@ class CorePerformer:
                     return self._outcomes.make_failure_or_stop(item, failed)
                 used = find_failed_attempt_usage(failed)
                 spent = spent + used if spent and used else spent or used
-                wait = self._retries.find_next_delay(failed, attempt, item.address)
+                wait = self._retries.count_retry_and_find_delay(failed, attempt, item.address)
                 if wait is None:
                     failed.usage = spent
                     return self._outcomes.make_failure_or_stop(item, failed)
@@ -251,7 +251,7 @@ class CorePerformer:
             room = io.report_failed_attempt(Failure(cut_error_texts(failed)), used)
             refusal = None if room is None else await self._await_or_store_usage(item, room(), spent)
             if refusal is not None:
-                return self._outcomes.make_failure_or_stop(item, _add_refusal(failed, refusal, spent))
+                return self._outcomes.make_failure_or_stop(item, _add_limit_reason_to_error(failed, refusal, spent))
             await self._wait_before_retry(item, io, _make_retry_event(item, request, attempt, wait, failed), spent)
             attempt += 1
 
@@ -300,7 +300,7 @@ class CorePerformer:
         cost = self._prices.compute_usage_cost(model, usage) if usage.total_tokens else Decimal(0)
         self._tree.leftovers.stopped_calls[item.address] = PartialUsage(usage, cost)
 
-    def _refuse_oversized_request(self, request: ModelRequest) -> None:
+    def _require_request_fits_window(self, request: ModelRequest) -> None:
         """Raise if a request is longer than its model's window."""
         # A model string with `|` is a chain of models to fall back on, which have windows of their own.
         window = None if "|" in request.model else self._services.models.window(request.model)
@@ -315,11 +315,11 @@ class CorePerformer:
     def _get_provider(self, item: Item, io: IO, request: ModelRequest) -> ModelProvider:
         """Return the provider of a model, which waits for its turn under rate limits; raise if *request* is refused as too long."""
         if request.settings.oversize == "refuse":
-            self._refuse_oversized_request(request)
+            self._require_request_fits_window(request)
         model, models, rates = request.model, self._services.models.registry, self._services.models.rates
         if rates is not None:
             return make_rate_limited_provider(
-                cast("ParsingRegistry", models), rates, model, _make_rate_limit_notice(item, io, request)
+                cast("ParsingRegistry", models), rates, model, _make_rate_limit_callback(item, io, request)
             )
         # One look-up for each model of a tree and not for each call: it parses the string and looks for a key.
         provider = self._providers.get(model)
@@ -417,7 +417,7 @@ class CorePerformer:
         """
         Wait for the result of a deferred call, after its body has run; return the body's error if it failed.
 
-        Where it has done so in a process before, *running* is ``None``: then the result is all that is missing.
+        *running* is ``None`` if the body ran in an earlier process, so that only the result is missing.
         """
         deferred = self._tree.deferred
         # Before the body runs, since the result may be there before the body has returned: a worker that is quicker
@@ -754,7 +754,7 @@ def _emit_delta(delta: ModelDelta, calls: dict[int, tuple[str, str]], item: Item
     return True
 
 
-def _add_refusal(failed: ModelError, refusal: StepEngineError, spent: Usage | None) -> ModelError:
+def _add_limit_reason_to_error(failed: ModelError, refusal: StepEngineError, spent: Usage | None) -> ModelError:
     """Return the error of an attempt that is not retried because of a limit, with what all attempts *spent*."""
     failed.usage = spent
     failed.message = f"{failed.message}; not retried: {refusal.message}"
@@ -768,7 +768,7 @@ def _make_retry_event(item: Item, request: ModelRequest, attempt: int, wait: flo
     )
 
 
-def _make_rate_limit_notice(item: Item, io: IO, request: ModelRequest) -> Notice:
+def _make_rate_limit_callback(item: Item, io: IO, request: ModelRequest) -> Notice:
     """Return a function that shows waits for a rate limit."""
 
     def emit_wait(provider: str, obstacle: WaitReason) -> None:

@@ -90,7 +90,7 @@ class DrivenPerformers(Performers, Protocol):
     def count_repeated_call(self, item: Item, outcome: Single, io: IO) -> None:
         """Count a call that repeats the last one."""
 
-    def raise_limit(self, question: Question, answer: Answer) -> None:
+    def increase_limit(self, question: Question, answer: Answer) -> None:
         """Raise the limit that a question is about."""
 
 
@@ -458,10 +458,10 @@ def _run_recorded_compute_in_place(run: RunTask, effect: Compute, run_objects: R
 async def _perform_alone(run: RunTask, item: Item) -> Single:
     """Perform one effect in the run's own task and show its events; exceptions become outcomes."""
     tree, effect = run.tree, item.effect
-    shows = tree.hub.watched and not (isinstance(effect, AskPerson) and _is_already_asked(tree, effect))
+    shows = tree.hub.watched and not (isinstance(effect, AskPerson) and _record_and_is_already_asked(tree, effect))
     # Before its intent is durable for everything but questions: who watches a call has nothing to do yet, and must not
     # wait for the disk to see it begin.
-    began = _emit_start_events(tree, item) if shows and not isinstance(effect, AskPerson) else None
+    began = _announce_start(tree, item) if shows and not isinstance(effect, AskPerson) else None
     direct = run.direct if type(effect) in DIRECT else None
     performer = tree.performers.outermost if direct is None else direct
     outcome: Single
@@ -474,7 +474,7 @@ async def _perform_alone(run: RunTask, item: Item) -> Single:
             await tree.suspension.hold_effect_if_new(item, begins=False)
         if shows and began is None:
             # Who is shown a question can answer it: it is durable by now, and open before anybody gets to see it.
-            began = _emit_start_events(tree, item)
+            began = _announce_start(tree, item)
         outcome = await performer.perform(item, tree)
         if run.cancellation.task.cancelling():  # type: ignore[union-attr]  # it is driven
             run.record_outside_cancel()
@@ -494,8 +494,8 @@ async def _perform_alone(run: RunTask, item: Item) -> Single:
 async def _perform_member(run: RunTask, item: Item) -> Single:
     """Perform a member of a ``Gather`` and show its events; exceptions become outcomes."""
     tree, effect = run.tree, item.effect
-    shows = tree.hub.watched and not (isinstance(effect, AskPerson) and _is_already_asked(tree, effect))
-    began = _emit_start_events(tree, item) if shows else None
+    shows = tree.hub.watched and not (isinstance(effect, AskPerson) and _record_and_is_already_asked(tree, effect))
+    began = _announce_start(tree, item) if shows else None
     outcome: Single
     try:
         if tree.suspension.is_replaying:
@@ -526,7 +526,7 @@ def _record_permissions_and_limits(tree: DrivenTree, effect: AskPerson, outcome:
         return
     if effect.purpose == "limit":
         tree.questions.limits.remember_answer(effect.questions[0], outcome.value[0])
-        tree.performers.raise_limit(effect.questions[0], outcome.value[0])
+        tree.performers.increase_limit(effect.questions[0], outcome.value[0])
     else:
         # A yes "for the rest of the run" must hold after a crash as it did before, so it is learnt from the outcome,
         # which is recorded, and not from the dialogue, which is not.
@@ -541,15 +541,15 @@ def _remove_received_message(tree: DrivenTree, item: Item, outcome: Single) -> N
         tree.mail.remove(message)
 
 
-def _is_already_asked(tree: DrivenTree, effect: AskPerson) -> bool:
-    """Return whether a question is not shown: it has a lasting answer, or its limit was announced before, which is recorded here."""
+def _record_and_is_already_asked(tree: DrivenTree, effect: AskPerson) -> bool:
+    """Return True if a question is not shown: it has a lasting answer, or its limit was announced before. Record a new limit."""
     if effect.purpose == "limit":
-        return not tree.questions.limits.announce_once(effect.questions[0])
+        return not tree.questions.limits.register_if_first(effect.questions[0])
     return all(map(tree.questions.has_answering_rule, effect.questions))
 
 
-def _emit_start_events(tree: DrivenTree, item: Item) -> int:
-    """Show the start of an effect and return the monotonic time; from now on a deferred call accepts its result."""
+def _announce_start(tree: DrivenTree, item: Item) -> int:
+    """Emit the start events of an effect and let a deferred call receive its result; return the start time in monotonic ms."""
     if isinstance(item.effect, CallTool) and is_deferred_call(item):
         # Whoever sees that it began may have its result at once, before the call has come to its body.
         tree.deferred.expect_result(item)
@@ -618,11 +618,11 @@ def _get_slot_kind(item: Item) -> type[Leaf]:
 
 class _RunningGroup:
     """
-    The members of one ``Gather`` on their way.
+    The members of one ``Gather`` while it runs.
 
-    They are admitted in request order, as far as the window is wide: that is when they begin for those who record and
-    reserve. Each starts as soon as there is room for its kind, so that children who wait keep nobody else waiting. A tool call
-    is not admitted before there is room for it: one that is recorded as begun and has no result is in doubt after a crash.
+    They are admitted in request order, up to the width of the window. Recorders and budgets count a member as begun when it is
+    admitted. Each starts as soon as there is room for its kind, so waiting children do not block other kinds. A tool call is
+    admitted only when there is room for it, because a call that is recorded as begun and has no result is in doubt after a crash.
     """
 
     def __init__(self, run: RunTask, effect: Gather) -> None:
@@ -655,7 +655,7 @@ class _RunningGroup:
 
     def are_all_waiting(self, is_waiting: Callable[[Item], bool]) -> bool:
         """Return whether every running member is waiting, and none is about to start."""
-        if not self._beginning and self._run.stopping is None and self._find_admissible_members():
+        if not self._beginning and self._run.stopping is None and self._get_admissible_members():
             return False
         items = [*self._running.values(), *self._beginning]
         return bool(items) and all(map(is_waiting, items))
@@ -674,7 +674,7 @@ class _RunningGroup:
         # first: nothing of a run may outlive it (reliability:R10).
         while self._running or (self._run.stopping is None and self._next < len(self.items)):
             try:
-                if self._run.stopping is None and self._find_admissible_members():
+                if self._run.stopping is None and self._get_admissible_members():
                     await self._admit_members()
                 else:
                     await self._wait_for_one_end()
@@ -685,7 +685,7 @@ class _RunningGroup:
             except BaseException as error:  # noqa: BLE001
                 _stop_for_exception(self._run, error)
 
-    def _find_admissible_members(self) -> range:
+    def _get_admissible_members(self) -> range:
         """Return the members that may start now: the width of the window, up to the first tool call without room."""
         # In order, and up to the first that finds no room, although one behind it might: members are begun in the order
         # of their numbers, so that the record has no gap when the process dies here.
@@ -703,7 +703,7 @@ class _RunningGroup:
 
     async def _admit_members(self) -> None:
         """Begin the next members in order, and start those with room; while runs replay, new members are held first."""
-        batch = self._find_admissible_members()
+        batch = self._get_admissible_members()
         items, tree = [self.items[index] for index in batch], self._run.tree
         if tree.suspension.is_replaying:
             # What was begun before goes on to the end of its record, while what is new waits for that of every run.

@@ -57,11 +57,11 @@ def make_start_events(item: Item, questions: Sequence[Question] = ()) -> Sequenc
     return () if make is None else (make(item, effect, at),)
 
 
-def _make_model_started(_: Item, effect: CallModel, at: At) -> Event:
+def _make_model_started_event(_: Item, effect: CallModel, at: At) -> Event:
     return ModelStarted(**at, model=effect.request.model, purpose=effect.purpose, request=effect.request)
 
 
-def _make_tool_started(item: Item, effect: CallTool, at: At) -> Event:
+def _make_tool_started_event(item: Item, effect: CallTool, at: At) -> Event:
     binding = item.plan.tools.get(effect.tool_name)
     return ToolStarted(
         **at,
@@ -81,7 +81,7 @@ def _make_spawn_event(item: Item, effect: Spawn, at: At) -> Event:
         child_path=child_path(item.path, effect.seq),
         prompt=effect.prompt,
         params=effect.params,
-        display_name=_find_child_display_name(item, effect),
+        display_name=_get_child_display_name(item, effect),
         parent_agent_id=item.plan.agent.definition.id,
         only_child=effect.of == 1,
         of=effect.of,
@@ -97,9 +97,9 @@ def _make_wait_start_event(item: Item, _: Leaf, at: At) -> Event:
 
 
 STARTED: Mapping[type[Effect], Callable[[Item, Any, At], Event]] = {
-    CallModel: _make_model_started,
-    CallTool: _make_tool_started,
-    CallBody: _make_tool_started,
+    CallModel: _make_model_started_event,
+    CallTool: _make_tool_started_event,
+    CallBody: _make_tool_started_event,
     CallFunction: lambda _, effect, at: PerformStarted(**at, name=effect.call.name),
     Spawn: _make_spawn_event,
     **dict.fromkeys(WAITS, _make_wait_start_event),
@@ -217,7 +217,7 @@ def make_child_end_events(item: Item, outcome: Single) -> list[Event]:
     ]
 
 
-def _find_child_display_name(item: Item, effect: Spawn) -> str:
+def _get_child_display_name(item: Item, effect: Spawn) -> str:
     if effect.definition is not None:
         name: str = effect.definition.display_name
         return name

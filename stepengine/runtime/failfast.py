@@ -82,13 +82,13 @@ class StopOnFailure:
     """
     The performer that stops the effects of children whose group has failed.
 
-    A child is not cut off: the effects that it waits for are, down to the last leaf, and each run above them ends because
-    of that. So a replay, which meets the failure at another moment, ends every run where its record does.
+    A child itself is not cancelled. The effects that it waits for are, down to the last leaf, and so each run above them ends.
+    Thus a replay, in which the failure occurs at another moment, ends every run at the end of its record.
 
     Args:
         inner: The performer that this one wraps.
         refusals: The effects that must not start, shared with the gate.
-        now: Milliseconds since the root run was created.
+        now: Returns the milliseconds since the root run was created.
         tree: The tree, which ends runs.
     """
 
@@ -104,7 +104,7 @@ class StopOnFailure:
 
     def can_stop_run(self, path: str) -> bool:
         """Return whether the run at *path* can be stopped here."""
-        return bool(self._watched and self._find_stop_signals(path))
+        return bool(self._watched and self._list_stop_signals(path))
 
     def find_stop_signal(self, path: str) -> asyncio.Future[None] | None:
         """Return the future that is done when the child at *path*, driven elsewhere, must stop; ``None`` without one."""
@@ -144,13 +144,13 @@ class StopOnFailure:
             # Its effects are stopped one by one, and whoever started it ends it.
             return self._inner.perform(item, io)
         if self._watched and item.path:
-            signals = self._find_stop_signals(item.path)
+            signals = self._list_stop_signals(item.path)
             if signals:
                 act = self._run_watched_child if isinstance(item.effect, RUNS) else self._perform_interruptibly
                 return act(item, io, signals)
         return self._inner.perform(item, io)
 
-    def _find_stop_signals(self, path: str) -> list[asyncio.Future[None]]:
+    def _list_stop_signals(self, path: str) -> list[asyncio.Future[None]]:
         """Return the futures that stop the run at *path* or one above it."""
         found: list[asyncio.Future[None]] = []
         while path:

@@ -220,13 +220,12 @@ class RunHandle(Generic[Out]):
     """
     A run in the background; ``engine.start`` and ``engine.start_resume`` return one.
 
-    ``async with`` ends the run on exit. Everything a handle shows can be had without it. What is sent may
-    be sent from any thread, and every property may be read from any thread; ``events()`` and ``result()`` belong to the
-    run's event loop.
+    ``async with`` ends the run on exit. The methods that send something may be called from any thread, and every property may be
+    read from any thread; ``events()`` and ``result()`` belong to the run's event loop.
 
-    A handle that is kept open (``engine.start(..., keep_open=True)``) goes on after its run: it is idle then, and the next
-    input starts the next turn, a run of its own in the same conversation, until ``shutdown``. Its ``run_id``, ``phase``,
-    ``history`` and ``result`` are those of the turn under way, or of the last one.
+    A handle that is kept open (``engine.start(..., keep_open=True)``) is idle after its run. The next input starts the next turn,
+    a separate run in the same conversation, until ``shutdown``. Its ``run_id``, ``phase``, ``history`` and ``result`` are those
+    of the running turn, or of the last one.
     """
 
     def __init__(self, tree: RunTree, runner: ResultMaker, *, turns: Turns | None = None) -> None:
@@ -323,7 +322,7 @@ class RunHandle(Generic[Out]):
         """
         Return the result when the run has ended; cancelling the wait does not end the run.
 
-        Of a kept-open handle it is that of the turn under way, or of the last one when it is idle.
+        A kept-open handle returns the result of the running turn, or of the last one when it is idle.
         """
         self._is_used = True
         return await self.wait()
@@ -337,15 +336,15 @@ class RunHandle(Generic[Out]):
         """
         Yield every event from the run's first one to ``RunFinished``; iterate in the run's event loop.
 
-        The newest 10,000 events are kept, also when the run has ended; whoever comes too late for more gets one ``EventsDropped``
-        first. At most 10,000 events wait for a reader, who never slows the run. A reader who comes late, or falls behind,
-        gets deltas that belong together as one, and none of model calls that have ended: ``TextCompleted``,
-        ``ThinkingCompleted`` and ``ToolStarted`` hold them whole.
+        The newest 10,000 events are kept, also after the end of the run. A reader that starts too late for older ones first gets
+        one ``EventsDropped``. At most 10,000 events wait for a reader, which never slows the run. A reader that starts late or
+        falls behind gets consecutive deltas joined, and no deltas of ended model calls: ``TextCompleted``,
+        ``ThinkingCompleted`` and ``ToolStarted`` contain the whole text.
 
         Args:
-            after: The ``id`` of the last event that the reader has, for one who comes back. When it is of another epoch, as
-                after a restart, there is one ``EventsDropped(reason="epoch")`` and then what there is.
-            answers: Whether the reader will answer questions: as long as such a one reads, a question stays open.
+            after: The ``id`` of the last event that a reconnecting reader has. If the id is of another epoch, as after a
+                restart, one ``EventsDropped(reason="epoch")`` comes before the stored events.
+            answers: Whether the reader will answer questions; a question stays open while such a reader is connected.
 
         Raises:
             LimitExceeded: when the run has 100 readers already.
@@ -365,7 +364,7 @@ class RunHandle(Generic[Out]):
         Send something to the run; each of the methods below sends one kind.
 
         Raises:
-            InputError: when it is no ``RunInput``, such as a text.
+            InputError: when *given* is not a ``RunInput``, such as a string.
             StepEngineError: as that method does.
         """
         match given:
@@ -390,10 +389,10 @@ class RunHandle(Generic[Out]):
         """
         Send *text* to the run; it becomes a user message before the next model call.
 
-        It starts the next turn of a kept-open handle that is idle; what a turn did not take any more is the next one's.
+        In an idle handle that is kept open, the text starts the next turn. A text that arrives too late for a turn starts the next.
 
         Raises:
-            DataError: when *text* is no text.
+            DataError: when *text* is not a string.
             InputError: when it is too long for a record.
             StepEngineError: when the run has ended, or the next turn cannot start. If another thread sent the text, a warning
                 and a ``Warned`` event report the latter, and the text stays in ``unread``.
@@ -430,23 +429,23 @@ class RunHandle(Generic[Out]):
         """
         Send a message to the run, for its next ``Receive`` on that topic; return False if *id* was sent before.
 
-        To a run that is recorded it is sent once and for all: it is on the disk, in the mailbox beside the journal, when this
-        returns. ``await engine.send_message(handle, ...)`` does not wait for that in the event loop.
+        If the run is recorded, the message is in the mailbox next to the journal, on disk, when this returns.
+        ``await engine.send_message(handle, ...)`` does not block the event loop meanwhile.
 
         Args:
             topic: The topic.
-            value: What it says, JSON.
-            id: Its id; a second message with the same id is none. By default it has one of its own.
-            path: The path of the run that it is for, where that is a child.
+            value: The content, as JSON.
+            id: The id of the message; a second message with the same id is ignored. By default a new id.
+            path: The path of the receiving run, if that is a child.
 
         Returns:
             Whether it is new: ``False`` when it was sent before.
 
         Raises:
-            BadYield: for what is not a topic.
-            DataError: for what is not JSON.
-            InputError: when it is over 1 MiB, or another message has its id.
-            JournalError: when it cannot be kept.
+            BadYield: when *topic* is not a valid topic.
+            DataError: when *value* is not JSON.
+            InputError: when the message is over 1 MiB, or another message has its id.
+            JournalError: when the message cannot be stored.
             StepEngineError: when the run has ended.
         """
         message = Message(secrets.token_hex(MESSAGE_ID_BYTES) if id is None else id, path, check_topic(topic), value)
@@ -463,8 +462,8 @@ class RunHandle(Generic[Out]):
         """
         Store the result of a deferred tool call durably; return False if the same result was sent before.
 
-        As ``send_tool_result``, but of a run that is recorded the result is on the disk, in the mailbox beside the journal, when this
-        returns: whoever resumes the run has it, too.
+        Like ``send_tool_result``, but if the run is recorded, the result is in the mailbox next to the journal, on disk, when this
+        returns. So a resumed run has it, too.
 
         Args:
             tool_call_id: The call's id, as ``ToolStarted`` has it.
@@ -476,9 +475,9 @@ class RunHandle(Generic[Out]):
 
         Raises:
             ToolError: when no call with that id waits for its result.
-            DataError: for what is not JSON.
-            InputError: when it is over 1 MiB, or the call was given another result.
-            JournalError: when it cannot be kept.
+            DataError: when *result* is not JSON.
+            InputError: when the result is over 1 MiB, or the call has another result already.
+            JournalError: when the result cannot be stored.
         """
         place = self._tree.deferred.get_call_address(tool_call_id, path)
         message = make_result_message(place, result)
@@ -490,12 +489,12 @@ class RunHandle(Generic[Out]):
         """
         Fetch the messages in the journal's mailbox now instead of with the next poll; in the run's event loop.
 
-        A run looks by itself while it waits, within two seconds. Without a journal there is nothing to take in.
+        A waiting run polls the mailbox every two seconds or more often. Without a journal there are no messages to fetch.
         """
         await self._tree.mail.fetch()
 
     @property
-    def finishing(self) -> tuple[str, ...]:
+    def calls_to_finish(self) -> tuple[str, ...]:
         """The running calls that ``interrupt(grace=...)`` lets finish, such as ``"write_file (#3)"``."""
         return tuple([_format_call_label(item) for item in self._tree.runs.list_unrepeatable_effects()])
 
@@ -514,10 +513,10 @@ class RunHandle(Generic[Out]):
         End the turn with status ``cancelled``; may be called twice, from observers and from any thread.
 
         Args:
-            grace: The seconds that effects have to come to their end that are under way and cannot simply happen again: of
-                tools that are neither ``read_only`` nor ``idempotent``, and ``Perform`` that is not. Their results are recorded,
-                so that ``resume`` goes on behind them. Nothing else begins, model calls are cut at once, and
-                ``ToolContext.cancelled`` is set when the seconds are over. A second call ends everything at once.
+            grace: The seconds in which running effects that cannot be repeated may finish: calls of tools that are neither
+                ``read_only`` nor ``idempotent``, and each ``Perform`` that is not ``idempotent``. Their results are recorded, so that
+                ``resume`` continues after them. Nothing else starts, model calls are cancelled at once, and
+                ``ToolContext.cancelled`` is set when the time is over. A second call ends everything at once.
         """
         self._tree.runs.interrupt(grace)
 

@@ -602,7 +602,7 @@ class NewsFilter:
         """
         Yield *event* if it is news, after the starts of the steps around it.
 
-        A step of which only the rest is news is shown from its start, so that its end never comes alone.
+        If only the rest of a step is news, its start is shown, too, so that no end is shown without its start.
         """
         path, held = event.path, self._held_starts
         if isinstance(event, StepStarted):
@@ -623,8 +623,8 @@ class NewsFilter:
             yield start
         yield event
 
-    def clear(self) -> None:
-        """Drop the held starts, since the run has ended."""
+    def drop_held_starts(self) -> None:
+        """Drop the held starts of steps; the run has ended and no more news follows."""
         self._held_starts.clear()
 
 
@@ -829,7 +829,7 @@ class Hub:
         """Drop the history and the held events of the ended run; end all subscriptions unless the hub is kept open."""
         self.root.history = None
         if self._news is not None:
-            self._news.clear()
+            self._news.drop_held_starts()
         if self.is_kept_open:
             return
         self._is_over = True
@@ -841,7 +841,7 @@ class Hub:
         Return a subscription to the stored events and all later ones.
 
         Args:
-            after: The ``id`` of the last event that the subscriber has; what comes after it is what it gets.
+            after: The ``id`` of the last event that the subscriber has; the subscription starts after it.
 
         Raises:
             LimitExceeded: when the run has 100 subscribers already.

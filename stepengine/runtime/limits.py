@@ -4,7 +4,7 @@ Budgets of a run tree.
 Each run has a ledger that knows its parent's, so that whatever a child spends counts for all above it. The ``UsageMeter`` wraps
 everything that records: it reserves before effects start and adds up their usage, replayed ones included. The ``LimitGate``
 is inside everything that records: it refuses the effects for which the meter found no room, so that a refusal is recorded
-like any outcome. Where people are asked and allow more, the limit of that one ledger is raised (``Ledgers.raise_limit``).
+like any outcome. Where people are asked and allow more, the limit of that one ledger is raised (``Ledgers.increase_limit``).
 ``Repeats`` wraps the meter: it notices when a model makes the same tool call again and again.
 
 Model calls run at the same time while the most that they can use fits together. Where it does not fit, or nothing bounds it, a
@@ -90,13 +90,13 @@ class RunningCalls:
         self.count = self.tokens = self.unbounded_tokens = self.unbounded_costs = 0
         self.cost = FREE
 
-    def count_call(self, call: CallEstimate, count: Literal[1, -1]) -> None:
+    def count_call(self, call: CallEstimate, change: Literal[1, -1]) -> None:
         """Count a call as running (1), or as ended (-1)."""
-        self.count += count
-        self.tokens += count * (call.max_tokens or 0)
-        self.cost += count * (call.max_cost or FREE)
-        self.unbounded_tokens += count * (call.max_tokens is None)
-        self.unbounded_costs += count * (call.max_cost is None)
+        self.count += change
+        self.tokens += change * (call.max_tokens or 0)
+        self.cost += change * (call.max_cost or FREE)
+        self.unbounded_tokens += change * (call.max_tokens is None)
+        self.unbounded_costs += change * (call.max_cost is None)
 
     def fits(self, call: CallEstimate, tokens_left: int | None, dollars_left: Decimal | None) -> bool:
         """Return whether a call and the running calls stay within the remaining limit; ``None`` is no limit. A single call always fits."""
@@ -182,10 +182,10 @@ class SpendingLedger:
                 return False
         return True
 
-    def count_call(self, call: CallEstimate, count: Literal[1, -1]) -> None:
+    def count_call(self, call: CallEstimate, change: Literal[1, -1]) -> None:
         """Count a call as running here and above (1), or as ended (-1)."""
         for ledger in (self, *self.above):
-            ledger.running.count_call(call, count)
+            ledger.running.count_call(call, change)
 
     def find_limit_error(self, tokens: int, cost: Decimal | None, model: str) -> LimitExceeded | None:
         """Return the error if a call of *model* of at most *tokens* and *cost* has no room here or above, or ``None``."""
@@ -275,7 +275,7 @@ class Ledgers:
     def __init__(self) -> None:
         self._open: dict[str, SpendingLedger] = {}
 
-    def open_ledger(self, path: str, plan: RunPlan) -> SpendingLedger:
+    def create_ledger(self, path: str, plan: RunPlan) -> SpendingLedger:
         """Return a new ledger for a run, below its parent's."""
         # The parent of a tree's own root is driven elsewhere, if it has one: what it may spend stands in its limits.
         parent = self._open.get(path.rpartition(".")[0]) if path else None
@@ -284,7 +284,7 @@ class Ledgers:
         ledger = self._open[path] = SpendingLedger(plan.limits, plan.given, parent, path, own)
         return ledger
 
-    def raise_limit(self, ceiling: Ceiling) -> None:
+    def increase_limit(self, ceiling: Ceiling) -> None:
         """Raise a limit to the allowed value; repeated calls change nothing."""
         ledger = self._open.get(ceiling.path)
         if ledger is None:
@@ -518,7 +518,7 @@ class UsageMeter:
         """Reserve for the model calls and children of a batch; a handler's children are admitted together."""
         first = batch[0]
         if isinstance(first.effect, Spawn) or first.gather is not None:
-            self._admit_siblings(first)
+            self._count_or_refuse_siblings(first)
         spawned: dict[str, int] = {}
         # Before anything is recorded as begun, and in the order of the numbers: who finds room does not depend on who
         # is faster (reliability:R6).
@@ -529,9 +529,9 @@ class UsageMeter:
                 if call is not None and call.turn is not None and len(batch) == 1:
                     return self._begin_after_turn(item, call)
             elif isinstance(effect, Spawn) and effect.tool_call_id:
-                self._admit_child(item, effect, spawned)
+                self._count_or_refuse_child(item, effect, spawned)
             elif isinstance(effect, CallBody):
-                self._refuse_deep_body(item, effect)
+                self._refuse_body_if_too_deep(item, effect)
         return self._inner.begin(batch)
 
     def count_startable(self, items: Sequence[Item]) -> int:
@@ -617,7 +617,7 @@ class UsageMeter:
         await self._queue.wait_for_turn(call)
         self._refuse_if_error(item, call)
 
-    def _admit_child(self, item: Item, effect: Spawn, spawned: dict[str, int]) -> None:
+    def _count_or_refuse_child(self, item: Item, effect: Spawn, spawned: dict[str, int]) -> None:
         """Count a child that a model requested, or refuse it alone."""
         ledger = self._ledgers.get_ledger(item.path)
         limits = ledger.limits
@@ -630,13 +630,13 @@ class UsageMeter:
         else:
             self._admitted.setdefault(item.path, {})[effect.seq] = True
 
-    def _refuse_deep_body(self, item: Item, effect: CallBody) -> None:
+    def _refuse_body_if_too_deep(self, item: Item, effect: CallBody) -> None:
         """Refuse the body of a tool that is nested too deeply; it counts as a level, not as a child."""
         error = _find_depth_error(child_path(item.path, effect.seq), item.plan.limits, "body of the tool")
         if error is not None:
             self._refusals.refuse(item.path, (effect,), error)
 
-    def _admit_siblings(self, first: Item) -> None:
+    def _count_or_refuse_siblings(self, first: Item) -> None:
         """
         Count the children that a handler requests at once, or refuse the whole request.
 

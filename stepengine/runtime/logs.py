@@ -77,8 +77,8 @@ def write_log_line(logger: Any, level: str, message: str, context: Mapping[str, 
     Args:
         logger: A ``logging.Logger`` or ``logging.LoggerAdapter``, whose records get the members of *context* and ``data`` as
             attributes; or an object with the methods ``debug``, ``info``, ``warning`` (or ``warn``) and ``error``. One that
-            takes keywords gets the members of a mapping and of *context* as keywords, one that takes a second argument
-            (or ``data=``) gets them as one mapping, one that takes the message alone gets that.
+            accepts keywords gets the members of a mapping and of *context* as keywords; one with a second argument
+            (or ``data=``) gets them as one mapping; one with only a message gets the message.
         level: The level's name; an unknown one counts as ``"info"``.
         message: The line; it is never used as a format string.
         context: ``run_id``, ``agent_id``, ``path`` and ``step``.
@@ -98,7 +98,7 @@ def write_log_line(logger: Any, level: str, message: str, context: Mapping[str, 
     method = getattr(logger, name if name in LEVELS else "info", None) or logger.warn
     extra = data if isinstance(data, Mapping) else {} if data is None else {"data": data}
     told = {**extra, **context}
-    match _find_data_parameter(method):
+    match _get_data_parameter_style(method):
         case "keywords":
             method(message, **told)
         case "data":
@@ -109,7 +109,7 @@ def write_log_line(logger: Any, level: str, message: str, context: Mapping[str, 
             method(message)
 
 
-def _find_data_parameter(method: Callable[..., object]) -> Literal["keywords", "data", "second", "message"]:
+def _get_data_parameter_style(method: Callable[..., object]) -> Literal["keywords", "data", "second", "message"]:
     """Return how a logger's method accepts data; an unknown signature counts as keywords."""
     try:
         parameters = list(inspect.signature(method).parameters.values())
@@ -126,18 +126,18 @@ def _find_data_parameter(method: Callable[..., object]) -> Literal["keywords", "
 
 class LogObserver:
     """
-    An observer that calls those of four methods that an object has, such as a log provider.
+    An observer that calls up to four methods of an object, such as a log provider, if the object has them.
 
-    A standard logger has none of them: it gets a line for each, with ``run_id``, ``path`` and ``data`` as attributes of the
-    record, at the level ``DEBUG``; how a run ended at ``INFO``. What was said, and what tools were given and gave, is not in
-    them.
+    A standard logger has none of them. It gets a line for each event at the level ``DEBUG``, with ``run_id``, ``path`` and
+    ``data`` as attributes of the record, and a line at ``INFO`` for the end of a run. The lines contain no conversation, and no
+    inputs or results of tools.
 
-    Give it to ``Engine(observers=[LogObserver(logger)])``. The methods are plain functions, called for every run of a tree;
-    what they raise is logged, and the run goes on:
+    Pass it to ``Engine(observers=[LogObserver(logger)])``. The methods are plain functions, called for every run of a tree.
+    Their exceptions are logged, and the run continues:
 
     - ``on_tool_call(tool_name, input)`` before a tool runs;
     - ``on_tool_result(tool_name, result)`` after it, with its ``ToolResult``;
-    - ``on_step(step, messages)`` before the model is called in a step, which counts from 0, with what it is shown;
+    - ``on_step(step, messages)`` before a step calls the model: the number of the step, from 0, and the model's messages;
     - ``on_complete(result)`` when a root run has ended, with its ``RunResult``.
     """
 
@@ -211,12 +211,12 @@ class EventFile:
     An observer that appends every event to a file as one line of JSON: ``Engine(observers=[EventFile("events.jsonl")])``.
 
     Each line is ``event.to_json()``, whole when ``on_event`` returns; several engines and processes may append to one file.
-    Text in it is what events hold, so the file is made readable by its owner alone. Keys that this process gives to
-    providers are not in it.
+    The file contains the text of events, so only its owner can read it. Keys that this process sends to providers are
+    redacted.
 
     Args:
-        path: The file; it is made when the first event comes.
-        full: Whether the requests of model calls and the final state of runs are in it, which hold whole conversations.
+        path: The file; it is created at the first event.
+        full: Whether to include the requests of model calls and the final state of runs, which contain whole conversations.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, full: bool = False) -> None:

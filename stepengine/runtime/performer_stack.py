@@ -131,11 +131,10 @@ class PerformerStack:
         """
         Open the ledger of a starting run; return the performer for its effects other than children, if there is a shortcut.
 
-        It is who records, or the innermost performer, where no budget is set, repeated calls are not counted, and
-        the run is in no group of which one failure ends all. Through all of them a bare step took 33.8 us instead of 29.8, one that
-        is recorded in memory 56.5 instead of 53.7, side by side.
+        The shortcut is the recorder, or the innermost performer without one. It exists if no budget is set, repeated calls are not
+        counted, and the run is in no fail-fast group. It saves about 10 % of the time of a bare step.
         """
-        ledger = self._ledgers.open_ledger(path, plan)
+        ledger = self._ledgers.create_ledger(path, plan)
         # Decided once for a run, when it starts: none of what is asked here changes while it runs.
         wrapping = self._wrapping
         if plan.limits.max_identical_calls is not None or ledger.bounded:
@@ -152,11 +151,11 @@ class PerformerStack:
         """Return the ledger of the running run at *path*."""
         return self._ledgers.get_ledger(path)
 
-    def raise_limit(self, question: Question, answer: Answer) -> None:
+    def increase_limit(self, question: Question, answer: Answer) -> None:
         """Raise the limit that *question* is about; the run itself counts steps."""
         ceiling = ceiling_from_answer(question, answer)
         if ceiling is not None:
-            self._ledgers.raise_limit(ceiling)
+            self._ledgers.increase_limit(ceiling)
             if self._wrapping is not None:
                 self._wrapping.meter.start_waiting_calls()
 

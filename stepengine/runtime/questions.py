@@ -66,14 +66,14 @@ class RememberedRules:
     """
     The rules from answers of "always allow this".
 
-    They apply as answers to the questions that they are about: so each call that they let through has its own recorded
-    answer, and a replay or resume depends on nothing but the record.
+    A rule answers the questions that it covers. So each call that it allows has its own recorded answer, and a replay or resume
+    depends only on the record.
 
     Args:
-        store: Where those are kept that hold for every process.
+        store: The store of the rules that apply in every process.
 
     Attributes:
-        store: As given.
+        store: The same store.
     """
 
     def __init__(self, store: RuleStore | None = None) -> None:
@@ -167,7 +167,7 @@ class AdvanceAnswers:
 
     def __init__(self, given: Mapping[str, AnswerLike], earlier: Sequence[tuple[Question, AnswerLike]] = ()) -> None:
         for key, value in (*given.items(), *[(question.id, value) for question, value in earlier]):
-            _check_answer_type(value, f"for the question {key!r}")
+            _require_answer_type(value, f"for the question {key!r}")
         self._given = given
         self._earlier = list(earlier)
         self._unused = list(given)
@@ -243,8 +243,8 @@ class LimitQuestions:
         """Remember the answer to a question about a limit, live or replayed, so that other runs at this limit share it."""
         self._allowed[question.id] = answer
 
-    def announce_once(self, question: Question) -> bool:
-        """Return whether a question is the first with its id, so that it is shown, and register the id."""
+    def register_if_first(self, question: Question) -> bool:
+        """Register the id of a question; return True if it is new, so that the question is shown."""
         is_new = question.id not in self._announced
         self._announced.add(question.id)
         return is_new
@@ -258,7 +258,7 @@ class OpenQuestions:
         given: The answers given in advance.
         interactor: The interactor of the engine, which answers in this process.
         threads: Where an interactor without ``async`` is called.
-        of_session: The rules of lasting permissions of the conversation, and their store.
+        session_rules: The rules of lasting permissions of the conversation, and their store.
         is_task_cancelled: Returns whether the current task was cancelled since it entered the tree.
 
     Attributes:
@@ -274,7 +274,7 @@ class OpenQuestions:
         given: AdvanceAnswers,
         interactor: Interactor | None,
         threads: ThreadPool,
-        of_session: RememberedRules | None = None,
+        session_rules: RememberedRules | None = None,
         *,
         is_task_cancelled: Callable[[], bool],
     ) -> None:
@@ -284,7 +284,7 @@ class OpenQuestions:
         # Two memories: one of this run tree, which is learnt from outcomes and therefore the same on replay, and one of
         # the conversation, which only this process has. What a run was allowed is recorded in its own answers either
         # way.
-        self._of_session = RememberedRules() if of_session is None else of_session
+        self._session_rules = RememberedRules() if session_rules is None else session_rules
         self.given = given
         self.limits = LimitQuestions()
         self._interactor = interactor
@@ -297,7 +297,7 @@ class OpenQuestions:
 
     def use_recorded_rules(self, rules: Iterable[JsonDict]) -> None:
         """Add *rules* of the record to those of this run, and forget those of the conversation."""
-        self._of_session = RememberedRules(self._of_session.store)
+        self._session_rules = RememberedRules(self._session_rules.store)
         for rule in rules:
             self.remembered.add(rule)
 
@@ -305,12 +305,12 @@ class OpenQuestions:
         """
         Return one answer per question, ``None`` where no one can give one.
 
-        An interactor is asked one question after another; those that wait for a handle are open at once. A permission for a
-        call that its tool will refuse is not asked for: the answer is the tool's own no.
+        An interactor is asked one question after another; questions for a handle are all open at once. A permission for a call
+        that its tool will refuse is not asked for; the tool's denial is the answer.
 
         Args:
-            questions: What is asked.
-            interactor: Who answers before the engine's own interactor would.
+            questions: The questions.
+            interactor: The interactor to ask instead of the engine's own.
 
         Raises:
             LimitExceeded: when more questions than a run tree may have would wait for an answer.
@@ -319,10 +319,10 @@ class OpenQuestions:
         self._left.update([q.id for q, answer in zip(questions, answers, strict=True) if answer is None])
         for question, answer in zip(questions, answers, strict=True):
             if answer is not None:
-                self._of_session.add_from_answer(question, answer)
+                self._session_rules.add_from_answer(question, answer)
                 if answer.remember == "always":
                     await self._threads.run(
-                        "policy file", partial(self._of_session.store_rule_if_always, question, answer)
+                        "policy file", partial(self._session_rules.store_rule_if_always, question, answer)
                     )
         return answers
 
@@ -343,7 +343,7 @@ class OpenQuestions:
 
     def _find_rule_of_run_or_session(self, question: Question) -> JsonDict | None:
         """Return the narrowest remembered rule that answers *question*, of this run before those of the conversation, or ``None``."""
-        return self.remembered.find_covering_rule(question) or self._of_session.find_covering_rule(question)
+        return self.remembered.find_covering_rule(question) or self._session_rules.find_covering_rule(question)
 
     async def _find_or_ask_answers(
         self, questions: Sequence[Question], interactor: Interactor | None
@@ -458,7 +458,7 @@ class OpenQuestions:
             msg = f"question {question_id!r} is not open; open questions: {listed}"
             raise AnswerRejected(msg)
         question, future = known.question, known.future
-        _check_answer_type(answer, f"to the question {question_id!r}")
+        _require_answer_type(answer, f"to the question {question_id!r}")
         given = check_answer(answer, question)
         # From any thread, and perhaps two at once: which was first is decided in the loop, where `_set_answer_once` looks once
         # more.
@@ -500,7 +500,7 @@ class OpenQuestions:
         if inspect.isawaitable(value):
             value = await value
         if value is not None:
-            _check_answer_type(value, "of the interactor")
+            _require_answer_type(value, "of the interactor")
         said: AnswerLike | None = value
         return said
 
@@ -515,9 +515,9 @@ def _find_preview_refusal(question: Question) -> Answer | None:
     return Answer(declined=True, by=REFUSED, reason=question.problem) if question.problem else None
 
 
-def _check_answer_type(value: object, whose: str) -> None:
+def _require_answer_type(value: object, answer_label: str) -> None:
     if not isinstance(value, str | bool | Answer):
-        msg = f"the answer {whose} must be a string, a bool or an Answer, not {value!r}"
+        msg = f"the answer {answer_label} must be a string, a bool or an Answer, not {value!r}"
         raise AnswerRejected(msg)
 
 
@@ -539,14 +539,16 @@ def render_questions(item: Item) -> tuple[Question, ...]:
     return tuple([_add_preview(item, question, effect.place) for question in effect.questions])
 
 
-def _add_preview(item: Item, question: Question, program_place: tuple[str, int] | None) -> Question:
-    """Return *question* with the tool's preview and, if *program_place* is given, the lines of the program that waits."""
+def _add_preview(item: Item, question: Question, program_position: tuple[str, int] | None) -> Question:
+    """Return *question* with the tool's preview and, if *program_position* is given, the lines of the program that waits."""
     preview = _make_preview(item, question)
-    if program_place is not None:
+    if program_position is not None:
         preview = preview or JsonDict(action="", details=question.details)
         details = preview["details"]
         known = details if isinstance(details, Mapping) else {} if details is None else {"what": details}
-        preview = JsonDict({**preview, "details": freeze({**known, IN_PROGRAM: _format_waiting_lines(*program_place)})})
+        preview = JsonDict(
+            {**preview, "details": freeze({**known, IN_PROGRAM: _format_waiting_lines(*program_position)})}
+        )
     return attrs.evolve(question, preview=preview)
 
 

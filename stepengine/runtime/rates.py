@@ -40,14 +40,14 @@ class RateLimit:
     The limits of one provider; ``None`` is without limit.
 
     Attributes:
-        requests_per_minute: Requests that start within any 60 seconds; each attempt of a call is one.
-        tokens_per_minute: Tokens of the requests that start within any 60 seconds. A request counts with an estimate of
-            its prompt and its ``max_tokens``, and with what it really used once that is known. One that is larger than
-            the limit goes alone.
-        max_concurrency: Requests under way at once.
+        requests_per_minute: The number of requests that may start within any 60 seconds; each attempt of a call counts.
+        tokens_per_minute: The number of tokens of the requests that start within any 60 seconds. A request counts with its
+            estimated prompt and its ``max_tokens``, and with its actual usage once that is known. A request that is larger
+            than the limit runs alone.
+        max_concurrency: The number of requests that may run at once.
 
     Raises:
-        DefinitionError: when a limit lets nothing through.
+        DefinitionError: when a limit would admit no request.
     """
 
     requests_per_minute: int | None = None
@@ -69,8 +69,8 @@ class WaitReason(NamedTuple):
     Why a request must wait.
 
     Attributes:
-        limit: Which limit is reached; ``"queue"`` when others came before.
-        seconds: How long it takes at most; ``None`` when that depends on others.
+        limit: The name of the reached limit; ``"queue"`` if earlier requests are waiting.
+        seconds: The longest wait in seconds; ``None`` if it depends on other requests.
     """
 
     limit: Literal["requests", "tokens", "concurrency", "queue"]
@@ -78,7 +78,7 @@ class WaitReason(NamedTuple):
 
 
 class AdmittedRequest:
-    """A request that was let through: when, and how many tokens it counts for."""
+    """An admitted request: its start time in milliseconds and its number of tokens."""
 
     __slots__ = ("at", "counts", "tokens")
 
@@ -157,12 +157,12 @@ class Limiter:
 
         Args:
             tokens: How many the request is expected to use.
-            notice: Told once why the request waits, if it does.
+            notice: Called once with the reason if the request has to wait.
         """
         with self._lock:
             # Whoever comes while others wait stands behind them, also where there is room for a small request: else a large
             # one would wait for ever.
-            obstacle = WaitReason("queue") if self._queue else self._find_current_obstacle(tokens)
+            obstacle = WaitReason("queue") if self._queue else self._drop_old_and_find_obstacle(tokens)
             if obstacle is None:
                 return self._admit_request(tokens)
             waiter = _Waiter()
@@ -192,7 +192,7 @@ class Limiter:
         """Wait until *waiter* is first and no limit is reached; return its ticket."""
         while True:
             with self._lock:
-                obstacle = self._find_current_obstacle(tokens) if self._queue[0] is waiter else WaitReason("queue")
+                obstacle = self._drop_old_and_find_obstacle(tokens) if self._queue[0] is waiter else WaitReason("queue")
                 if obstacle is None:
                     return self._admit_request(tokens)
                 waiter.woken.clear()
@@ -212,7 +212,7 @@ class Limiter:
             asleep.cancel()
             await asyncio.wait((asleep,))
 
-    def _find_current_obstacle(self, tokens: int) -> WaitReason | None:
+    def _drop_old_and_find_obstacle(self, tokens: int) -> WaitReason | None:
         """Drop requests older than a minute; return the limit that a request of *tokens* would exceed, or ``None``."""
         limit, recent, now = self._limit, self._recent, self._clock.now_ms()
         # The last 60 seconds and not the calendar's minute: at the turn of a minute twice the limit could go out within
@@ -230,11 +230,11 @@ class Limiter:
         most = limit.tokens_per_minute
         # One that is larger than the limit goes alone, when nothing else counts: it would otherwise never go.
         if most is not None and recent and self._tokens + tokens > most:
-            return WaitReason("tokens", (self._find_expiring_start(most - tokens) + WINDOW_MS - now) / 1000)
+            return WaitReason("tokens", (self._get_expiring_start(most - tokens) + WINDOW_MS - now) / 1000)
         return None
 
-    def _find_expiring_start(self, max_tokens: int) -> int:
-        """Return the start time of the last request that must expire until at most *max_tokens* tokens count."""
+    def _get_expiring_start(self, max_tokens: int) -> int:
+        """Return the start time in ms of the last request that must expire before at most *max_tokens* tokens count."""
         left = self._tokens
         for ticket in self._recent:
             left -= ticket.tokens

@@ -19,10 +19,9 @@ from stepengine.errors import DefinitionError, ModelError
 @frozen(kw_only=True)
 class RetryPolicy:
     """
-    How often and how patiently a failed model call is tried again.
+    The number of attempts of a failing model call, and the waits between them.
 
-    Waits are random between 0 and a bound that doubles ("full jitter"); what a provider asks for with ``retry-after``
-    comes on top.
+    Waits are random between 0 and a bound that doubles ("full jitter"). The ``retry-after`` of a provider is added.
 
     Attributes:
         attempts: Requests per model call at most, the first included.
@@ -67,14 +66,14 @@ class Retries:
         self._seed = seed
         self._left = policy.extra_attempts
 
-    def find_next_delay(self, error: ModelError, attempt: int, address: tuple[str, int]) -> float | None:
+    def count_retry_and_find_delay(self, error: ModelError, attempt: int, address: tuple[str, int]) -> float | None:
         """
-        Return the seconds to wait before the next attempt, which is counted; ``None`` when there must be none.
+        Count the next attempt and return the seconds to wait before it; ``None`` if there must be no further attempt.
 
         Args:
-            error: Why attempt number *attempt* failed.
-            attempt: Counts from 1.
-            address: Of the model call: path and number.
+            error: The error of the failed attempt.
+            attempt: The number of the failed attempt, from 1.
+            address: The address of the model call: run path and number.
         """
         policy, asked = self._policy, error.retry_after
         if not error.retryable or attempt >= policy.attempts or self._left <= 0:

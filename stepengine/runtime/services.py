@@ -88,8 +88,8 @@ def _return_unknown_window(_: str) -> int | None:
     return None
 
 
-def get_named_output_limit(request: ModelRequest) -> int | None:
-    """Return the output limit that the settings of a request name."""
+def get_requested_output_limit(request: ModelRequest) -> int | None:
+    """Return ``max_tokens`` of the settings of a request, or ``None`` if it is not set."""
     return request.settings.max_tokens
 
 
@@ -120,7 +120,7 @@ class ModelSetting:
     registry: ModelRegistry
     pricing: Pricing | None = None
     window: Callable[[str], int | None] = _return_unknown_window
-    output_limit: Callable[[ModelRequest], int | None] = get_named_output_limit
+    output_limit: Callable[[ModelRequest], int | None] = get_requested_output_limit
     retry: RetryPolicy = attrs.field(factory=RetryPolicy)
     rates: LimiterSource | None = None
 

@@ -69,8 +69,8 @@ class SuspensionDetector:
         """
         Start the awaitables and wait for the first. Return False if the tree was suspended before one was done.
 
-        They are started only if it is necessary to wait: the clock of a test would let time pass in them. A future is known to be
-        done at once; a task would take a moment in which the tree would seem to stand still.
+        They are started only if it is necessary to wait, because the clock of a test would advance in them. Pass futures that may be
+        done already: a task needs a moment to be done, in which all runs would seem to wait.
         """
         address = item.address
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()

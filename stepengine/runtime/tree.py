@@ -300,7 +300,7 @@ class RunTree:
         timer = None if seconds is None else self.clock.start_time_limit_timer(run.path, seconds, run.stop)
         try:
             finished = await drive(self.services.machine(plan, run.state), run)
-            has_background = run.path in self.background.of
+            has_background = run.path in self.background.by_parent_path
             return await self.background.await_children_at_end(run, finished) if has_background else finished
         # The loop is closing and takes the tasks with it: nobody is left to be told of an end.
         except (asyncio.CancelledError, GeneratorExit):

@@ -28,7 +28,7 @@ from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.limits import Ledgers, LimitGate, Refusals, UsageMeter
 from stepengine.runtime.performer import IO, Item, Middleware, Performer, RoomWait
 from stepengine.runtime.prices import Prices
-from stepengine.runtime.services import get_named_output_limit
+from stepengine.runtime.services import get_requested_output_limit
 from stepengine.runtime.sizes import estimate_request_tokens
 from stepengine.testing.invariants import WatchedRun, format_address, raise_violation
 
@@ -140,13 +140,13 @@ class Budgets:
         gate = LimitGate(_FunctionPerformer(happens), self._refusals, now)
         self._recording = recording(gate)
         self._meter = UsageMeter(
-            self._recording, self._refusals, self._ledgers, PRICES, find_output_limit=get_named_output_limit
+            self._recording, self._refusals, self._ledgers, PRICES, find_output_limit=get_requested_output_limit
         )
         self._nodes: dict[str, _Node] = {}
 
     def open_run(self, plan: RunPlan) -> None:
         """Start to count the usage of a run."""
-        self._ledgers.open_ledger(plan.path, plan)
+        self._ledgers.create_ledger(plan.path, plan)
         self._nodes[plan.path] = _Node(plan.limits, plan.given)
 
     def close_run(self, path: str) -> None:

@@ -148,8 +148,8 @@ async def test_effect_under_way_at_interrupt_is_recorded_and_never_repeated(worl
         handle = engine.start(shape, "go", journal=journal)
         await holds(lambda: len(world.began) == {"several": 3, "family": 2}.get(shape, 1))
         handle.interrupt(grace=LONG)
-        await holds(lambda: "l" not in world.began or len(handle.finishing) == 2)
-        assert handle.finishing
+        await holds(lambda: "l" not in world.began or len(handle.calls_to_finish) == 2)
+        assert handle.calls_to_finish
         for _ in range(20):
             await asyncio.sleep(0)
         world.go_on.set()
@@ -199,7 +199,7 @@ async def test_later_messages_leave_a_posted_cancel_its_grace(world: World, late
         topic = {"input": "", "answer": "q1", "result": "7"}[later]
         journal.mailbox().send(MailboxMessage(kind=later, value="more", topic=topic))
         await handle.fetch_mail()
-        is_finishing = bool(handle.finishing)
+        is_finishing = bool(handle.calls_to_finish)
         world.go_on.set()
         async with asyncio.timeout(SECONDS):
             cut = await handle.result()
@@ -237,7 +237,7 @@ async def test_interrupt_cuts_a_model_call_and_finishes_concurrent_effects(world
     async with Engine(agents, models=model) as engine:
         handle = engine.start("both", "go", journal=journal)
         await holds(lambda: {"model", "w"} <= {*world.began})
-        assert ("write (1#0)",) == handle.finishing
+        assert ("write (1#0)",) == handle.calls_to_finish
         handle.interrupt(grace=LONG)
         await holds(lambda: model.was_cut)
         assert [] == world.ended

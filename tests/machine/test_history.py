@@ -43,13 +43,13 @@ def test_last_answer_is_found_behind_any_number_of_calls(calls):
             past.append_reply(calling(f"{word}{n}"), [result(f"{word}{n}")])
 
     work("a")
-    assert texts.get_answer() == ""
+    assert texts.get_joined_text() == ""
     past.add([AssistantMessage("thinking aloud"), AssistantMessage(" ")])
     work("b")
-    assert texts.get_answer() == texts.get_answer() == "thinking aloud"
+    assert texts.get_joined_text() == texts.get_joined_text() == "thinking aloud"
     past.append_reply(calling("c", text="more"), [result("c")])
     work("d")
-    assert texts.get_answer() == ("more" if calls else "thinking aloud\n\nmore")
+    assert texts.get_joined_text() == ("more" if calls else "thinking aloud\n\nmore")
 
 
 @pytest.mark.spec("requirements:X11")

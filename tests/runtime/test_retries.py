@@ -57,7 +57,7 @@ def calls(world, count, *, together=False):
     ),
 )
 def test_retry_wait_is_between_retry_after_and_its_cap(asked, attempt, policy):
-    wait = Retries(policy, "seed").find_next_delay(busy(retry_after=asked), attempt, HERE)
+    wait = Retries(policy, "seed").count_retry_and_find_delay(busy(retry_after=asked), attempt, HERE)
     meant = asked if asked is not None and asked >= 0 else 0
 
     if attempt >= policy.attempts or policy.extra_attempts == 0 or meant > policy.max_retry_after_seconds:
@@ -67,7 +67,7 @@ def test_retry_wait_is_between_retry_after_and_its_cap(asked, attempt, policy):
 
 
 def test_retry_after_waits_are_spread():
-    waits = [Retries(RetryPolicy(), str(n)).find_next_delay(busy(retry_after=2), 1, HERE) for n in range(20)]
+    waits = [Retries(RetryPolicy(), str(n)).count_retry_and_find_delay(busy(retry_after=2), 1, HERE) for n in range(20)]
 
     assert all(2 <= wait <= 2.5 for wait in waits)
     assert len(set(waits)) == 20
@@ -77,7 +77,7 @@ def test_retry_after_waits_are_spread():
 def test_retry_wait_depends_only_on_seed_address_and_attempt():
     def waits(seed, address):
         retries = Retries(RetryPolicy(attempts=9, extra_attempts=9), seed)
-        return [retries.find_next_delay(busy(), attempt, address) for attempt in range(1, 9)]
+        return [retries.count_retry_and_find_delay(busy(), attempt, address) for attempt in range(1, 9)]
 
     known = waits("a", HERE)
 

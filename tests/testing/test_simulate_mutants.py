@@ -33,12 +33,12 @@ def lost(monkeypatch):
 
 
 def swapped(monkeypatch):
-    distributed = batch._distribute_outcomes
+    distributed = batch._apply_outcomes_and_list_stops
 
     def mutant(members, outcomes):
         return distributed(members, [*reversed(outcomes)])
 
-    monkeypatch.setattr(batch, "_distribute_outcomes", mutant)
+    monkeypatch.setattr(batch, "_apply_outcomes_and_list_stops", mutant)
 
 
 def unpairing(monkeypatch):

@@ -15,7 +15,7 @@ from stepengine.data.json import freeze
 from stepengine.data.messages import AssistantPart, TextPart, ThinkingPart, ToolCallPart
 from stepengine.data.models import ModelDelta, ModelReply, StopReason, TextChunk, ThinkingChunk
 from stepengine.data.thoughts import TAGS, split_thoughts
-from stepengine.machine.blocks import read_codebuff_call
+from stepengine.machine.blocks import parse_codebuff_call
 from stepengine.models._json import encode_utf8, make_call_part, parse_json
 
 OPEN = re.compile(r"<(tool_call|codebuff_tool_call)>")
@@ -187,7 +187,7 @@ def _parse_call_block(tag: str, block: str, data: Mapping[str, object]) -> ToolC
     if tag == "tool_call":
         name, given = value.get("name"), value.get("arguments", value.get("parameters"))
     else:
-        name, given = read_codebuff_call(value)
+        name, given = parse_codebuff_call(value)
     return make_call_part(name, given, data) if isinstance(name, str) and name else None
 
 
