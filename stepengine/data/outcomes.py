@@ -155,7 +155,7 @@ def has_lost_or_stopped(outcome: Single) -> bool:
     return isinstance(outcome, Stop) or isinstance(getattr(outcome, "error", None), RaceLost)
 
 
-def find_race_winner(outcomes: Sequence[Single]) -> int:
+def get_race_winner_index(outcomes: Sequence[Single]) -> int:
     """
     Return the index of the winner of a race: of the members that ended by themselves, the first by recorded time, then by order.
 

@@ -29,14 +29,14 @@ from stepengine.durable.wire import (
     Ancestor,
     SubmittedRun,
     encode_body_end,
-    encode_child_end,
+    encode_child_result,
     encode_error,
     encode_result,
     parse_error,
     parse_hook_values,
 )
 from stepengine.engine.launcher import Launcher
-from stepengine.engine.run import EngineRun, make_failing_machine
+from stepengine.engine.run import EngineRun, make_ended_machine
 from stepengine.engine.run_plans import PlannedRun, RunRequest, separate_earlier_answers, with_resolved_system_prompt
 from stepengine.errors import StepEngineError
 from stepengine.journal.encoding import to_comparable_form
@@ -64,7 +64,7 @@ def make_root_request(launcher: Launcher, order: SubmittedRun) -> RunRequest:
         answers=dict(order.answers),
         run_id=order.root,
     )
-    return separate_earlier_answers(launcher.follow_handoff(request, order.previous))
+    return separate_earlier_answers(launcher.with_handoff_agent(request, order.previous))
 
 
 def plan_submitted_run(
@@ -127,7 +127,7 @@ async def execute_run_and_encode_result(
     """
     if order.turn and not order.spawns:
         order = run.order = await _load_turn_order(run, order)
-    seen = await _make_execution(launcher, order, run, depth=depth)
+    seen = await _prepare_execution(launcher, order, run, depth=depth)
     plan, result = seen.plan, await seen.live.run()
     # Raised only here, when handlers are closed and tools have ended: the machine has been told of a cancellation, and
     # its result belongs to an execution that does not count.
@@ -149,7 +149,7 @@ async def execute_run_and_encode_result(
         form = encode_body_end(finished, given, started=run.started, rules=rules)
         ended = {"status": form["status"], "result": form["result"]}
     elif order.spawns:
-        form = encode_child_end(finished, plan, started=run.started, rules=rules)
+        form = encode_child_result(finished, plan, started=run.started, rules=rules)
     else:
         form = encode_result(result)
     if order.turn and not order.spawns:
@@ -158,11 +158,11 @@ async def execute_run_and_encode_result(
     # Named by the fingerprint of the result: a handler that returns something else when it is executed again diverges
     # here, at its very end (durable:U15).
     mark = run.workflow.reserve_next_step(f"{END}:{print_}", {"at": run.clock.elapsed_ms()})
-    known = await run.workflow.record_mark(mark, "its end")
+    known = await run.workflow.load_or_record_mark(mark, "its end")
     return form | known if order.spawns else form
 
 
-async def _make_execution(launcher: Launcher, order: SubmittedRun, run: DurableRun, *, depth: int) -> _Execution:
+async def _prepare_execution(launcher: Launcher, order: SubmittedRun, run: DurableRun, *, depth: int) -> _Execution:
     """Plan a run, record its prompt and context window, and return its execution, ready to start."""
     root = launcher.plan_root_run(make_root_request(launcher, order))
     plan, state = plan_submitted_run(root, order, depth=depth)
@@ -171,7 +171,7 @@ async def _make_execution(launcher: Launcher, order: SubmittedRun, run: DurableR
     seen = _Execution(run, plan)
     services = attrs.evolve(
         root.services,
-        machine=seen.wrap_machine_maker(root.services.machine if failed is None else make_failing_machine(failed)),
+        machine=seen.wrap_machine_maker(root.services.machine if failed is None else make_ended_machine(failed)),
         planner=_wrap_planner_with_seed(root.services.planner, order.seed),
         middlewares=(*root.services.middlewares, partial(Steps, run=run)),
         seed=order.seed,
@@ -197,7 +197,7 @@ async def _load_turn_order(run: DurableRun, order: SubmittedRun) -> SubmittedRun
 
     print_ = run.prints.value({"session": order.info.session_id, "turn": order.turn})
     return with_previous_turn(
-        order, await run.workflow.reserve_and_perform_step(f"{ENTERED}:{print_}", load_turn_state, "its turn")
+        order, await run.workflow.reserve_and_load_or_perform_step(f"{ENTERED}:{print_}", load_turn_state, "its turn")
     )
 
 
@@ -222,7 +222,7 @@ async def _record_prompt_and_window(
 
     known = run.seed.lookups.get(plan.path)
     print_ = definition_fingerprint(plan.agent.definition, [plan.tools[name].spec for name in plan.agent.offered])
-    found = known or await run.workflow.reserve_and_perform_step(
+    found = known or await run.workflow.reserve_and_load_or_perform_step(
         f"{LOOKUP}:{print_}", compute_prompt_and_window, "its start"
     )
     if "error" in found:

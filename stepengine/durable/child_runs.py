@@ -33,7 +33,7 @@ from stepengine.durable.wire import (
     encode_body_end,
     encode_hook_values,
     parse_body_end,
-    parse_child_end,
+    parse_child_result,
     parse_inline_end,
 )
 from stepengine.errors import AgentError, ReplayDivergence, StepEngineError
@@ -76,7 +76,7 @@ class ChildRuns:
                     outcome = await self._inner.perform(item, _RemoteIO(io, run, item, share, ended))
             run.workflow.is_live = True
             at = None if steps.seeded is None else steps.seeded["at"]
-            form = self._outcomes.encode_new_outcome(item, outcome, at=at)
+            form = self._outcomes.consume_and_encode_outcome(item, outcome, at=at)
             return form | {name: ended[name] for name in ("left", "started", "rules", "body") if name in ended}
 
         outcome, form = await self._outcomes.perform_and_record(item, steps, run_child_and_encode)
@@ -88,9 +88,9 @@ class ChildRuns:
             self._budgets.count_child_usage(item, body.spending.usage, body.spending.cost, form["started"])
             return with_body_end(outcome, body)
         left = parse_inline_end(form["left"]) if "left" in form else None
-        return self.count_and_decode_child_end(item, outcome, started=form.get("started", 0), left=left)
+        return self.count_and_decode_child_result(item, outcome, started=form.get("started", 0), left=left)
 
-    def count_and_decode_child_end(
+    def count_and_decode_child_result(
         self, item: Item, outcome: Single, *, started: int = 0, left: EndedRun | None = None
     ) -> Single:
         """Return an outcome with the output of its child decoded, after counting what the child used."""
@@ -133,7 +133,7 @@ class ChildRuns:
             run.workflow.is_live = True
             outcome = await self._inner.perform(item, io)
             performed.append(outcome)
-            return self._outcomes.encode_new_outcome(item, outcome)
+            return self._outcomes.consume_and_encode_outcome(item, outcome)
 
         with run.activity.count_running():
             # Recorded first and enqueued then, behind `is_recorded`: a child that is at work and of which its parent
@@ -169,7 +169,7 @@ class ChildRuns:
         self._add_remembered_rules(ended)
         at = ended.get("at", run.clock.advance_time(outcome.at))
         return attrs.evolve(
-            self.count_and_decode_child_end(started.item, outcome, started=ended.get("started", 0)), at=at
+            self.count_and_decode_child_result(started.item, outcome, started=ended.get("started", 0)), at=at
         )
 
     async def send_message_to_child(self, item: Item, steps: ReservedSteps) -> Single:
@@ -292,7 +292,9 @@ class _RemoteIO(ForwardingIO):
             tree.runs.elsewhere.pop(path, None)
             task.cancel()
         self._ended.update(form)
-        return cast("Finished", _RemoteChildEnd(parse_child_end(form)) if plan.body is None else _RemoteBodyEnd(form))
+        return cast(
+            "Finished", _RemoteChildEnd(parse_child_result(form)) if plan.body is None else _RemoteBodyEnd(form)
+        )
 
     async def _cancel_child_once_queued(self, child: str, stop: Stop, waiting: asyncio.Task[Any]) -> None:
         """Cancel the child once it is on its queue; if only this execution ends, leave the child alone."""

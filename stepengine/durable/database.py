@@ -100,7 +100,7 @@ def queue_name(pool: str, depth: int) -> str:
     return f"se.{pool}.d{depth}"
 
 
-def check_deployment_name(name: str, label: str) -> str:
+def require_deployment_name(name: str, label: str) -> str:
     """
     Return *name* if it is valid as a name in the database.
 

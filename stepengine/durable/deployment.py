@@ -19,10 +19,10 @@ from stepengine.data.limits import Limits
 from stepengine.durable.database import (
     FetchRows,
     ReopeningConnection,
-    check_deployment_name,
     convert_database_errors,
     make_dbos_client,
     parse_database_url,
+    require_deployment_name,
 )
 from stepengine.durable.indexes import child_condition_sql, root_id_sql
 from stepengine.durable.messages import parse_message_form
@@ -254,7 +254,7 @@ class Deployment:
             DefinitionError: when the URL or the name is not valid.
             StepEngineError: when the extra is not installed.
         """
-        real, name = parse_database_url(url), check_deployment_name(app, "the name of a deployment")
+        real, name = parse_database_url(url), require_deployment_name(app, "the name of a deployment")
         return cls(await asyncio.to_thread(make_dbos_client, real, app=name), real, app=name)
 
     async def close(self) -> None:

@@ -176,14 +176,14 @@ class WorkflowSteps:
             raise asyncio.CancelledError from None
 
     def reserve_next_step(self, name: str, mark: Mapping[str, object] | None = None) -> ReservedStep:
-        """Reserve the next number for a step of this name; ``record_mark`` stores its *mark* later."""
+        """Reserve the next number for a step of this name; ``load_or_record_mark`` stores its *mark* later."""
         return ReservedStep(self.dbos.reserve_step(), name, mark)
 
     async def compare_recorded_steps(self, steps: Sequence[ReservedStep], where: str) -> None:
         """Read the records of reserved steps, and compare their names; errors as for ``await_or_stop_execution``."""
         self.was_replayed |= await self.await_or_stop_execution(self._records.read_and_compare_steps(steps), where)
 
-    async def record_mark(self, step: ReservedStep, where: str) -> Any:
+    async def load_or_record_mark(self, step: ReservedStep, where: str) -> Any:
         """Record the mark of a reserved step and return it, or return the record of an earlier execution."""
 
         async def get_mark() -> Mapping[str, object] | None:
@@ -191,7 +191,9 @@ class WorkflowSteps:
 
         return await self.load_or_perform_step(step, get_mark, where, preemptible=False)
 
-    async def reserve_and_perform_step(self, name: str, act: Callable[[], Coroutine[Any, Any, Any]], where: str) -> Any:
+    async def reserve_and_load_or_perform_step(
+        self, name: str, act: Callable[[], Coroutine[Any, Any, Any]], where: str
+    ) -> Any:
         """Return the recorded result of a step of this name, or perform it now."""
         return await self.load_or_perform_step(self.reserve_next_step(name), act, where)
 

@@ -18,7 +18,7 @@ from stepengine.data.json import canonical, freeze
 from stepengine.data.limits import Limits
 from stepengine.data.questions import AnswerLike
 from stepengine.data.state import AgentState, RunInfo
-from stepengine.data.yields import check_topic
+from stepengine.data.yields import require_topic
 from stepengine.durable.database import queue_name
 from stepengine.durable.deployment import (
     Deployment,
@@ -274,7 +274,10 @@ class Operator:
             InputError: when it is too large, or *path* or *id* is not valid.
             JournalError: when there is no such root run, or it has ended.
         """
-        where, key = make_database_topic(path, check_topic(topic)), require_run_id(make_run_id() if id is None else id)
+        where, key = (
+            make_database_topic(path, require_topic(topic)),
+            require_run_id(make_run_id() if id is None else id),
+        )
         if not all(part.isdecimal() for part in path.split(".") if path):
             msg = f"the path of a run must be numbers separated by dots, such as '3.0', not {path[:MAX_RUN_ID_CHARS]!r}"
             raise InputError(msg, issues=("path",))

@@ -122,7 +122,7 @@ class OutcomeRecorder:
         run = self._run
         return encode_outcome(item.effect.seq, outcome, run.redactor, attempts=attempts) | run.make_path_member(item)
 
-    def encode_new_outcome(
+    def consume_and_encode_outcome(
         self, item: Item, outcome: Single, attempts: Sequence[object] = (), *, at: int | None = None
     ) -> dict[str, Any]:
         """
@@ -173,9 +173,9 @@ class OutcomeRecorder:
             return stopped.outcome, {}
         # A new outcome is read back from its form, too: a tuple that is a list on replay must be a list
         # live (durable:U12).
-        return self.load_outcome(form, where), form
+        return self.load_outcome_and_advance_clock(form, where), form
 
-    def load_outcome(self, form: Mapping[str, object], where: str) -> Single:
+    def load_outcome_and_advance_clock(self, form: Mapping[str, object], where: str) -> Single:
         """
         Return a stored outcome, and advance the run's clock to it.
 

@@ -22,7 +22,6 @@ from stepengine.data.tools import Yielding
 from stepengine.durable.body import execute_run_and_encode_result
 from stepengine.durable.database import (
     WORKFLOW,
-    check_deployment_name,
     close_locking_connection,
     convert_database_errors,
     fetch_value,
@@ -30,6 +29,7 @@ from stepengine.durable.database import (
     make_serializer,
     open_connection,
     queue_name,
+    require_deployment_name,
 )
 from stepengine.durable.deployment import Deployment
 from stepengine.durable.executions import DurableRun, ExecutionEnd, WorkflowSteps
@@ -62,12 +62,12 @@ LOCK = "select pg_try_advisory_lock(hashtextextended(%s, 0))"
 SHARED_LOCK = "select pg_advisory_lock_shared(hashtextextended(%s, 0))"
 
 
-def worker_lock_name(executor: str) -> str:
+def make_worker_lock_name(executor: str) -> str:
     """Return the name of the lock by which a live executor is recognised."""
     return f"stepengine:{executor}"
 
 
-def release_lock_name(app: str, release: str) -> str:
+def make_release_lock_name(app: str, release: str) -> str:
     """Return the name of the lock that all living workers of a release share."""
     return f"stepengine-release:{app}:{release}"
 
@@ -108,7 +108,7 @@ class WorkerSetting:
     allow_async_commit: bool = False
 
     def __attrs_post_init__(self) -> None:
-        check_deployment_name(self.app, "the name of a deployment")
+        require_deployment_name(self.app, "the name of a deployment")
         if not self.executor or self.executor == "local":
             msg = f"an executor id must be stable and unique, such as the host's name, not {self.executor!r}"
             raise DefinitionError(msg)
@@ -272,14 +272,14 @@ class WorkerProcess:
         """Take the locks of the executor and its release, and check that commits are durable."""
         setting = self.setting
         until = asyncio.get_running_loop().time() + PATIENCE_SECONDS
-        while not await fetch_value(connection, LOCK, worker_lock_name(setting.executor)):
+        while not await fetch_value(connection, LOCK, make_worker_lock_name(setting.executor)):
             # The connection of one that has just ended takes the database a moment to notice.
             if asyncio.get_running_loop().time() < until:
                 await asyncio.sleep(0.05)
                 continue
             msg = f"another process already runs as executor {setting.executor!r}; give each process its own id (executor=, --executor)"
             raise ExecutorBusy(msg)
-        await connection.execute(SHARED_LOCK, (release_lock_name(setting.app, setting.release),))
+        await connection.execute(SHARED_LOCK, (make_release_lock_name(setting.app, setting.release),))
         if await fetch_value(connection, "show synchronous_commit") == "off" and not setting.allow_async_commit:
             msg = "the database has synchronous_commit=off: a power cut would lose committed steps, and repeat effects; turn it on"
             raise StepEngineError(msg)

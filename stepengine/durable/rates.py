@@ -219,7 +219,7 @@ class SharedRates:
         """
         self._effect_slots = effect_slots
         with convert_database_errors(self._url):
-            own = await self._get_connection()
+            own = await self._open_or_get_connection()
             is_there = await fetch_value(own, THERE)
             if migrate and not is_there:
                 await create_rate_tables(own)
@@ -264,7 +264,7 @@ class SharedRates:
         async with self._asking:
             while True:
                 try:
-                    own = await self._get_connection()
+                    own = await self._open_or_get_connection()
                     return await (await own.execute(ASK, (account, self._worker, *given))).fetchone()
                 except lost:
                     own, self._own = self._own, None
@@ -275,7 +275,7 @@ class SharedRates:
                 # of all others, and the run has nothing else to do.
                 pause = min(2 * pause, MAX_AWAY_SECONDS)
 
-    async def _get_connection(self) -> Any:
+    async def _open_or_get_connection(self) -> Any:
         """Return the open connection, or open one and acquire the lock that marks this worker as alive."""
         if self._own is None or self._own.closed:
             own = await open_connection(self._url)

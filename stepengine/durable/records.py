@@ -49,7 +49,7 @@ from stepengine.durable.wire import (
     parse_outcome,
 )
 from stepengine.engine.launcher import Launcher
-from stepengine.engine.run import EngineRun, make_failing_machine, stream_run
+from stepengine.engine.run import EngineRun, make_ended_machine, stream_run
 from stepengine.engine.run_plans import with_resolved_system_prompt
 from stepengine.errors import AgentError, JournalError, ReplayDivergence, StepEngineError
 from stepengine.journal.encoding import changes_world_again, decode_stored, encode_effect, to_comparable_form
@@ -87,7 +87,7 @@ class EffectRecord:
 
 
 @attrs.define
-class Archive:
+class RunTreeRecord:
     """
     The record of a run tree.
 
@@ -122,11 +122,11 @@ class Archive:
             if size != self.sizes.get(view.id, 0):
                 # By their numbers: of effects that run at once, one with a smaller number may be recorded later.
                 known = self.known.setdefault(view.id, set())
-                known |= _apply_steps(self, path, await deployment.load_steps(view.id, known))
+                known |= _add_steps_to_tree_record(self, path, await deployment.load_steps(view.id, known))
                 self.sizes[view.id] = size
 
 
-async def read_archive(deployment: Deployment, root: str) -> Archive:
+async def read_tree_record(deployment: Deployment, root: str) -> RunTreeRecord:
     """
     Read the record of a run tree from the database.
 
@@ -139,18 +139,18 @@ async def read_archive(deployment: Deployment, root: str) -> Archive:
         raise JournalError(msg)
     given = found[0].input["args"]
     order = SubmittedRun.from_form(given[0])
-    archive = Archive(order, is_begun=not order.turn)
+    tree_record = RunTreeRecord(order, is_begun=not order.turn)
     if len(given) > 1:
         seed = StartOutcomes.from_form(given[1])
-        archive.entries.update({address: EffectRecord(*found) for address, found in seed.outcomes.items()})
-        archive.lookups.update(seed.lookups)
-    await archive.refresh(deployment)
-    return archive
+        tree_record.entries.update({address: EffectRecord(*found) for address, found in seed.outcomes.items()})
+        tree_record.lookups.update(seed.lookups)
+    await tree_record.refresh(deployment)
+    return tree_record
 
 
-async def read_archive_once_started(
+async def read_tree_record_once_started(
     deployment: Deployment, root: str, *, pause: float, waiting: Callable[[], None] = lambda: None
-) -> Archive:
+) -> RunTreeRecord:
     """
     Wait until a run has started, and read its record; for a turn that became an answer, that of the answered run.
 
@@ -163,17 +163,17 @@ async def read_archive_once_started(
     Raises:
         JournalError: when there is no such root run.
     """
-    archive = await read_archive(deployment, root)
-    while not archive.is_begun and not archive.runs[""].is_over:
+    tree_record = await read_tree_record(deployment, root)
+    while not tree_record.is_begun and not tree_record.runs[""].is_over:
         waiting()
         await asyncio.sleep(pause)
-        await archive.refresh(deployment)
+        await tree_record.refresh(deployment)
     answered = await resolve_answered_run(deployment, root)
-    return archive if answered == root else await read_archive(deployment, answered)
+    return tree_record if answered == root else await read_tree_record(deployment, answered)
 
 
-def _apply_steps(archive: Archive, path: str, steps: Sequence[Step]) -> set[int]:
-    """Apply the steps of one run to the archive; return their numbers, except open questions, which are read again."""
+def _add_steps_to_tree_record(tree_record: RunTreeRecord, path: str, steps: Sequence[Step]) -> set[int]:
+    """Apply the steps of one run to the tree_record; return their numbers, except open questions, which are read again."""
     taken = {step.number for step in steps}
     received = {step.number: step.form for step in steps if step.name == "DBOS.recv"}
     for step in steps:
@@ -184,26 +184,28 @@ def _apply_steps(archive: Archive, path: str, steps: Sequence[Step]) -> set[int]
         # What belongs to the body of a tool in this run says so.
         address: Address = (form.get("path", path), form.get("seq", -1))
         if kind == LOOKUP:
-            archive.lookups[path] = form
+            tree_record.lookups[path] = form
         elif kind == ENTERED:
-            archive.order, archive.is_begun = with_previous_turn(archive.order, form), True
+            tree_record.order, tree_record.is_begun = with_previous_turn(tree_record.order, form), True
         elif kind == END:
-            archive.ends[path] = form["at"]
+            tree_record.ends[path] = form["at"]
         elif kind == ASK and "questions" in form:
             said = received.get(step.number + 1)
             taken -= set() if said is not None else {step.number}
-            archive.entries[address] = EffectRecord(kind, fp, None if said is None else {**form, "said": said})
+            tree_record.entries[address] = EffectRecord(kind, fp, None if said is None else {**form, "said": said})
         else:
-            _apply_effect(archive, address, kind, fp, form)
+            _add_effect_to_tree_record(tree_record, address, kind, fp, form)
     return taken
 
 
-def _apply_effect(archive: Archive, address: Address, kind: str, fp: str, form: Mapping[str, Any]) -> None:
-    """Apply the start or the outcome of an effect to the archive."""
+def _add_effect_to_tree_record(
+    tree_record: RunTreeRecord, address: Address, kind: str, fp: str, form: Mapping[str, Any]
+) -> None:
+    """Apply the start or the outcome of an effect to the tree_record."""
     if kind in BEGINNINGS:
-        archive.entries.setdefault(address, EffectRecord(BEGINNINGS[kind], fp))
+        tree_record.entries.setdefault(address, EffectRecord(BEGINNINGS[kind], fp))
     elif "seq" in form:
-        archive.entries[address] = EffectRecord(kind, fp, form)
+        tree_record.entries[address] = EffectRecord(kind, fp, form)
 
 
 BEGINNINGS = {INTENT: INTENT, SPAWN: CHILD, BODY: TOOL, WAIT: WAIT}
@@ -227,15 +229,15 @@ def decode_outcome_or_answers(form: Mapping[str, Any]) -> Single:
 # --- out ----------------------------------------------------------------------------------------------------------------
 
 
-async def replay_archive_into_journal(
-    launcher: Launcher, archive: Archive, journal: Journal, recorded: RunResult | None = None
+async def replay_record_into_journal(
+    launcher: Launcher, tree_record: RunTreeRecord, journal: Journal, recorded: RunResult | None = None
 ) -> Journal:
     """
     Write the record of a run tree into *journal*, and return it.
 
     Args:
         launcher: The engine's, with the agents of the run's release.
-        archive: What is recorded.
+        tree_record: What is recorded.
         journal: A journal that holds no run.
         recorded: The stored result of an ended run. If the replayed end differs, the journal gets the stored one.
 
@@ -243,24 +245,24 @@ async def replay_archive_into_journal(
         JournalError: when the journal cannot be written, or holds a run; when the run's turn in its session has not come.
         ReplayDivergence: when the agents ask for something else than is recorded.
     """
-    if not archive.is_begun:
-        why = archive.runs[""].attributes.get("answered")
+    if not tree_record.is_begun:
+        why = tree_record.runs[""].attributes.get("answered")
         said = (
             "its turn in the session has not started"
             if why is None
             else f"it was the answer to {why!r}, whose journal contains it"
         )
-        msg = f"the run {archive.order.root!r} has no record: {said}"
+        msg = f"the run {tree_record.order.root!r} has no record: {said}"
         raise JournalError(msg)
-    session = JournaledRun.record(journal, dict(archive.order.answers), seed=archive.order.seed)
-    played = Playback(archive, session)
+    session = JournaledRun.record(journal, dict(tree_record.order.answers), seed=tree_record.order.seed)
+    played = Playback(tree_record, session)
     result = await create_replayed_run(launcher, played).run()
     if played.fatal is not None:
         raise played.fatal
     if isinstance(result.error, ReplayDivergence):
         raise result.error
     played.refuse_unused_records()
-    _remove_unstarted_effects(session.writer.journal, archive)
+    _remove_unstarted_effects(session.writer.journal, tree_record)
     if recorded is not None:
         _write_recorded_end(session.writer.journal, recorded)
     return session.writer.journal
@@ -291,22 +293,22 @@ async def follow_run(launcher: Launcher, deployment: Deployment, root: str) -> A
         JournalError: when there is no such root run.
         ReplayDivergence: when these agents ask for something else than is recorded.
     """
-    archive = await read_archive_once_started(deployment, root, pause=FOLLOW_SECONDS)
+    tree_record = await read_tree_record_once_started(deployment, root, pause=FOLLOW_SECONDS)
     reading, reads = asyncio.Lock(), 0
 
     async def wait_for_more() -> bool:
         nonlocal reads
-        is_over, known = archive.runs[""].is_over, reads
+        is_over, known = tree_record.runs[""].is_over, reads
         async with reading:
             # All effects that wait share one read: in turn, the last of fifty would appear after fifty pauses.
             if reads == known:
                 await asyncio.sleep(FOLLOW_SECONDS)
-                await archive.refresh(deployment)
+                await tree_record.refresh(deployment)
                 reads += 1
         return not is_over
 
-    session = JournaledRun.record(MemoryJournal(), dict(archive.order.answers), seed=archive.order.seed)
-    played = Playback(archive, session, wait_for_more)
+    session = JournaledRun.record(MemoryJournal(), dict(tree_record.order.answers), seed=tree_record.order.seed)
+    played = Playback(tree_record, session, wait_for_more)
     events = stream_run(create_replayed_run(launcher, played))
     try:
         async for event in events:
@@ -338,7 +340,7 @@ def create_replayed_run(launcher: Launcher, played: Playback) -> EngineRun:
     return live
 
 
-def _remove_unstarted_effects(journal: Journal, archive: Archive) -> None:
+def _remove_unstarted_effects(journal: Journal, tree_record: RunTreeRecord) -> None:
     """Remove effects at the end that never started; in a journal they would be in doubt."""
     records = journal.records()
     results = {(record.path, record.seq) for record in records if isinstance(record, Result)}
@@ -347,7 +349,7 @@ def _remove_unstarted_effects(journal: Journal, archive: Archive) -> None:
     last: dict[str, int] = {}
     for record in intents:
         address = (record.path, record.seq)
-        if record.seq < 0 or address in results or address in archive.entries or child_path(*address) in paths:
+        if record.seq < 0 or address in results or address in tree_record.entries or child_path(*address) in paths:
             last[record.path] = max(record.seq, last.get(record.path, record.seq))
 
     def has_started(record: Intent) -> bool:
@@ -382,17 +384,20 @@ class Playback:
     Replays a run tree from its record.
 
     Args:
-        archive: What is recorded.
+        tree_record: What is recorded.
         session: Where it is written.
         wait_for_more: Waits until more is recorded, and returns whether there is; ``None`` to stop where the record ends.
     """
 
     def __init__(
-        self, archive: Archive, session: JournaledRun, wait_for_more: Callable[[], Awaitable[bool]] | None = None
+        self,
+        tree_record: RunTreeRecord,
+        session: JournaledRun,
+        wait_for_more: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
-        self._archive = archive
+        self._archive = tree_record
         self.wait_for_more = wait_for_more
-        self.order = archive.order
+        self.order = tree_record.order
         self.session = session
         self._prints = Fingerprints(session.writer.source.redactor)
         self._used: set[Address] = set()
@@ -402,7 +407,7 @@ class Playback:
         """Return services with which nothing is performed."""
         failed = self._archive.lookups.get("", {}).get("error")
         if failed is not None:
-            services = attrs.evolve(services, machine=make_failing_machine(parse_error(failed) or StepEngineError()))
+            services = attrs.evolve(services, machine=make_ended_machine(parse_error(failed) or StepEngineError()))
         mine = attrs.evolve(
             services,
             planner=self._wrap_planner(services.planner),

@@ -341,7 +341,7 @@ def parse_answers(form: Mapping[str, object], questions: Sequence[Question]) -> 
 # --- how runs end -------------------------------------------------------------------------------------------------------
 
 
-def encode_child_end(
+def encode_child_result(
     finished: Finished, plan: RunPlan, *, started: int, rules: Sequence[object] = ()
 ) -> dict[str, Any]:
     """
@@ -356,7 +356,7 @@ def encode_child_end(
     return to_portable_json({"schema": SCHEMA_VERSION, "child": members, "started": started, **left})
 
 
-def parse_child_end(form: Mapping[str, Any]) -> ChildResult:
+def parse_child_result(form: Mapping[str, Any]) -> ChildResult:
     """Parse the stored form of a child's end; its output is JSON."""
     child: ChildResult = decode_stored(form["child"])
     return attrs.evolve(child, left=parse_inline_end(form["left"])) if "left" in form else child

@@ -319,7 +319,7 @@ class Catalog:
         if isinstance(agent, AgentDefinition):
             # By identity: a definition that is equal by name and different in its tools is another agent, and the
             # caller means the one that was passed.
-            known = self._agents.get(_catalog_key(agent))
+            known = self._agents.get(_get_catalog_key(agent))
             return known if known is not None and known.definition is agent else self._get_or_compile(agent)
         if not isinstance(agent, str):
             msg = f"an agent must be an id or an AgentDefinition, not {agent!r}"
@@ -351,7 +351,7 @@ class Catalog:
         """Return the compiled agent of a definition that was passed for one run. Recent ones are cached."""
         known = self._met.get(id(definition))
         if known is None:
-            known = self._compile_family([definition])[_catalog_key(definition)]
+            known = self._compile_family([definition])[_get_catalog_key(definition)]
             # The oldest goes, and `pop` has a default because threads may share an engine: two can choose the same one.
             # The agent holds its definition, so no other object takes the id that it is kept under.
             while len(self._met) >= KEPT_DEFINITIONS:
@@ -426,7 +426,7 @@ class Catalog:
         known = space.get(member.declared.id)
         if known is None or known.definition is not definition:
             definitions = _collect_reachable_definitions([definition], (), {}, within=member)
-            new = {_key_within_package(key, d, member): d for key, d in definitions.items()}
+            new = {_get_key_within_package(key, d, member): d for key, d in definitions.items()}
             ids: dict[str, Agent | AgentDefinition] = {**space, **new}
             new = {key: d for key, d in new.items() if key not in space or d is definition}
             foreign = {key: d for key, d in new.items() if _is_in_other_package(d, member)}
@@ -448,7 +448,7 @@ class Catalog:
         named = [t for t in definition.tools if not isinstance(t, str | ToolSource)]
         own = _index_tools(f"agent {definition.id!r}", named)
         self._refuse_policy_file_writers(f"agent {definition.id!r}", own.values())
-        sources = self._find_sources(definition)
+        sources = self._collect_sources(definition)
         tools = self._bound.copy()
         for name, tool in own.items():
             tools[name] = tool.binding()
@@ -539,7 +539,7 @@ class Catalog:
             self._met_sources[id(source)] = source, source if for_engine is None else for_engine()
         return self._met_sources[id(source)][1]
 
-    def _find_sources(self, definition: AgentDefinition) -> dict[str, ToolSource]:
+    def _collect_sources(self, definition: AgentDefinition) -> dict[str, ToolSource]:
         """Return the sources of an agent by name: its own, and those of the engine that it lists."""
         own = {t.name: self._register_source_for_engine(t) for t in definition.tools if isinstance(t, ToolSource)}
         return own | {t: self._sources[t] for t in definition.tools if isinstance(t, str) and t in self._sources}
@@ -744,7 +744,7 @@ def _collect_reachable_definitions(
     """
     found = _index_definitions(definitions)
     waiting = list(found.values())
-    met = [(_catalog_key(child), child) for child in carried]
+    met = [(_get_catalog_key(child), child) for child in carried]
     while (
         waiting
         or met
@@ -762,16 +762,16 @@ def _collect_reachable_definitions(
                 raise _make_duplicate_agent_error(child.id)
         met = []
         if waiting and not _is_in_other_package(last := waiting.pop(0), within):
-            met = [(_catalog_key(child), child) for child in _list_child_definitions(last)]
+            met = [(_get_catalog_key(child), child) for child in _list_child_definitions(last)]
     return found
 
 
-def _catalog_key(definition: AgentDefinition) -> str:
+def _get_catalog_key(definition: AgentDefinition) -> str:
     """Return the id by which an engine finds an agent; for an agent of a package, ``publisher/name``."""
-    return normalised_id(packages.published_id(definition))
+    return normalised_id(packages.get_published_id(definition))
 
 
-def _key_within_package(key: str, definition: AgentDefinition, sibling: packages.PackagedAgent) -> str:
+def _get_key_within_package(key: str, definition: AgentDefinition, sibling: packages.PackagedAgent) -> str:
     """Return the id by which agents of the package of *sibling* name *definition*: their own have no publisher."""
     member = packages.packaged_agent_from_definition(definition)
     return key if member is None or member.package != sibling.package else member.declared.id
@@ -790,7 +790,7 @@ def _find_spawnable_packaged_agents(
     Return the packaged agents that the agents in *found* may spawn, without those in *found* or *others*.
 
     An id with a publisher is its own key. An id without one, in an agent of a package, means an agent of that package or a bundled
-    agent; its key is that of ``_catalog_key``.
+    agent; its key is that of ``_get_catalog_key``.
     """
     named: dict[str, AgentDefinition] = {}
     for definition in [d for d in found.values() if not _is_in_other_package(d, within)]:
@@ -805,7 +805,7 @@ def _find_spawnable_packaged_agents(
             elif (
                 member is not None and (meant := member.load_sibling(wanted) or find_bundled_agent(wanted)) is not None
             ):
-                key = _catalog_key(meant)
+                key = _get_catalog_key(meant)
             if meant is not None and key not in found:
                 named[key] = meant
     return list(named.items())
@@ -848,9 +848,9 @@ def _index_definitions(given: Iterable[object]) -> dict[str, AgentDefinition]:
         if not isinstance(definition, AgentDefinition):
             msg = f"agents must contain AgentDefinition objects, not {definition!r}"
             raise DefinitionError(msg)
-        if _catalog_key(definition) in found:
+        if _get_catalog_key(definition) in found:
             raise _make_duplicate_agent_error(definition.id)
-        found[_catalog_key(definition)] = definition
+        found[_get_catalog_key(definition)] = definition
     return found
 
 

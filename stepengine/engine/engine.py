@@ -721,7 +721,7 @@ class Engine:
             self.close()
             return
         runs = self._launcher.runs
-        forgotten = runs.find_runs_with_unused_handles()
+        forgotten = runs.list_runs_with_unused_handles()
         runs.request_shutdown()
         left = await stop_runs_and_wait(runs.active)
         # The last one is called first. All are called even if one fails.
@@ -738,7 +738,7 @@ class Engine:
         from stepengine.engine.run import stop_runs_and_wait, warn_of_abandoned_runs
 
         runs = self._launcher.runs
-        forgotten = runs.find_runs_with_unused_handles()
+        forgotten = runs.list_runs_with_unused_handles()
         runs.request_shutdown()
         here = _find_running_loop()
         left = self._loop_thread.run(lambda: stop_runs_and_wait(runs.active, here))

@@ -176,7 +176,7 @@ class Schedule:
 
     def _find_next_time(self, moment: datetime) -> datetime:
         """Return the first time after *moment* in UTC, across changes of the clock; raise ``StopIteration`` if there is none."""
-        offset = self._utc_offset(moment)
+        offset = self._get_utc_offset(moment)
         while True:
             wall = next(_iterate_times_after(self.line, (moment + offset).replace(tzinfo=None)))
             comes = wall.replace(tzinfo=UTC) - offset
@@ -186,7 +186,7 @@ class Schedule:
                     return comes
                 moment = comes
                 continue
-            later = self._utc_offset(turn)
+            later = self._get_utc_offset(turn)
             if wall.replace(tzinfo=UTC) < turn + later:  # the clock was put forward over it
                 return turn
             # A time that is the first one of the new offset counts, too.
@@ -198,19 +198,19 @@ class Schedule:
         minute, hour, *_ = self.line.split()
         return minute.startswith("*") or hour.startswith("*")
 
-    def _utc_offset(self, moment: datetime) -> timedelta:
+    def _get_utc_offset(self, moment: datetime) -> timedelta:
         return self.local(moment).utcoffset() or timedelta()
 
     def _find_offset_change(self, moment: datetime, until: datetime, offset: timedelta) -> datetime | None:
         """Return the first second after *moment* up to *until* with another offset than *offset*, if there is one."""
         same, other = moment, min(moment + WEEK, until)
-        while self._utc_offset(other) == offset:
+        while self._get_utc_offset(other) == offset:
             if other >= until:
                 return None
             same, other = other, min(other + WEEK, until)
         while other - same > SECOND:
             middle = same + (other - same) // 2
-            same, other = (middle, other) if self._utc_offset(middle) == offset else (same, middle)
+            same, other = (middle, other) if self._get_utc_offset(middle) == offset else (same, middle)
         return other.replace(microsecond=0)
 
 

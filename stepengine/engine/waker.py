@@ -122,7 +122,7 @@ class Waker:
                 for sleeping in new:
                     await self._wait_until_fewer_than(self._at_once)
                     seen.add(sleeping.run)
-                    self._start_resuming(sleeping)
+                    self._start_resume_task(sleeping)
                 # Those that begun have put themselves off before the next look, or are in `seen`.
             await self._wait_until_fewer_than(1)
         finally:
@@ -161,13 +161,13 @@ class Waker:
                 # It takes long, or something came for it that it takes in by itself.
                 await self._set_wake_time(sleeping.run, LEASE)
             elif len(self._under_way) < self._at_once:
-                self._start_resuming(sleeping)
+                self._start_resume_task(sleeping)
         next_at = await asyncio.to_thread(self._index.find_next_wake_time)
         if next_at is None or len(self._under_way) >= self._at_once:
             return every
         return min(every, max(MIN_PAUSE_SECONDS, (next_at - self._clock.now()).total_seconds()))
 
-    def _start_resuming(self, sleeping: Sleeping) -> None:
+    def _start_resume_task(self, sleeping: Sleeping) -> None:
         """Resume a run in a task, which counts as under way until it ends."""
         task = asyncio.create_task(self._resume_run(sleeping), name=f"wakes {sleeping.run}")
         self._under_way[sleeping.run] = task
