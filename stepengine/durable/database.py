@@ -186,7 +186,7 @@ class _LogThrottle(logging.Filter):
         self._last: dict[tuple[str, int], float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether a line is written."""
+        """Shorten the error in a line; return whether the line is written: one in ten seconds for each call site."""
         error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
         # A run was moved or cancelled while it was running. Its caller knows that, and it is no error.
         if type(error).__name__ in CANCELLED:

@@ -50,10 +50,10 @@ def make_run_id() -> str:
 
 def require_run_id(run: str) -> str:
     """
-    Return *run*.
+    Return *run* if it is valid as the id of a root run.
 
     Raises:
-        InputError: when no root run can have that id.
+        InputError: For any other id.
     """
     if not run or len(run) > MAX_RUN_ID_CHARS or "/" in run or not run.isprintable() or run != run.strip():
         msg = f"the id of a run must have 1 to {MAX_RUN_ID_CHARS} printable characters without '/', not {run[:MAX_RUN_ID_CHARS]!r}"
@@ -302,8 +302,8 @@ class Operator:
         """
         Cancel a run and everything below it, and return the ids of those that had not ended.
 
-        A running effect is interrupted within a second, except a tool that must not be. The session of a turn continues without
-        it, also if it had stopped without a result; its id is among the returned ones then.
+        A running effect is interrupted within a second, except a tool that must not be interrupted. The session of a turn continues
+        without that turn, also if it had stopped without a result. In this case its id is returned, too.
 
         Args:
             root: The root run, or a child.

@@ -118,7 +118,7 @@ class OutcomeRecorder:
         self._run = run
 
     def encode(self, item: Item, outcome: Single, attempts: Sequence[object] = ()) -> dict[str, Any]:
-        """Return the stored form of an outcome at its present time."""
+        """Return the stored form of an outcome; nothing is recorded, and the time of the outcome is not changed."""
         run = self._run
         return encode_outcome(item.effect.seq, outcome, run.redactor, attempts=attempts) | run.make_path_member(item)
 
@@ -126,16 +126,18 @@ class OutcomeRecorder:
         self, item: Item, outcome: Single, attempts: Sequence[object] = (), *, at: int | None = None
     ) -> dict[str, Any]:
         """
-        Return the stored form of a newly received outcome, with the keys of the messages that it consumed.
+        Advance the run's clock to a new outcome, and return its stored form with the pending keys of consumed messages.
+
+        The keys are removed from the run, so call this once for each outcome.
 
         Args:
             item: The effect.
-            outcome: Its outcome.
-            attempts: The failed attempts before it.
-            at: Its time in the run's own time; by default that of this moment.
+            outcome: The outcome of the effect.
+            attempts: The failed attempts before the outcome.
+            at: The time of the outcome in the run's own milliseconds. The clock is advanced only without it.
 
         Raises:
-            UnrecordedStop: for every stop except that of a spent limit.
+            UnrecordedStop: For every stop except that of a spent limit.
         """
         # A spent limit is an outcome like any other and recorded, so that the same run ends the same way; every
         # other stop is of this execution alone.
@@ -154,7 +156,7 @@ class OutcomeRecorder:
     async def perform_and_record(
         self, item: Item, steps: ReservedSteps, act: Callable[[], Coroutine[object, Any, object]]
     ) -> tuple[Single, Mapping[str, Any]]:
-        """Return the outcome of an effect and its stored form, which is empty if the run only stopped there."""
+        """Load or perform an effect; return its outcome and the stored form, which is empty if the run only stopped there."""
         run, where = self._run, format_address(*item.address)
         if steps.race is not None:
             steps.race.add_pending_lookup(item)
@@ -177,10 +179,10 @@ class OutcomeRecorder:
 
     def load_outcome_and_advance_clock(self, form: Mapping[str, object], where: str) -> Single:
         """
-        Return a stored outcome, and advance the run's clock to it.
+        Return a stored outcome, and advance the run's clock to its time.
 
         Raises:
-            ReplayDivergence: when it cannot be read.
+            ReplayDivergence: When the outcome cannot be read.
         """
         try:
             outcome = parse_outcome(form)

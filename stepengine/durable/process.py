@@ -63,12 +63,12 @@ SHARED_LOCK = "select pg_advisory_lock_shared(hashtextextended(%s, 0))"
 
 
 def make_worker_lock_name(executor: str) -> str:
-    """Return the name of the lock by which a live executor is recognised."""
+    """Return the name of the lock that an executor holds while it runs."""
     return f"stepengine:{executor}"
 
 
 def make_release_lock_name(app: str, release: str) -> str:
-    """Return the name of the lock that all living workers of a release share."""
+    """Return the name of the lock that all running workers of a release share."""
     return f"stepengine-release:{app}:{release}"
 
 

@@ -331,11 +331,11 @@ class SharedLimiter:
         Wait for admission among the requests of all workers; a cancelled wait admits the next one.
 
         Args:
-            tokens: How many the request is expected to use.
-            notice: Told once why the request waits, if it does.
+            tokens: The expected number of tokens of the request.
+            notice: Called once with the reason if the request has to wait.
 
         Raises:
-            StepEngineError: when the database refuses to answer.
+            StepEngineError: When the database refuses the query.
         """
         turn = _WaitingRequest(tokens)
         self._waiting.append(turn)
@@ -364,7 +364,7 @@ class SharedLimiter:
         self._start_or_wake_admission_task()
 
     def leave(self, ticket: _AdmittedRequest, used: int | None) -> None:
-        """Report the end of a request and its *used* tokens; ``None`` if unknown."""
+        """Release the slot of an ended request and correct its tokens to *used*; ``None`` for an unknown number."""
         self._running -= 1
         if used is not None and used != ticket.tokens and self._limit.tokens_per_minute is not None:
             self._corrections[ticket.second] = self._corrections.get(ticket.second, 0) + used - ticket.tokens
@@ -399,13 +399,13 @@ class SharedLimiter:
                 self._waiting.popleft().admit_or_fail(StepEngineError(msg))
 
     async def _wait_for_change(self, seconds: float) -> None:
-        """Wait for news of this worker's requests, up to *seconds*."""
+        """Wait until this worker's requests change, up to *seconds*."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
 
     async def _request_admissions(self) -> float | None:
-        """Ask for admissions once; return the seconds until the next time, ``None`` for at once."""
+        """Request admission for the waiting requests; return the seconds until the next attempt, ``None`` to retry at once."""
         limit, now = self._limit, time.monotonic()
         asked = list(self._waiting)[:BATCH_REQUESTS]
         corrections, self._corrections = self._corrections, {}
@@ -430,7 +430,7 @@ class SharedLimiter:
         return min(MAX_LOOK_SECONDS, pause)
 
     async def close(self) -> None:
-        """Stop asking."""
+        """Cancel the admission task and wait for its end; waiting requests stay waiting."""
         if self._asker is not None:
             self._asker.cancel()
             await asyncio.wait((self._asker,))

@@ -76,9 +76,9 @@ class EffectRecord:
     The record of one effect.
 
     Attributes:
-        kind: The kind of its step, as in ``step_names``; of an effect that has only started, that of ``BEGINNINGS``.
-        fp: Its fingerprint.
-        form: Its outcome as it is stored; ``None`` while there is none.
+        kind: The kind of the step, as in ``step_names``; for an effect that has only started, a value of ``BEGINNINGS``.
+        fp: The fingerprint of the effect.
+        form: The stored outcome; ``None`` before there is one.
     """
 
     kind: str
@@ -92,14 +92,14 @@ class RunTreeRecord:
     The record of a run tree.
 
     Attributes:
-        order: What the root was started with.
-        entries: Its effects, by address; those that have begun, at least.
-        lookups: What was looked up when runs started, by path.
+        order: The request of the root run.
+        entries: The started effects, by address.
+        lookups: The recorded prompts and context windows of runs, by path.
         runs: The runs, by path.
-        sizes: How many steps were recorded when they were read, by run.
-        known: The numbers of those that need not be read again, by run.
-        ends: When children ended, in the tree's own time, by path.
-        is_begun: Whether the root has its first state: a turn has none before the end of the last turn is recorded.
+        sizes: The number of recorded steps at the last refresh, by run id.
+        known: The numbers of the steps that need not be read again, by run id.
+        ends: The end times of children in milliseconds of the tree, by path.
+        is_begun: Whether the root has its first state. A turn has none before the end of the previous turn is recorded.
     """
 
     order: SubmittedRun
@@ -173,7 +173,11 @@ async def read_tree_record_once_started(
 
 
 def _add_steps_to_tree_record(tree_record: RunTreeRecord, path: str, steps: Sequence[Step]) -> set[int]:
-    """Apply the steps of one run to the tree_record; return their numbers, except open questions, which are read again."""
+    """
+    Add the steps of one run to the record in memory; return the numbers that need not be read again.
+
+    Open questions are read again.
+    """
     taken = {step.number for step in steps}
     received = {step.number: step.form for step in steps if step.name == "DBOS.recv"}
     for step in steps:
@@ -201,7 +205,7 @@ def _add_steps_to_tree_record(tree_record: RunTreeRecord, path: str, steps: Sequ
 def _add_effect_to_tree_record(
     tree_record: RunTreeRecord, address: Address, kind: str, fp: str, form: Mapping[str, Any]
 ) -> None:
-    """Apply the start or the outcome of an effect to the tree_record."""
+    """Add the start or the outcome of an effect to the record in memory."""
     if kind in BEGINNINGS:
         tree_record.entries.setdefault(address, EffectRecord(BEGINNINGS[kind], fp))
     elif "seq" in form:
@@ -287,7 +291,7 @@ async def follow_run(launcher: Launcher, deployment: Deployment, root: str) -> A
     """
     Yield the events of a run in another process from its start, as its outcomes are recorded.
 
-    What is not recorded has no events: no parts of replies, no progress of tools.
+    There are events only for recorded data, so none for parts of replies or for progress of tools.
 
     Raises:
         JournalError: when there is no such root run.
@@ -320,7 +324,7 @@ async def follow_run(launcher: Launcher, deployment: Deployment, root: str) -> A
 
 
 def create_replayed_run(launcher: Launcher, played: Playback) -> EngineRun:
-    """Return a run that replays the recorded effects."""
+    """Return a run that replays the recorded effects; its start is recorded in the session of *played*."""
     order, session = played.order, played.session
     time = attrs.evolve(launcher.services.time, clock=_FixedClock(order.created))
     at_that_time = attrs.evolve(launcher, services=attrs.evolve(launcher.services, time=time))

@@ -151,7 +151,7 @@ class TurnView:
     updated: int = 0
 
     @property
-    def place(self) -> tuple[int, str]:
+    def sort_key(self) -> tuple[int, str]:
         """The sort key of the turn: of two turns, the one with the smaller key is earlier."""
         return self.number, self.run
 
@@ -328,7 +328,7 @@ class Sessions:
     async def _list_deciding_turns(self, session: str) -> list[TurnView]:
         """Return the first and the last turn of each kind in a session, in their order; they determine the next turn."""
         rows = await self._deployment.fetch_rows(DECIDING_TURNS, self._deployment.app, session)
-        return sorted({row[0]: _parse_turn(row) for row in rows}.values(), key=lambda turn: turn.place)
+        return sorted({row[0]: _parse_turn(row) for row in rows}.values(), key=lambda turn: turn.sort_key)
 
     # --- submitting ---------------------------------------------------------------------------------------------------
 
@@ -413,7 +413,7 @@ class Sessions:
         first = next((turn for turn in turns if turn.is_waiting), None)
         if first is None:
             return None
-        before = [turn for turn in turns if turn.blocks and turn.place < first.place]
+        before = [turn for turn in turns if turn.blocks and turn.sort_key < first.sort_key]
         if first.answered is not None:
             # Whoever began to deliver it did not come to the end.
             return await self._make_redelivery_action(first)
@@ -514,7 +514,7 @@ class Sessions:
             if own is not None and (own.answered is not None or own.rejected):
                 msg = f"the run {view.id!r} was a message to a run that waited for an answer, so it cannot be retried"
                 raise JournalError(msg)
-            later = [turn.run for turn in turns if own is not None and turn.place > own.place and turn.has_begun]
+            later = [turn.run for turn in turns if own is not None and turn.sort_key > own.sort_key and turn.has_begun]
             if later:
                 msg = (
                     f"the session {session!r} continued without the run {view.id!r}: {later[0]!r} has started, so the run cannot be "

@@ -122,7 +122,7 @@ class SharedEvents:
         self._task = asyncio.get_running_loop().create_task(self._follow_until_end(launcher))
 
     async def close(self) -> None:
-        """Stop following; readers get no more events."""
+        """Stop following the run; readers receive no more events."""
         self._task.cancel()
         await asyncio.wait((self._task,))
 
@@ -130,10 +130,10 @@ class SharedEvents:
 
     async def wait_for_index_after(self, after: str | None) -> int:
         """
-        Return the index after the event *after*; -1 if it is of another epoch.
+        Wait until the event *after* is available, and return the index after it; 0 for ``None``, -1 for an event of another epoch.
 
         Raises:
-            StepEngineError: when *after* is not the id of an event so far; when the run cannot be replayed, with the reason.
+            StepEngineError: When *after* is not the id of an event so far; when the run cannot be replayed, with the reason.
         """
         given = None if after is None else parse_event_id(after)
         while not (self._is_caught_up or self.is_over):
@@ -162,7 +162,7 @@ class SharedEvents:
         """
         Wait until the event with *index* exists, or cannot come any more.
 
-        Another process may have shown it already: this one looks at the run up to a second later.
+        Another process may have sent the event already, since this process reads the record up to a second later.
         """
         started = self._looks.started
         while index >= len(self.events) and not self.is_over:
@@ -313,7 +313,7 @@ class SharedEvents:
     # --- the one order ------------------------------------------------------------------------------------------------
 
     async def _append_ready_events(self, follower: Follower, *, is_last: bool) -> bool:
-        """Append new events in their agreed order; return whether there were any."""
+        """Append the events whose position is known and notify readers; return whether any event was appended or any record arrived."""
         shown = len(self.events)
         has_arrived = False
         for record in follower.read_new().records:

@@ -342,18 +342,18 @@ def parse_answers(form: Mapping[str, object], questions: Sequence[Question]) -> 
 
 
 def encode_child_result(
-    finished: Finished, plan: RunPlan, *, started: int, rules: Sequence[object] = ()
+    finished: Finished, plan: RunPlan, *, descendant_count: int, approval_rules: Sequence[object] = ()
 ) -> dict[str, Any]:
     """
-    Return the stored form of a child's end; *started* counts its descendants, *rules* are lasting approvals.
+    Return the stored form of a child's end, with the number of its descendants and the lasting approvals.
 
     The state that an inline child leaves to its parent is a member of its own, since no ``ChildResult`` is stored with it.
     """
     child = finished.to_child_result(is_inline=plan.is_inline)
     members = outcome_members(Value(child))["value"]
     left: dict[str, object] = {} if child.left is None else {"left": _encode_inline_end(child.left, plan)}
-    left |= {"rules": list(rules)} if rules else {}
-    return to_portable_json({"schema": SCHEMA_VERSION, "child": members, "started": started, **left})
+    left |= {"rules": list(approval_rules)} if approval_rules else {}
+    return to_portable_json({"schema": SCHEMA_VERSION, "child": members, "started": descendant_count, **left})
 
 
 def parse_child_result(form: Mapping[str, Any]) -> ChildResult:
@@ -377,10 +377,10 @@ def parse_inline_end(form: Mapping[str, Any]) -> EndedRun:
 
 
 def encode_body_end(
-    finished: Finished, result: ToolResult, *, started: int, rules: Sequence[object] = ()
+    finished: Finished, result: ToolResult, *, descendant_count: int, approval_rules: Sequence[object] = ()
 ) -> dict[str, Any]:
     """
-    Return the stored form of a tool body's end; *started* counts its descendants, *rules* are lasting approvals.
+    Return the stored form of a tool body's end, with the number of its descendants and the lasting approvals.
 
     Its changes for the caller are stored next to the *result*; of the values that hooks share, only those that can be stored.
     """
@@ -396,7 +396,9 @@ def encode_body_end(
         "warnings": list(end.warnings),
     }
     form: dict[str, object] = {"schema": SCHEMA_VERSION, "status": finished.status.value, "result": told, "body": left}
-    return to_portable_json(form | {"started": started} | ({"rules": list(rules)} if rules else {}))
+    return to_portable_json(
+        form | {"started": descendant_count} | ({"rules": list(approval_rules)} if approval_rules else {})
+    )
 
 
 def parse_body_end(form: Mapping[str, Any]) -> BodyEnd:
