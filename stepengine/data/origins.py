@@ -29,12 +29,12 @@ KEPT_CHARS = 24
 
 def make_origin(provenance: Provenance, parameter: str, value: JsonValue, *, is_id: bool = False) -> JsonDict:
     """
-    Return the value of an argument with the sources in which it occurs, and whether it is trusted, as JSON.
+    Return the origin of an argument as JSON: its value, the sources in which it occurs, and whether it is trusted.
 
     Its members are ``parameter``, the location in the input; ``value``; ``trusted``; ``sources``, each with the non-empty members of
     ``Source``; and ``more``, the number of further sources, if any.
     """
-    sources = provenance.find_sources(value, is_id=is_id, most=MAX_COUNTED_SOURCES)
+    sources = provenance.find_sources(value, is_id=is_id, max_places=MAX_COUNTED_SOURCES)
     shown = [attrs.asdict(source, filter=lambda _, value: value not in (None, "")) for source in sources[:MAX_SOURCES]]
     found: dict[str, Any] = {
         "parameter": parameter,

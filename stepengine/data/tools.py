@@ -369,7 +369,7 @@ class ToolBinding:
     A tool as the machine knows it.
 
     Attributes:
-        spec: What is known of it.
+        spec: The specification of the tool.
         validate: Turns an input into ``Validated`` or raises ``ToolInputError``.
         repair: Corrects common mistakes before validation, in names and values.
         runs: How a call runs.

@@ -113,10 +113,10 @@ Params: TypeAlias = "Mapping[str, Any] | _Dumps | None"
 
 def get_tool_name(tool: str | ToolLike) -> str:
     """
-    Return the name of *tool*, a ``Tool`` or a name; raise ``BadYield`` for anything else.
+    Return the name of *tool*, a ``Tool`` or a name.
 
     Raises:
-        BadYield: for what is neither a tool nor a name.
+        BadYield: For any other object, and for an empty name.
     """
     name = tool if isinstance(tool, str) else getattr(getattr(tool, "spec", None), "name", None)
     if not isinstance(name, str) or not name:
@@ -151,6 +151,7 @@ def _require_include_tool_call(value: bool) -> bool:  # noqa: FBT001 - a convert
 
 
 def _require_prompt(value: str) -> str:
+    """Return *value* if it is text that can be stored, ``""`` included; raise ``BadYield`` or ``DataError`` for anything else."""
     if isinstance(value, str):
         return require_storable_text(value)
     msg = f"a prompt or question must be text, not {value!r}"
@@ -158,6 +159,7 @@ def _require_prompt(value: str) -> str:
 
 
 def _require_optional_prompt(value: str | None) -> str:
+    """Return a prompt as ``_require_prompt`` does, and ``""`` for ``None``."""
     return "" if value is None else _require_prompt(value)
 
 
@@ -253,7 +255,7 @@ class Perform(Member["T_co | PerformError"], Generic[T_co]):
     that JSON. ``Perform.idempotent(fn, ...)`` may be run again after a crash. ``yield from`` gives the value.
 
     Raises:
-        PerformError: from ``yield from``, when *fn* raised or returned what is not JSON.
+        PerformError: From ``yield from``, when *fn* raised, or returned a value that is not JSON.
     """
 
     fn: Callable[..., Any]
@@ -379,6 +381,7 @@ def _describe_non_member(value: object) -> str:
 
 
 def _require_members(holder: str, values: Iterable[object]) -> None:
+    """Raise ``BadYield`` unless all *values* can be members of ``Parallel`` or ``Race``; *holder* is the name in the message."""
     for value in values:
         if not isinstance(value, Member):
             *names, last = [row.name for row in YIELDS if row.is_member]
@@ -625,7 +628,7 @@ class Receive(Member["T_co | None"], Generic[T_co]):
         schema: The schema of messages; one that does not fit is skipped, with a warning in the run's result.
 
     Raises:
-        BadYield: for what is not a topic, timeout or schema.
+        BadYield: For an invalid topic, timeout or schema.
     """
 
     topic: str = attrs.field(converter=require_topic)
@@ -722,7 +725,7 @@ class Wait(Member["Waited[Out]"], Generic[Out]):
         timeout: The seconds after which it continues with the children that have ended; ``None`` for ever.
 
     Raises:
-        BadYield: for what is no ``ChildRef``, *need* or timeout.
+        BadYield: For another object than a ``ChildRef``, and for an invalid *need* or timeout.
         AgentError: at the yield, for a child of another run.
     """
 
@@ -966,7 +969,7 @@ class Sentinel(_Iterated, Enum):
         return (yield self)
 
     def __call__(self, *_: object, **__: object) -> NoReturn:
-        """Refuse to be called, as ``STEP()`` calls it."""
+        """Raise ``BadYield``: ``STEP()`` is a mistake for ``STEP``."""
         msg = f"{self.value} is not called; write `yield {self.value}`"
         if self is Sentinel.STEP:
             msg += ", or `yield StepWith(model=...)` for a step with a model, tools or settings of its own"
@@ -1010,6 +1013,13 @@ class StepWith(_Iterated):
 
 
 def _require_step_text(value: str) -> str:
+    """
+    Return *value* if it is text that can be stored; ``""`` is valid.
+
+    Raises:
+        BadYield: For another type.
+        DataError: For a text with lone surrogates.
+    """
     if isinstance(value, str):
         return require_storable_text(value)
     msg = f"the text of a StepText must be text, not {value!r}"

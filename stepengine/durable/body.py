@@ -75,7 +75,7 @@ def plan_submitted_run(
 
     Args:
         root: The root run that the order belongs to.
-        order: What was ordered.
+        order: The submitted request.
         depth: How many levels of children have queues; nothing can be spawned below.
 
     Raises:

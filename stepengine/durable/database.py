@@ -216,7 +216,7 @@ def migrate_dbos_tables(url: str, *, role: str | None = None) -> None:
 
     Args:
         url: The database.
-        role: Who works with the tables, and may not change them; nobody else by default.
+        role: A role that may use the tables but not change them; by default only the owner may use them.
 
     Raises:
         DatabaseUnavailable: when the database cannot be reached.
@@ -323,7 +323,7 @@ async def create_missing_tables(
 
     Args:
         connection: A connection from ``open_connection``.
-        content: What is created, for the log.
+        content: A name for the tables in log lines.
         lock: The name of the lock that is held meanwhile.
         exists_query: A query that returns whether they exist.
         tables: Statements that create them.

@@ -45,7 +45,8 @@ def session_turns_sql(app: str, session: str, table_prefix: str = "") -> str:
     """Return the SQL condition for the turns of a session; *app* and *session* are expressions."""
     own = f"({table_prefix}attributes->>'session')"
     return (
-        f"{turn_condition_sql(table_prefix)} and {table_prefix}application_name = {app} and {session_key_sql(own)} = {session_key_sql(session)}"
+        f"{turn_condition_sql(table_prefix)} and {table_prefix}application_name = {app}"
+        f" and {session_key_sql(own)} = {session_key_sql(session)}"
         f" and {table_prefix}attributes @> jsonb_build_object('session', {session})"
     )
 

@@ -132,13 +132,13 @@ CHILDREN = f"select workflow_uuid from dbos.workflow_status where {child_conditi
 @frozen
 class ExecutorView:
     """
-    A worker: one that lives, or one that died and has runs.
+    A running worker, or a dead worker that has runs.
 
     Attributes:
-        id: Its executor id.
-        is_alive: Whether a process holds its lock.
-        pending: How many runs it has.
-        releases: The releases that they belong to; of one without runs its own.
+        id: The executor id.
+        is_alive: Whether a process holds the worker's lock.
+        pending: The number of the worker's runs.
+        releases: The releases of these runs; without runs, the worker's own release.
     """
 
     id: str
@@ -154,8 +154,8 @@ class ReleaseView:
 
     Attributes:
         id: The release.
-        has_worker: Whether a living worker runs it; without one its runs wait for ever.
-        runs: How many have not ended.
+        has_worker: Whether a running worker has this release; without one, the runs wait forever.
+        runs: The number of runs that have not ended.
     """
 
     id: str
@@ -230,14 +230,14 @@ class DeploymentOverview:
 @frozen
 class TakeoverResult:
     """
-    What became of a run of a dead worker.
+    The result of the takeover of one run of a dead worker.
 
     Attributes:
-        run: Its id.
+        run: The run id.
         executor: The dead worker.
-        outcome: ``resumed``: it is in its queue again; ``poison``: it was cancelled, since workers keep dying of it without
-            getting further; ``would resume`` and ``would cancel`` when nothing was done.
-        times: How often it was taken over without getting further.
+        outcome: ``resumed``: the run is in its queue again. ``poison``: the run was cancelled, since workers repeatedly died of it
+            without progress. ``would resume`` and ``would cancel`` in a dry run.
+        times: The number of takeovers without progress.
     """
 
     run: str
@@ -251,7 +251,7 @@ class DeploymentMaintenance:
     Operations on a whole deployment.
 
     Args:
-        operator: The client that it is done with.
+        operator: The client of the database.
     """
 
     def __init__(self, operator: Operator) -> None:
@@ -348,7 +348,7 @@ class DeploymentMaintenance:
             dry_run: Whether to return the results without changing anything.
 
         Raises:
-            ExecutorBusy: when the worker is alive, or somebody else is taking over.
+            ExecutorBusy: When the worker is alive, or another process is taking over.
             DatabaseUnavailable: when the database cannot be reached.
         """
         async with self._connect() as own:

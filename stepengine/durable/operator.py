@@ -222,7 +222,7 @@ class Operator:
         Answer like ``answer``, and raise if another answer was first.
 
         Raises:
-            AnswerRejected: as ``answer``, and when somebody else has answered at the same moment.
+            AnswerRejected: As for ``answer``, and when another answer was sent at the same moment.
             JournalError: when there is no such run.
         """
         replies = await self._answers.make_replies(root, answers, sender=secrets.token_hex(8))

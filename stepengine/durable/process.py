@@ -82,7 +82,7 @@ class WorkerSetting:
         app: The deployment's name; clients use the same.
         pool: Which runs it takes: those that are submitted to this pool.
         executor: Its own id: stable, and held by one process at a time.
-        release: What it runs; runs of other releases are left to their workers.
+        release: The release of this worker. It executes no runs of other releases.
         concurrency: How many runs of each depth it holds at once, those that wait included.
         global_concurrency: How many roots all workers of the pool hold at once; ``None`` for no bound.
         starts_per_minute: How many roots all workers of the pool begin within any 60 seconds; ``None`` for no bound.
@@ -146,12 +146,12 @@ def _read_handler_source(handler: Any) -> str:
 
 class WorkerProcess:
     """
-    A worker in this process, from ``open`` to ``close``; there is one at a time (durable:U35).
+    A worker in this process, from ``open`` to ``close``. A process has at most one (durable:U35).
 
     Args:
-        setting: How it takes part.
-        launcher: The engine's, which starts the runs.
-        rates: What providers may be asked by all workers together; ``None`` for anything.
+        setting: The settings of the worker.
+        launcher: The engine's launcher, which creates the runs.
+        rates: The rate limits that all workers share; ``None`` for no limits.
 
     Attributes:
         sessions: A future of the sessions, in which turns look up earlier turns; ``set_database_clients`` sets its result.

@@ -62,7 +62,7 @@ class Queues:
 
     Args:
         app: The deployment's name.
-        release: What the worker runs.
+        release: The release of the worker.
 
     Raises:
         StepEngineError: when the installed package takes runs in another way.

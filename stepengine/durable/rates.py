@@ -191,7 +191,7 @@ class SharedRates:
     The limiters of a worker, which it shares with all workers of its database.
 
     Args:
-        limits: One limit that holds for each provider by itself, or limits by provider prefix.
+        limits: One limit that applies to each provider separately, or limits by provider prefix.
         url: The database.
     """
 
@@ -312,7 +312,7 @@ class SharedLimiter:
     Args:
         rates: Whom the database is asked through.
         account: The account.
-        limit: What holds.
+        limit: The rate limit.
     """
 
     def __init__(self, rates: SharedRates, account: str, limit: RateLimit) -> None:

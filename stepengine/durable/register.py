@@ -140,7 +140,7 @@ class RegisteredRun:
         agent: Its agent.
         status: ``"started"`` until a worker has it, then ``"running"``, also where it waits; or one of ``OVER``.
         created: When it was asked for, in seconds since 1970.
-        request: What was asked.
+        request: The client's request.
         session: The conversation.
         tries: How many times it was retried after it had stopped.
         error: Why it was cancelled, or could not be submitted.

@@ -206,7 +206,7 @@ class RunWaits:
 
         Args:
             roots: The root runs.
-            beyond: Seconds; a run that wakes by itself before that counts as running.
+            beyond: Seconds; a run that wakes within this time counts as running.
         """
         found = await self._find_suspended_trees(roots, beyond)
         unsure = [root for root, (_, waits) in found.items() if any(wait.kind == "child" for wait in waits)]

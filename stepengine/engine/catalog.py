@@ -88,18 +88,18 @@ class Agent:
 
     Attributes:
         definition: The definition.
-        tools: Every tool that it or its handler may use, by name.
-        offered: Names of its own tools, in order.
-        specs: The specifications of its own tools by name.
+        tools: Every tool that the agent or its handler may use, by name.
+        offered: The names of the agent's own tools, in order.
+        specs: The specifications of the agent's own tools by name.
         spawnable: Normalised ids of the agents that it may spawn.
-        schemas: Its params and output schemas as functions.
-        hooks: The engine's hooks followed by its own.
-        limits: The limits that it sets; what it leaves open is taken from the engine's.
-        openings: The ``pre_run`` hooks, among *hooks*, by which its sources give it their tools.
-        notes: What results of its runs are to say: which agents stand for ids with a publisher.
-        uses: By the name of a tool that yields, what its body may call beside what the agent has.
-        at_provider: The agent as it is where the provider of its model runs programs that call its tools; ``None`` for one that is
-            the same everywhere.
+        schemas: The params and output schemas as functions.
+        hooks: The engine's hooks followed by the agent's own.
+        limits: The agent's limits; unset ones are filled from the engine's.
+        openings: The ``pre_run`` hooks, among *hooks*, that add the tools of its sources.
+        notes: Notes for results of its runs: which agents were used in place of ids with a publisher.
+        uses: By the name of a tool that yields, the tools and agents that its body may call in addition to the agent's.
+        at_provider: The variant of the agent for a provider that runs programs which call its tools; ``None`` if there is no
+            such variant.
     """
 
     definition: AgentDefinition
@@ -182,14 +182,14 @@ class Agent:
             source=self,
         )
 
-    def plan_tool_body(self, caller: PlannedAgent, tool_name: str, more: Sequence[str]) -> PlannedAgent:
+    def plan_tool_body(self, caller: PlannedAgent, tool_name: str, added_tools: Sequence[str]) -> PlannedAgent:
         """
         Return the parts for the body of a tool that yields: those of its caller, with the tools and agents of ``uses=``.
 
         Args:
             caller: The parts of the caller's plan; the caller may be a body, too.
-            tool_name: The tool, by its own name.
-            more: Tools that ``pre_run`` hooks gave the run, such as those of a server: they are its agent's own.
+            tool_name: The tool's own name.
+            added_tools: Names of the tools that ``pre_run`` hooks added to the run, such as those of a server.
         """
         uses = self.uses.get(tool_name, NOTHING_USED)
         children = caller.children
@@ -197,7 +197,7 @@ class Agent:
             children = attrs.evolve(children, names={**(children.names or {}), **uses.agents})
         return PlannedAgent(
             definition=caller.definition,
-            offered=tuple(dict.fromkeys([*caller.offered, *uses.tools, *more])),
+            offered=tuple(dict.fromkeys([*caller.offered, *uses.tools, *added_tools])),
             # Only these also apply to calls from the body of a tool.
             hooks=Hooks(pre_tool=self.hooks.pre_tool, post_tool=self.hooks.post_tool),
             children=children,
@@ -498,7 +498,7 @@ class Catalog:
             catalog=self,
         )
 
-    def _refuse_policy_file_writers(self, whose: str, tools: Iterable[ToolLike]) -> None:
+    def _refuse_policy_file_writers(self, owner: str, tools: Iterable[ToolLike]) -> None:
         """Raise ``DefinitionError`` for tools that can write the policy file that restricts them."""
         file = self.policy_file
         if file is None or file.below_root:
@@ -507,7 +507,7 @@ class Catalog:
             folder: Sequence[str] | None = getattr(tool, "folder", None)
             if folder is not None and not tool.spec.annotations.read_only and file.is_below(folder):
                 msg = (
-                    f"{whose} has the tool {tool.spec.name!r}, which works in the folder of the policy file {str(file.path)!r}: a "
+                    f"{owner} has the tool {tool.spec.name!r}, which works in the folder of the policy file {str(file.path)!r}: a "
                     "model could change its own permissions. Keep the file outside of that folder, or accept the risk with "
                     "PolicyFile(path, below_root=True)"
                 )
@@ -518,7 +518,7 @@ class Catalog:
         Raise if a tool of the engine or of an agent works in a folder that holds the signing key.
 
         Raises:
-            DefinitionError: when a tool of the engine, or of an agent that may run, works in a folder that the key is in.
+            DefinitionError: When such a tool works in a folder that contains the key file.
         """
         agents = {id(each): each for each in (*self._agents.values(), agent, *agent.known_agents)}
         own = [tool for each in agents.values() for tool in each.definition.tools if isinstance(tool, ToolLike)]
@@ -540,7 +540,7 @@ class Catalog:
         return self._met_sources[id(source)][1]
 
     def _collect_sources(self, definition: AgentDefinition) -> dict[str, ToolSource]:
-        """Return the sources of an agent by name: its own, and those of the engine that it lists."""
+        """Register the agent's own sources for the engine; return them and the engine's sources that the agent lists, by name."""
         own = {t.name: self._register_source_for_engine(t) for t in definition.tools if isinstance(t, ToolSource)}
         return own | {t: self._sources[t] for t in definition.tools if isinstance(t, str) and t in self._sources}
 
@@ -550,7 +550,7 @@ class Catalog:
         known: Mapping[str, ToolBinding],
         openings: tuple[Callable[..., object], ...],
     ) -> Hooks:
-        """Return the engine's hooks, the agent's own, and behind both the policy, which judges the final input."""
+        """Return the hooks of sources, of the engine and of the agent, followed by the policy, which judges the final input."""
         # The policy is the last, since hooks may change the input of a call: judged before them, a call could be
         # allowed with one input and made with another.
         hooks = self._hooks + definition.hooks if definition.hooks else self._hooks

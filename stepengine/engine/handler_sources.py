@@ -122,10 +122,10 @@ def warn_about_agent_sources(
 
     Args:
         definition: The agent; its handler and its own hooks are read.
-        names: What its code may name.
+        names: The names that its code may use.
         tools: The tools whose bodies are read.
         uses: By the name of a tool that yields, the names of the tools and agents that it carries.
-        is_shared: Whether other agents have the same handler. What that names may then be for one of them.
+        is_shared: Whether other agents have the same handler, so that a name in it may be meant for one of them.
     """
     listed = f"tools=[...] of agent {definition.id!r}", f"spawnable_agents=[...] of agent {definition.id!r}"
     scope = None if is_shared else _FunctionScope(names, *listed)
@@ -139,7 +139,11 @@ def warn_about_agent_sources(
 def _list_names_for_tool_body(
     name: str, names: AllowedNames, uses: Mapping[str, tuple[Collection[str], Collection[str]]]
 ) -> AllowedNames:
-    """Return the names that a tool's body may use: those of its agent and of ``uses=``."""
+    """
+    Return the names that a tool's body may use: those of its agent and of ``uses=``.
+
+    The body of a tool in another tool's ``uses=`` may use the names of every ``uses=``.
+    """
     # The body of a carried tool also has what its callers carry, and any tool that carries others may be among these.
     is_carried = any(name in tools for tools, _ in uses.values())
     carried = list(uses.values()) if is_carried else [uses[name]] if name in uses else []
@@ -227,7 +231,7 @@ def _find_unused_value_problem(one: _NameUse, value: object) -> str:
 
 
 def _find_tool_name_problem(tool: Any, scope: _FunctionScope, *, is_kept: bool) -> str:
-    """Return why a call may not name this tool; ``""`` if it may, or if its name is not known here."""
+    """Return why a call may not name this tool; ``""`` if it may, or if its name is unknown; *is_kept*: the call is in the history."""
     try:
         name = get_tool_name(tool)
     except BadYield:

@@ -415,20 +415,20 @@ class StepRun:
         self._step: StepResult | None = None
         self.agent = self._make_one_step_agent(agent)
 
-    def with_given_state(self, plan: RunPlan, fresh: AgentState) -> tuple[RunPlan, AgentState]:
+    def with_caller_state(self, plan: RunPlan, planned_state: AgentState) -> tuple[RunPlan, AgentState]:
         """
-        Return the plan and state of the step: the caller's state, under its own run id if it has one.
+        Return the plan and state of the step: the caller's state, with the run id of *planned_state* if it has none.
 
-        The tools are those of the agent. So is the system prompt if the caller's state has none.
+        The tools are those of the agent. The system prompt is the agent's if the caller's state has none.
         """
         before = self._before
-        run_id = before.run_id or fresh.run_id
+        run_id = before.run_id or planned_state.run_id
         state = attrs.evolve(
             before,
             run_id=run_id,
             agent_id=self.agent.definition.id,
-            system_prompt=before.system_prompt or fresh.system_prompt,
-            tool_definitions=fresh.tool_definitions,
+            system_prompt=before.system_prompt or planned_state.system_prompt,
+            tool_definitions=planned_state.tool_definitions,
             pending=(),
         )
         return attrs.evolve(plan, run_id=run_id), state

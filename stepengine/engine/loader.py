@@ -351,7 +351,7 @@ def list_trusted_agent_folders(more: Iterable[Path] = ()) -> tuple[Path, ...]:
     """
     Return the existing folders in which ids are looked up, in order; report and omit untrusted ones.
 
-    ``./agents`` is one of them where its files may run; at the command line that holds for every relative folder.
+    ``./agents`` is included if its files may run. At the command line, every relative folder is checked in the same way.
     """
     given = to_tuple(more)
     named = {f.resolve() for f in given if f.is_absolute() or trust.GATE.get() is None}
@@ -510,7 +510,7 @@ def load_tools_of_file(file: Path) -> tuple[ToolLike | ToolSource, ...]:
 
 
 def get_listed_tools(module: ModuleType) -> tuple[ToolLike | ToolSource, ...]:
-    """Return the tool objects in the ``tools`` list of a module; none if the list holds only names."""
+    """Return the tool objects in the module's ``tools`` list; empty if the list is missing or holds only names."""
     given = getattr(module, "tools", ())
     has_tools = isinstance(given, list | tuple) and any(isinstance(one, ToolLike | ToolSource) for one in given)
     return tuple([one for one in given if not isinstance(one, str)]) if has_tools else ()

@@ -71,7 +71,7 @@ class DeclaredAgent:
 
     Attributes:
         id: Its id within the package.
-        description: What it is for.
+        description: The purpose of the agent.
         tools: The names of its tools with their categories; ``""`` for a tool without one.
         spawns: Ids of the agents that it may spawn.
     """
@@ -114,7 +114,7 @@ class Package:
 
     @property
     def access_request(self) -> trust.AccessRequest:
-        """What a person is asked to agree to: tools by category, agents of others, folders, hosts."""
+        """The access that a person is asked to approve: tools by category, agents of others, folders, hosts."""
         tools = sorted({(name, kind) for agent in self.agents.values() for name, kind in agent.tools.items()})
         others = sorted({wanted for agent in self.agents.values() for wanted in agent.spawns if "/" in wanted})
         asks = (
@@ -129,7 +129,7 @@ class Package:
 
 class InstalledPackages(NamedTuple):
     """
-    What is installed.
+    The installed agent packages.
 
     Attributes:
         packages: Packages whose agents can be named, by their names.
@@ -160,7 +160,7 @@ class PackagedAgent:
         Return the agent. At the command line, a person must first approve the access that its package declares.
 
         Raises:
-            DefinitionError: when nobody agreed, its code fails, or has other agents or tools than its metadata says.
+            DefinitionError: When the access is not approved, the code fails, or its agents or tools differ from the metadata.
         """
         gate = trust.GATE.get()
         if gate is not None and not gate.approves_access(self.package.access_request):

@@ -63,7 +63,7 @@ class ReplayedRun:
         path: Its path in the tree.
         plan: Its plan, with hooks that record their calls.
         machine: Its machine.
-        effect: What the machine waits for: one effect, or a ``Gather`` of several; ``None`` once it has ended.
+        effect: The effect that the machine waits for, or a ``Gather`` of several; ``None`` once the machine has ended.
         waits: The members of *effect*, by their numbers.
         slots: The outcomes of these that are known by now.
         request: Its last model request.

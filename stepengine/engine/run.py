@@ -252,10 +252,9 @@ async def stream_run(live: EngineRun) -> AsyncGenerator[Event, None]:
 
 def make_ended_machine(error: StepEngineError | None) -> MachineMaker:
     """
-    Return a maker of machines that fail at once with *error*, or end as cancelled; author code is not called.
+    Return a maker of machines that end at once: as failed with *error*, or as cancelled if *error* is ``None``.
 
-    Args:
-        error: Why the run fails; ``None`` if it was cancelled.
+    Author code is not called.
     """
 
     def end_at_once(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:

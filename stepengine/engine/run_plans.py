@@ -282,7 +282,7 @@ class Planner:
         catalog: The engine's agents.
         models: The models of these runs.
         created: When the root run is created, which is now.
-        seed: What the randomness of the run depends on; by default its id, which is random.
+        seed: The seed of the run's random numbers; by default its random id.
         watched: Says whether anybody is shown events.
         opened: Called with a function that returns the history of the root run, once that has started.
 
@@ -683,7 +683,7 @@ def _cap_limits_to_parent(limits: Limits, parent_limits: Limits, depth: int | No
 
     Args:
         limits: The child's.
-        parent_limits: Those of the parent that somebody set.
+        parent_limits: The parent's limits that were set explicitly.
         depth: The parent's depth in force: it has a default that binds all.
     """
     return limits.cap({name: depth if name == "max_depth" else getattr(parent_limits, name) for name in TREE_WIDE})

@@ -104,12 +104,12 @@ class ScheduleBook:
         """
         Return up to when each schedule's times are decided; for a new or changed schedule, store and return *now*.
 
-        One that is new, or whose line was changed, begins now. A clock that was put back begins there again: what was started in
-        the meantime is claimed, and is not started twice.
+        If the clock was set back, the times of a schedule count from *now* again. Times that were started before are claimed and are
+        not started twice.
 
         Args:
-            lines: Ids of schedules, each with its line and time zone.
-            now: The present moment.
+            lines: The line and time zone of each schedule, by id.
+            now: The current time.
         """
         if not lines:
             return {}

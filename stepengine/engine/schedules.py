@@ -78,11 +78,11 @@ def _freeze_params(given: Any) -> JsonDict | None:
 @frozen(kw_only=True)
 class Schedule:
     """
-    When an agent is started, and with what. In an agent file it stands as ``schedule = Schedule(...)`` or ``schedules = [...]``.
+    The times at which an agent is started, and its prompt. Agent files contain ``schedule = Schedule(...)`` or ``schedules = [...]``.
 
-    A time is one of the wall clock of *timezone*. One that summer time skips comes at the first moment after it, once. Where the
-    clock is put back, a line with a ``*`` at the beginning of its minute or hour comes in both passes, as ``*/15 * * * *`` is meant,
-    and any other in the first alone.
+    Times are those of the wall clock in *timezone*. A time that summer time skips is replaced by the first moment after the change.
+    When the clock is set back, a line whose minute or hour starts with ``*``, such as ``*/15 * * * *``, runs in both hours. Any other
+    line runs only in the first.
 
     Args:
         agent: The agent, or its id.
@@ -90,16 +90,16 @@ class Schedule:
             ``JAN``, ``L`` and ``LW`` for the last day and the last working day of a month, ``5L`` and ``MON#2`` for its last Friday
             and its second Monday; or ``@hourly``, ``@daily``, ``@weekly``, ``@monthly``, ``@yearly``.
         timezone: The name of a time zone, such as ``Europe/Berlin``; default ``UTC``.
-        prompt: What the agent is told.
+        prompt: The prompt of the run.
         params: Its params: a JSON object, or the pydantic model of its ``input_schema``.
-        catch_up: What becomes of times at which nobody was there: ``"one"`` starts the newest of them (default), ``"all"`` each of the
-            newest 1,000, ``"none"`` only one that is less than five minutes late. The others are told as missed.
-        id: What it is remembered by, at most 40 letters, digits and hyphens; by default the agent's id and a digest of cron, timezone,
-            prompt and params, so that a schedule that was changed is another one.
-        enabled: Whether it comes at all; times at which it was not enabled are not missed.
+        catch_up: The treatment of times at which no scheduler ran: ``"one"`` starts the newest of them (default), ``"all"`` each of the
+            newest 1,000, ``"none"`` only one that is less than five minutes late. The others are reported as missed.
+        id: The id of the schedule, at most 40 letters, digits and hyphens. The default is the agent's id and a digest of cron, timezone,
+            prompt and params, so that a changed schedule has another id.
+        enabled: Whether runs are started; times at which the schedule was not enabled are not missed.
 
     Raises:
-        DefinitionError: for a line that nobody can read or that never comes, an unknown time zone, or what else cannot be used.
+        DefinitionError: For an invalid line or one without any time, an unknown time zone, or another invalid value.
     """
 
     agent: str | AgentDefinition = attrs.field(kw_only=False, validator=make_validator(AGENT))

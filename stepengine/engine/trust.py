@@ -48,9 +48,9 @@ class UntrustedFolder:
     A folder of agent files that is not trusted.
 
     Attributes:
-        folder: Its real path.
-        owner: The number of the user whom it belongs to.
-        files: The names of its agent files.
+        folder: The real path of the folder.
+        owner: The user id of the folder's owner.
+        files: The names of the agent files.
     """
 
     folder: Path
@@ -68,7 +68,7 @@ class UntrustedFolder:
 
     @property
     def trust_command(self) -> str:
-        """The shell command that trusts it."""
+        """The shell command that trusts the folder."""
         return f"stepengine agents trust {shlex.quote(str(self.project))}"
 
 
@@ -78,10 +78,10 @@ class AccessRequest:
     The tools, agents, folders and hosts that the agents of an installed package ask for.
 
     Attributes:
-        package: What is installed, as pip names it.
-        version: Its version.
-        publisher: What its agents' ids begin with.
-        asks: What it wants, a line each.
+        package: The name of the installed package, as pip shows it.
+        version: The version of the package.
+        publisher: The claimed publisher, with which the ids of its agents start.
+        asks: The requested accesses, one line each.
     """
 
     package: str
@@ -94,7 +94,7 @@ class AccessRequest:
 
     @property
     def approve_command(self) -> str:
-        """The command that agrees to it."""
+        """The shell command that approves the requests."""
         return f"stepengine agents agree {self.package}"
 
 

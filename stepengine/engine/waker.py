@@ -53,14 +53,14 @@ class WakeResult:
     The result of an attempt to resume a run that was due.
 
     Attributes:
-        run: Its name in the place: that of a file, or of a run in a database.
-        agent_id: Its root's agent.
-        state: ``"woken"`` for one that went on, ``"held"`` for one that somebody else has, ``"failed"`` for one that could not
-            be resumed, ``"gone"`` for one whose journal is not there any more.
-        due: When it was due by time; ``None`` where something came for it.
-        result: How it ended, or that it waits again; where it went on.
-        error: Why it could not be resumed.
-        again_at: When that is tried again.
+        run: The name of the run in its store: of a file, or of a run in a database.
+        agent_id: The agent of the root run.
+        state: ``"woken"``: the run was resumed. ``"held"``: another process has it. ``"failed"``: it could not be resumed.
+            ``"gone"``: its journal no longer exists.
+        due: The time at which the run was due; ``None`` if it was resumed because of a message or an answer.
+        result: The result of a resumed run, which may be suspended again.
+        error: The reason why the run could not be resumed.
+        again_at: The time of the next attempt.
     """
 
     run: str
@@ -77,13 +77,13 @@ class Waker:
     Resumes due runs.
 
     Args:
-        place: A folder of journals, or an SQLite file of them.
-        resume: Goes on with one run.
+        place: A folder of journals, or an SQLite file of journals.
+        resume: Resumes one run.
         journals: The journals of a store that is not *place*, by the names that their ``wake_place`` returns. *place* then has only their
             wake times.
-        tell: Is told of every run that was due; in the event loop.
-        at_once: How many runs go on at the same time.
-        clock: What says what time it is.
+        tell: Called in the event loop with the result of each due run.
+        at_once: The maximum number of concurrent runs.
+        clock: The source of time.
 
     Raises:
         JournalError: for a place that is neither.
