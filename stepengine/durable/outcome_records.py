@@ -97,7 +97,7 @@ class RaceRecord:
 
 
 def find_race_bounds(item: Item) -> tuple[int, int] | None:
-    """Return the start and end, in its group, of the race that an effect belongs to."""
+    """Return the slice of a group that contains the race of an effect, as start and end; ``None`` for an effect in no race."""
     together = item.gather
     if together is not None:
         for race in together.races:

@@ -239,10 +239,10 @@ class SharedRates:
 
     def find_limiter(self, provider: str, source: Provider) -> SharedLimiter | None:
         """
-        Return the limiter of a provider and its key, or ``None`` if it has no limit. The first call creates it.
+        Return the limiter of a provider and its key, created at the first call; ``None`` if they have no limit.
 
         Raises:
-            ModelError: when there is no key.
+            ModelError: When there is no key.
         """
         limit = find_rate_limit(self._limits, provider)
         if limit is None or limit == RateLimit():
@@ -256,7 +256,7 @@ class SharedRates:
         Request admissions for *account* from the database; retry while it is unreachable.
 
         Raises:
-            psycopg.Error: when it does not answer for another reason.
+            psycopg.Error: When the query fails for another reason.
         """
         pause = FIRST_AWAY_SECONDS
         lost: tuple[type[Exception], ...] = (DatabaseUnavailable, *list_connection_errors())

@@ -376,11 +376,11 @@ class _FixedClock:
         return self._created
 
     def now_ms(self) -> int:
-        """Return 0: outcomes have their own times."""
+        """Return 0, since recorded outcomes have their own times."""
         return 0
 
     async def sleep(self, seconds: float) -> None:
-        """Return at once."""
+        """Return at once, since a replay does not wait."""
 
 
 class Playback:
@@ -388,9 +388,9 @@ class Playback:
     Replays a run tree from its record.
 
     Args:
-        tree_record: What is recorded.
-        session: Where it is written.
-        wait_for_more: Waits until more is recorded, and returns whether there is; ``None`` to stop where the record ends.
+        tree_record: The record.
+        session: The journal session that the replay is written to.
+        wait_for_more: Waits until more may be recorded, and returns whether there may be; ``None`` to stop at the end of the record.
     """
 
     def __init__(
@@ -399,7 +399,7 @@ class Playback:
         session: JournaledRun,
         wait_for_more: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
-        self._archive = tree_record
+        self._tree_record = tree_record
         self.wait_for_more = wait_for_more
         self.order = tree_record.order
         self.session = session
@@ -408,8 +408,8 @@ class Playback:
         self.fatal: ReplayDivergence | None = None
 
     def wrap_services(self, services: Services) -> Services:
-        """Return services with which nothing is performed."""
-        failed = self._archive.lookups.get("", {}).get("error")
+        """Return services that answer effects from the record and perform nothing."""
+        failed = self._tree_record.lookups.get("", {}).get("error")
         if failed is not None:
             services = attrs.evolve(services, machine=make_ended_machine(parse_error(failed) or StepEngineError()))
         mine = attrs.evolve(
@@ -430,10 +430,10 @@ class Playback:
         return plan_with_recorded_lookups
 
     def with_recorded_prompt_and_window(self, plan: RunPlan, state: AgentState) -> tuple[RunPlan, AgentState]:
-        """Return plan and state with the recorded prompt and context window."""
+        """Return plan and state with the recorded prompt and context window; without a record, a fixed prompt is resolved."""
         if plan.body is not None:
             return plan, state
-        known = self._archive.lookups.get(plan.path)
+        known = self._tree_record.lookups.get(plan.path)
         if known is None:
             prompt = plan.agent.definition.system_prompt
             return plan, with_resolved_system_prompt(plan, state) if isinstance(
@@ -446,7 +446,7 @@ class Playback:
     def compare_with_record(self, item: Item) -> None:
         """Compare an effect with its record, if it has one, and mark that as used; raise ``ReplayDivergence`` if they differ."""
         address = item.address
-        entry = self._archive.entries.get(address)
+        entry = self._tree_record.entries.get(address)
         if entry is None:
             return
         self._used.add(address)
@@ -461,43 +461,43 @@ class Playback:
         form = encode_effect(item)
         now = "model" if isinstance(form, CallModel) else str(form["type"])
         msg = (
-            f"the run {self._archive.order.root!r} diverges from its record at {where}: "
+            f"the run {self._tree_record.order.root!r} diverges from its record at {where}: "
             f"the record has {entry.kind}:{entry.fp}, and the run has {now}:{self._prints.for_effect(form)}"
         )
         return ReplayDivergence(msg, kind="changed", address=where)
 
     def is_effect_recorded(self, item: Item) -> bool:
-        """Return whether an effect is recorded, whether or not it has an outcome."""
-        return item.address in self._archive.entries
+        """Return whether an effect is recorded, with or without an outcome."""
+        return item.address in self._tree_record.entries
 
     def find_outcome(self, item: Item) -> Single | None:
         """Return the recorded outcome of an effect, if it has one."""
-        entry = self._archive.entries.get(item.address)
+        entry = self._tree_record.entries.get(item.address)
         return None if entry is None or entry.form is None else decode_outcome_or_answers(entry.form)
 
     def get_failed_attempts(self, item: Item) -> Sequence[Mapping[str, Any]]:
-        """Return the failed attempts before an outcome."""
-        form = self._archive.entries[item.address].form
+        """Return the recorded failed attempts before the outcome of an effect."""
+        form = self._tree_record.entries[item.address].form
         found: Sequence[Mapping[str, object]] = (form or {}).get("attempts", ())
         return found
 
     def make_stop_at_record_end(self, path: str) -> Stop:
-        """Return the stop of a run where its record ends."""
+        """Return the stop of a run at the end of its record: ``cancelled`` if it was cancelled or has ended, else ``shutdown``."""
         if self.has_ended_elsewhere(path):
             return Stop("cancelled")
-        runs = self._archive.runs
+        runs = self._tree_record.runs
         while path and path not in runs:
             path = path.rpartition(".")[0]
         view = runs.get(path)
         return Stop("cancelled" if view is not None and view.state == "CANCELLED" else "shutdown")
 
     def has_ended_elsewhere(self, path: str) -> bool:
-        """Return whether the end of a run or one of its ancestors is recorded, so that nothing in it waits any more."""
+        """Return whether the end of a run or one of its ancestors is recorded, so that the run no longer waits."""
         while path:
             address = get_starter_address(path)
-            entry = self._archive.entries.get(address)
+            entry = self._tree_record.entries.get(address)
             if entry is not None and entry.kind == START:
-                view = self._archive.runs.get(path)
+                view = self._tree_record.runs.get(path)
                 if view is not None and view.is_over:
                     return True
             elif entry is not None and entry.form is not None:
@@ -507,28 +507,28 @@ class Playback:
 
     def get_end_time(self, path: str) -> int:
         """Return when a background child ended; without a recorded end, the last recorded time of its tree, or 0."""
-        known = self._archive.ends.get(path)
+        known = self._tree_record.ends.get(path)
         if known is not None:
             return known
         inside, start = f"{path}.", get_starter_address(path)
         times: list[int] = [
             entry.form["at"]
-            for address, entry in self._archive.entries.items()
+            for address, entry in self._tree_record.entries.items()
             if entry.form is not None and (address in ((path, address[1]), start) or address[0].startswith(inside))
         ]
         return max(times, default=0)
 
     def find_cancel_reason(self, path: str) -> str:
         """Return why a parent ended the child at *path*; ``""`` if no reason is recorded."""
-        view = self._archive.runs.get(path)
+        view = self._tree_record.runs.get(path)
         return "" if view is None else str(view.attributes.get(REASON) or "")
 
     def refuse_unused_records(self) -> None:
         """Raise ``ReplayDivergence`` when the run ended before its record does."""
-        left = [a for a, e in self._archive.entries.items() if a not in self._used and e.form is not None]
-        if left and self._archive.runs[""].state == "SUCCESS":
+        left = [a for a, e in self._tree_record.entries.items() if a not in self._used and e.form is not None]
+        if left and self._tree_record.runs[""].state == "SUCCESS":
             where = format_address(*left[0])
-            msg = f"the run {self._archive.order.root!r} ends before {where}, which is in its record"
+            msg = f"the run {self._tree_record.order.root!r} ends before {where}, which is in its record"
             raise ReplayDivergence(msg, kind="unused", address=where)
 
 

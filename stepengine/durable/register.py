@@ -201,10 +201,10 @@ class Register:
 
     async def add_run(self, row: RegisteredRun, key: str | None) -> str | None:
         """
-        Register a run; return ``None``, or the id of the run with the same *key* of the last day.
+        Register a run and return ``None``; if a run of the last day has the same *key*, register nothing and return its id.
 
         Raises:
-            InputError: when that one was asked for something else.
+            InputError: When that run was started by a different request.
         """
         rows = self._database.fetch_rows
         request = json.dumps(row.request, sort_keys=True, separators=(",", ":"))

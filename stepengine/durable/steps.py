@@ -83,10 +83,10 @@ class Steps:
 
     async def begin(self, batch: Sequence[Item]) -> None:
         """
-        Reserve the steps of effects, in order.
+        Reserve the steps of effects in order, compare them with the record, and record the marks of started effects.
 
         Raises:
-            ReplayDivergence: when one differs from the record.
+            ReplayDivergence: When a step differs from the record.
         """
         # Numbers are drawn here, in the run's own task and one after the other: the package numbers steps in the order
         # in which they are requested. Were they drawn when members of a group are performed, the faster member would
@@ -112,7 +112,7 @@ class Steps:
         await self._inner.begin(batch)
 
     def _has_certain_step(self, item: Item) -> bool:
-        """Return whether an effect of a group gets a step in any case: a mark if it waits, else its outcome."""
+        """Return whether an effect of a group always gets a step: a mark if it waits, else its outcome."""
         known = self._run.seed.outcomes.get(item.address)
         if item.gather is None or isinstance(item.effect, RUNS) or (known is not None and known[2] is not None):
             return False
@@ -131,7 +131,7 @@ class Steps:
         return self._races.setdefault((item.path, together[race[0]].seq), RaceRecord())
 
     def _warn_of_long_run(self) -> None:
-        """Warn that the run grows long; no new run is started, since a handler's variables cannot move there."""
+        """Warn that the run grows long. No new run is started, since it would not have the handler's variables."""
         message = (
             f"the run {self._run.order.id!r} has {LONG_RUN_EFFECTS:,} effects. Resuming it reads all of them first, with about a third of "
             "a second of CPU per 1,000. Move longer work to children: a resume reads only their results"
