@@ -128,18 +128,18 @@ def make_engine_setup(
         merge_bundled_tools,
     )
     from stepengine.engine import Engine
-    from stepengine.engine.agent_family import find_agent_family
-    from stepengine.engine.packages import published_id
+    from stepengine.engine.agent_family import collect_agent_family
+    from stepengine.engine.packages import get_published_id
     from stepengine.tools.bundled.bundled import list_all_workspace_tools
 
     if not options.cwd.is_dir():
         msg = f"--cwd {str(options.cwd)!r} is not a folder"
         raise UsageProblem(msg)
     settings = options.settings
-    families = [find_agent_family(one, options.agent, settings.agent_folders) for one in (agent, *others)]
-    known = {normalised_id(published_id(member)): member for members in reversed(families) for member in members}
+    families = [collect_agent_family(one, options.agent, settings.agent_folders) for one in (agent, *others)]
+    known = {normalised_id(get_published_id(member)): member for members in reversed(families) for member in members}
     agents = [
-        member for members in families for member in members if known.pop(normalised_id(published_id(member)), None)
+        member for members in families for member in members if known.pop(normalised_id(get_published_id(member)), None)
     ]
     progress = make_progress_display(options)
     is_chat = options.asks and is_new

@@ -20,7 +20,7 @@ def run_chaos(
 ) -> Exit:
     """Run an agent in simulated worlds with faults, and print a failed check or the totals. Return the exit code."""
     from stepengine.engine import load_agent
-    from stepengine.engine.agent_family import find_agent_family
+    from stepengine.engine.agent_family import collect_agent_family
     from stepengine.testing import SimulationFailed, simulate
     from stepengine.testing.faults import FAULTS
     from stepengine.tools.bundled.bundled import list_all_workspace_tools
@@ -33,7 +33,7 @@ def run_chaos(
         )
         raise UsageProblem(msg)
     loaded = load_agent(agent, folders=options.settings.agent_folders)
-    known = find_agent_family(loaded, agent, options.settings.agent_folders)
+    known = collect_agent_family(loaded, agent, options.settings.agent_folders)
     named = {tool for one in known for tool in one.tools if isinstance(tool, str)}
     try:
         seen = simulate(

@@ -270,11 +270,11 @@ class Chat:
         self, prompt: str, agent: AgentDefinition | None = None, options: Options | None = None, *, title: str = ""
     ) -> Exit:
         """Run one turn and record it; return its exit code."""
-        from stepengine.engine.packages import published_id
+        from stepengine.engine.packages import get_published_id
 
         chat = self.conversation
         agent, options = agent or chat.agent, options or chat.options
-        about = {"agent_id": published_id(agent), "prompt": title, "session_id": chat.session_id}
+        about = {"agent_id": get_published_id(agent), "prompt": title, "session_id": chat.session_id}
         with RunRecording.create(options, None, command="chat", **about) as recording:
             try:
                 handle = chat.start_turn(prompt, agent, options, recording.journal)
@@ -445,10 +445,10 @@ class Chat:
 
 def _print_turn_ending(run: FinishedRun, unread: int, options: Options, bench: EngineSetup) -> None:
     """Print why a turn did not complete, and its warnings. For an interrupted turn the summary is enough."""
-    from stepengine.engine.run import undelivered_messages_warning
+    from stepengine.engine.run import make_undelivered_messages_warning
 
     # These messages are queued for the next turn or put back into the input line, so the warning would be wrong.
-    dropped = undelivered_messages_warning(unread)
+    dropped = make_undelivered_messages_warning(unread)
     result = attrs.evolve(run.result, warnings=tuple([w for w in run.result.warnings if w != dropped]))
     if run.code is Exit.INTERRUPTED:
         print_warnings(result)

@@ -127,9 +127,9 @@ class _AgentFinder:
 
 def _load_schedules(folders: Sequence[Path], options: Options, *, is_given: bool) -> Iterator[Schedule]:
     """Yield the schedules of the agent files in the given folders, else in the agent folders; print problems."""
-    from stepengine.engine.loader import find_agent_folders, load_folder
+    from stepengine.engine.loader import list_trusted_agent_folders, load_folder
 
-    for folder in folders if is_given else find_agent_folders(options.settings.agent_folders):
+    for folder in folders if is_given else list_trusted_agent_folders(options.settings.agent_folders):
         try:
             loaded = load_folder(folder)
         except DefinitionError as error:

@@ -159,7 +159,7 @@ def _make_stepper_factories(
     """
     from stepengine.cli.toolset import load_module_tools, merge_bundled_tools
     from stepengine.engine import Engine
-    from stepengine.engine.agent_family import find_agent_family
+    from stepengine.engine.agent_family import collect_agent_family
     from stepengine.engine.loader import locate_agent
     from stepengine.journal.show import agent_id_of
     from stepengine.tools.bundled.bundled import list_all_workspace_tools
@@ -172,7 +172,7 @@ def _make_stepper_factories(
         with contextlib.suppress(DefinitionError):
             print_error(f"lines and variables come from {locate_agent(options.agent or agent_id, folders=folders)}")
         ours = make_engine_setup(options, agent, performs=False, recorded=history).engine
-        family = find_agent_family(agent, options.agent, folders)
+        family = collect_agent_family(agent, options.agent, folders)
         bundled = list_all_workspace_tools(options.cwd.resolve())
         plain = Engine(family, merge_bundled_tools(load_module_tools(options, family), bundled))
     except (StepEngineError, UsageProblem) as error:

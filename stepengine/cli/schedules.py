@@ -66,13 +66,13 @@ def _print_schedule_states(statuses: Sequence[ScheduleStatus], *, as_json: bool)
 
 def _load_schedules_of_files(files: Iterable[str], folders: Iterable[Path]) -> tuple[list[Schedule], list[str]]:
     """Return the schedules of the given files and folders, else of the agent folders, and a list of problems."""
-    from stepengine.engine.loader import find_agent_folders, load_folder, load_schedules
+    from stepengine.engine.loader import list_trusted_agent_folders, load_folder, load_schedules
 
     given, found, problems = list(files), list["Schedule"](), list[str]()
     for place in map(Path, given):
         if not place.is_dir():
             found += load_schedules(place)
-    for folder in [p for p in map(Path, given) if p.is_dir()] if given else find_agent_folders(folders):
+    for folder in [p for p in map(Path, given) if p.is_dir()] if given else list_trusted_agent_folders(folders):
         try:
             loaded = load_folder(folder)
         except DefinitionError as error:

@@ -58,7 +58,7 @@ def list_names(known: Iterable[str], near: object = "", *, quoted: bool = False,
 
     Args:
         known: The known names.
-        near: The unknown name that the message reports; what is no text is ignored.
+        near: The unknown name that the message reports; ignored if it is not a text.
         quoted: Whether each name is shown in quotes.
         none: The text for no names at all.
     """

@@ -55,7 +55,7 @@ def plain(value: object) -> Any:
     """
     Return *value* as JSON for display; it never fails.
 
-    Stored types are as ``encode_stored`` returns them, other attrs classes by their shown fields, models as JSON, the rest as text.
+    Stored types become the result of ``encode_stored``, other attrs classes their shown fields, models JSON, all others text.
     """
     if value is None or isinstance(value, (bool, int)):
         return value

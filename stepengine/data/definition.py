@@ -23,8 +23,8 @@ from stepengine.data.checks import FLAG, FieldCheck, allow_none, make_instance_c
 from stepengine.data.estimate import Measured
 from stepengine.data.functions import (
     accepts_one_argument,
+    format_location,
     is_async,
-    location_of,
     unwrap_function,
 )
 from stepengine.data.hooks import Change, Hooks, RunLogger, StepContext
@@ -217,7 +217,7 @@ def check_handler(agent_id: str, handler: object) -> None:
         DefinitionError: naming the function's file and line.
     """
     fn = unwrap_function(handler)
-    what = f"handle_steps of {agent_id!r} ({location_of(fn)})"
+    what = f"handle_steps of {agent_id!r} ({format_location(fn)})"
     if is_async(fn):
         msg = (
             f"{what} is async; handlers are plain generator functions. "

@@ -40,7 +40,7 @@ class CallModel:
 
     Attributes:
         seq: Its number.
-        request: What to send.
+        request: The request to send.
         purpose: ``"step"``, ``"final_answer"``, ``"candidate"`` or ``"complete"``.
         call_id: Gives the id that the tool call of the reply with this number, from 0, will have; ``None`` where none is run.
     """
@@ -65,7 +65,7 @@ class CallTool:
         arguments: The validated Python arguments; ``None`` asks the performer to validate *input* itself.
         state: Gives the state before the step, for the tool's context; call it before the effect's outcome is sent.
         step_index: The step in which it runs.
-        measured: What the provider last reported of the run's prompt.
+        measured: The provider's last token count for the run's prompt.
         program_line: The line of the program that asks for it, from 1; 0 where no program does, here and in other effects.
     """
 
@@ -161,7 +161,7 @@ class AskPerson:
 
     Attributes:
         seq: Its number.
-        questions: What to ask.
+        questions: The questions to ask.
         purpose: ``"question"``, ``"permission"``, or ``"limit"`` where a limit asks for more.
         tool_call_id: For a permission, the call that waits for it.
         place: For a call of a program, the program and its line, from 1; the person is shown both.

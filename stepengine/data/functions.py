@@ -36,10 +36,10 @@ def unwrap_function(fn: object) -> object:
     return fn.__call__
 
 
-def location_of(fn: object) -> str:
+def format_location(fn: object) -> str:
     """Return ``file:line`` of a function, class, generator or coroutine, or its repr when it has no code."""
     if isinstance(fn, type):
-        return _location_of_class(fn)
+        return _format_class_location(fn)
     fn = getattr(fn, "__func__", fn)
     for name in ("__code__", "gi_code", "ag_code", "cr_code"):
         code = getattr(fn, name, None)
@@ -48,7 +48,7 @@ def location_of(fn: object) -> str:
     return repr(fn)
 
 
-def _location_of_class(cls: type) -> str:
+def _format_class_location(cls: type) -> str:
     try:
         return f"{inspect.getsourcefile(cls)}:{inspect.getsourcelines(cls)[1]}"
     except (OSError, TypeError):

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 class RunLogger(Protocol):
-    """Four levels; *data* must be JSON when it is to be shown as an event."""
+    """A logger with four levels whose lines become events; *data* is shown in an event only if it is JSON."""
 
     def debug(self, message: str, /, **data: Any) -> None:
         """Log for developers."""
 
     def info(self, message: str, /, **data: Any) -> None:
-        """Log details for interested users."""
+        """Log details that are of interest to users."""
 
     def warning(self, message: str, /, **data: Any) -> None:
         """Log a problem that needs attention."""

@@ -136,7 +136,7 @@ def freeze_object(value: Any, path: str = "$") -> JsonDict:
     Return *value*, a mapping, as an immutable JSON object; raise ``DataError`` for anything else.
 
     Raises:
-        DataError: as ``freeze``, and for what is not a mapping.
+        DataError: As for ``freeze``, and for anything but a mapping.
     """
     if type(value) is JsonDict and (hasattr(value, "_levels") or not value):
         return value
@@ -152,7 +152,7 @@ def require_storable_text(value: str, path: str = "$") -> str:
     Return *value* if it is a string that can be stored; else raise.
 
     Raises:
-        DataError: for what is not a string, and for lone surrogates.
+        DataError: For anything but a string, and for lone surrogates.
     """
     if type(value) is str and value.isascii():
         return value

@@ -371,7 +371,7 @@ class SideEffect:
 
     Attributes:
         kind: A word such as ``"file_written"``.
-        target: What was affected, such as a path.
+        target: The affected object, such as a path.
         details: Free JSON.
     """
 
@@ -417,7 +417,7 @@ class ToolResult:
         usage: Tokens of models that the tool called, as far as they are known; ``None`` for a tool that calls none.
         cost: US dollars that the call cost. With a *usage*, ``None`` means that the cost is unknown. Without one, the usage of the
             run becomes a lower bound.
-        side_effects: What it did to the world.
+        side_effects: The side effects of the call, for the log.
         change: What the tool wants changed in its run, such as ``Change(context={...})``; made once, when the call has
             run, so that the next call and every hook see it.
         structured: What ``data`` is where *content* says the same in words, as with control tools; no model reads it.
@@ -507,7 +507,7 @@ class ToolCallLog:
     Attributes:
         tool_name: The tool.
         input: Its input as executed, after hooks changed it.
-        result: What came back.
+        result: The result of the call.
         step: The step index in which it ran.
         duration_ms: Milliseconds by the run's clock, 0 for control tools.
         tool_call_id: The call's id, also when it is not in the history.

@@ -336,13 +336,13 @@ class ModelReply:
 
     Attributes:
         content: The parts in the order received; a string is one text part.
-        usage: What it used; ``None`` when the provider did not say.
+        usage: The tokens of the reply; ``None`` if the provider did not report them.
         stop_reason: Why it stopped; by default ``tool_use`` when there are calls, else ``end_turn``.
         cost: US dollars; ``None`` when unknown.
         raw_stop_reason: The provider's own word.
         model: The model string that answered, when it is not the one asked.
         request_id: The provider's id of the request.
-        provider_data: What else the provider said: service tier, refusal category, raw usage.
+        provider_data: Further data of the provider: service tier, refusal category, raw usage.
     """
 
     content: tuple[AssistantPart, ...] = attrs.field(converter=to_assistant_parts)

@@ -27,14 +27,14 @@ KEPT_CHARS = 24
 """Characters at each end: an account or an address is recognized by them."""
 
 
-def find_origin(provenance: Provenance, parameter: str, value: JsonValue, *, is_id: bool = False) -> JsonDict:
+def make_origin(provenance: Provenance, parameter: str, value: JsonValue, *, is_id: bool = False) -> JsonDict:
     """
-    Return the value of an argument with the sources in which it occurs, and whether it is trusted, as JSON.
+    Return the origin of an argument as JSON: its value, the sources in which it occurs, and whether it is trusted.
 
     Its members are ``parameter``, the location in the input; ``value``; ``trusted``; ``sources``, each with the non-empty members of
     ``Source``; and ``more``, the number of further sources, if any.
     """
-    sources = provenance.find_sources(value, is_id=is_id, most=MAX_COUNTED_SOURCES)
+    sources = provenance.find_sources(value, is_id=is_id, max_places=MAX_COUNTED_SOURCES)
     shown = [attrs.asdict(source, filter=lambda _, value: value not in (None, "")) for source in sources[:MAX_SOURCES]]
     found: dict[str, Any] = {
         "parameter": parameter,
@@ -45,12 +45,12 @@ def find_origin(provenance: Provenance, parameter: str, value: JsonValue, *, is_
     return freeze_object(found | ({"more": len(sources) - len(shown)} if len(sources) > len(shown) else {}))
 
 
-def find_origins(
+def make_origins(
     provenance: Provenance, values: Iterable[tuple[str, JsonValue]], *, is_id: bool = False
 ) -> tuple[JsonDict, ...]:
     """Return the origin of each text and number in *values*, by parameter; with *is_id* short numbers are ids."""
     found = [one for place, value in values for one in iterate_leaves(value, place)]
-    return tuple([find_origin(provenance, at, leaf, is_id=is_id) for at, leaf in found])
+    return tuple([make_origin(provenance, at, leaf, is_id=is_id) for at, leaf in found])
 
 
 def describe_origin(origin: Mapping[str, Any]) -> str:

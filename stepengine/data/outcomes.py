@@ -35,13 +35,13 @@ class BodyEnd:
     The outcome of a yielding tool's body for its caller, apart from the result.
 
     Attributes:
-        spending: What the body and the children that it started spent.
-        children: These children.
-        questions: The open questions when it is suspended.
-        changes: What it wants changed in the caller's run, in the order of the addresses in it: ``Change`` or
-            ``SetOutput``; a ``UserMessage`` is one that was sent to it.
-        computed: The result of each ``Compute`` of it, in order; ``None`` for one that failed.
-        warnings: Its warnings without those of its children.
+        spending: The spending of the body and of the children that it started.
+        children: The results of these children.
+        questions: The open questions of a suspended body.
+        changes: The changes for the caller's run, in the order of their addresses: ``Change`` or ``SetOutput``. A ``UserMessage`` is
+            a message that was sent to the body.
+        computed: The result of each ``Compute`` of the body, in order; ``None`` for a failed one.
+        warnings: The warnings of the body without those of its children.
     """
 
     spending: Spending = Spending()
@@ -93,8 +93,8 @@ class PartialUsage:
     The usage of a model call that was stopped or failed.
 
     Attributes:
-        usage: Tokens, always a lower bound: what the provider had said, else what was streamed.
-        cost: What those cost in US dollars; ``None`` when that is not known.
+        usage: A lower bound of the tokens: those that the provider had reported, else those that were streamed.
+        cost: The cost of these tokens in US dollars; ``None`` if unknown.
     """
 
     usage: Usage
@@ -148,19 +148,19 @@ def make_descendant_stop(stop: Stop) -> Stop:
 
 
 def has_lost_or_stopped(outcome: Single) -> bool:
-    """Return whether a member of a race lost or was stopped, instead of ending by itself."""
+    """Return whether a member of a race lost, was cancelled or was stopped, instead of ending normally."""
     if isinstance(outcome, Value):
         value = outcome.value
         return isinstance(value, ChildResult | ToolResult) and value.status == "cancelled"
     return isinstance(outcome, Stop) or isinstance(getattr(outcome, "error", None), RaceLost)
 
 
-def find_race_winner(outcomes: Sequence[Single]) -> int:
+def get_race_winner_index(outcomes: Sequence[Single]) -> int:
     """
-    Return the index of the winner of a race: of the members that ended by themselves, the first by recorded time, then by order.
+    Return the index of the first member of a race that ended by itself; if none did, of the first of the others.
 
-    If none did, the first of the others is returned. The real order of arrival does not count, so that a replay, in which all
-    outcomes arrive at once, finds the same.
+    A failure can win. "First" is by recorded time, then by order. The real order of arrival does not count, so that a replay, in which
+    all outcomes arrive at once, finds the same winner.
     """
     return min([(has_lost_or_stopped(outcome), outcome.at, number) for number, outcome in enumerate(outcomes)])[2]
 

@@ -238,7 +238,7 @@ def find_answer_problem(value: AnswerLike, question: Question) -> str | None:
     return f"{label} is {cut_after(answer.text, SHOWN_CHARS)!r}, which is not one of its options: {list_names(question.options, answer.text, quoted=True)}"
 
 
-def check_answer(value: AnswerLike, question: Question) -> Answer:
+def require_valid_answer(value: AnswerLike, question: Question) -> Answer:
     """
     Return a caller's value as the ``Answer`` to *question*; raise ``AnswerRejected`` if it is not a valid one.
 

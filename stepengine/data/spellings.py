@@ -54,7 +54,7 @@ class Spelling:
 
     Attributes:
         text: The text.
-        name: What it is called.
+        name: The name of the text.
         is_base64: Whether ``+`` and ``/`` may also be ``-`` and ``_``.
     """
 

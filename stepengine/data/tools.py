@@ -137,17 +137,17 @@ class ToolSpec:
         return tuple(made) if len(made) <= MOST_PLACES else (ANYWHERE,)
 
 
-def find_values_at_path(input: JsonValue, path: str, place: str = "") -> Iterator[tuple[str, JsonValue]]:
-    """Yield the values at a dotted path of an input, each with its own path; lists are searched item by item."""
+def find_values_at_path(input: JsonValue, path: str, prefix: str = "") -> Iterator[tuple[str, JsonValue]]:
+    """Yield the values at a dotted path of an input, each after its own path, which starts with *prefix*; lists are searched by item."""
     if isinstance(input, list | tuple) and path:
         for number, one in enumerate(input):
-            yield from find_values_at_path(one, path, f"{place}[{number}]")
+            yield from find_values_at_path(one, path, f"{prefix}[{number}]")
     elif not path:
-        yield place, input
+        yield prefix, input
     elif isinstance(input, Mapping):
         name, _, rest = path.partition(".")
         if name in input:
-            yield from find_values_at_path(input[name], rest, f"{place}.{name}" if place else name)
+            yield from find_values_at_path(input[name], rest, f"{prefix}.{name}" if prefix else name)
 
 
 def list_template_parameters(template: str) -> list[str]:
@@ -369,7 +369,7 @@ class ToolBinding:
     A tool as the machine knows it.
 
     Attributes:
-        spec: What is known of it.
+        spec: The specification of the tool.
         validate: Turns an input into ``Validated`` or raises ``ToolInputError``.
         repair: Corrects common mistakes before validation, in names and values.
         runs: How a call runs.

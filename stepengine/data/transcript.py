@@ -114,7 +114,7 @@ class Transcript(Sequence[Message]):
     equal when their messages are.
 
     Raises:
-        TranscriptError: for unpaired, repeated or misplaced calls and results, and for what is not a message.
+        TranscriptError: For unpaired, repeated or misplaced calls and results, and for objects that are not messages.
     """
 
     __slots__ = ("_buffer", "_length")

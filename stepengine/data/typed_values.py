@@ -92,6 +92,7 @@ def model_to_json(model: Any, *, kind: Any = None, is_fresh: bool = False) -> Js
 
 
 def _dumps_to(model: Any, source: JsonValue) -> bool:
+    """Return whether the stored form of a model equals *source*; ``False`` if the model cannot be dumped."""
     try:
         return bool(freeze(dump_model(model)) == source)
     except Exception:  # noqa: BLE001 - serializers of the author's may raise anything

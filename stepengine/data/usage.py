@@ -146,12 +146,12 @@ class Spending:
     @property
     def cost_by_agent(self) -> Mapping[str, Decimal | None]:
         """US dollars per agent id of ``by_agent``; ``None`` where a part is unknown."""
-        return JsonDict(_costs_by_key(self.by_agent, self.agent_costs))
+        return JsonDict(_get_costs_by_key(self.by_agent, self.agent_costs))
 
     @property
     def cost_by_model(self) -> Mapping[str, Decimal | None]:
         """US dollars per model string of ``by_model``; ``None`` where a part is unknown."""
-        return JsonDict(_costs_by_key(self.by_model, self.model_costs))
+        return JsonDict(_get_costs_by_key(self.by_model, self.model_costs))
 
     def __add__(self, other: Spending) -> Spending:
         if not isinstance(other, Spending):
@@ -190,7 +190,7 @@ def _add_usage_and_costs(
     return JsonDict(used), JsonDict(known)
 
 
-def _costs_by_key(used: Mapping[str, Usage], known: Mapping[str, Decimal]) -> dict[str, Decimal | None]:
+def _get_costs_by_key(used: Mapping[str, Usage], known: Mapping[str, Decimal]) -> dict[str, Decimal | None]:
     """Return the cost per key of *used*, ``None`` if unknown; zero usage costs zero."""
     return {key: known.get(key, None if usage != NOTHING_USED else Decimal(0)) for key, usage in used.items()}
 

@@ -77,7 +77,7 @@ class Waits:
     One thing that a suspended run waits for.
 
     Attributes:
-        kind: What it is.
+        kind: The kind of wait.
         path: The path of the run that waits.
         seq: The number of its effect.
         wakes_at: When a time comes, or the patience for a message or child ends (UTC); ``None`` for never.

@@ -113,10 +113,10 @@ Params: TypeAlias = "Mapping[str, Any] | _Dumps | None"
 
 def get_tool_name(tool: str | ToolLike) -> str:
     """
-    Return the name of *tool*, a ``Tool`` or a name; raise ``BadYield`` for anything else.
+    Return the name of *tool*, a ``Tool`` or a name.
 
     Raises:
-        BadYield: for what is neither a tool nor a name.
+        BadYield: For any other object, and for an empty name.
     """
     name = tool if isinstance(tool, str) else getattr(getattr(tool, "spec", None), "name", None)
     if not isinstance(name, str) or not name:
@@ -143,22 +143,24 @@ def _to_stored_messages(messages: object) -> Any:
     return [plain(m) if isinstance(m, UserMessage | AssistantMessage | ToolMessage) else m for m in messages]
 
 
-def _check_include_tool_call(value: bool) -> bool:  # noqa: FBT001 - a converter has one positional argument
+def _require_include_tool_call(value: bool) -> bool:  # noqa: FBT001 - a converter has one positional argument
     if value is True or value is False:
         return value
     msg = f"include_tool_call must be True or False, not {value!r}"
     raise BadYield(msg)
 
 
-def _check_prompt(value: str) -> str:
+def _require_prompt(value: str) -> str:
+    """Return *value* if it is text that can be stored, ``""`` included; raise ``BadYield`` or ``DataError`` for anything else."""
     if isinstance(value, str):
         return require_storable_text(value)
     msg = f"a prompt or question must be text, not {value!r}"
     raise BadYield(msg)
 
 
-def _check_optional_prompt(value: str | None) -> str:
-    return "" if value is None else _check_prompt(value)
+def _require_optional_prompt(value: str | None) -> str:
+    """Return a prompt as ``_require_prompt`` does, and ``""`` for ``None``."""
+    return "" if value is None else _require_prompt(value)
 
 
 @with_keyword_hints
@@ -184,7 +186,7 @@ class ToolCall(Member[ToolResult]):
 
     tool: str = attrs.field(converter=get_tool_name)
     input: JsonDict = attrs.field(factory=JsonDict, converter=_freeze_tool_input)
-    include_tool_call: bool = attrs.field(default=True, converter=_check_include_tool_call)
+    include_tool_call: bool = attrs.field(default=True, converter=_require_include_tool_call)
 
     def __iter__(self) -> Generator[Yieldable, StepResult, ToolResult]:
         result = (yield self).tool_result
@@ -225,7 +227,7 @@ class AgentCall(Member["ChildResult[Out]"], Generic[Out]):
     """
 
     agent: str | AgentDefinition[Out]
-    prompt: str = attrs.field(default="", converter=_check_optional_prompt)
+    prompt: str = attrs.field(default="", converter=_require_optional_prompt)
     params: JsonValue = attrs.field(default=None, converter=_freeze_params)
 
     def __attrs_post_init__(self) -> None:
@@ -253,7 +255,7 @@ class Perform(Member["T_co | PerformError"], Generic[T_co]):
     that JSON. ``Perform.idempotent(fn, ...)`` may be run again after a crash. ``yield from`` gives the value.
 
     Raises:
-        PerformError: from ``yield from``, when *fn* raised or returned what is not JSON.
+        PerformError: From ``yield from``, when *fn* raised, or returned a value that is not JSON.
     """
 
     fn: Callable[..., Any]
@@ -312,7 +314,7 @@ class Perform(Member["T_co | PerformError"], Generic[T_co]):
         return cast("T_co", value)
 
 
-def _check_ask_options(value: Iterable[str]) -> tuple[str, ...]:
+def _require_ask_options(value: Iterable[str]) -> tuple[str, ...]:
     """Return the options of an ``Ask`` as a tuple of texts; raise ``BadYield`` for a single option and for other values."""
     options = tuple(value)
     if find_iteration_mistake(value) or not all(isinstance(o, str) for o in options):
@@ -324,7 +326,7 @@ def _check_ask_options(value: Iterable[str]) -> tuple[str, ...]:
     return tuple(map(require_storable_text, options))
 
 
-def _check_question_key(value: str | None) -> str | None:
+def _require_question_key(value: str | None) -> str | None:
     """Return a question's name; raise if it has other signs or could collide with an automatic id."""
     if value is None:
         return None
@@ -355,12 +357,12 @@ class Ask(Member[str]):
             ``{"2:size": "42"}``) instead of a number that changes with the code. A run asks under one name only once.
     """
 
-    question: str = attrs.field(converter=_check_prompt)
-    options: tuple[str, ...] = attrs.field(default=(), converter=_check_ask_options)
+    question: str = attrs.field(converter=_require_prompt)
+    options: tuple[str, ...] = attrs.field(default=(), converter=_require_ask_options)
     multi_select: bool = attrs.field(default=False, kw_only=True)
     details: JsonValue = attrs.field(default=None, converter=freeze, kw_only=True)
     allow_text: bool = attrs.field(default=False, kw_only=True)
-    key: str | None = attrs.field(default=None, converter=_check_question_key, kw_only=True)
+    key: str | None = attrs.field(default=None, converter=_require_question_key, kw_only=True)
 
     def __iter__(self) -> Generator[Yieldable, StepResult, str]:
         value: str = (yield self).value
@@ -378,7 +380,8 @@ def _describe_non_member(value: object) -> str:
     return said if " at 0x" not in said else f"a {type(value).__name__}"
 
 
-def _check_members(holder: str, values: Iterable[object]) -> None:
+def _require_members(holder: str, values: Iterable[object]) -> None:
+    """Raise ``BadYield`` unless all *values* can be members of ``Parallel`` or ``Race``; *holder* is the name in the message."""
     for value in values:
         if not isinstance(value, Member):
             *names, last = [row.name for row in YIELDS if row.is_member]
@@ -386,7 +389,7 @@ def _check_members(holder: str, values: Iterable[object]) -> None:
             raise BadYield(msg)
 
 
-def _check_concurrency(value: int | None) -> int | None:
+def _require_concurrency(value: int | None) -> int | None:
     number: object = value
     if value is None or (isinstance(number, int) and not isinstance(number, bool) and number >= 1):
         return value
@@ -492,8 +495,8 @@ class Parallel(_Iterated, Generic[T_co]):
     ) -> None: ...
     def __init__(self, *calls: Any, fail_fast: bool = False, concurrency: int | None = None) -> None:
         members = tuple(calls[0]) if len(calls) == 1 and isinstance(calls[0], list | tuple) else calls
-        _check_members("Parallel", members)
-        self.__attrs_init__(members, fail_fast, _check_concurrency(concurrency))
+        _require_members("Parallel", members)
+        self.__attrs_init__(members, fail_fast, _require_concurrency(concurrency))
 
     def __iter__(self) -> Generator[Yieldable, StepResult, T_co]:
         value: T_co = (yield self).value
@@ -540,7 +543,7 @@ def _pause_to_seconds(value: float | timedelta | None) -> float | None:
     return None if value is None else _to_seconds(value, "the duration of a Sleep")
 
 
-def _check_wake_date(value: datetime | None) -> datetime | None:
+def _require_wake_date(value: datetime | None) -> datetime | None:
     given: object = value
     # A date near the end of the calendar may be invalid in another time zone, or a millisecond later.
     if value is None or (isinstance(given, datetime) and given.utcoffset() is not None and given.year <= LAST_YEAR):
@@ -552,7 +555,7 @@ def _check_wake_date(value: datetime | None) -> datetime | None:
     raise BadYield(msg)
 
 
-def check_topic(value: str) -> str:
+def require_topic(value: str) -> str:
     """Return a valid topic name; raise ``BadYield`` for anything else."""
     given: object = value
     is_name = isinstance(given, str) and 0 < len(given) <= MAX_TOPIC_CHARS and given.isascii()
@@ -583,7 +586,7 @@ class Sleep(Member[datetime]):
     """
 
     seconds: float | None = attrs.field(default=None, converter=_pause_to_seconds)
-    until: datetime | None = attrs.field(default=None, converter=_check_wake_date, kw_only=True)
+    until: datetime | None = attrs.field(default=None, converter=_require_wake_date, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         if (self.seconds is None) == (self.until is None):
@@ -625,10 +628,10 @@ class Receive(Member["T_co | None"], Generic[T_co]):
         schema: The schema of messages; one that does not fit is skipped, with a warning in the run's result.
 
     Raises:
-        BadYield: for what is not a topic, timeout or schema.
+        BadYield: For an invalid topic, timeout or schema.
     """
 
-    topic: str = attrs.field(converter=check_topic)
+    topic: str = attrs.field(converter=require_topic)
     timeout: float | None = attrs.field(default=None, converter=_timeout_to_seconds)
     schema: Any = attrs.field(default=None, converter=_validate_message_schema)
 
@@ -653,7 +656,7 @@ class Receive(Member["T_co | None"], Generic[T_co]):
         return cast("T_co", model_from_json(self.schema, value))
 
 
-def _check_child_ref(value: Any) -> ChildRef[Any]:
+def _require_child_ref(value: Any) -> ChildRef[Any]:
     if isinstance(value, ChildRef):
         return value
     hint = f"; {YIELD_FROM}" if isinstance(value, StepResult) else ""
@@ -722,7 +725,7 @@ class Wait(Member["Waited[Out]"], Generic[Out]):
         timeout: The seconds after which it continues with the children that have ended; ``None`` for ever.
 
     Raises:
-        BadYield: for what is no ``ChildRef``, *need* or timeout.
+        BadYield: For another object than a ``ChildRef``, and for an invalid *need* or timeout.
         AgentError: at the yield, for a child of another run.
     """
 
@@ -738,7 +741,7 @@ class Wait(Member["Waited[Out]"], Generic[Out]):
     ) -> None:
         given: Any = tuple(refs[0]) if len(refs) == 1 and isinstance(refs[0], (list, tuple)) else refs
         # None is allowed, as in `Parallel()`: a list of references may turn out to be empty, and then nothing has to end.
-        found = tuple(dict.fromkeys(map(_check_child_ref, given)))
+        found = tuple(dict.fromkeys(map(_require_child_ref, given)))
         count: Any = {"all": len(found), "any": min(1, len(found))}.get(need, need) if isinstance(need, str) else need
         if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= len(found):
             msg = f"need must be 'all', 'any' or a number from 0 to {len(found)}, the number of children, not {need!r}"
@@ -774,9 +777,9 @@ class Send(_Iterated):
 
     def __init__(self, ref: ChildRef[Any], value: Any, *, topic: str = "") -> None:
         if topic:
-            self.__attrs_init__(_check_child_ref(ref), freeze(value), check_topic(topic))
+            self.__attrs_init__(_require_child_ref(ref), freeze(value), require_topic(topic))
         else:
-            self.__attrs_init__(_check_child_ref(ref), _check_prompt(value), "")
+            self.__attrs_init__(_require_child_ref(ref), _require_prompt(value), "")
 
     def __iter__(self) -> Generator[Yieldable, StepResult, bool]:
         is_running: bool = (yield self).value
@@ -796,8 +799,8 @@ class Cancel(_Iterated):
         reason: The reason, for viewers of the run.
     """
 
-    ref: ChildRef[Any] = attrs.field(converter=_check_child_ref)
-    reason: str = attrs.field(default="", converter=_check_prompt)
+    ref: ChildRef[Any] = attrs.field(converter=_require_child_ref)
+    reason: str = attrs.field(default="", converter=_require_prompt)
 
     def __iter__(self) -> Generator[Yieldable, StepResult, ChildResult[Any]]:
         child: ChildResult[Any] = (yield self).value
@@ -830,7 +833,7 @@ class Race(Member["tuple[int, T_co]"], Generic[T_co]):
     def __init__(self: Race[Any], *members: Member[Any]) -> None: ...
     def __init__(self, *members: Any) -> None:
         given = tuple(members[0]) if len(members) == 1 and isinstance(members[0], list | tuple) else members
-        _check_members("Race", given)
+        _require_members("Race", given)
         # A race of nothing has no first member, so it would never end.
         if not given:
             msg = "Race needs at least one member"
@@ -966,7 +969,7 @@ class Sentinel(_Iterated, Enum):
         return (yield self)
 
     def __call__(self, *_: object, **__: object) -> NoReturn:
-        """Refuse to be called, as ``STEP()`` calls it."""
+        """Raise ``BadYield``: ``STEP()`` is a mistake for ``STEP``."""
         msg = f"{self.value} is not called; write `yield {self.value}`"
         if self is Sentinel.STEP:
             msg += ", or `yield StepWith(model=...)` for a step with a model, tools or settings of its own"
@@ -1009,7 +1012,14 @@ class StepWith(_Iterated):
         return (yield self)
 
 
-def _check_step_text(value: str) -> str:
+def _require_step_text(value: str) -> str:
+    """
+    Return *value* if it is text that can be stored; ``""`` is valid.
+
+    Raises:
+        BadYield: For another type.
+        DataError: For a text with lone surrogates.
+    """
     if isinstance(value, str):
         return require_storable_text(value)
     msg = f"the text of a StepText must be text, not {value!r}"
@@ -1027,7 +1037,7 @@ class StepText(_Iterated):
     ``yield from`` returns the results of its blocks.
     """
 
-    text: str = attrs.field(converter=_check_step_text)
+    text: str = attrs.field(converter=_require_step_text)
 
     def __iter__(self) -> Generator[Yieldable, StepResult, tuple[ToolResult, ...]]:
         return (yield self).tool_results
@@ -1040,7 +1050,7 @@ at once.
 """
 
 
-def _check_candidate_count(value: int) -> int:
+def _require_candidate_count(value: int) -> int:
     """Return an integer from 1, else raise; the machine refuses one above ``MAX_CANDIDATES``."""
     number: object = value
     if isinstance(number, int) and not isinstance(number, bool) and number >= 1:
@@ -1059,7 +1069,7 @@ class GenerateN(_Iterated):
     more is a spent limit.
     """
 
-    n: int = attrs.field(converter=_check_candidate_count)
+    n: int = attrs.field(converter=_require_candidate_count)
 
     def __iter__(self) -> Generator[Yieldable, StepResult, tuple[str, ...]]:
         return (yield self).n_responses

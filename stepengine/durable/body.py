@@ -29,14 +29,14 @@ from stepengine.durable.wire import (
     Ancestor,
     SubmittedRun,
     encode_body_end,
-    encode_child_end,
+    encode_child_result,
     encode_error,
     encode_result,
     parse_error,
     parse_hook_values,
 )
 from stepengine.engine.launcher import Launcher
-from stepengine.engine.run import EngineRun, make_failing_machine
+from stepengine.engine.run import EngineRun, make_ended_machine
 from stepengine.engine.run_plans import PlannedRun, RunRequest, separate_earlier_answers, with_resolved_system_prompt
 from stepengine.errors import StepEngineError
 from stepengine.journal.encoding import to_comparable_form
@@ -64,7 +64,7 @@ def make_root_request(launcher: Launcher, order: SubmittedRun) -> RunRequest:
         answers=dict(order.answers),
         run_id=order.root,
     )
-    return separate_earlier_answers(launcher.follow_handoff(request, order.previous))
+    return separate_earlier_answers(launcher.with_handoff_agent(request, order.previous))
 
 
 def plan_submitted_run(
@@ -75,7 +75,7 @@ def plan_submitted_run(
 
     Args:
         root: The root run that the order belongs to.
-        order: What was ordered.
+        order: The submitted request.
         depth: How many levels of children have queues; nothing can be spawned below.
 
     Raises:
@@ -126,8 +126,8 @@ async def execute_run_and_encode_result(
         BaseException: why this execution has no result, of the database's own classes.
     """
     if order.turn and not order.spawns:
-        order = run.order = await _load_turn_order(run, order)
-    seen = await _make_execution(launcher, order, run, depth=depth)
+        order = run.order = await _load_or_record_turn_order(run, order)
+    seen = await _prepare_execution(launcher, order, run, depth=depth)
     plan, result = seen.plan, await seen.live.run()
     # Raised only here, when handlers are closed and tools have ended: the machine has been told of a cancellation, and
     # its result belongs to an execution that does not count.
@@ -146,10 +146,10 @@ async def execute_run_and_encode_result(
         given = finished.to_call_result(
             cast("Yielding", plan.tools[plan.body.tool_name].runs), is_typed=not plan.body.by_model
         )
-        form = encode_body_end(finished, given, started=run.started, rules=rules)
+        form = encode_body_end(finished, given, descendant_count=run.started, approval_rules=rules)
         ended = {"status": form["status"], "result": form["result"]}
     elif order.spawns:
-        form = encode_child_end(finished, plan, started=run.started, rules=rules)
+        form = encode_child_result(finished, plan, descendant_count=run.started, approval_rules=rules)
     else:
         form = encode_result(result)
     if order.turn and not order.spawns:
@@ -158,38 +158,38 @@ async def execute_run_and_encode_result(
     # Named by the fingerprint of the result: a handler that returns something else when it is executed again diverges
     # here, at its very end (durable:U15).
     mark = run.workflow.reserve_next_step(f"{END}:{print_}", {"at": run.clock.elapsed_ms()})
-    known = await run.workflow.record_mark(mark, "its end")
+    known = await run.workflow.load_or_record_mark(mark, "its end")
     return form | known if order.spawns else form
 
 
-async def _make_execution(launcher: Launcher, order: SubmittedRun, run: DurableRun, *, depth: int) -> _Execution:
-    """Plan a run, record its prompt and context window, and return its execution, ready to start."""
+async def _prepare_execution(launcher: Launcher, order: SubmittedRun, run: DurableRun, *, depth: int) -> _Execution:
+    """Plan a run, record its prompt and context window, start its clock, and return its execution, ready to start."""
     root = launcher.plan_root_run(make_root_request(launcher, order))
     plan, state = plan_submitted_run(root, order, depth=depth)
     plan, state, failed = await _record_prompt_and_window(run, plan, state)
     run.clock.start_execution_time()
-    seen = _Execution(run, plan)
+    execution = _Execution(run, plan)
     services = attrs.evolve(
         root.services,
-        machine=seen.wrap_machine_maker(root.services.machine if failed is None else make_failing_machine(failed)),
+        machine=execution.wrap_machine_maker(root.services.machine if failed is None else make_ended_machine(failed)),
         planner=_wrap_planner_with_seed(root.services.planner, order.seed),
         middlewares=(*root.services.middlewares, partial(Steps, run=run)),
         seed=order.seed,
         time=TimeSetting(clock=launcher.services.time.clock, sleep_in_process=inf, since=run.clock.takeover_ms),
         mail=run.messages,
     )
-    seen.live = launcher.make_or_fill_engine_run(
+    execution.live = launcher.make_or_fill_engine_run(
         attrs.evolve(root, plan=plan, state=state, services=services), shows=run.workflow.is_new_event
     )
-    run.end.tree = seen.live.tree
+    run.end.tree = execution.live.tree
     run.tree.questions.use_recorded_rules(order.rules)
     # A wait of this run ends in this execution, so its tree is never suspended.
     run.tree.suspension.is_reachable = True
-    return seen
+    return execution
 
 
-async def _load_turn_order(run: DurableRun, order: SubmittedRun) -> SubmittedRun:
-    """Return the order of a turn with the state from which it continues; that state is looked up once and recorded."""
+async def _load_or_record_turn_order(run: DurableRun, order: SubmittedRun) -> SubmittedRun:
+    """Return the order of a turn with the state from which the turn continues. The state is looked up once and recorded."""
 
     async def load_turn_state() -> dict[str, Any]:
         run.workflow.is_live = True
@@ -197,14 +197,14 @@ async def _load_turn_order(run: DurableRun, order: SubmittedRun) -> SubmittedRun
 
     print_ = run.prints.value({"session": order.info.session_id, "turn": order.turn})
     return with_previous_turn(
-        order, await run.workflow.reserve_and_perform_step(f"{ENTERED}:{print_}", load_turn_state, "its turn")
+        order, await run.workflow.reserve_and_load_or_perform_step(f"{ENTERED}:{print_}", load_turn_state, "its turn")
     )
 
 
 async def _record_prompt_and_window(
     run: DurableRun, plan: RunPlan, state: AgentState
 ) -> tuple[RunPlan, AgentState, StepEngineError | None]:
-    """Return plan and state with the prompt and context window, computed once and recorded; and the error of the prompt, if any."""
+    """Load the prompt and context window, or compute and record them; return plan and state with them, and the error of the prompt."""
     if plan.body is not None:
         return plan, state, None  # its caller has looked
     own = not isinstance(plan.agent.definition.system_prompt, str) and plan.sent is None
@@ -222,7 +222,7 @@ async def _record_prompt_and_window(
 
     known = run.seed.lookups.get(plan.path)
     print_ = definition_fingerprint(plan.agent.definition, [plan.tools[name].spec for name in plan.agent.offered])
-    found = known or await run.workflow.reserve_and_perform_step(
+    found = known or await run.workflow.reserve_and_load_or_perform_step(
         f"{LOOKUP}:{print_}", compute_prompt_and_window, "its start"
     )
     if "error" in found:
@@ -233,7 +233,7 @@ async def _record_prompt_and_window(
 
 
 class _Execution:
-    """What becomes of one execution of a run: its machines, and how the run ends."""
+    """One execution of a run: its machines and the end of the run."""
 
     live: EngineRun
 

@@ -39,7 +39,7 @@ class ChildBudgets:
         """
         Reserve a part of the run's budgets for a child until it has ended.
 
-        Of children that run at once each gets as much; one that runs alone gets all that is left.
+        Children that run at once get equal parts. A child that runs alone gets all remaining budgets.
         """
         siblings = self._get_or_create_siblings(item)
         try:
@@ -67,10 +67,10 @@ class ChildBudgets:
             ledger.reserve(-room[0], -room[1])
             ledger.count_children(-children, by_model=False)
 
-    def count_child_usage(self, item: Item, usage: Usage, cost: Decimal | None, started: int) -> None:
-        """Count the usage of a child or remote body and the *started* runs below it against this run's budgets."""
+    def count_child_usage(self, item: Item, usage: Usage, cost: Decimal | None, descendant_count: int) -> None:
+        """Count the usage of a child or remote body and its *descendant_count* runs against this run's budgets."""
         ledger = self._run.tree.performers.get_ledger(item.path)
-        ledger.count_children(started, by_model=_was_requested_by_model(item))
+        ledger.count_children(descendant_count, by_model=_was_requested_by_model(item))
         # The child's own process has counted it there; here it is counted a second time, in the budget that the
         # parent's next call is judged by.
         ledger.add_usage(usage.total_tokens, cost or Decimal(0))
@@ -105,7 +105,7 @@ class _Siblings:
         return among
 
     def count_end(self) -> None:
-        """Count one as ended."""
+        """Count a child as ended."""
         self._running -= 1
 
 
@@ -118,7 +118,7 @@ def _was_requested_by_model(item: Item) -> bool:
 
 
 def _divide_remaining_budgets(ledger: SpendingLedger, parts: int) -> dict[str, Any]:
-    """Return the remaining budgets of a run, divided by *parts*: for each, the smallest of its own and its ancestors'."""
+    """Return the remaining budgets of a run, divided by *parts*. For each budget the smallest of the run and its ancestors counts."""
     found: dict[str, list[Any]] = {}
     for around in (ledger, *ledger.above):
         limits = around.limits
@@ -135,7 +135,7 @@ def _divide_remaining_budgets(ledger: SpendingLedger, parts: int) -> dict[str, A
 
 
 def _find_deadline(tree: RunTree, path: str) -> float | None:
-    """Return the earliest deadline of a run and its ancestors; ``None`` for none."""
+    """Return the earliest deadline of a run and its ancestors in seconds of the event loop; ``None`` without a deadline."""
     paths = [path, *[path.rsplit(".", n)[0] for n in range(1, path.count(".") + 1)], ""]
     ends = [tree.clock.deadlines[each][0] for each in paths if each in tree.clock.deadlines]
     return min(ends, default=None)

@@ -33,7 +33,7 @@ from stepengine.durable.wire import (
     encode_body_end,
     encode_hook_values,
     parse_body_end,
-    parse_child_end,
+    parse_child_result,
     parse_inline_end,
 )
 from stepengine.errors import AgentError, ReplayDivergence, StepEngineError
@@ -76,7 +76,7 @@ class ChildRuns:
                     outcome = await self._inner.perform(item, _RemoteIO(io, run, item, share, ended))
             run.workflow.is_live = True
             at = None if steps.seeded is None else steps.seeded["at"]
-            form = self._outcomes.encode_new_outcome(item, outcome, at=at)
+            form = self._outcomes.consume_and_encode_outcome(item, outcome, at=at)
             return form | {name: ended[name] for name in ("left", "started", "rules", "body") if name in ended}
 
         outcome, form = await self._outcomes.perform_and_record(item, steps, run_child_and_encode)
@@ -88,22 +88,24 @@ class ChildRuns:
             self._budgets.count_child_usage(item, body.spending.usage, body.spending.cost, form["started"])
             return with_body_end(outcome, body)
         left = parse_inline_end(form["left"]) if "left" in form else None
-        return self.count_and_decode_child_end(item, outcome, started=form.get("started", 0), left=left)
+        return self.count_and_decode_child_result(
+            item, outcome, descendant_count=form.get("started", 0), inline_end=left
+        )
 
-    def count_and_decode_child_end(
-        self, item: Item, outcome: Single, *, started: int = 0, left: EndedRun | None = None
+    def count_and_decode_child_result(
+        self, item: Item, outcome: Single, *, descendant_count: int = 0, inline_end: EndedRun | None = None
     ) -> Single:
-        """Return an outcome with the output of its child decoded, after counting what the child used."""
+        """Count the runs and the usage of a child, and return its outcome with the decoded output and *inline_end*."""
         child = outcome.value if isinstance(outcome, Value) else None
         if not isinstance(child, ChildResult):
             return outcome
-        self._run.started += started + bool(child.run_id)
-        self._budgets.count_child_usage(item, child.usage, child.cost, started)
-        child = attrs.evolve(child, output=self._decode_output(item, child), left=left)
+        self._run.started += descendant_count + bool(child.run_id)
+        self._budgets.count_child_usage(item, child.usage, child.cost, descendant_count)
+        child = attrs.evolve(child, output=self._decode_output(item, child), left=inline_end)
         return attrs.evolve(cast("Value", outcome), value=child)
 
     def _decode_output(self, item: Item, child: ChildResult) -> Any:
-        """Return a child's output as its agent's own type; as JSON if the child cannot be planned here any more."""
+        """Return a child's output as its agent's own type; as JSON if this process can no longer plan the child."""
         if child.output is None or not child.run_id:
             return child.output
         effect = cast("Spawn", item.effect)
@@ -133,7 +135,7 @@ class ChildRuns:
             run.workflow.is_live = True
             outcome = await self._inner.perform(item, io)
             performed.append(outcome)
-            return self._outcomes.encode_new_outcome(item, outcome)
+            return self._outcomes.consume_and_encode_outcome(item, outcome)
 
         with run.activity.count_running():
             # Recorded first and enqueued then, behind `is_recorded`: a child that is at work and of which its parent
@@ -169,7 +171,7 @@ class ChildRuns:
         self._add_remembered_rules(ended)
         at = ended.get("at", run.clock.advance_time(outcome.at))
         return attrs.evolve(
-            self.count_and_decode_child_end(started.item, outcome, started=ended.get("started", 0)), at=at
+            self.count_and_decode_child_result(started.item, outcome, descendant_count=ended.get("started", 0)), at=at
         )
 
     async def send_message_to_child(self, item: Item, steps: ReservedSteps) -> Single:
@@ -212,7 +214,7 @@ class _RemoteChildEnd:
         self._child = child
 
     def to_child_result(self, *, is_inline: bool = False) -> ChildResult:
-        """Return the child's result for its parent."""
+        """Return the child's result for its parent; *is_inline* is ignored, since the child's process has applied it."""
         return self._child
 
 
@@ -292,7 +294,9 @@ class _RemoteIO(ForwardingIO):
             tree.runs.elsewhere.pop(path, None)
             task.cancel()
         self._ended.update(form)
-        return cast("Finished", _RemoteChildEnd(parse_child_end(form)) if plan.body is None else _RemoteBodyEnd(form))
+        return cast(
+            "Finished", _RemoteChildEnd(parse_child_result(form)) if plan.body is None else _RemoteBodyEnd(form)
+        )
 
     async def _cancel_child_once_queued(self, child: str, stop: Stop, waiting: asyncio.Task[Any]) -> None:
         """Cancel the child once it is on its queue; if only this execution ends, leave the child alone."""
@@ -318,7 +322,9 @@ class _RemoteIO(ForwardingIO):
         except workflow.errors.DBOSAwaitedWorkflowCancelledError:
             if child.spawns[-1].tool_name:
                 cut = Finished(status=RunStatus.CANCELLED, state=AgentState())
-                return encode_body_end(cut, cut.to_call_result(cast("Yielding", None), is_typed=False), started=0)
+                return encode_body_end(
+                    cut, cut.to_call_result(cast("Yielding", None), is_typed=False), descendant_count=0
+                )
             status = await handle.get_status()
             name = child.spawns[-1].agent_id
             why = (status.attributes or {}).get(REASON)
@@ -366,7 +372,7 @@ def make_ancestor(item: Item, agent_id: str = "") -> Ancestor:
 
 
 def with_body_end(ended: Single, body: BodyEnd | None) -> Single:
-    """Return the outcome of a call with the end of its body; one that failed before it started has none."""
+    """Return the outcome of a call with the end of its body. A call that failed before its body started has no end: ``None``."""
     return ended if isinstance(ended, Failure) else attrs.evolve(cast("Value", ended), body=body)
 
 

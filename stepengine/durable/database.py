@@ -100,7 +100,7 @@ def queue_name(pool: str, depth: int) -> str:
     return f"se.{pool}.d{depth}"
 
 
-def check_deployment_name(name: str, label: str) -> str:
+def require_deployment_name(name: str, label: str) -> str:
     """
     Return *name* if it is valid as a name in the database.
 
@@ -186,7 +186,7 @@ class _LogThrottle(logging.Filter):
         self._last: dict[tuple[str, int], float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether a line is written."""
+        """Shorten the error in a line; return whether the line is written: one in ten seconds for each call site."""
         error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
         # A run was moved or cancelled while it was running. Its caller knows that, and it is no error.
         if type(error).__name__ in CANCELLED:
@@ -216,7 +216,7 @@ def migrate_dbos_tables(url: str, *, role: str | None = None) -> None:
 
     Args:
         url: The database.
-        role: Who works with the tables, and may not change them; nobody else by default.
+        role: A role that may use the tables but not change them; by default only the owner may use them.
 
     Raises:
         DatabaseUnavailable: when the database cannot be reached.
@@ -323,7 +323,7 @@ async def create_missing_tables(
 
     Args:
         connection: A connection from ``open_connection``.
-        content: What is created, for the log.
+        content: A name for the tables in log lines.
         lock: The name of the lock that is held meanwhile.
         exists_query: A query that returns whether they exist.
         tables: Statements that create them.

@@ -19,10 +19,10 @@ from stepengine.data.limits import Limits
 from stepengine.durable.database import (
     FetchRows,
     ReopeningConnection,
-    check_deployment_name,
     convert_database_errors,
     make_dbos_client,
     parse_database_url,
+    require_deployment_name,
 )
 from stepengine.durable.indexes import child_condition_sql, root_id_sql
 from stepengine.durable.messages import parse_message_form
@@ -55,11 +55,11 @@ STEPS = """
 """
 
 
-def refuse_asking_limits(limits: Limits | None, whose: str, error: type[StepEngineError]) -> None:
+def refuse_asking_limits(limits: Limits | None, owner: str, error: type[StepEngineError]) -> None:
     """Raise *error* for limits with ``ask``, since each child of a durable run has its own part of the limit."""
     if limits is not None and limits.ask:
         msg = (
-            f"{whose} has Limits(ask=True), which a durable run does not support: each of its children runs in its own process, with its "
+            f"{owner} has Limits(ask=True), which a durable run does not support: each of its children runs in its own process, with its "
             "own part of the limit; leave out ask=True, or run it with a journal"
         )
         raise error(msg)
@@ -71,17 +71,17 @@ class DurableRunView:
     A run in the database.
 
     Attributes:
-        id: Its id.
-        state: ``ENQUEUED``, ``DELAYED``, ``PENDING`` (a worker has it), or one of ``OVER``. A run that ended as failed is
-            ``SUCCESS``: it has a result that says so.
-        agent: The root's agent; of a child its own.
-        executor: The worker that has it, or had it last.
-        release: The release that it belongs to.
-        queue: The queue that it waits in, or came from.
-        created: When it was submitted, milliseconds since 1970.
-        updated: When it was last changed.
-        attempts: How often it was dispatched.
-        attributes: Its attributes in the database.
+        id: The run id.
+        state: ``ENQUEUED``, ``DELAYED``, ``PENDING`` (a worker has the run), or one of ``OVER``. A run that ended as failed is
+            ``SUCCESS``: its result has the status ``failed``.
+        agent: The agent of this run.
+        executor: The current or last worker of the run.
+        release: The release of the run.
+        queue: The current or last queue of the run.
+        created: The time of the submission in milliseconds since 1970.
+        updated: The time of the last change in milliseconds since 1970.
+        attempts: The number of dispatches.
+        attributes: The attributes of the run in the database.
     """
 
     id: str
@@ -97,12 +97,12 @@ class DurableRunView:
 
     @property
     def root(self) -> str:
-        """The id of its root."""
+        """The id of the root run of its tree."""
         return self.id.partition("/")[0]
 
     @property
     def is_over(self) -> bool:
-        """Whether no worker resumes it by itself."""
+        """Whether the run has ended, was cancelled or failed too often, so that workers leave it alone."""
         return self.state in OVER
 
 
@@ -134,10 +134,10 @@ def _parse_step(run: str, number: int, name: str, output: str | None, serializat
 
 def parse_recorded_json(text: str, where: str) -> Any:
     """
-    Parse a recorded value.
+    Return a recorded value from its JSON text.
 
     Raises:
-        JournalCorrupt: when it is no JSON; *where* is part of the message.
+        JournalCorrupt: When *text* is not valid JSON; *where* is part of the message.
     """
     try:
         return json.loads(text)
@@ -254,7 +254,7 @@ class Deployment:
             DefinitionError: when the URL or the name is not valid.
             StepEngineError: when the extra is not installed.
         """
-        real, name = parse_database_url(url), check_deployment_name(app, "the name of a deployment")
+        real, name = parse_database_url(url), require_deployment_name(app, "the name of a deployment")
         return cls(await asyncio.to_thread(make_dbos_client, real, app=name), real, app=name)
 
     async def close(self) -> None:

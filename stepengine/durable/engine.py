@@ -419,7 +419,7 @@ class DurableEngine:
         """
         Continue the run of an unfinished journal in the database, and return its id.
 
-        What is recorded is not done again. The journal stays as it is, and must not be resumed elsewhere.
+        Recorded effects are not repeated. The journal is not changed, and must not be resumed elsewhere.
 
         Args:
             journal: The journal of a run that was suspended, stopped, or cut off, or the path of its file.
@@ -475,7 +475,7 @@ class DurableEngine:
         """
         Return the divergence of a run from this engine's agents; ``None`` if they can continue it.
 
-        What is recorded is repeated over these agents, and nothing is performed.
+        The record is replayed with these agents, and nothing is performed.
 
         Raises:
             JournalError: when there is no such root run.

@@ -65,7 +65,7 @@ class EventOrder:
         return bool(await self._deployment.fetch_rows(PLACED, self._run, self._placed))
 
     async def read_and_append_positions(self) -> None:
-        """Read the positions in the order, and append the keys of records without one."""
+        """Read new positions from the database, and append the keys of records that have no position there."""
         while self._unplaced:
             for (keys,) in await self._deployment.fetch_rows(PLACED, self._run, self._placed):
                 self._placed += len(keys)
@@ -82,7 +82,11 @@ class EventOrder:
                 del self._unplaced[: len(some)]
 
     def pop_ready_records(self, *, is_last: bool) -> list[Record]:
-        """Return the next records in the agreed order, up to the first one that has not arrived here; the *last* time all."""
+        """
+        Remove and return the next records in the agreed order, up to the first one that has not arrived here.
+
+        With *is_last*, or after several calls that found the same record missing, missing records are skipped.
+        """
         ready: list[Record] = []
         while self._ordered:
             if self._ordered[0] in self._arrived:
@@ -99,7 +103,7 @@ class EventOrder:
 
 
 def _find_order_key(record: Record) -> str | None:
-    """Return the key of a record in the order; ``None`` for a record that shows nothing."""
+    """Return the key of a record in the order; ``None`` for a record without events."""
     if isinstance(record, Intent):
         return f"i{record.path}#{record.seq}"
     if isinstance(record, Result):

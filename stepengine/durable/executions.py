@@ -84,12 +84,12 @@ class ExecutionEnd:
             self.tree.root.stop(Stop("cancelled"))
 
     def record_divergence(self, error: ReplayDivergence) -> ReplayDivergence:
-        """Record the divergence that ended the run, and return the first one."""
+        """Store the divergence in memory if it is the first one of this execution, and return the first one."""
         self.fatal = self.fatal or error
         return self.fatal
 
     def make_and_record_divergence(self, where: str, names: Sequence[str]) -> ReplayDivergence:
-        """Record that the run differs from its record at *where*, and return the error; *names* are those of both steps."""
+        """Store a divergence at *where* in memory and return the first one; *names* are the names of the recorded and the new step."""
         site = find_waiting_location(self.machine)
         said = f"; the record and the run have {' and '.join(dict.fromkeys(names))}" if names else ""
         lines = [f"the run {self._run!r} diverges from its record at {where}{said}"]
@@ -176,23 +176,25 @@ class WorkflowSteps:
             raise asyncio.CancelledError from None
 
     def reserve_next_step(self, name: str, mark: Mapping[str, object] | None = None) -> ReservedStep:
-        """Reserve the next number for a step of this name; ``record_mark`` stores its *mark* later."""
+        """Reserve the next number for a step of this name; ``load_or_record_mark`` stores its *mark* later."""
         return ReservedStep(self.dbos.reserve_step(), name, mark)
 
     async def compare_recorded_steps(self, steps: Sequence[ReservedStep], where: str) -> None:
-        """Read the records of reserved steps, and compare their names; errors as for ``await_or_stop_execution``."""
+        """Read the records of reserved steps and compare their names; a different name ends this execution with a divergence."""
         self.was_replayed |= await self.await_or_stop_execution(self._records.read_and_compare_steps(steps), where)
 
-    async def record_mark(self, step: ReservedStep, where: str) -> Any:
-        """Record the mark of a reserved step and return it, or return the record of an earlier execution."""
+    async def load_or_record_mark(self, step: ReservedStep, where: str) -> Any:
+        """Return the mark that an earlier execution recorded for a reserved step, or record the step's own mark and return it."""
 
         async def get_mark() -> Mapping[str, object] | None:
             return step.mark
 
         return await self.load_or_perform_step(step, get_mark, where, preemptible=False)
 
-    async def reserve_and_perform_step(self, name: str, act: Callable[[], Coroutine[Any, Any, Any]], where: str) -> Any:
-        """Return the recorded result of a step of this name, or perform it now."""
+    async def reserve_and_load_or_perform_step(
+        self, name: str, act: Callable[[], Coroutine[Any, Any, Any]], where: str
+    ) -> Any:
+        """Reserve the next step under this name; return its recorded result, or perform and record it now."""
         return await self.load_or_perform_step(self.reserve_next_step(name), act, where)
 
     async def load_or_perform_step(
@@ -204,13 +206,13 @@ class WorkflowSteps:
         preemptible: bool = True,
     ) -> Any:
         """
-        Return the recorded result of a reserved step, or perform it now.
+        Return the recorded result of a reserved step, or perform and record it now.
 
         Args:
             step: The step.
-            act: Performs it and returns its result.
+            act: Performs the step and returns its result.
             where: The address of the effect, for errors.
-            preemptible: Whether cancelling the run interrupts it.
+            preemptible: Whether cancelling the run interrupts the step.
         """
         await self.compare_recorded_steps([step], where)
         known = self._records.pop_result(step)

@@ -16,53 +16,60 @@ from stepengine.durable.database import WORKFLOW, create_missing_tables
 LOCK = "stepengine-indexes"
 
 
-def turn_condition_sql(row: str = "") -> str:
-    """Return the SQL condition for a turn of a session; *row* is the table's name with its dot."""
-    return f"{row}name = '{WORKFLOW}' and {row}attributes ? 'session'"
+def turn_condition_sql(table_prefix: str = "") -> str:
+    """Return the SQL condition for a turn of a session; *table_prefix* is a table name with its dot, or ``""``."""
+    return f"{table_prefix}name = '{WORKFLOW}' and {table_prefix}attributes ? 'session'"
 
 
-def child_condition_sql(row: str = "") -> str:
+def child_condition_sql(table_prefix: str = "") -> str:
     """Return the SQL condition for a run that another run started."""
-    return f"{row}name = '{WORKFLOW}' and position('/' in {row}workflow_uuid) > 0"
+    return f"{table_prefix}name = '{WORKFLOW}' and position('/' in {table_prefix}workflow_uuid) > 0"
 
 
-def root_id_sql(row: str = "") -> str:
+def root_id_sql(table_prefix: str = "") -> str:
     """Return the SQL expression for the id of a run's root."""
-    return f"split_part({row}workflow_uuid, '/', 1)"
+    return f"split_part({table_prefix}workflow_uuid, '/', 1)"
 
 
 def session_key_sql(session: str) -> str:
-    """Return the SQL expression of an indexable key for a session id; *session* is an expression."""
+    """
+    Return an SQL expression for a session's index key: the start of its id and a hash.
+
+    Args:
+        session: An SQL expression for the id.
+    """
     return f"(left({session}, 300) || hashtextextended({session}, 0)::text)"
 
 
-def session_turns_sql(app: str, session: str, row: str = "") -> str:
+def session_turns_sql(app: str, session: str, table_prefix: str = "") -> str:
     """Return the SQL condition for the turns of a session; *app* and *session* are expressions."""
-    own = f"({row}attributes->>'session')"
+    own = f"({table_prefix}attributes->>'session')"
     return (
-        f"{turn_condition_sql(row)} and {row}application_name = {app} and {session_key_sql(own)} = {session_key_sql(session)}"
-        f" and {row}attributes @> jsonb_build_object('session', {session})"
+        f"{turn_condition_sql(table_prefix)} and {table_prefix}application_name = {app}"
+        f" and {session_key_sql(own)} = {session_key_sql(session)}"
+        f" and {table_prefix}attributes @> jsonb_build_object('session', {session})"
     )
 
 
-def turn_kind_sql(row: str = "") -> str:
+def turn_kind_sql(table_prefix: str = "") -> str:
     """
     Return the SQL expression for the kind of a turn: ``line``, ``open``, ``done``, ``gone``.
 
-    As ``TurnView`` has it: it waits for a turn before it; those after it wait for it; it has a result; nobody waits for it.
+    ``line``: the turn waits for an earlier turn. ``open``: later turns wait for it. ``done``: it has a result. ``gone``: no turn waits
+    for it, and it has no result.
     """
     return (
-        f"(case when {row}status = 'SUCCESS' then 'done'"
-        f" when {row}status = 'ENQUEUED' and right({row}queue_name, 5) = '.line' then 'line'"
-        f" when {row}status = 'CANCELLED' and {row}attributes->>'held' is distinct from 'true' then 'gone'"
-        f" when {row}status <> 'CANCELLED' and {row}attributes->>'given_up' = 'true' then 'gone'"
+        f"(case when {table_prefix}status = 'SUCCESS' then 'done'"
+        f" when {table_prefix}status = 'ENQUEUED' and right({table_prefix}queue_name, 5) = '.line' then 'line'"
+        f" when {table_prefix}status = 'CANCELLED' and {table_prefix}attributes->>'held' is distinct from 'true' then 'gone'"
+        f" when {table_prefix}status <> 'CANCELLED' and {table_prefix}attributes->>'given_up' = 'true' then 'gone'"
         " else 'open' end)"
     )
 
 
-def turn_number_sql(row: str = "") -> str:
+def turn_number_sql(table_prefix: str = "") -> str:
     """Return the SQL expression for the number of a turn."""
-    return f"(({row}attributes->>'turn')::int)"
+    return f"(({table_prefix}attributes->>'turn')::int)"
 
 
 SESSION = "(attributes->>'session')"

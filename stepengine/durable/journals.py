@@ -8,7 +8,7 @@ import attrs
 
 from stepengine.durable.deployment import Deployment
 from stepengine.durable.operator import Operator, make_run_id, require_run_id
-from stepengine.durable.records import order_and_seed_from_journal, read_archive, replay_archive_into_journal
+from stepengine.durable.records import order_and_seed_from_journal, read_tree_record, replay_record_into_journal
 from stepengine.durable.run_results import ResultReader
 from stepengine.engine.launcher import Launcher
 from stepengine.errors import JournalError, ReplayDivergence
@@ -33,9 +33,11 @@ async def export_run(
         into: A journal that holds no run, or the path of its file; in memory for ``None``.
     """
     journal = MemoryJournal() if into is None else as_journal(into)
-    archive = await read_archive(deployment, run)
-    recorded = await results.wait_for_result(run) if archive.is_begun and archive.runs[""].state == "SUCCESS" else None
-    return await replay_archive_into_journal(launcher, archive, journal, recorded)
+    tree_record = await read_tree_record(deployment, run)
+    recorded = (
+        await results.wait_for_result(run) if tree_record.is_begun and tree_record.runs[""].state == "SUCCESS" else None
+    )
+    return await replay_record_into_journal(launcher, tree_record, journal, recorded)
 
 
 async def submit_unfinished_journal(
@@ -94,11 +96,11 @@ async def fork_run(
 
 async def find_divergence(launcher: Launcher, deployment: Deployment, run: str) -> ReplayDivergence | None:
     """Replay the record of a run over the agents of *launcher*, and return the divergence; ``None`` if there is none."""
-    archive = await read_archive(deployment, run)
-    if not archive.is_begun:
+    tree_record = await read_tree_record(deployment, run)
+    if not tree_record.is_begun:
         return None
     try:
-        await replay_archive_into_journal(launcher, archive, MemoryJournal())
+        await replay_record_into_journal(launcher, tree_record, MemoryJournal())
     except ReplayDivergence as error:
         return error
     return None

@@ -33,7 +33,7 @@ from stepengine.durable.indexes import (
     turn_number_sql,
 )
 from stepengine.durable.operator import Operator
-from stepengine.durable.process import LOCK, release_lock_name, worker_lock_name
+from stepengine.durable.process import LOCK, make_release_lock_name, make_worker_lock_name
 from stepengine.durable.rates import create_rate_tables
 from stepengine.durable.register import create_register_tables_over
 from stepengine.durable.schedule_book import create_schedule_tables
@@ -132,13 +132,13 @@ CHILDREN = f"select workflow_uuid from dbos.workflow_status where {child_conditi
 @frozen
 class ExecutorView:
     """
-    A worker: one that lives, or one that died and has runs.
+    A running worker, or a dead worker that has runs.
 
     Attributes:
-        id: Its executor id.
-        is_alive: Whether a process holds its lock.
-        pending: How many runs it has.
-        releases: The releases that they belong to; of one without runs its own.
+        id: The executor id.
+        is_alive: Whether a process holds the worker's lock.
+        pending: The number of the worker's runs.
+        releases: The releases of these runs; without runs, the worker's own release.
     """
 
     id: str
@@ -154,8 +154,8 @@ class ReleaseView:
 
     Attributes:
         id: The release.
-        has_worker: Whether a living worker runs it; without one its runs wait for ever.
-        runs: How many have not ended.
+        has_worker: Whether a running worker has this release; without one, the runs wait forever.
+        runs: The number of runs that have not ended.
     """
 
     id: str
@@ -230,14 +230,14 @@ class DeploymentOverview:
 @frozen
 class TakeoverResult:
     """
-    What became of a run of a dead worker.
+    The result of the takeover of one run of a dead worker.
 
     Attributes:
-        run: Its id.
+        run: The run id.
         executor: The dead worker.
-        outcome: ``resumed``: it is in its queue again; ``poison``: it was cancelled, since workers keep dying of it without
-            getting further; ``would resume`` and ``would cancel`` when nothing was done.
-        times: How often it was taken over without getting further.
+        outcome: ``resumed``: the run is in its queue again. ``poison``: the run was cancelled, since workers repeatedly died of it
+            without progress. ``would resume`` and ``would cancel`` in a dry run.
+        times: The number of takeovers without progress.
     """
 
     run: str
@@ -251,7 +251,7 @@ class DeploymentMaintenance:
     Operations on a whole deployment.
 
     Args:
-        operator: The client that it is done with.
+        operator: The client of the database.
     """
 
     def __init__(self, operator: Operator) -> None:
@@ -293,10 +293,10 @@ class DeploymentMaintenance:
             executors = [
                 ExecutorView(name, is_alive, sum(found.values()), tuple(sorted(found)))
                 for name, found in sorted((await self._find_workers_without_runs(own, having) | having).items())
-                if (is_alive := await _is_lock_held(own, worker_lock_name(name))) or name in having
+                if (is_alive := await _is_lock_held(own, make_worker_lock_name(name))) or name in having
             ]
             releases = [
-                ReleaseView(name, await _is_lock_held(own, release_lock_name(self._operator.app, name)), count)
+                ReleaseView(name, await _is_lock_held(own, make_release_lock_name(self._operator.app, name)), count)
                 for name, count in sorted(unfinished.items())
             ]
             unreadable = {t: n for t in CODED if (n := await _count_nonportable_rows(own, t))} if check else None
@@ -348,11 +348,11 @@ class DeploymentMaintenance:
             dry_run: Whether to return the results without changing anything.
 
         Raises:
-            ExecutorBusy: when the worker is alive, or somebody else is taking over.
+            ExecutorBusy: When the worker is alive, or another process is taking over.
             DatabaseUnavailable: when the database cannot be reached.
         """
         async with self._connect() as own:
-            got = await self._try_worker_lock(own, executor, seconds=0 if force else GONE_SECONDS)
+            got = await self._try_acquire_worker_lock(own, executor, seconds=0 if force else GONE_SECONDS)
             if not got and not force:
                 msg = (
                     f"executor {executor!r} is alive: a process holds its lock, or another process is taking over its runs; "
@@ -363,14 +363,14 @@ class DeploymentMaintenance:
                 return await self._requeue_runs(executor, dry_run=dry_run)
             finally:
                 if got:
-                    await own.execute(UNLOCK, (worker_lock_name(executor),))
+                    await own.execute(UNLOCK, (make_worker_lock_name(executor),))
 
     @staticmethod
-    async def _try_worker_lock(connection: object, executor: str, *, seconds: float) -> bool:
+    async def _try_acquire_worker_lock(connection: object, executor: str, *, seconds: float) -> bool:
         """Try for *seconds* to acquire the lock of a worker; return whether it succeeded."""
         until = time.monotonic() + seconds
         while True:
-            ((got,),) = await _fetch_all(connection, LOCK, worker_lock_name(executor))
+            ((got,),) = await _fetch_all(connection, LOCK, make_worker_lock_name(executor))
             if got or time.monotonic() >= until:
                 return bool(got)
             await asyncio.sleep(LOOK_AGAIN_SECONDS)
@@ -442,7 +442,7 @@ class DeploymentMaintenance:
         for executor in away.keys() - having:
             del away[executor]
         for executor in having:
-            if await _is_lock_held(connection, worker_lock_name(executor)):
+            if await _is_lock_held(connection, make_worker_lock_name(executor)):
                 away.pop(executor, None)
                 continue
             if time.monotonic() - away.setdefault(executor, time.monotonic()) >= grace:

@@ -68,7 +68,7 @@ class ReceivedMessages:
         tree.mail.deliver(message)
 
     def pop_consumed_message_keys(self, outcome: Single) -> dict[str, Any]:
-        """Return and forget the keys of messages that an outcome consumed, or that were refused, as the member ``heard``."""
+        """Remove the keys of messages that an outcome consumed or that were refused, and return them as the member ``heard``."""
         inputs = () if isinstance(outcome, Stop) else outcome.inputs
         keys = [self._waiting.pop(id(message))[0] for message in inputs if id(message) in self._waiting]
         if isinstance(outcome, Value) and isinstance(outcome.value, Received):
@@ -80,31 +80,31 @@ class ReceivedMessages:
     # --- as the mailbox of the run's tree, which polls nothing: `deliver_messages_until_cancelled` delivers -----------------------------
 
     def list_unread(self) -> Sequence[Message]:
-        """Return nothing."""
+        """Return an empty sequence, since unread messages are in the database."""
         return ()
 
     def list_unreceived(self, path: str) -> Sequence[str]:
-        """Return nothing: unread messages are in the database."""
+        """Return an empty sequence, since unread messages are in the database."""
         return ()
 
     def has_message(self, message_id: str) -> bool:
-        """Return ``False``: messages are read from the database, once each."""
+        """Return ``False``, since each message is read from the database only once."""
         return False
 
     async def fetch(self) -> Sequence[Message]:
-        """Return nothing."""
+        """Return an empty sequence at once, since ``deliver_messages_until_cancelled`` delivers the messages."""
         return ()
 
     def store_message(self, message: Message) -> bool:
-        """Return True without storing: the message is in the database."""
+        """Return ``True`` and store nothing, since the message is in the database already."""
         return True
 
     def refuse(self, message: Message, why: str) -> None:
-        """Record that a message fits no receiver; the next outcome stores that."""
+        """Mark a message as consumed without delivering it. The next outcome stores its key; *why* is not stored."""
         self._refused += self._pop_key(message.id)
 
     def _pop_key(self, message_id: str) -> list[str]:
-        """Return the key of a message once, for the record of the outcome that consumed it."""
+        """Remove the key of a message and return it in a list; an empty list if it was removed before."""
         key = self._posted.pop(message_id, None)
         return [] if key is None else [key]
 
@@ -120,13 +120,13 @@ def make_database_topic(path: str, topic: str) -> str:
 
 
 def parse_database_topic(topic: str) -> tuple[str, str]:
-    """Return the path and the topic of a message."""
+    """Return the run path and the topic of a message from its database topic."""
     path, _, name = topic.removeprefix(POST).partition(":")
     return path, name
 
 
 def parse_message_form(message: str) -> Mapping[str, object]:
-    """Parse a message; empty if another client wrote something else."""
+    """Parse a message from JSON; return an empty mapping if the text is not a JSON object."""
     try:
         form = json.loads(message)
     except (ValueError, RecursionError):

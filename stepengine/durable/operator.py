@@ -18,7 +18,7 @@ from stepengine.data.json import canonical, freeze
 from stepengine.data.limits import Limits
 from stepengine.data.questions import AnswerLike
 from stepengine.data.state import AgentState, RunInfo
-from stepengine.data.yields import check_topic
+from stepengine.data.yields import require_topic
 from stepengine.durable.database import queue_name
 from stepengine.durable.deployment import (
     Deployment,
@@ -50,10 +50,10 @@ def make_run_id() -> str:
 
 def require_run_id(run: str) -> str:
     """
-    Return *run*.
+    Return *run* if it is valid as the id of a root run.
 
     Raises:
-        InputError: when no root run can have that id.
+        InputError: For any other id.
     """
     if not run or len(run) > MAX_RUN_ID_CHARS or "/" in run or not run.isprintable() or run != run.strip():
         msg = f"the id of a run must have 1 to {MAX_RUN_ID_CHARS} printable characters without '/', not {run[:MAX_RUN_ID_CHARS]!r}"
@@ -222,7 +222,7 @@ class Operator:
         Answer like ``answer``, and raise if another answer was first.
 
         Raises:
-            AnswerRejected: as ``answer``, and when somebody else has answered at the same moment.
+            AnswerRejected: As for ``answer``, and when another answer was sent at the same moment.
             JournalError: when there is no such run.
         """
         replies = await self._answers.make_replies(root, answers, sender=secrets.token_hex(8))
@@ -274,7 +274,10 @@ class Operator:
             InputError: when it is too large, or *path* or *id* is not valid.
             JournalError: when there is no such root run, or it has ended.
         """
-        where, key = make_database_topic(path, check_topic(topic)), require_run_id(make_run_id() if id is None else id)
+        where, key = (
+            make_database_topic(path, require_topic(topic)),
+            require_run_id(make_run_id() if id is None else id),
+        )
         if not all(part.isdecimal() for part in path.split(".") if path):
             msg = f"the path of a run must be numbers separated by dots, such as '3.0', not {path[:MAX_RUN_ID_CHARS]!r}"
             raise InputError(msg, issues=("path",))
@@ -299,8 +302,8 @@ class Operator:
         """
         Cancel a run and everything below it, and return the ids of those that had not ended.
 
-        A running effect is interrupted within a second, except a tool that must not be. The session of a turn continues without
-        it, also if it had stopped without a result; its id is among the returned ones then.
+        A running effect is interrupted within a second, except a tool that must not be interrupted. The session of a turn continues
+        without that turn, also if it had stopped without a result. In this case its id is returned, too.
 
         Args:
             root: The root run, or a child.

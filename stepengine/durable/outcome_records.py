@@ -97,7 +97,7 @@ class RaceRecord:
 
 
 def find_race_bounds(item: Item) -> tuple[int, int] | None:
-    """Return the start and end, in its group, of the race that an effect belongs to."""
+    """Return the slice of a group that contains the race of an effect, as start and end; ``None`` for an effect in no race."""
     together = item.gather
     if together is not None:
         for race in together.races:
@@ -118,24 +118,26 @@ class OutcomeRecorder:
         self._run = run
 
     def encode(self, item: Item, outcome: Single, attempts: Sequence[object] = ()) -> dict[str, Any]:
-        """Return the stored form of an outcome at its present time."""
+        """Return the stored form of an outcome; nothing is recorded, and the time of the outcome is not changed."""
         run = self._run
         return encode_outcome(item.effect.seq, outcome, run.redactor, attempts=attempts) | run.make_path_member(item)
 
-    def encode_new_outcome(
+    def consume_and_encode_outcome(
         self, item: Item, outcome: Single, attempts: Sequence[object] = (), *, at: int | None = None
     ) -> dict[str, Any]:
         """
-        Return the stored form of a newly received outcome, with the keys of the messages that it consumed.
+        Advance the run's clock to a new outcome, and return its stored form with the pending keys of consumed messages.
+
+        The keys are removed from the run, so call this once for each outcome.
 
         Args:
             item: The effect.
-            outcome: Its outcome.
-            attempts: The failed attempts before it.
-            at: Its time in the run's own time; by default that of this moment.
+            outcome: The outcome of the effect.
+            attempts: The failed attempts before the outcome.
+            at: The time of the outcome in the run's own milliseconds. The clock is advanced only without it.
 
         Raises:
-            UnrecordedStop: for every stop except that of a spent limit.
+            UnrecordedStop: For every stop except that of a spent limit.
         """
         # A spent limit is an outcome like any other and recorded, so that the same run ends the same way; every
         # other stop is of this execution alone.
@@ -154,7 +156,7 @@ class OutcomeRecorder:
     async def perform_and_record(
         self, item: Item, steps: ReservedSteps, act: Callable[[], Coroutine[object, Any, object]]
     ) -> tuple[Single, Mapping[str, Any]]:
-        """Return the outcome of an effect and its stored form, which is empty if the run only stopped there."""
+        """Load or perform an effect; return its outcome and the stored form, which is empty if the run only stopped there."""
         run, where = self._run, format_address(*item.address)
         if steps.race is not None:
             steps.race.add_pending_lookup(item)
@@ -173,14 +175,14 @@ class OutcomeRecorder:
             return stopped.outcome, {}
         # A new outcome is read back from its form, too: a tuple that is a list on replay must be a list
         # live (durable:U12).
-        return self.load_outcome(form, where), form
+        return self.load_outcome_and_advance_clock(form, where), form
 
-    def load_outcome(self, form: Mapping[str, object], where: str) -> Single:
+    def load_outcome_and_advance_clock(self, form: Mapping[str, object], where: str) -> Single:
         """
-        Return a stored outcome, and advance the run's clock to it.
+        Return a stored outcome, and advance the run's clock to its time.
 
         Raises:
-            ReplayDivergence: when it cannot be read.
+            ReplayDivergence: When the outcome cannot be read.
         """
         try:
             outcome = parse_outcome(form)

@@ -22,7 +22,6 @@ from stepengine.data.tools import Yielding
 from stepengine.durable.body import execute_run_and_encode_result
 from stepengine.durable.database import (
     WORKFLOW,
-    check_deployment_name,
     close_locking_connection,
     convert_database_errors,
     fetch_value,
@@ -30,6 +29,7 @@ from stepengine.durable.database import (
     make_serializer,
     open_connection,
     queue_name,
+    require_deployment_name,
 )
 from stepengine.durable.deployment import Deployment
 from stepengine.durable.executions import DurableRun, ExecutionEnd, WorkflowSteps
@@ -62,13 +62,13 @@ LOCK = "select pg_try_advisory_lock(hashtextextended(%s, 0))"
 SHARED_LOCK = "select pg_advisory_lock_shared(hashtextextended(%s, 0))"
 
 
-def worker_lock_name(executor: str) -> str:
-    """Return the name of the lock by which a live executor is recognised."""
+def make_worker_lock_name(executor: str) -> str:
+    """Return the name of the lock that an executor holds while it runs."""
     return f"stepengine:{executor}"
 
 
-def release_lock_name(app: str, release: str) -> str:
-    """Return the name of the lock that all living workers of a release share."""
+def make_release_lock_name(app: str, release: str) -> str:
+    """Return the name of the lock that all running workers of a release share."""
     return f"stepengine-release:{app}:{release}"
 
 
@@ -82,7 +82,7 @@ class WorkerSetting:
         app: The deployment's name; clients use the same.
         pool: Which runs it takes: those that are submitted to this pool.
         executor: Its own id: stable, and held by one process at a time.
-        release: What it runs; runs of other releases are left to their workers.
+        release: The release of this worker. It executes no runs of other releases.
         concurrency: How many runs of each depth it holds at once, those that wait included.
         global_concurrency: How many roots all workers of the pool hold at once; ``None`` for no bound.
         starts_per_minute: How many roots all workers of the pool begin within any 60 seconds; ``None`` for no bound.
@@ -108,7 +108,7 @@ class WorkerSetting:
     allow_async_commit: bool = False
 
     def __attrs_post_init__(self) -> None:
-        check_deployment_name(self.app, "the name of a deployment")
+        require_deployment_name(self.app, "the name of a deployment")
         if not self.executor or self.executor == "local":
             msg = f"an executor id must be stable and unique, such as the host's name, not {self.executor!r}"
             raise DefinitionError(msg)
@@ -146,12 +146,12 @@ def _read_handler_source(handler: Any) -> str:
 
 class WorkerProcess:
     """
-    A worker in this process, from ``open`` to ``close``; there is one at a time (durable:U35).
+    A worker in this process, from ``open`` to ``close``. A process has at most one (durable:U35).
 
     Args:
-        setting: How it takes part.
-        launcher: The engine's, which starts the runs.
-        rates: What providers may be asked by all workers together; ``None`` for anything.
+        setting: The settings of the worker.
+        launcher: The engine's launcher, which creates the runs.
+        rates: The rate limits that all workers share; ``None`` for no limits.
 
     Attributes:
         sessions: A future of the sessions, in which turns look up earlier turns; ``set_database_clients`` sets its result.
@@ -272,14 +272,14 @@ class WorkerProcess:
         """Take the locks of the executor and its release, and check that commits are durable."""
         setting = self.setting
         until = asyncio.get_running_loop().time() + PATIENCE_SECONDS
-        while not await fetch_value(connection, LOCK, worker_lock_name(setting.executor)):
+        while not await fetch_value(connection, LOCK, make_worker_lock_name(setting.executor)):
             # The connection of one that has just ended takes the database a moment to notice.
             if asyncio.get_running_loop().time() < until:
                 await asyncio.sleep(0.05)
                 continue
             msg = f"another process already runs as executor {setting.executor!r}; give each process its own id (executor=, --executor)"
             raise ExecutorBusy(msg)
-        await connection.execute(SHARED_LOCK, (release_lock_name(setting.app, setting.release),))
+        await connection.execute(SHARED_LOCK, (make_release_lock_name(setting.app, setting.release),))
         if await fetch_value(connection, "show synchronous_commit") == "off" and not setting.allow_async_commit:
             msg = "the database has synchronous_commit=off: a power cut would lose committed steps, and repeat effects; turn it on"
             raise StepEngineError(msg)

@@ -62,7 +62,7 @@ class Queues:
 
     Args:
         app: The deployment's name.
-        release: What the worker runs.
+        release: The release of the worker.
 
     Raises:
         StepEngineError: when the installed package takes runs in another way.
@@ -93,7 +93,7 @@ class Queues:
 
     @property
     def next_poll_seconds(self) -> float:
-        """The seconds until the next look, with jitter."""
+        """The seconds until the queues are polled next, with a new random jitter at each access."""
         return min([MAX_LOOK_SECONDS, *self._pauses.values()]) * random.uniform(0.95, 1.05)  # noqa: S311 - no secret
 
     async def start_dequeuing(self, connection: Any) -> None:
@@ -134,17 +134,17 @@ class Queues:
 
 
 class _StopAfterOneTurn:
-    """The stop event of the package's queue loop, which is set after one turn."""
+    """A stop event whose second ``wait()`` returns True, so that the queue loop runs once."""
 
     def __init__(self) -> None:
         self._has_waited = False
 
     def is_set(self) -> bool:
-        """Return ``False``: the loop may start."""
+        """Return ``False``, so that the loop starts; ``wait`` ends it."""
         return False
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Return whether the loop waits for the second time."""
+        """Return ``False`` at the first call and ``True`` from the second on, at once; *timeout* is ignored."""
         del timeout
         waited, self._has_waited = self._has_waited, True
         return waited

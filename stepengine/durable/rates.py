@@ -191,7 +191,7 @@ class SharedRates:
     The limiters of a worker, which it shares with all workers of its database.
 
     Args:
-        limits: One limit that holds for each provider by itself, or limits by provider prefix.
+        limits: One limit that applies to each provider separately, or limits by provider prefix.
         url: The database.
     """
 
@@ -219,7 +219,7 @@ class SharedRates:
         """
         self._effect_slots = effect_slots
         with convert_database_errors(self._url):
-            own = await self._get_connection()
+            own = await self._open_or_get_connection()
             is_there = await fetch_value(own, THERE)
             if migrate and not is_there:
                 await create_rate_tables(own)
@@ -239,10 +239,10 @@ class SharedRates:
 
     def find_limiter(self, provider: str, source: Provider) -> SharedLimiter | None:
         """
-        Return the limiter of a provider and its key, or ``None`` if it has no limit. The first call creates it.
+        Return the limiter of a provider and its key, created at the first call; ``None`` if they have no limit.
 
         Raises:
-            ModelError: when there is no key.
+            ModelError: When there is no key.
         """
         limit = find_rate_limit(self._limits, provider)
         if limit is None or limit == RateLimit():
@@ -256,7 +256,7 @@ class SharedRates:
         Request admissions for *account* from the database; retry while it is unreachable.
 
         Raises:
-            psycopg.Error: when it does not answer for another reason.
+            psycopg.Error: When the query fails for another reason.
         """
         pause = FIRST_AWAY_SECONDS
         lost: tuple[type[Exception], ...] = (DatabaseUnavailable, *list_connection_errors())
@@ -264,7 +264,7 @@ class SharedRates:
         async with self._asking:
             while True:
                 try:
-                    own = await self._get_connection()
+                    own = await self._open_or_get_connection()
                     return await (await own.execute(ASK, (account, self._worker, *given))).fetchone()
                 except lost:
                     own, self._own = self._own, None
@@ -275,7 +275,7 @@ class SharedRates:
                 # of all others, and the run has nothing else to do.
                 pause = min(2 * pause, MAX_AWAY_SECONDS)
 
-    async def _get_connection(self) -> Any:
+    async def _open_or_get_connection(self) -> Any:
         """Return the open connection, or open one and acquire the lock that marks this worker as alive."""
         if self._own is None or self._own.closed:
             own = await open_connection(self._url)
@@ -312,7 +312,7 @@ class SharedLimiter:
     Args:
         rates: Whom the database is asked through.
         account: The account.
-        limit: What holds.
+        limit: The rate limit.
     """
 
     def __init__(self, rates: SharedRates, account: str, limit: RateLimit) -> None:
@@ -331,11 +331,11 @@ class SharedLimiter:
         Wait for admission among the requests of all workers; a cancelled wait admits the next one.
 
         Args:
-            tokens: How many the request is expected to use.
-            notice: Told once why the request waits, if it does.
+            tokens: The expected number of tokens of the request.
+            notice: Called once with the reason if the request has to wait.
 
         Raises:
-            StepEngineError: when the database refuses to answer.
+            StepEngineError: When the database refuses the query.
         """
         turn = _WaitingRequest(tokens)
         self._waiting.append(turn)
@@ -364,7 +364,7 @@ class SharedLimiter:
         self._start_or_wake_admission_task()
 
     def leave(self, ticket: _AdmittedRequest, used: int | None) -> None:
-        """Report the end of a request and its *used* tokens; ``None`` if unknown."""
+        """Release the slot of an ended request and correct its tokens to *used*; ``None`` for an unknown number."""
         self._running -= 1
         if used is not None and used != ticket.tokens and self._limit.tokens_per_minute is not None:
             self._corrections[ticket.second] = self._corrections.get(ticket.second, 0) + used - ticket.tokens
@@ -399,13 +399,13 @@ class SharedLimiter:
                 self._waiting.popleft().admit_or_fail(StepEngineError(msg))
 
     async def _wait_for_change(self, seconds: float) -> None:
-        """Wait for news of this worker's requests, up to *seconds*."""
+        """Wait until this worker's requests change, up to *seconds*."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
 
     async def _request_admissions(self) -> float | None:
-        """Ask for admissions once; return the seconds until the next time, ``None`` for at once."""
+        """Request admission for the waiting requests; return the seconds until the next attempt, ``None`` to retry at once."""
         limit, now = self._limit, time.monotonic()
         asked = list(self._waiting)[:BATCH_REQUESTS]
         corrections, self._corrections = self._corrections, {}
@@ -430,7 +430,7 @@ class SharedLimiter:
         return min(MAX_LOOK_SECONDS, pause)
 
     async def close(self) -> None:
-        """Stop asking."""
+        """Cancel the admission task and wait for its end; waiting requests stay waiting."""
         if self._asker is not None:
             self._asker.cancel()
             await asyncio.wait((self._asker,))

@@ -49,7 +49,7 @@ from stepengine.durable.wire import (
     parse_outcome,
 )
 from stepengine.engine.launcher import Launcher
-from stepengine.engine.run import EngineRun, make_failing_machine, stream_run
+from stepengine.engine.run import EngineRun, make_ended_machine, stream_run
 from stepengine.engine.run_plans import with_resolved_system_prompt
 from stepengine.errors import AgentError, JournalError, ReplayDivergence, StepEngineError
 from stepengine.journal.encoding import changes_world_again, decode_stored, encode_effect, to_comparable_form
@@ -76,9 +76,9 @@ class EffectRecord:
     The record of one effect.
 
     Attributes:
-        kind: The kind of its step, as in ``step_names``; of an effect that has only started, that of ``BEGINNINGS``.
-        fp: Its fingerprint.
-        form: Its outcome as it is stored; ``None`` while there is none.
+        kind: The kind of the step, as in ``step_names``; for an effect that has only started, a value of ``BEGINNINGS``.
+        fp: The fingerprint of the effect.
+        form: The stored outcome; ``None`` before there is one.
     """
 
     kind: str
@@ -87,19 +87,19 @@ class EffectRecord:
 
 
 @attrs.define
-class Archive:
+class RunTreeRecord:
     """
     The record of a run tree.
 
     Attributes:
-        order: What the root was started with.
-        entries: Its effects, by address; those that have begun, at least.
-        lookups: What was looked up when runs started, by path.
+        order: The request of the root run.
+        entries: The started effects, by address.
+        lookups: The recorded prompts and context windows of runs, by path.
         runs: The runs, by path.
-        sizes: How many steps were recorded when they were read, by run.
-        known: The numbers of those that need not be read again, by run.
-        ends: When children ended, in the tree's own time, by path.
-        is_begun: Whether the root has its first state: a turn has none before the end of the last turn is recorded.
+        sizes: The number of recorded steps at the last refresh, by run id.
+        known: The numbers of the steps that need not be read again, by run id.
+        ends: The end times of children in milliseconds of the tree, by path.
+        is_begun: Whether the root has its first state. A turn has none before the end of the previous turn is recorded.
     """
 
     order: SubmittedRun
@@ -122,11 +122,11 @@ class Archive:
             if size != self.sizes.get(view.id, 0):
                 # By their numbers: of effects that run at once, one with a smaller number may be recorded later.
                 known = self.known.setdefault(view.id, set())
-                known |= _apply_steps(self, path, await deployment.load_steps(view.id, known))
+                known |= _add_steps_to_tree_record(self, path, await deployment.load_steps(view.id, known))
                 self.sizes[view.id] = size
 
 
-async def read_archive(deployment: Deployment, root: str) -> Archive:
+async def read_tree_record(deployment: Deployment, root: str) -> RunTreeRecord:
     """
     Read the record of a run tree from the database.
 
@@ -139,18 +139,18 @@ async def read_archive(deployment: Deployment, root: str) -> Archive:
         raise JournalError(msg)
     given = found[0].input["args"]
     order = SubmittedRun.from_form(given[0])
-    archive = Archive(order, is_begun=not order.turn)
+    tree_record = RunTreeRecord(order, is_begun=not order.turn)
     if len(given) > 1:
         seed = StartOutcomes.from_form(given[1])
-        archive.entries.update({address: EffectRecord(*found) for address, found in seed.outcomes.items()})
-        archive.lookups.update(seed.lookups)
-    await archive.refresh(deployment)
-    return archive
+        tree_record.entries.update({address: EffectRecord(*found) for address, found in seed.outcomes.items()})
+        tree_record.lookups.update(seed.lookups)
+    await tree_record.refresh(deployment)
+    return tree_record
 
 
-async def read_archive_once_started(
+async def read_tree_record_once_started(
     deployment: Deployment, root: str, *, pause: float, waiting: Callable[[], None] = lambda: None
-) -> Archive:
+) -> RunTreeRecord:
     """
     Wait until a run has started, and read its record; for a turn that became an answer, that of the answered run.
 
@@ -163,17 +163,21 @@ async def read_archive_once_started(
     Raises:
         JournalError: when there is no such root run.
     """
-    archive = await read_archive(deployment, root)
-    while not archive.is_begun and not archive.runs[""].is_over:
+    tree_record = await read_tree_record(deployment, root)
+    while not tree_record.is_begun and not tree_record.runs[""].is_over:
         waiting()
         await asyncio.sleep(pause)
-        await archive.refresh(deployment)
+        await tree_record.refresh(deployment)
     answered = await resolve_answered_run(deployment, root)
-    return archive if answered == root else await read_archive(deployment, answered)
+    return tree_record if answered == root else await read_tree_record(deployment, answered)
 
 
-def _apply_steps(archive: Archive, path: str, steps: Sequence[Step]) -> set[int]:
-    """Apply the steps of one run to the archive; return their numbers, except open questions, which are read again."""
+def _add_steps_to_tree_record(tree_record: RunTreeRecord, path: str, steps: Sequence[Step]) -> set[int]:
+    """
+    Add the steps of one run to the record in memory; return the numbers that need not be read again.
+
+    Open questions are read again.
+    """
     taken = {step.number for step in steps}
     received = {step.number: step.form for step in steps if step.name == "DBOS.recv"}
     for step in steps:
@@ -184,26 +188,28 @@ def _apply_steps(archive: Archive, path: str, steps: Sequence[Step]) -> set[int]
         # What belongs to the body of a tool in this run says so.
         address: Address = (form.get("path", path), form.get("seq", -1))
         if kind == LOOKUP:
-            archive.lookups[path] = form
+            tree_record.lookups[path] = form
         elif kind == ENTERED:
-            archive.order, archive.is_begun = with_previous_turn(archive.order, form), True
+            tree_record.order, tree_record.is_begun = with_previous_turn(tree_record.order, form), True
         elif kind == END:
-            archive.ends[path] = form["at"]
+            tree_record.ends[path] = form["at"]
         elif kind == ASK and "questions" in form:
             said = received.get(step.number + 1)
             taken -= set() if said is not None else {step.number}
-            archive.entries[address] = EffectRecord(kind, fp, None if said is None else {**form, "said": said})
+            tree_record.entries[address] = EffectRecord(kind, fp, None if said is None else {**form, "said": said})
         else:
-            _apply_effect(archive, address, kind, fp, form)
+            _add_effect_to_tree_record(tree_record, address, kind, fp, form)
     return taken
 
 
-def _apply_effect(archive: Archive, address: Address, kind: str, fp: str, form: Mapping[str, Any]) -> None:
-    """Apply the start or the outcome of an effect to the archive."""
+def _add_effect_to_tree_record(
+    tree_record: RunTreeRecord, address: Address, kind: str, fp: str, form: Mapping[str, Any]
+) -> None:
+    """Add the start or the outcome of an effect to the record in memory."""
     if kind in BEGINNINGS:
-        archive.entries.setdefault(address, EffectRecord(BEGINNINGS[kind], fp))
+        tree_record.entries.setdefault(address, EffectRecord(BEGINNINGS[kind], fp))
     elif "seq" in form:
-        archive.entries[address] = EffectRecord(kind, fp, form)
+        tree_record.entries[address] = EffectRecord(kind, fp, form)
 
 
 BEGINNINGS = {INTENT: INTENT, SPAWN: CHILD, BODY: TOOL, WAIT: WAIT}
@@ -227,15 +233,15 @@ def decode_outcome_or_answers(form: Mapping[str, Any]) -> Single:
 # --- out ----------------------------------------------------------------------------------------------------------------
 
 
-async def replay_archive_into_journal(
-    launcher: Launcher, archive: Archive, journal: Journal, recorded: RunResult | None = None
+async def replay_record_into_journal(
+    launcher: Launcher, tree_record: RunTreeRecord, journal: Journal, recorded: RunResult | None = None
 ) -> Journal:
     """
     Write the record of a run tree into *journal*, and return it.
 
     Args:
         launcher: The engine's, with the agents of the run's release.
-        archive: What is recorded.
+        tree_record: What is recorded.
         journal: A journal that holds no run.
         recorded: The stored result of an ended run. If the replayed end differs, the journal gets the stored one.
 
@@ -243,24 +249,24 @@ async def replay_archive_into_journal(
         JournalError: when the journal cannot be written, or holds a run; when the run's turn in its session has not come.
         ReplayDivergence: when the agents ask for something else than is recorded.
     """
-    if not archive.is_begun:
-        why = archive.runs[""].attributes.get("answered")
+    if not tree_record.is_begun:
+        why = tree_record.runs[""].attributes.get("answered")
         said = (
             "its turn in the session has not started"
             if why is None
             else f"it was the answer to {why!r}, whose journal contains it"
         )
-        msg = f"the run {archive.order.root!r} has no record: {said}"
+        msg = f"the run {tree_record.order.root!r} has no record: {said}"
         raise JournalError(msg)
-    session = JournaledRun.record(journal, dict(archive.order.answers), seed=archive.order.seed)
-    played = Playback(archive, session)
+    session = JournaledRun.record(journal, dict(tree_record.order.answers), seed=tree_record.order.seed)
+    played = Playback(tree_record, session)
     result = await create_replayed_run(launcher, played).run()
     if played.fatal is not None:
         raise played.fatal
     if isinstance(result.error, ReplayDivergence):
         raise result.error
     played.refuse_unused_records()
-    _remove_unstarted_effects(session.writer.journal, archive)
+    _remove_unstarted_effects(session.writer.journal, tree_record)
     if recorded is not None:
         _write_recorded_end(session.writer.journal, recorded)
     return session.writer.journal
@@ -285,28 +291,28 @@ async def follow_run(launcher: Launcher, deployment: Deployment, root: str) -> A
     """
     Yield the events of a run in another process from its start, as its outcomes are recorded.
 
-    What is not recorded has no events: no parts of replies, no progress of tools.
+    There are events only for recorded data, so none for parts of replies or for progress of tools.
 
     Raises:
         JournalError: when there is no such root run.
         ReplayDivergence: when these agents ask for something else than is recorded.
     """
-    archive = await read_archive_once_started(deployment, root, pause=FOLLOW_SECONDS)
+    tree_record = await read_tree_record_once_started(deployment, root, pause=FOLLOW_SECONDS)
     reading, reads = asyncio.Lock(), 0
 
     async def wait_for_more() -> bool:
         nonlocal reads
-        is_over, known = archive.runs[""].is_over, reads
+        is_over, known = tree_record.runs[""].is_over, reads
         async with reading:
             # All effects that wait share one read: in turn, the last of fifty would appear after fifty pauses.
             if reads == known:
                 await asyncio.sleep(FOLLOW_SECONDS)
-                await archive.refresh(deployment)
+                await tree_record.refresh(deployment)
                 reads += 1
         return not is_over
 
-    session = JournaledRun.record(MemoryJournal(), dict(archive.order.answers), seed=archive.order.seed)
-    played = Playback(archive, session, wait_for_more)
+    session = JournaledRun.record(MemoryJournal(), dict(tree_record.order.answers), seed=tree_record.order.seed)
+    played = Playback(tree_record, session, wait_for_more)
     events = stream_run(create_replayed_run(launcher, played))
     try:
         async for event in events:
@@ -318,7 +324,7 @@ async def follow_run(launcher: Launcher, deployment: Deployment, root: str) -> A
 
 
 def create_replayed_run(launcher: Launcher, played: Playback) -> EngineRun:
-    """Return a run that replays the recorded effects."""
+    """Return a run that replays the recorded effects; its start is recorded in the session of *played*."""
     order, session = played.order, played.session
     time = attrs.evolve(launcher.services.time, clock=_FixedClock(order.created))
     at_that_time = attrs.evolve(launcher, services=attrs.evolve(launcher.services, time=time))
@@ -338,7 +344,7 @@ def create_replayed_run(launcher: Launcher, played: Playback) -> EngineRun:
     return live
 
 
-def _remove_unstarted_effects(journal: Journal, archive: Archive) -> None:
+def _remove_unstarted_effects(journal: Journal, tree_record: RunTreeRecord) -> None:
     """Remove effects at the end that never started; in a journal they would be in doubt."""
     records = journal.records()
     results = {(record.path, record.seq) for record in records if isinstance(record, Result)}
@@ -347,7 +353,7 @@ def _remove_unstarted_effects(journal: Journal, archive: Archive) -> None:
     last: dict[str, int] = {}
     for record in intents:
         address = (record.path, record.seq)
-        if record.seq < 0 or address in results or address in archive.entries or child_path(*address) in paths:
+        if record.seq < 0 or address in results or address in tree_record.entries or child_path(*address) in paths:
             last[record.path] = max(record.seq, last.get(record.path, record.seq))
 
     def has_started(record: Intent) -> bool:
@@ -370,11 +376,11 @@ class _FixedClock:
         return self._created
 
     def now_ms(self) -> int:
-        """Return 0: outcomes have their own times."""
+        """Return 0, since recorded outcomes have their own times."""
         return 0
 
     async def sleep(self, seconds: float) -> None:
-        """Return at once."""
+        """Return at once, since a replay does not wait."""
 
 
 class Playback:
@@ -382,27 +388,30 @@ class Playback:
     Replays a run tree from its record.
 
     Args:
-        archive: What is recorded.
-        session: Where it is written.
-        wait_for_more: Waits until more is recorded, and returns whether there is; ``None`` to stop where the record ends.
+        tree_record: The record.
+        session: The journal session that the replay is written to.
+        wait_for_more: Waits until more may be recorded, and returns whether there may be; ``None`` to stop at the end of the record.
     """
 
     def __init__(
-        self, archive: Archive, session: JournaledRun, wait_for_more: Callable[[], Awaitable[bool]] | None = None
+        self,
+        tree_record: RunTreeRecord,
+        session: JournaledRun,
+        wait_for_more: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
-        self._archive = archive
+        self._tree_record = tree_record
         self.wait_for_more = wait_for_more
-        self.order = archive.order
+        self.order = tree_record.order
         self.session = session
         self._prints = Fingerprints(session.writer.source.redactor)
         self._used: set[Address] = set()
         self.fatal: ReplayDivergence | None = None
 
     def wrap_services(self, services: Services) -> Services:
-        """Return services with which nothing is performed."""
-        failed = self._archive.lookups.get("", {}).get("error")
+        """Return services that answer effects from the record and perform nothing."""
+        failed = self._tree_record.lookups.get("", {}).get("error")
         if failed is not None:
-            services = attrs.evolve(services, machine=make_failing_machine(parse_error(failed) or StepEngineError()))
+            services = attrs.evolve(services, machine=make_ended_machine(parse_error(failed) or StepEngineError()))
         mine = attrs.evolve(
             services,
             planner=self._wrap_planner(services.planner),
@@ -421,10 +430,10 @@ class Playback:
         return plan_with_recorded_lookups
 
     def with_recorded_prompt_and_window(self, plan: RunPlan, state: AgentState) -> tuple[RunPlan, AgentState]:
-        """Return plan and state with the recorded prompt and context window."""
+        """Return plan and state with the recorded prompt and context window; without a record, a fixed prompt is resolved."""
         if plan.body is not None:
             return plan, state
-        known = self._archive.lookups.get(plan.path)
+        known = self._tree_record.lookups.get(plan.path)
         if known is None:
             prompt = plan.agent.definition.system_prompt
             return plan, with_resolved_system_prompt(plan, state) if isinstance(
@@ -437,7 +446,7 @@ class Playback:
     def compare_with_record(self, item: Item) -> None:
         """Compare an effect with its record, if it has one, and mark that as used; raise ``ReplayDivergence`` if they differ."""
         address = item.address
-        entry = self._archive.entries.get(address)
+        entry = self._tree_record.entries.get(address)
         if entry is None:
             return
         self._used.add(address)
@@ -452,43 +461,43 @@ class Playback:
         form = encode_effect(item)
         now = "model" if isinstance(form, CallModel) else str(form["type"])
         msg = (
-            f"the run {self._archive.order.root!r} diverges from its record at {where}: "
+            f"the run {self._tree_record.order.root!r} diverges from its record at {where}: "
             f"the record has {entry.kind}:{entry.fp}, and the run has {now}:{self._prints.for_effect(form)}"
         )
         return ReplayDivergence(msg, kind="changed", address=where)
 
     def is_effect_recorded(self, item: Item) -> bool:
-        """Return whether an effect is recorded, whether or not it has an outcome."""
-        return item.address in self._archive.entries
+        """Return whether an effect is recorded, with or without an outcome."""
+        return item.address in self._tree_record.entries
 
     def find_outcome(self, item: Item) -> Single | None:
         """Return the recorded outcome of an effect, if it has one."""
-        entry = self._archive.entries.get(item.address)
+        entry = self._tree_record.entries.get(item.address)
         return None if entry is None or entry.form is None else decode_outcome_or_answers(entry.form)
 
     def get_failed_attempts(self, item: Item) -> Sequence[Mapping[str, Any]]:
-        """Return the failed attempts before an outcome."""
-        form = self._archive.entries[item.address].form
+        """Return the recorded failed attempts before the outcome of an effect."""
+        form = self._tree_record.entries[item.address].form
         found: Sequence[Mapping[str, object]] = (form or {}).get("attempts", ())
         return found
 
     def make_stop_at_record_end(self, path: str) -> Stop:
-        """Return the stop of a run where its record ends."""
+        """Return the stop of a run at the end of its record: ``cancelled`` if it was cancelled or has ended, else ``shutdown``."""
         if self.has_ended_elsewhere(path):
             return Stop("cancelled")
-        runs = self._archive.runs
+        runs = self._tree_record.runs
         while path and path not in runs:
             path = path.rpartition(".")[0]
         view = runs.get(path)
         return Stop("cancelled" if view is not None and view.state == "CANCELLED" else "shutdown")
 
     def has_ended_elsewhere(self, path: str) -> bool:
-        """Return whether the end of a run or one of its ancestors is recorded, so that nothing in it waits any more."""
+        """Return whether the end of a run or one of its ancestors is recorded, so that the run no longer waits."""
         while path:
             address = get_starter_address(path)
-            entry = self._archive.entries.get(address)
+            entry = self._tree_record.entries.get(address)
             if entry is not None and entry.kind == START:
-                view = self._archive.runs.get(path)
+                view = self._tree_record.runs.get(path)
                 if view is not None and view.is_over:
                     return True
             elif entry is not None and entry.form is not None:
@@ -498,28 +507,28 @@ class Playback:
 
     def get_end_time(self, path: str) -> int:
         """Return when a background child ended; without a recorded end, the last recorded time of its tree, or 0."""
-        known = self._archive.ends.get(path)
+        known = self._tree_record.ends.get(path)
         if known is not None:
             return known
         inside, start = f"{path}.", get_starter_address(path)
         times: list[int] = [
             entry.form["at"]
-            for address, entry in self._archive.entries.items()
+            for address, entry in self._tree_record.entries.items()
             if entry.form is not None and (address in ((path, address[1]), start) or address[0].startswith(inside))
         ]
         return max(times, default=0)
 
     def find_cancel_reason(self, path: str) -> str:
         """Return why a parent ended the child at *path*; ``""`` if no reason is recorded."""
-        view = self._archive.runs.get(path)
+        view = self._tree_record.runs.get(path)
         return "" if view is None else str(view.attributes.get(REASON) or "")
 
     def refuse_unused_records(self) -> None:
         """Raise ``ReplayDivergence`` when the run ended before its record does."""
-        left = [a for a, e in self._archive.entries.items() if a not in self._used and e.form is not None]
-        if left and self._archive.runs[""].state == "SUCCESS":
+        left = [a for a, e in self._tree_record.entries.items() if a not in self._used and e.form is not None]
+        if left and self._tree_record.runs[""].state == "SUCCESS":
             where = format_address(*left[0])
-            msg = f"the run {self._archive.order.root!r} ends before {where}, which is in its record"
+            msg = f"the run {self._tree_record.order.root!r} ends before {where}, which is in its record"
             raise ReplayDivergence(msg, kind="unused", address=where)
 
 

@@ -140,7 +140,7 @@ class RegisteredRun:
         agent: Its agent.
         status: ``"started"`` until a worker has it, then ``"running"``, also where it waits; or one of ``OVER``.
         created: When it was asked for, in seconds since 1970.
-        request: What was asked.
+        request: The client's request.
         session: The conversation.
         tries: How many times it was retried after it had stopped.
         error: Why it was cancelled, or could not be submitted.
@@ -201,10 +201,10 @@ class Register:
 
     async def add_run(self, row: RegisteredRun, key: str | None) -> str | None:
         """
-        Register a run; return ``None``, or the id of the run with the same *key* of the last day.
+        Register a run and return ``None``; if a run of the last day has the same *key*, register nothing and return its id.
 
         Raises:
-            InputError: when that one was asked for something else.
+            InputError: When that run was started by a different request.
         """
         rows = self._database.fetch_rows
         request = json.dumps(row.request, sort_keys=True, separators=(",", ":"))

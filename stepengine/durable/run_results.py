@@ -54,7 +54,7 @@ class ResultReader:
 
     async def wait_for_result(self, run: str, *, waits: bool = False) -> RunResult:
         """
-        Wait for the end of a run and return its result; one with its open waits once all of it is suspended.
+        Wait until a run has ended and return its result, or a result with the open waits once its whole tree is suspended.
 
         Args:
             run: A root run's id.
@@ -89,7 +89,7 @@ class ResultReader:
 
     async def _make_ended_result(self, run: str, state: str, *, waits: bool) -> RunResult:
         """
-        Return the result of a run that is over in *state*; for a turn that was an answer, wait for the answered run.
+        Return the result of a run that is over in *state*. For a turn that was an answer, wait for the result of the answered run.
 
         Raises:
             ReplayDivergence: when the run stopped because of one.

@@ -16,7 +16,7 @@ from typing import Any
 from attrs import frozen
 
 from stepengine.data.alike import list_names
-from stepengine.data.questions import AnswerLike, Question, check_answer
+from stepengine.data.questions import AnswerLike, Question, require_valid_answer
 from stepengine.data.waits import Waits
 from stepengine.durable.database import CHILD_POLL_SECONDS, nul_free_sql
 from stepengine.durable.deployment import WAIT_SECONDS, Deployment, parse_recorded_json
@@ -206,7 +206,7 @@ class RunWaits:
 
         Args:
             roots: The root runs.
-            beyond: Seconds; a run that wakes by itself before that counts as running.
+            beyond: Seconds; a run that wakes within this time counts as running.
         """
         found = await self._find_suspended_trees(roots, beyond)
         unsure = [root for root, (_, waits) in found.items() if any(wait.kind == "child" for wait in waits)]
@@ -380,7 +380,7 @@ def _require_valid_answers(
             listed = list_names([f"{q.id!r} ({q.text})" for q in known.values()])
             msg = f"{key!r} is not an open question of this run; open questions: {listed}"
             raise AnswerRejected(msg)
-        check_answer(value, known[key])
+        require_valid_answer(value, known[key])
     for asked in chosen:
         missing = [question.id for question in asked.questions if question.id not in answers]
         if missing:

@@ -116,14 +116,14 @@ class DatabaseBook:
             claimed = own.execute(
                 CLAIM, {**given, "at": seconds_from_time(at), "run": run, "missed": len(missed)}
             ).rowcount
-            _advance_schedule(own, given, at, missed if claimed else ())
+            _advance_decided_time(own, given, at, missed if claimed else ())
             own.execute(FORGET, {**given, "kept": KEPT_TIMES})
         return bool(claimed)
 
     def skip_times_until(self, schedule: str, until: datetime, *, missed: tuple[datetime, ...] = ()) -> bool:
         """Skip all times up to *until*; return whether this had not been decided before."""
         with self._connect() as own:
-            return _advance_schedule(own, {"app": self._app, "id": schedule}, until, missed)
+            return _advance_decided_time(own, {"app": self._app, "id": schedule}, until, missed)
 
     def load_unstarted_claims(self) -> tuple[ClaimedTime, ...]:
         """Return the times that were claimed but not reported as submitted."""
@@ -158,7 +158,9 @@ class DatabaseBook:
             raise JournalError(msg) from error
 
 
-def _advance_schedule(connection: Any, given: Mapping[str, str], until: datetime, missed: tuple[datetime, ...]) -> bool:
+def _advance_decided_time(
+    connection: Any, given: Mapping[str, str], until: datetime, missed: tuple[datetime, ...]
+) -> bool:
     """
     Set the time until which a schedule is decided, and count its *missed* times.
 

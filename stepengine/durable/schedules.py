@@ -32,7 +32,7 @@ class DurableScheduler(Scheduler):
     id is the schedule's with its time; it has ``metadata`` as any run of a schedule, and is otherwise like any submitted run.
 
     Args:
-        engine: What submits; it is open.
+        engine: The open engine that submits the runs.
         schedules: The schedules; their ids are unique.
         clock: Date and sleep; the machine's by default.
 

@@ -151,7 +151,7 @@ class TurnView:
     updated: int = 0
 
     @property
-    def place(self) -> tuple[int, str]:
+    def sort_key(self) -> tuple[int, str]:
         """The sort key of the turn: of two turns, the one with the smaller key is earlier."""
         return self.number, self.run
 
@@ -287,7 +287,7 @@ class Sessions:
         if not turns:
             return empty
         under_way = next((turn for turn in turns if turn.blocks and not turn.is_waiting), None)
-        _, form = await self.find_last_result(session)
+        _, form = await self.find_last_turn_result(session)
         info = attrs.evolve(
             empty.info,
             agent_id=turns[-1].agent,
@@ -310,14 +310,14 @@ class Sessions:
         )
 
     async def load_rules(self, session: str) -> tuple[Mapping[str, Any], ...]:
-        """Return the rules that people made in a session by allowing something for good, as policy files have them."""
-        _, form = await self.find_last_result(session)
+        """Return the lasting approvals of a session after its last turn with a result, as rules of policy files."""
+        _, form = await self.find_last_turn_result(session)
         return () if form is None else tuple(form["session"]["rules"])
 
-    async def find_last_result(
+    async def find_last_turn_result(
         self, session: str, before: int = LAST_TURN_NUMBER
     ) -> tuple[str | None, Mapping[str, Any] | None]:
-        """Return the run and the stored result of the last turn with one whose number is lower than *before*."""
+        """Return run id and stored result of the last turn before number *before* that has a result; two ``None`` without one."""
         while rows := await self._deployment.fetch_rows(LAST_RESULT, self._deployment.app, session, before):
             ((run, before),) = rows
             found = await self._deployment.client.list_workflows_async(workflow_ids=[run], load_input=False)
@@ -328,7 +328,7 @@ class Sessions:
     async def _list_deciding_turns(self, session: str) -> list[TurnView]:
         """Return the first and the last turn of each kind in a session, in their order; they determine the next turn."""
         rows = await self._deployment.fetch_rows(DECIDING_TURNS, self._deployment.app, session)
-        return sorted({row[0]: _parse_turn(row) for row in rows}.values(), key=lambda turn: turn.place)
+        return sorted({row[0]: _parse_turn(row) for row in rows}.values(), key=lambda turn: turn.sort_key)
 
     # --- submitting ---------------------------------------------------------------------------------------------------
 
@@ -413,7 +413,7 @@ class Sessions:
         first = next((turn for turn in turns if turn.is_waiting), None)
         if first is None:
             return None
-        before = [turn for turn in turns if turn.blocks and turn.place < first.place]
+        before = [turn for turn in turns if turn.blocks and turn.sort_key < first.sort_key]
         if first.answered is not None:
             # Whoever began to deliver it did not come to the end.
             return await self._make_redelivery_action(first)
@@ -422,7 +422,7 @@ class Sessions:
         return await self._make_answer_action(first, before[0]) if len(before) == 1 else None
 
     async def _make_answer_action(self, turn: TurnView, asking: TurnView) -> _TurnAction | None:
-        """Return the action that answers the questions of the turn before; ``None`` if it has none for this turn."""
+        """Return the action that answers the questions of the previous turn *asking*; ``None`` if this turn cannot answer them."""
         if asking.agent != turn.agent or asking.state != "PENDING":
             return None
         asked, _ = await self._waits.find_waits_if_suspended(asking.run)
@@ -514,7 +514,7 @@ class Sessions:
             if own is not None and (own.answered is not None or own.rejected):
                 msg = f"the run {view.id!r} was a message to a run that waited for an answer, so it cannot be retried"
                 raise JournalError(msg)
-            later = [turn.run for turn in turns if own is not None and turn.place > own.place and turn.has_begun]
+            later = [turn.run for turn in turns if own is not None and turn.sort_key > own.sort_key and turn.has_begun]
             if later:
                 msg = (
                     f"the session {session!r} continued without the run {view.id!r}: {later[0]!r} has started, so the run cannot be "
@@ -568,7 +568,7 @@ async def load_previous_turn(sessions: Sessions, order: SubmittedRun) -> dict[st
     is_known = False
     while not is_known:
         try:
-            after, form = await sessions.find_last_result(session, order.turn)
+            after, form = await sessions.find_last_turn_result(session, order.turn)
             is_known = True
         except DatabaseUnavailable:
             await asyncio.sleep(MAX_LOOK_SECONDS)
@@ -578,7 +578,7 @@ async def load_previous_turn(sessions: Sessions, order: SubmittedRun) -> dict[st
 
 
 def _get_state_after_turn(form: Mapping[str, Any]) -> object:
-    """Return the state after a turn, or before it if a hook refused it."""
+    """Return the state after a turn; for a turn that a hook refused, the state before the turn."""
     left = form["session"]
     return left["state"] if "state" in left else form["state"]
 
@@ -595,7 +595,11 @@ def with_previous_turn(order: SubmittedRun, found: Mapping[str, Any]) -> Submitt
 
 
 def make_turn_record(order: SubmittedRun, result: RunResult, rules: Sequence[object], *, began: bool) -> dict[str, Any]:
-    """Return the members that a turn stores for the next one besides its state; a refused turn stores those of the turn before."""
+    """
+    Return the members that a turn stores for the next turn in addition to its state.
+
+    A turn that a hook refused (*began* is false) stores the members of the previous turn.
+    """
     assert order.before is not None  # noqa: S101 - it has entered its session
     before = order.before["session"]
     if not began:

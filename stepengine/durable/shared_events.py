@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from stepengine.data.events import Event, EventsDropped
 from stepengine.durable.event_order import EventOrder
-from stepengine.durable.records import Archive, Playback, create_replayed_run, read_archive_once_started
+from stepengine.durable.records import Playback, RunTreeRecord, create_replayed_run, read_tree_record_once_started
 from stepengine.errors import DatabaseUnavailable, StepEngineError
 from stepengine.journal.event_stream import EventProjection
 from stepengine.journal.follower import Follower
@@ -122,18 +122,18 @@ class SharedEvents:
         self._task = asyncio.get_running_loop().create_task(self._follow_until_end(launcher))
 
     async def close(self) -> None:
-        """Stop following; readers get no more events."""
+        """Stop following the run; readers receive no more events."""
         self._task.cancel()
         await asyncio.wait((self._task,))
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    async def find_index_after(self, after: str | None) -> int:
+    async def wait_for_index_after(self, after: str | None) -> int:
         """
-        Return the index after the event *after*; -1 if it is of another epoch.
+        Wait until the event *after* is available, and return the index after it; 0 for ``None``, -1 for an event of another epoch.
 
         Raises:
-            StepEngineError: when *after* is not the id of an event so far; when the run cannot be replayed, with the reason.
+            StepEngineError: When *after* is not the id of an event so far; when the run cannot be replayed, with the reason.
         """
         given = None if after is None else parse_event_id(after)
         while not (self._is_caught_up or self.is_over):
@@ -162,7 +162,7 @@ class SharedEvents:
         """
         Wait until the event with *index* exists, or cannot come any more.
 
-        Another process may have shown it already: this one looks at the run up to a second later.
+        Another process may have sent the event already, since this process reads the record up to a second later.
         """
         started = self._looks.started
         while index >= len(self.events) and not self.is_over:
@@ -227,21 +227,21 @@ class SharedEvents:
             self._looks.close()
             self._notify_readers()
 
-    async def _read_started_archive(self) -> Archive:
+    async def _read_started_tree_record(self) -> RunTreeRecord:
         """Wait until the run has started and return its record; for an answer, that of the answered run."""
         deployment = self._operator.deployment
         while True:
             try:
-                archive = await read_archive_once_started(
+                tree_record = await read_tree_record_once_started(
                     deployment, self.run, pause=LAST_PAUSE_SECONDS, waiting=self._mark_caught_up
                 )
             except DatabaseUnavailable:
                 await asyncio.sleep(LAST_PAUSE_SECONDS)
                 continue
-            if archive.order.root != self.run:
-                self.run, self.tries = archive.order.root, 0
+            if tree_record.order.root != self.run:
+                self.run, self.tries = tree_record.order.root, 0
                 self._order = EventOrder(deployment, self.run)
-            return archive
+            return tree_record
 
     def _mark_caught_up(self) -> None:
         """Mark the events as complete up to now, and notify readers."""
@@ -250,13 +250,13 @@ class SharedEvents:
 
     async def _replay_and_collect_events(self, launcher: Launcher) -> None:
         """Wait until the run has started, replay its record, and append its events; raise a divergence."""
-        archive = await self._read_started_archive()
+        tree_record = await self._read_started_tree_record()
         journal = MemoryJournal()
-        session = JournaledRun.record(journal, dict(archive.order.answers), seed=archive.order.seed)
-        played = Playback(archive, session, partial(self._wait_for_refresh, archive))
+        session = JournaledRun.record(journal, dict(tree_record.order.answers), seed=tree_record.order.seed)
+        played = Playback(tree_record, session, partial(self._wait_for_refresh, tree_record))
         driving = asyncio.ensure_future(create_replayed_run(launcher, played).run())
         try:
-            await self._collect_events(archive, Follower(journal), driving)
+            await self._collect_events(tree_record, Follower(journal), driving)
         except BaseException:
             driving.cancel()
             await asyncio.wait((driving,))
@@ -265,19 +265,21 @@ class SharedEvents:
         if played.fatal is not None:
             raise played.fatal
 
-    async def _collect_events(self, archive: Archive, follower: Follower, driving: asyncio.Future[RunResult]) -> None:
+    async def _collect_events(
+        self, tree_record: RunTreeRecord, follower: Follower, driving: asyncio.Future[RunResult]
+    ) -> None:
         """Append new events and read the record again, with pauses, until the replay has ended and all events are appended."""
         pause = FIRST_PAUSE_SECONDS
         while True:
             await asyncio.sleep(SETTLE_SECONDS)
             is_done = driving.done()
             try:
-                has_news = await self._append_new_events(follower, is_last=is_done)
+                has_news = await self._append_ready_events(follower, is_last=is_done)
                 if is_done and self._order.is_empty:
                     return
                 if not is_done:
                     self._looks.started += 1
-                    await archive.refresh(self._operator.deployment)
+                    await tree_record.refresh(self._operator.deployment)
                     await self._update_suspended_state(has_news=has_news)
             except DatabaseUnavailable:
                 pause = LAST_PAUSE_SECONDS
@@ -298,9 +300,9 @@ class SharedEvents:
         if was_suspended != self.is_suspended:
             self._notify_readers()
 
-    async def _wait_for_refresh(self, archive: Archive) -> bool:
+    async def _wait_for_refresh(self, tree_record: RunTreeRecord) -> bool:
         """Wait until the next look is over; return whether there may be another one."""
-        was_over = archive.runs[""].is_over
+        was_over = tree_record.runs[""].is_over
         self._waiting += 1
         try:
             await self._looks.wait_for_next_look()
@@ -310,8 +312,8 @@ class SharedEvents:
 
     # --- the one order ------------------------------------------------------------------------------------------------
 
-    async def _append_new_events(self, follower: Follower, *, is_last: bool) -> bool:
-        """Append new events in their agreed order; return whether there were any."""
+    async def _append_ready_events(self, follower: Follower, *, is_last: bool) -> bool:
+        """Append the events whose position is known and notify readers; return whether any event was appended or any record arrived."""
         shown = len(self.events)
         has_arrived = False
         for record in follower.read_new().records:

@@ -91,7 +91,7 @@ class StepRecords:
         self._last = max([self._last, *[step["function_id"] for step in page]])
 
     def pop_result(self, step: ReservedStep) -> Mapping[str, Any] | None:
-        """Return the recorded result of a step and forget it; ``None`` without one, or for a recorded error."""
+        """Remove the recorded result of a step and return it; ``None`` without a result, or for a recorded error."""
         record = self._known.pop(step.number, None)
         output = None if record is None else record["output"]
         # Every result of ours is an object. Text that DBOS could not decode is left to DBOS, which raises the reason.

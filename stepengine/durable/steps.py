@@ -83,10 +83,10 @@ class Steps:
 
     async def begin(self, batch: Sequence[Item]) -> None:
         """
-        Reserve the steps of effects, in order.
+        Reserve the steps of effects in order, compare them with the record, and record the marks of started effects.
 
         Raises:
-            ReplayDivergence: when one differs from the record.
+            ReplayDivergence: When a step differs from the record.
         """
         # Numbers are drawn here, in the run's own task and one after the other: the package numbers steps in the order
         # in which they are requested. Were they drawn when members of a group are performed, the faster member would
@@ -112,7 +112,7 @@ class Steps:
         await self._inner.begin(batch)
 
     def _has_certain_step(self, item: Item) -> bool:
-        """Return whether an effect of a group gets a step in any case: a mark if it waits, else its outcome."""
+        """Return whether an effect of a group always gets a step: a mark if it waits, else its outcome."""
         known = self._run.seed.outcomes.get(item.address)
         if item.gather is None or isinstance(item.effect, RUNS) or (known is not None and known[2] is not None):
             return False
@@ -131,7 +131,7 @@ class Steps:
         return self._races.setdefault((item.path, together[race[0]].seq), RaceRecord())
 
     def _warn_of_long_run(self) -> None:
-        """Warn that the run grows long; no new run is started, since a handler's variables cannot move there."""
+        """Warn that the run grows long. No new run is started, since it would not have the handler's variables."""
         message = (
             f"the run {self._run.order.id!r} has {LONG_RUN_EFFECTS:,} effects. Resuming it reads all of them first, with about a third of "
             "a second of CPU per 1,000. Move longer work to children: a resume reads only their results"
@@ -149,7 +149,7 @@ class Steps:
             await self._run.workflow.compare_recorded_steps(reserved, where)
             for step in reserved:
                 if step.mark is not None:
-                    marks[step.number] = await self._run.workflow.record_mark(step, where)
+                    marks[step.number] = await self._run.workflow.load_or_record_mark(step, where)
             reserved.clear()
 
     async def _reserve_effect_steps(
@@ -237,7 +237,7 @@ class Steps:
             outcome = await self._inner.perform(item, run.tree)
             run.workflow.is_live = True
             if not isinstance(outcome, Stop):
-                return self._outcomes.encode_new_outcome(item, outcome)
+                return self._outcomes.consume_and_encode_outcome(item, outcome)
             if outcome.kind != "suspended":
                 raise UnrecordedStop(outcome)
             open_ = [encode_stored(question) for question in render_questions(item)]
@@ -245,7 +245,7 @@ class Steps:
             form |= _make_group_form(item, together)
             return cast("dict[str, Any]", run.redactor.value(form))
 
-        found = await run.workflow.reserve_and_perform_step(name, ask_and_encode, format_address(*item.address))
+        found = await run.workflow.reserve_and_load_or_perform_step(name, ask_and_encode, format_address(*item.address))
         if "questions" not in found:
             return ReservedSteps(name, asked=found)
         topic = f"ask:{item.path}:{effect.seq}"
@@ -282,9 +282,9 @@ class Steps:
 
     async def _read_seed_outcome(self, item: Item, form: Mapping[str, object]) -> Single:
         """Return the outcome of an effect in the seed, after counting what its child used."""
-        outcome = self._outcomes.load_outcome(form, format_address(*item.address))
+        outcome = self._outcomes.load_outcome_and_advance_clock(form, format_address(*item.address))
         self._run.workflow.was_replayed = True
-        return self._children.count_and_decode_child_end(item, outcome)
+        return self._children.count_and_decode_child_result(item, outcome)
 
     async def _perform_leaf(self, item: Item, io: IO, steps: ReservedSteps) -> Single:
         """Perform an effect that starts no run, once, as a recorded step; one that is in doubt fails with ``UnknownOutcome``."""
@@ -316,7 +316,7 @@ class Steps:
                     item, AttemptsIO(io, attempts) if isinstance(item.effect, CallModel) else io
                 )
             outcome = mark_usage_uncertain(outcome) if again else outcome
-            return self._outcomes.encode_new_outcome(item, outcome, attempts)
+            return self._outcomes.consume_and_encode_outcome(item, outcome, attempts)
 
         with run.activity.count_running():
             return (await self._outcomes.perform_and_record(item, steps, perform_and_encode))[0]
@@ -326,7 +326,7 @@ class Steps:
         run, where = self._run, format_address(*item.address)
         asked = cast("Mapping[str, Any]", steps.asked)
         if steps.answer is None:
-            return self._outcomes.load_outcome(asked, where)
+            return self._outcomes.load_outcome_and_advance_clock(asked, where)
         clock, workflow = run.clock, run.workflow
         clock.advance_to(asked["at"])
         workflow.is_live = workflow.is_live or not steps.answer.done()
@@ -375,9 +375,13 @@ class Steps:
 
         # The result is recorded, and still a resumed run repeats the body: its changes (of the conversation, of what was
         # spent) are in no record, and follow from its effects alone.
-        known = steps.seeded or await run.workflow.reserve_and_perform_step(steps.name, make_result_record, where)
+        known = steps.seeded or await run.workflow.reserve_and_load_or_perform_step(
+            steps.name, make_result_record, where
+        )
         self._outcomes.compare_body_results(item, known, now)
-        return with_body_end(self._outcomes.load_outcome(known, where), getattr(outcome, "body", None))
+        return with_body_end(
+            self._outcomes.load_outcome_and_advance_clock(known, where), getattr(outcome, "body", None)
+        )
 
     # --- waits --------------------------------------------------------------------------------------------------------
 
@@ -395,7 +399,7 @@ class Steps:
             if steps.race is not None and await steps.race.has_lost_after_lookups(item):
                 return self._outcomes.encode_race_loss(item)
             outcome = await self._inner.perform(item._replace(has_begun=True), io)
-            form = self._outcomes.encode_new_outcome(item, outcome)
+            form = self._outcomes.consume_and_encode_outcome(item, outcome)
             found.append(outcome)
             return form
 

@@ -120,6 +120,6 @@ def make_submission(launcher: Launcher, agent: AgentLike, prompt: str | None, op
         raise InputError(msg, issues=(unknown[0],))
     found = launcher.catalog.get_agent(agent)
     request = RunRequest(agent=found, prompt=prompt, info=info, **own)
-    plan = launcher.plan_root_run(separate_earlier_answers(launcher.follow_handoff(request, request.previous))).plan
+    plan = launcher.plan_root_run(separate_earlier_answers(launcher.with_handoff_agent(request, request.previous))).plan
     refuse_asking_limits(plan.limits, f"this run of {found.definition.id!r}", InputError)
     return Submission(request, plan)

@@ -49,18 +49,18 @@ class Ancestor:
     One ``Spawn``, or one call of a tool that yields, on the way from the root to a run.
 
     Attributes:
-        seq: Its number on its own path.
-        agent_id: The agent that it asked for; of a call the one that calls.
+        seq: The number of the effect on its path.
+        agent_id: The requested agent; for a tool call, the calling agent.
         prompt: The prompt.
         params: The params.
-        tool_call_id: The call that spawned it.
+        tool_call_id: The id of the call that requested the child.
         is_inline: Whether the child continues its parent's history.
-        at: What time it was, milliseconds since the root's start.
-        of: How many children were asked for at once.
-        tool_name: The tool that was called; ``""`` for a ``Spawn``.
+        at: The time of the effect in milliseconds since the root's start.
+        of: The number of children that were requested at once.
+        tool_name: The called tool; ``""`` for a ``Spawn``.
         input: The input of the call.
-        source: Who asked for the call.
-        values: What hooks of the caller share with those of the body, as far as it can be stored.
+        source: The origin of the call.
+        values: The storable part of the values that hooks of the caller share with hooks of the body.
     """
 
     seq: int
@@ -92,24 +92,24 @@ class SubmittedRun:
 
     Attributes:
         root: The id of the root run; that of a child is ``ROOT/PATH``.
-        agent_id: The root's agent.
-        prompt: Its prompt.
-        params: Its params as JSON.
-        created: When it was submitted, RFC 3339 in UTC; times count from here.
-        seed: What its randomness depends on, with each run's path.
-        info: What the caller says of it.
-        limits: The limits that the caller gave.
-        models: Models in place of those that agents name, by agent id, for this run tree alone.
-        previous: The state that it continues.
-        answers: Answers given up front, by question id or text.
-        priority: Smaller numbers first; 0 for none. Children have that of their root.
-        pool: The workers that it is meant for.
-        spawns: The way to this run, from what the root asked for on; empty for the root.
-        parent: What the parent's state gives to a child.
-        slice: What this child may use of its tree's budgets.
-        turn: Its number in the session that ``info`` names; 0 for what is not a turn.
-        rules: What people allowed for good before it began; a turn knows them when it is its turn.
-        before: The record of the last turn, from ``load_previous_turn``; ``None`` before it is this one's turn, and never stored.
+        agent_id: The agent of the root run.
+        prompt: The prompt of the root run.
+        params: The params of the root run as JSON.
+        created: The time of the submission, RFC 3339 in UTC; the run's times count from it.
+        seed: The seed of random numbers, used together with each run's path.
+        info: The caller's information about the run.
+        limits: The caller's limits.
+        models: Models for this run tree by agent id; they replace the models that agents name.
+        previous: The state to continue from.
+        answers: Answers to later questions, by question id or text.
+        priority: Smaller numbers first; 0 for none. Children have the priority of their root.
+        pool: The pool of the workers.
+        spawns: The effects from the root to this run; empty for the root.
+        parent: The part of the parent's state that the child inherits.
+        slice: The part of the tree's budgets that this child may use.
+        turn: The number of the turn in the session of ``info``; 0 for a run that is not a turn.
+        rules: Lasting approvals from before the start; a turn loads them when it starts.
+        before: The record of the previous turn, from ``load_previous_turn``; ``None`` before this turn starts. Never stored.
     """
 
     root: str
@@ -202,9 +202,9 @@ class Reply:
 
     Attributes:
         run: The run that asks.
-        topic: Where it waits for the message.
-        key: What makes the same message count once.
-        message: When it was sent in the run's own time, the answers by question id, and the id of the sender, if it has one.
+        topic: The topic on which the run waits for the message.
+        key: The idempotency key of the message.
+        message: The time of sending in the run's own time, the answers by question id, and the id of the sender, if there is one.
     """
 
     run: str
@@ -220,7 +220,7 @@ class StartOutcomes:
 
     Attributes:
         outcomes: Kind, fingerprint and stored outcome by address; the last is ``None`` for an effect that may have happened.
-        lookups: What was looked up when runs started, by path.
+        lookups: The recorded prompts and context windows of runs, by path.
     """
 
     outcomes: Mapping[tuple[str, int], tuple[str, str, Mapping[str, Any] | None]] = attrs.field(factory=dict)
@@ -341,22 +341,22 @@ def parse_answers(form: Mapping[str, object], questions: Sequence[Question]) -> 
 # --- how runs end -------------------------------------------------------------------------------------------------------
 
 
-def encode_child_end(
-    finished: Finished, plan: RunPlan, *, started: int, rules: Sequence[object] = ()
+def encode_child_result(
+    finished: Finished, plan: RunPlan, *, descendant_count: int, approval_rules: Sequence[object] = ()
 ) -> dict[str, Any]:
     """
-    Return the stored form of a child's end; *started* counts its descendants, *rules* are lasting approvals.
+    Return the stored form of a child's end, with the number of its descendants and the lasting approvals.
 
     The state that an inline child leaves to its parent is a member of its own, since no ``ChildResult`` is stored with it.
     """
     child = finished.to_child_result(is_inline=plan.is_inline)
     members = outcome_members(Value(child))["value"]
     left: dict[str, object] = {} if child.left is None else {"left": _encode_inline_end(child.left, plan)}
-    left |= {"rules": list(rules)} if rules else {}
-    return to_portable_json({"schema": SCHEMA_VERSION, "child": members, "started": started, **left})
+    left |= {"rules": list(approval_rules)} if approval_rules else {}
+    return to_portable_json({"schema": SCHEMA_VERSION, "child": members, "started": descendant_count, **left})
 
 
-def parse_child_end(form: Mapping[str, Any]) -> ChildResult:
+def parse_child_result(form: Mapping[str, Any]) -> ChildResult:
     """Parse the stored form of a child's end; its output is JSON."""
     child: ChildResult = decode_stored(form["child"])
     return attrs.evolve(child, left=parse_inline_end(form["left"])) if "left" in form else child
@@ -377,10 +377,10 @@ def parse_inline_end(form: Mapping[str, Any]) -> EndedRun:
 
 
 def encode_body_end(
-    finished: Finished, result: ToolResult, *, started: int, rules: Sequence[object] = ()
+    finished: Finished, result: ToolResult, *, descendant_count: int, approval_rules: Sequence[object] = ()
 ) -> dict[str, Any]:
     """
-    Return the stored form of a tool body's end; *started* counts its descendants, *rules* are lasting approvals.
+    Return the stored form of a tool body's end, with the number of its descendants and the lasting approvals.
 
     Its changes for the caller are stored next to the *result*; of the values that hooks share, only those that can be stored.
     """
@@ -396,7 +396,9 @@ def encode_body_end(
         "warnings": list(end.warnings),
     }
     form: dict[str, object] = {"schema": SCHEMA_VERSION, "status": finished.status.value, "result": told, "body": left}
-    return to_portable_json(form | {"started": started} | ({"rules": list(rules)} if rules else {}))
+    return to_portable_json(
+        form | {"started": descendant_count} | ({"rules": list(approval_rules)} if approval_rules else {})
+    )
 
 
 def parse_body_end(form: Mapping[str, Any]) -> BodyEnd:

@@ -20,7 +20,7 @@ class AgentDescription:
     An agent's offered tools, added instructions and policy, as its engine has them.
 
     Attributes:
-        tools: What its models are offered, in order.
+        tools: The names of the tools offered to its models, in order.
         instructions: Its instructions with what the engine adds to them.
         policy: The rules for its calls, as ``Policy.to_json`` tells them; ``None`` where every call is allowed.
     """

@@ -16,10 +16,10 @@ from stepengine.engine.loader import (
     find_packaged_agent,
     load_agent,
 )
-from stepengine.engine.packages import PackagedAgent, packaged_agent_from_definition, published_id
+from stepengine.engine.packages import PackagedAgent, get_published_id, packaged_agent_from_definition
 
 
-def find_agent_family(agent: AgentDefinition, file: str = "", folders: Iterable[Path] = ()) -> list[AgentDefinition]:
+def collect_agent_family(agent: AgentDefinition, file: str = "", folders: Iterable[Path] = ()) -> list[AgentDefinition]:
     """
     Return *agent* and all agents that it may spawn, directly or indirectly.
 
@@ -42,7 +42,7 @@ def find_agent_family(agent: AgentDefinition, file: str = "", folders: Iterable[
             named.pop()
             continue
         definition = held.pop() if held else finder.load_named_agent(*named.pop())
-        key = normalised_id(published_id(definition))
+        key = normalised_id(get_published_id(definition))
         if key not in found:
             found[key] = definition
             given = definition.spawnable_agents

@@ -88,18 +88,18 @@ class Agent:
 
     Attributes:
         definition: The definition.
-        tools: Every tool that it or its handler may use, by name.
-        offered: Names of its own tools, in order.
-        specs: The specifications of its own tools by name.
+        tools: Every tool that the agent or its handler may use, by name.
+        offered: The names of the agent's own tools, in order.
+        specs: The specifications of the agent's own tools by name.
         spawnable: Normalised ids of the agents that it may spawn.
-        schemas: Its params and output schemas as functions.
-        hooks: The engine's hooks followed by its own.
-        limits: The limits that it sets; what it leaves open is taken from the engine's.
-        openings: The ``pre_run`` hooks, among *hooks*, by which its sources give it their tools.
-        notes: What results of its runs are to say: which agents stand for ids with a publisher.
-        uses: By the name of a tool that yields, what its body may call beside what the agent has.
-        at_provider: The agent as it is where the provider of its model runs programs that call its tools; ``None`` for one that is
-            the same everywhere.
+        schemas: The params and output schemas as functions.
+        hooks: The engine's hooks followed by the agent's own.
+        limits: The agent's limits; unset ones are filled from the engine's.
+        openings: The ``pre_run`` hooks, among *hooks*, that add the tools of its sources.
+        notes: Notes for results of its runs: which agents were used in place of ids with a publisher.
+        uses: By the name of a tool that yields, the tools and agents that its body may call in addition to the agent's.
+        at_provider: The variant of the agent for a provider that runs programs which call its tools; ``None`` if there is no
+            such variant.
     """
 
     definition: AgentDefinition
@@ -182,14 +182,14 @@ class Agent:
             source=self,
         )
 
-    def plan_tool_body(self, caller: PlannedAgent, tool_name: str, more: Sequence[str]) -> PlannedAgent:
+    def plan_tool_body(self, caller: PlannedAgent, tool_name: str, added_tools: Sequence[str]) -> PlannedAgent:
         """
         Return the parts for the body of a tool that yields: those of its caller, with the tools and agents of ``uses=``.
 
         Args:
             caller: The parts of the caller's plan; the caller may be a body, too.
-            tool_name: The tool, by its own name.
-            more: Tools that ``pre_run`` hooks gave the run, such as those of a server: they are its agent's own.
+            tool_name: The tool's own name.
+            added_tools: Names of the tools that ``pre_run`` hooks added to the run, such as those of a server.
         """
         uses = self.uses.get(tool_name, NOTHING_USED)
         children = caller.children
@@ -197,7 +197,7 @@ class Agent:
             children = attrs.evolve(children, names={**(children.names or {}), **uses.agents})
         return PlannedAgent(
             definition=caller.definition,
-            offered=tuple(dict.fromkeys([*caller.offered, *uses.tools, *more])),
+            offered=tuple(dict.fromkeys([*caller.offered, *uses.tools, *added_tools])),
             # Only these also apply to calls from the body of a tool.
             hooks=Hooks(pre_tool=self.hooks.pre_tool, post_tool=self.hooks.post_tool),
             children=children,
@@ -319,7 +319,7 @@ class Catalog:
         if isinstance(agent, AgentDefinition):
             # By identity: a definition that is equal by name and different in its tools is another agent, and the
             # caller means the one that was passed.
-            known = self._agents.get(_catalog_key(agent))
+            known = self._agents.get(_get_catalog_key(agent))
             return known if known is not None and known.definition is agent else self._get_or_compile(agent)
         if not isinstance(agent, str):
             msg = f"an agent must be an id or an AgentDefinition, not {agent!r}"
@@ -351,7 +351,7 @@ class Catalog:
         """Return the compiled agent of a definition that was passed for one run. Recent ones are cached."""
         known = self._met.get(id(definition))
         if known is None:
-            known = self._compile_family([definition])[_catalog_key(definition)]
+            known = self._compile_family([definition])[_get_catalog_key(definition)]
             # The oldest goes, and `pop` has a default because threads may share an engine: two can choose the same one.
             # The agent holds its definition, so no other object takes the id that it is kept under.
             while len(self._met) >= KEPT_DEFINITIONS:
@@ -426,7 +426,7 @@ class Catalog:
         known = space.get(member.declared.id)
         if known is None or known.definition is not definition:
             definitions = _collect_reachable_definitions([definition], (), {}, within=member)
-            new = {_key_within_package(key, d, member): d for key, d in definitions.items()}
+            new = {_get_key_within_package(key, d, member): d for key, d in definitions.items()}
             ids: dict[str, Agent | AgentDefinition] = {**space, **new}
             new = {key: d for key, d in new.items() if key not in space or d is definition}
             foreign = {key: d for key, d in new.items() if _is_in_other_package(d, member)}
@@ -448,7 +448,7 @@ class Catalog:
         named = [t for t in definition.tools if not isinstance(t, str | ToolSource)]
         own = _index_tools(f"agent {definition.id!r}", named)
         self._refuse_policy_file_writers(f"agent {definition.id!r}", own.values())
-        sources = self._find_sources(definition)
+        sources = self._collect_sources(definition)
         tools = self._bound.copy()
         for name, tool in own.items():
             tools[name] = tool.binding()
@@ -498,7 +498,7 @@ class Catalog:
             catalog=self,
         )
 
-    def _refuse_policy_file_writers(self, whose: str, tools: Iterable[ToolLike]) -> None:
+    def _refuse_policy_file_writers(self, owner: str, tools: Iterable[ToolLike]) -> None:
         """Raise ``DefinitionError`` for tools that can write the policy file that restricts them."""
         file = self.policy_file
         if file is None or file.below_root:
@@ -507,7 +507,7 @@ class Catalog:
             folder: Sequence[str] | None = getattr(tool, "folder", None)
             if folder is not None and not tool.spec.annotations.read_only and file.is_below(folder):
                 msg = (
-                    f"{whose} has the tool {tool.spec.name!r}, which works in the folder of the policy file {str(file.path)!r}: a "
+                    f"{owner} has the tool {tool.spec.name!r}, which works in the folder of the policy file {str(file.path)!r}: a "
                     "model could change its own permissions. Keep the file outside of that folder, or accept the risk with "
                     "PolicyFile(path, below_root=True)"
                 )
@@ -518,7 +518,7 @@ class Catalog:
         Raise if a tool of the engine or of an agent works in a folder that holds the signing key.
 
         Raises:
-            DefinitionError: when a tool of the engine, or of an agent that may run, works in a folder that the key is in.
+            DefinitionError: When such a tool works in a folder that contains the key file.
         """
         agents = {id(each): each for each in (*self._agents.values(), agent, *agent.known_agents)}
         own = [tool for each in agents.values() for tool in each.definition.tools if isinstance(tool, ToolLike)]
@@ -539,8 +539,8 @@ class Catalog:
             self._met_sources[id(source)] = source, source if for_engine is None else for_engine()
         return self._met_sources[id(source)][1]
 
-    def _find_sources(self, definition: AgentDefinition) -> dict[str, ToolSource]:
-        """Return the sources of an agent by name: its own, and those of the engine that it lists."""
+    def _collect_sources(self, definition: AgentDefinition) -> dict[str, ToolSource]:
+        """Register the agent's own sources for the engine; return them and the engine's sources that the agent lists, by name."""
         own = {t.name: self._register_source_for_engine(t) for t in definition.tools if isinstance(t, ToolSource)}
         return own | {t: self._sources[t] for t in definition.tools if isinstance(t, str) and t in self._sources}
 
@@ -550,7 +550,7 @@ class Catalog:
         known: Mapping[str, ToolBinding],
         openings: tuple[Callable[..., object], ...],
     ) -> Hooks:
-        """Return the engine's hooks, the agent's own, and behind both the policy, which judges the final input."""
+        """Return the hooks of sources, of the engine and of the agent, followed by the policy, which judges the final input."""
         # The policy is the last, since hooks may change the input of a call: judged before them, a call could be
         # allowed with one input and made with another.
         hooks = self._hooks + definition.hooks if definition.hooks else self._hooks
@@ -746,7 +746,7 @@ def _collect_reachable_definitions(
     """
     found = _index_definitions(definitions)
     waiting = list(found.values())
-    met = [(_catalog_key(child), child) for child in carried]
+    met = [(_get_catalog_key(child), child) for child in carried]
     while (
         waiting
         or met
@@ -764,16 +764,16 @@ def _collect_reachable_definitions(
                 raise _make_duplicate_agent_error(child.id)
         met = []
         if waiting and not _is_in_other_package(last := waiting.pop(0), within):
-            met = [(_catalog_key(child), child) for child in _list_child_definitions(last)]
+            met = [(_get_catalog_key(child), child) for child in _list_child_definitions(last)]
     return found
 
 
-def _catalog_key(definition: AgentDefinition) -> str:
+def _get_catalog_key(definition: AgentDefinition) -> str:
     """Return the id by which an engine finds an agent; for an agent of a package, ``publisher/name``."""
-    return normalised_id(packages.published_id(definition))
+    return normalised_id(packages.get_published_id(definition))
 
 
-def _key_within_package(key: str, definition: AgentDefinition, sibling: packages.PackagedAgent) -> str:
+def _get_key_within_package(key: str, definition: AgentDefinition, sibling: packages.PackagedAgent) -> str:
     """Return the id by which agents of the package of *sibling* name *definition*: their own have no publisher."""
     member = packages.packaged_agent_from_definition(definition)
     return key if member is None or member.package != sibling.package else member.declared.id
@@ -792,7 +792,7 @@ def _find_spawnable_packaged_agents(
     Return the packaged agents that the agents in *found* may spawn, without those in *found* or *others*.
 
     An id with a publisher is its own key. An id without one, in an agent of a package, means an agent of that package or a bundled
-    agent; its key is that of ``_catalog_key``.
+    agent; its key is that of ``_get_catalog_key``.
     """
     named: dict[str, AgentDefinition] = {}
     for definition in [d for d in found.values() if not _is_in_other_package(d, within)]:
@@ -807,7 +807,7 @@ def _find_spawnable_packaged_agents(
             elif (
                 member is not None and (meant := member.load_sibling(wanted) or find_bundled_agent(wanted)) is not None
             ):
-                key = _catalog_key(meant)
+                key = _get_catalog_key(meant)
             if meant is not None and key not in found:
                 named[key] = meant
     return list(named.items())
@@ -850,9 +850,9 @@ def _index_definitions(given: Iterable[object]) -> dict[str, AgentDefinition]:
         if not isinstance(definition, AgentDefinition):
             msg = f"agents must contain AgentDefinition objects, not {definition!r}"
             raise DefinitionError(msg)
-        if _catalog_key(definition) in found:
+        if _get_catalog_key(definition) in found:
             raise _make_duplicate_agent_error(definition.id)
-        found[_catalog_key(definition)] = definition
+        found[_get_catalog_key(definition)] = definition
     return found
 
 

@@ -366,7 +366,7 @@ class Engine:
         found = self._launcher.catalog.get_agent(state.agent_id if agent is None else agent)
         step = StepRun(found, state)
         planned = self._launcher.plan_root_run(RunRequest(agent=step.agent, limits=ONE_STEP))
-        live = self._launcher.create_planned_run(planned, prepare=step.with_given_state)
+        live = self._launcher.create_planned_run(planned, prepare=step.with_caller_state)
         return step.make_step_result(await live.run())
 
     @overload
@@ -721,7 +721,7 @@ class Engine:
             self.close()
             return
         runs = self._launcher.runs
-        forgotten = runs.find_runs_with_unused_handles()
+        forgotten = runs.list_runs_with_unused_handles()
         runs.request_shutdown()
         left = await stop_runs_and_wait(runs.active)
         # The last one is called first. All are called even if one fails.
@@ -734,11 +734,11 @@ class Engine:
         warn_of_abandoned_runs(forgotten, left)
 
     def close(self) -> None:
-        """Call ``aclose`` from synchronous code; runs in the caller's event loop are stopped but not awaited."""
+        """Close the engine from synchronous code. Runs in the caller's event loop are stopped but not awaited."""
         from stepengine.engine.run import stop_runs_and_wait, warn_of_abandoned_runs
 
         runs = self._launcher.runs
-        forgotten = runs.find_runs_with_unused_handles()
+        forgotten = runs.list_runs_with_unused_handles()
         runs.request_shutdown()
         here = _find_running_loop()
         left = self._loop_thread.run(lambda: stop_runs_and_wait(runs.active, here))

@@ -122,10 +122,10 @@ def warn_about_agent_sources(
 
     Args:
         definition: The agent; its handler and its own hooks are read.
-        names: What its code may name.
+        names: The names that its code may use.
         tools: The tools whose bodies are read.
         uses: By the name of a tool that yields, the names of the tools and agents that it carries.
-        is_shared: Whether other agents have the same handler. What that names may then be for one of them.
+        is_shared: Whether other agents have the same handler, so that a name in it may be meant for one of them.
     """
     listed = f"tools=[...] of agent {definition.id!r}", f"spawnable_agents=[...] of agent {definition.id!r}"
     scope = None if is_shared else _FunctionScope(names, *listed)
@@ -133,13 +133,17 @@ def warn_about_agent_sources(
     warn_about_hook_sources(f"agent {definition.id!r}", definition.hooks)
     for tool in tools:
         if isinstance(tool, Tool):
-            _warn_about_tool_source(tool, _names_for_tool_body(tool.spec.name, names, uses))
+            _warn_about_tool_source(tool, _list_names_for_tool_body(tool.spec.name, names, uses))
 
 
-def _names_for_tool_body(
+def _list_names_for_tool_body(
     name: str, names: AllowedNames, uses: Mapping[str, tuple[Collection[str], Collection[str]]]
 ) -> AllowedNames:
-    """Return the names that a tool's body may use: those of its agent and of ``uses=``."""
+    """
+    Return the names that a tool's body may use: those of its agent and of ``uses=``.
+
+    The body of a tool in another tool's ``uses=`` may use the names of every ``uses=``.
+    """
     # The body of a carried tool also has what its callers carry, and any tool that carries others may be among these.
     is_carried = any(name in tools for tools, _ in uses.values())
     carried = list(uses.values()) if is_carried else [uses[name]] if name in uses else []
@@ -227,7 +231,7 @@ def _find_unused_value_problem(one: _NameUse, value: object) -> str:
 
 
 def _find_tool_name_problem(tool: Any, scope: _FunctionScope, *, is_kept: bool) -> str:
-    """Return why a call may not name this tool; ``""`` if it may, or if its name is not known here."""
+    """Return why a call may not name this tool; ``""`` if it may, or if its name is unknown; *is_kept*: the call is in the history."""
     try:
         name = get_tool_name(tool)
     except BadYield:
@@ -270,7 +274,7 @@ def _find_name_uses(function: FunctionType) -> tuple[_NameUse, ...]:
     if code not in PARSED:
         found = _parse_name_uses(_read_function_file(function)).get((code.co_firstlineno, code.co_name), ())
         # Only a run could tell what a name means that the function binds itself.
-        own = _locally_bound_names(code)
+        own = _list_locally_bound_names(code)
         PARSED[code] = tuple(
             [
                 attrs.evolve(one, first=None) if isinstance(one.first, tuple) and one.first[0] in own else one
@@ -313,10 +317,10 @@ def _iterate_name_uses(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iter
     nodes = [inner for part in (*function.body, function.args) for inner in ast.walk(part)]
     dropped = {id(node.value): node.value for node in nodes if isinstance(node, ast.Expr)}
     for node in nodes:
-        if isinstance(node, ast.Call) and (name := _dotted_name(node.func)):
+        if isinstance(node, ast.Call) and (name := _find_dotted_name(node.func)):
             yield _name_use_from_call(node, name, is_statement=id(node) in dropped)
     for value in dropped.values():
-        if name := _dotted_name(value):
+        if name := _find_dotted_name(value):
             yield _NameUse(value.lineno, name, is_statement=True)
 
 
@@ -327,11 +331,11 @@ def _name_use_from_call(node: ast.Call, name: _Dotted, *, is_statement: bool) ->
     is_kept = None not in named and not any(isinstance(one, ast.Starred) for one in node.args)
     if include := named.get("include_tool_call"):
         is_kept = isinstance(include, ast.Constant) and include.value is True
-    said = first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else _dotted_name(first)
+    said = first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else _find_dotted_name(first)
     return _NameUse(node.lineno, name, True, is_statement, said, is_kept, len(node.args))
 
 
-def _dotted_name(node: ast.expr | None) -> _Dotted | None:
+def _find_dotted_name(node: ast.expr | None) -> _Dotted | None:
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
@@ -360,7 +364,7 @@ def _resolve_name(function: FunctionType, name: _Dotted) -> object:
     return value
 
 
-def _locally_bound_names(code: CodeType) -> set[str]:
+def _list_locally_bound_names(code: CodeType) -> set[str]:
     """Return the names that a function, or one within it, binds itself."""
-    inner = [_locally_bound_names(one) for one in code.co_consts if isinstance(one, CodeType)]
+    inner = [_list_locally_bound_names(one) for one in code.co_consts if isinstance(one, CodeType)]
     return {*code.co_varnames, *code.co_cellvars}.union(*inner)

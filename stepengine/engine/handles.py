@@ -84,7 +84,7 @@ class EngineRuns:
             live.tree.root.stop(Stop("shutdown"))
         return handles, lives
 
-    def find_runs_with_unused_handles(self) -> list[EngineRun]:
+    def list_runs_with_unused_handles(self) -> list[EngineRun]:
         """Return the running runs in the background whose handles were never used."""
         return [live for live in list(self.active) if live.handle and not (live.handle.done or live.handle.is_used)]
 

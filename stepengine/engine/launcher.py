@@ -27,7 +27,7 @@ from stepengine.engine.conversation_rules import ConversationRules
 from stepengine.engine.handles import EngineRuns
 from stepengine.engine.options import AgentLike, ModelsLike, Overrides
 from stepengine.engine.overrides import Override, overrides
-from stepengine.engine.run import EngineRun, make_failing_machine
+from stepengine.engine.run import EngineRun, make_ended_machine
 from stepengine.engine.run_models import EngineModels, read_recorded_models
 from stepengine.engine.run_plans import (
     NOTHING_RECORDED,
@@ -116,12 +116,12 @@ class Launcher:
         journal = options.pop("journal", None)
         info = pop_run_info(options)
         request = RunRequest(agent=self.catalog.get_agent(agent), prompt=prompt, info=info, hub=hub, **options)
-        request = self.follow_handoff(request, request.previous)
+        request = self.with_handoff_agent(request, request.previous)
         if self.sessions is None:
             return self.create_new_run(request, journal)
         return self._create_session_run(self.sessions, request, journal)
 
-    def follow_handoff(self, request: RunRequest, previous: object) -> RunRequest:
+    def with_handoff_agent(self, request: RunRequest, previous: object) -> RunRequest:
         """
         Return *request* with the agent that took over the conversation of *previous*; unchanged without a handoff.
 
@@ -158,7 +158,7 @@ class Launcher:
             journal,
             start_new=self.create_new_run,
             start_recorded=self.create_run_from_record,
-            follow_handoff=self.follow_handoff,
+            with_handoff_agent=self.with_handoff_agent,
             now=self.services.time.clock.now,
         )
         return live
@@ -222,7 +222,7 @@ class Launcher:
                 hub=None if waiting_run is None else waiting_run.tree.hub,
             )
             # A durable run is recorded under the agent that was named, which may have handed the conversation over before.
-            request = self.follow_handoff(request, opening.previous) if agent is None else request
+            request = self.with_handoff_agent(request, opening.previous) if agent is None else request
         except BaseException:
             session.writer.close()
             raise
@@ -339,7 +339,7 @@ class Launcher:
         try:
             state = with_resolved_system_prompt(plan, state)
         except StepEngineError as error:
-            services = attrs.evolve(services, machine=make_failing_machine(error))
+            services = attrs.evolve(services, machine=make_ended_machine(error))
         # In this order: the journal may replace plan and state (its id, its time, its seed), and only then builds
         # itself into the services, which know both.
         if prepare is not None:
@@ -415,20 +415,20 @@ class StepRun:
         self._step: StepResult | None = None
         self.agent = self._make_one_step_agent(agent)
 
-    def with_given_state(self, plan: RunPlan, fresh: AgentState) -> tuple[RunPlan, AgentState]:
+    def with_caller_state(self, plan: RunPlan, planned_state: AgentState) -> tuple[RunPlan, AgentState]:
         """
-        Return the plan and state of the step: the caller's state, under its own run id if it has one.
+        Return the plan and state of the step: the caller's state, with the run id of *planned_state* if it has none.
 
-        The tools are those of the agent. So is the system prompt if the caller's state has none.
+        The tools are those of the agent. The system prompt is the agent's if the caller's state has none.
         """
         before = self._before
-        run_id = before.run_id or fresh.run_id
+        run_id = before.run_id or planned_state.run_id
         state = attrs.evolve(
             before,
             run_id=run_id,
             agent_id=self.agent.definition.id,
-            system_prompt=before.system_prompt or fresh.system_prompt,
-            tool_definitions=fresh.tool_definitions,
+            system_prompt=before.system_prompt or planned_state.system_prompt,
+            tool_definitions=planned_state.tool_definitions,
             pending=(),
         )
         return attrs.evolve(plan, run_id=run_id), state

@@ -176,12 +176,14 @@ def locate_agent(path_or_id: str | Path, *, folders: Iterable[Path] = ()) -> Age
             f"{str(path_or_id)!r} is a folder; name a file in it, such as {example!r}; load_agents(...) loads them all"
         )
         raise DefinitionError(msg)
-    return _locate_by_id(str(path_or_id), find_agent_folders(folders))
+    return _locate_by_id(str(path_or_id), list_trusted_agent_folders(folders))
 
 
 def find_agent_location(agent_id: str, *, folders: Iterable[Path] = ()) -> AgentLocation | None:
     """Return the location where ``load_agent`` finds the agent with this id, or ``None``."""
-    return _find_agent_in_folders(normalised_id(_strip_versioned_publisher(agent_id)), find_agent_folders(folders), [])
+    return _find_agent_in_folders(
+        normalised_id(_strip_versioned_publisher(agent_id)), list_trusted_agent_folders(folders), []
+    )
 
 
 def _find_agent_in_folders(wanted: str, places: Iterable[Path], broken: list[str]) -> AgentLocation | None:
@@ -209,7 +211,7 @@ def _locate_by_id(agent_id: str, places: tuple[Path, ...]) -> AgentLocation:
         f"; did you mean ./{beside.as_posix()}?" if beside.is_file() else did_you_mean(wanted, names, alike=NEAR_RATIO)
     )
     having = " and ".join(
-        [f"{p.publisher}/{wanted}" for p in packages.find_installed_agent_packages().packages if wanted in p.agents]
+        [f"{p.publisher}/{wanted}" for p in packages.list_installed_agent_packages().packages if wanted in p.agents]
     )
     having = f". An installed package has {having}: use that id" if having else ""
     msg = f"no agent has the id {agent_id!r}; searched: {searched}{having}. Give a path such as './agents/reviewer.py', or an id{near}"
@@ -345,11 +347,11 @@ def load_folder(folder: Path) -> LoadedFolder:
     return LoadedFolder(tuple(agents), problems, tuple([schedule for schedule, _ in schedules.values()]), tuple(tools))
 
 
-def find_agent_folders(more: Iterable[Path] = ()) -> tuple[Path, ...]:
+def list_trusted_agent_folders(more: Iterable[Path] = ()) -> tuple[Path, ...]:
     """
     Return the existing folders in which ids are looked up, in order; report and omit untrusted ones.
 
-    ``./agents`` is one of them where its files may run; at the command line that holds for every relative folder.
+    ``./agents`` is included if its files may run. At the command line, every relative folder is checked in the same way.
     """
     given = to_tuple(more)
     named = {f.resolve() for f in given if f.is_absolute() or trust.GATE.get() is None}
@@ -387,7 +389,7 @@ def list_agents(folders: Iterable[Path] = ()) -> list[ListedAgent]:
     """
     listed: list[ListedAgent] = []
     seen: dict[str, Path] = {}
-    for folder in dict.fromkeys([f.resolve() for f in find_agent_folders(folders)]):
+    for folder in dict.fromkeys([f.resolve() for f in list_trusted_agent_folders(folders)]):
         for file in _iterate_agent_files(folder):
             try:
                 found = load_agents_of_file(file)
@@ -504,11 +506,11 @@ def load_tools_of_file(file: Path) -> tuple[ToolLike | ToolSource, ...]:
     Raises:
         DefinitionError: when loading the file fails.
     """
-    return () if trust.is_sandboxed(file) else get_module_tools(load_module(file))
+    return () if trust.is_sandboxed(file) else get_listed_tools(load_module(file))
 
 
-def get_module_tools(module: ModuleType) -> tuple[ToolLike | ToolSource, ...]:
-    """Return the tool objects in the ``tools`` list of a module; none if the list holds only names."""
+def get_listed_tools(module: ModuleType) -> tuple[ToolLike | ToolSource, ...]:
+    """Return the tool objects in the module's ``tools`` list; empty if the list is missing or holds only names."""
     given = getattr(module, "tools", ())
     has_tools = isinstance(given, list | tuple) and any(isinstance(one, ToolLike | ToolSource) for one in given)
     return tuple([one for one in given if not isinstance(one, str)]) if has_tools else ()

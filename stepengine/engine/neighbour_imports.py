@@ -157,7 +157,7 @@ class _AgentFileLoader(SourceFileLoader):
         (folder,) = sys.modules[package].__path__
         source = self.get_data(self.path)
         text = source.decode("utf-8", "replace")
-        named = _importable_names(Path(folder)) & {*WORD.findall(text)} if "import" in text else set()
+        named = _list_importable_names(Path(folder)) & {*WORD.findall(text)} if "import" in text else set()
         if not named:
             return super().get_code(fullname)
         tree = ast.parse(source, self.path)
@@ -194,7 +194,7 @@ class _SourceTextLoader(_AgentFileLoader):
         return self.source if path == self.path else super().get_data(path)
 
 
-def _importable_names(folder: Path) -> set[str]:
+def _list_importable_names(folder: Path) -> set[str]:
     """Return the names under which something in a folder can be imported."""
     found = {path.stem if path.suffix == ".py" else path.name for path in folder.iterdir() if _is_module(path)}
     return {name for name in found if name.isidentifier()} - {OWN}

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 class Override(NamedTuple):
     """
-    What ``Engine.override`` replaces in one context.
+    The replacements that ``Engine.override`` makes in one context.
 
     Attributes:
         models: The registry in force; ``None`` for the engine's.
         keep_names: Whether model strings stay as written, because one provider serves them all.
         dependencies: Dependency factories that replace others.
-        budget: What model calls are paid from besides their own limits; ``None`` for nothing.
+        budget: A shared budget that model calls are charged to in addition to their own limits; ``None`` without one.
     """
 
     models: Models | None = None

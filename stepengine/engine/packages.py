@@ -71,7 +71,7 @@ class DeclaredAgent:
 
     Attributes:
         id: Its id within the package.
-        description: What it is for.
+        description: The purpose of the agent.
         tools: The names of its tools with their categories; ``""`` for a tool without one.
         spawns: Ids of the agents that it may spawn.
     """
@@ -114,7 +114,7 @@ class Package:
 
     @property
     def access_request(self) -> trust.AccessRequest:
-        """What a person is asked to agree to: tools by category, agents of others, folders, hosts."""
+        """The access that a person is asked to approve: tools by category, agents of others, folders, hosts."""
         tools = sorted({(name, kind) for agent in self.agents.values() for name, kind in agent.tools.items()})
         others = sorted({wanted for agent in self.agents.values() for wanted in agent.spawns if "/" in wanted})
         asks = (
@@ -129,7 +129,7 @@ class Package:
 
 class InstalledPackages(NamedTuple):
     """
-    What is installed.
+    The installed agent packages.
 
     Attributes:
         packages: Packages whose agents can be named, by their names.
@@ -160,7 +160,7 @@ class PackagedAgent:
         Return the agent. At the command line, a person must first approve the access that its package declares.
 
         Raises:
-            DefinitionError: when nobody agreed, its code fails, or has other agents or tools than its metadata says.
+            DefinitionError: When the access is not approved, the code fails, or its agents or tools differ from the metadata.
         """
         gate = trust.GATE.get()
         if gate is not None and not gate.approves_access(self.package.access_request):
@@ -183,7 +183,7 @@ class PackagedAgent:
 # --- which there are --------------------------------------------------------------------------------------------------
 
 
-def find_installed_agent_packages() -> InstalledPackages:
+def list_installed_agent_packages() -> InstalledPackages:
     """Return the installed agent packages from their metadata; none of them is imported."""
     from importlib import metadata
 
@@ -216,7 +216,7 @@ def approve_package(name: str) -> trust.AccessRequest:
             stored; in a command that a tool runs.
     """
     trust.refuse_inside_tool("approve_package")
-    found, plain = find_installed_agent_packages(), trust.normalise_package_name(name)
+    found, plain = list_installed_agent_packages(), trust.normalise_package_name(name)
     package = next((one for one in found.packages if trust.normalise_package_name(one.name) == plain), None)
     if package is None:
         said = [said for (_, theirs), said in found.problems.items() if trust.normalise_package_name(theirs) == plain]
@@ -231,7 +231,7 @@ def list_agent_package_versions() -> dict[str, str]:
     """Return ``name==version`` of each agent of an installed package, by ``publisher/name``."""
     return {
         f"{p.publisher}/{agent_id}": f"{p.name}=={p.version}"
-        for p in find_installed_agent_packages().packages
+        for p in list_installed_agent_packages().packages
         for agent_id in p.agents
     }
 
@@ -257,7 +257,7 @@ def find_published_agent(agent_id: str) -> PackagedAgent | None:
     publisher, name, version = split_agent_id(agent_id)
     if publisher is None or name is None:
         return None
-    found = find_installed_agent_packages()
+    found = list_installed_agent_packages()
     members = [
         PackagedAgent(p, p.agents[name]) for p in found.packages if p.publisher == publisher and name in p.agents
     ]
@@ -524,7 +524,7 @@ def register_in_same_package(made: AgentDefinition, original: AgentDefinition) -
         _MEMBERS[id(made)] = made, member
 
 
-def published_id(definition: AgentDefinition) -> str:
+def get_published_id(definition: AgentDefinition) -> str:
     """Return the id by which an agent is found: its own, or ``publisher/name`` for a package's agent."""
     member = packaged_agent_from_definition(definition)
     return definition.id if member is None else member.id
@@ -553,7 +553,7 @@ def _report_unknown_sandboxed_names() -> None:
     if not listed:
         return
     existing = {Path(one).name for one in listed if Path(one).exists()}
-    found = find_installed_agent_packages()
+    found = list_installed_agent_packages()
     known = sorted({*[one.name for one in found.packages], *[name for _, name in found.problems]})
     plain = {trust.normalise_package_name(name) for name in known}
     for name in sorted(one for one in listed if PACKAGE_NAME.fullmatch(one) and one not in existing):

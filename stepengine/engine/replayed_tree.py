@@ -63,7 +63,7 @@ class ReplayedRun:
         path: Its path in the tree.
         plan: Its plan, with hooks that record their calls.
         machine: Its machine.
-        effect: What the machine waits for: one effect, or a ``Gather`` of several; ``None`` once it has ended.
+        effect: The effect that the machine waits for, or a ``Gather`` of several; ``None`` once the machine has ended.
         waits: The members of *effect*, by their numbers.
         slots: The outcomes of these that are known by now.
         request: Its last model request.
@@ -262,7 +262,7 @@ class ReplayedTree:
         self._send_to_machine(run, Gathered(tuple(outcomes)) if isinstance(effect, Gather) else outcomes[0])
 
     def _send_to_machine(self, run: ReplayedRun, outcome: Outcome | None) -> None:
-        """Send an outcome to a machine, continue it to its next effect or its end, and compare that effect with the record."""
+        """Send an outcome to a machine, run it to its next effect or its end, and compare this effect with the record."""
         run.effect, run.waits, run.slots = None, {}, {}
         try:
             effect = run.machine.send(outcome)
@@ -290,7 +290,7 @@ class ReplayedTree:
             self._compare_with_record(item)
 
     def _compare_with_record(self, item: Item) -> None:
-        """Compare an effect with the record; an effect that was compared before is checked for its kind alone."""
+        """Compare an effect with the record; for an effect that was compared before, compare only its kind."""
         address = item.address
         position = self._tape.positions.get(address)
         if (

@@ -159,7 +159,7 @@ class EngineRun:
             if not await tree.wait_before_run(turn.access.enter):
                 assert tree.root.stopping is not None  # noqa: S101 - that is why it waits no longer
                 error = tree.root.stopping.error
-                machine = make_failing_machine(error if isinstance(error, StepEngineError) else None)
+                machine = make_ended_machine(error if isinstance(error, StepEngineError) else None)
                 tree.services = attrs.evolve(tree.services, machine=machine)
                 return attrs.evolve(
                     self._make_result(await self._run_and_record_end(records_end=False)), session_saved=False
@@ -212,7 +212,7 @@ class EngineRun:
         tree = self.tree
         texts = [*tree.hub.failures.warnings, *tree.questions.given.unused_warnings]
         if tree.inboxes.root and not tree.hub.is_kept_open:
-            texts.append(undelivered_messages_warning(len(tree.inboxes.root)))
+            texts.append(make_undelivered_messages_warning(len(tree.inboxes.root)))
         return finished.with_warnings(texts) if texts else finished
 
 
@@ -224,7 +224,7 @@ def raise_at_step_limit(result: RunResult, limits: Limits) -> None:
         raise error
 
 
-def undelivered_messages_warning(count: int) -> str:
+def make_undelivered_messages_warning(count: int) -> str:
     """Return the warning about messages that did not reach a run."""
     return f"the run ended before it received {count} of the messages sent to it"
 
@@ -250,12 +250,11 @@ async def stream_run(live: EngineRun) -> AsyncGenerator[Event, None]:
             task.result()
 
 
-def make_failing_machine(error: StepEngineError | None) -> MachineMaker:
+def make_ended_machine(error: StepEngineError | None) -> MachineMaker:
     """
-    Return a maker of machines that fail at once with *error*, or end as cancelled; author code is not called.
+    Return a maker of machines that end at once: as failed with *error*, or as cancelled if *error* is ``None``.
 
-    Args:
-        error: Why the run fails; ``None`` if it was cancelled.
+    Author code is not called.
     """
 
     def end_at_once(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:

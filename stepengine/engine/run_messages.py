@@ -7,7 +7,7 @@ import secrets
 from typing import TYPE_CHECKING
 
 from stepengine.data.waits import MESSAGE_ID_BYTES
-from stepengine.data.yields import check_topic
+from stepengine.data.yields import require_topic
 from stepengine.engine.handles import EngineRuns
 from stepengine.errors import JournalMissing
 from stepengine.journal import messages
@@ -24,7 +24,7 @@ async def send_message(
     """Send a message to a run of this process, else to the journal; return False if *id* was sent before."""
     if isinstance(run, RunHandle):
         return await asyncio.to_thread(run.send_message, topic, value, id=id, path=path)
-    message = Message(secrets.token_hex(MESSAGE_ID_BYTES) if id is None else id, path, check_topic(topic), value)
+    message = Message(secrets.token_hex(MESSAGE_ID_BYTES) if id is None else id, path, require_topic(topic), value)
     if isinstance(run, str) and (running := runs.find_by_id(run)[1]):
         return await asyncio.to_thread(running[0].tree.send, message)
     try:

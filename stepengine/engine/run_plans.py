@@ -25,7 +25,7 @@ from stepengine.data.events import LogLine
 from stepengine.data.json import JsonDict, freeze, require_storable_text
 from stepengine.data.limits import MAX_LEVELS, TREE_WIDE, Limits
 from stepengine.data.provenance import Provenance
-from stepengine.data.questions import Answer, AnswerLike, Question, check_answer
+from stepengine.data.questions import Answer, AnswerLike, Question, require_valid_answer
 from stepengine.data.record_sizes import find_length_problem
 from stepengine.data.state import AgentState, RunInfo, find_suspended_reply_index
 from stepengine.data.tools import Driving, Spawning, ToolSpec, Yielding
@@ -160,7 +160,7 @@ def separate_earlier_answers(request: RunRequest) -> RunRequest:
     for question in previous.pending:
         given = answers.get(question.id, answers.get(question.text))
         if isinstance(given, str | bool | Answer):
-            check_answer(given, question)
+            require_valid_answer(given, question)
     # By id only. An answer that was given by the text of its question stays among `answers`, where it is found when the
     # run asks again; one by id would not be, since the question has another id then.
     earlier = tuple([(q, answers.pop(q.id)) for q in previous.pending if q.id in answers])
@@ -282,7 +282,7 @@ class Planner:
         catalog: The engine's agents.
         models: The models of these runs.
         created: When the root run is created, which is now.
-        seed: What the randomness of the run depends on; by default its id, which is random.
+        seed: The seed of the run's random numbers; by default its random id.
         watched: Says whether anybody is shown events.
         opened: Called with a function that returns the history of the root run, once that has started.
 
@@ -364,7 +364,7 @@ class Planner:
         inherits = not effect.is_hand_off and (definition.inherit_parent_system_prompt or effect.is_inline)
         plan = self._make_plan(
             agent,
-            run_id=_child_run_id(parent, path),
+            run_id=_make_child_run_id(parent, path),
             path=path,
             prompt=effect.prompt,
             params=effect.params,
@@ -459,14 +459,14 @@ class Planner:
         )
         plan = RunPlan(
             agent=agent.plan_tool_body(parent.agent, binding.spec.name, from_hooks),
-            run_id=_child_run_id(parent, path),
+            run_id=_make_child_run_id(parent, path),
             path=path,
             created=parent.created,
             starts_at=effect.at,
             random=partial(Random, f"{self.seed}:{path}"),
             model=parent.model,
             tools=parent.tools,
-            limits=_without_time_limit(parent.given),
+            limits=_remove_time_limit(parent.given),
             info=parent.info,
             host=self._host,
             body=body,
@@ -640,13 +640,13 @@ class _SameThreadCheck:
         return self._ident == get_ident()
 
 
-def _child_run_id(parent: RunPlan, path: str) -> str:
+def _make_child_run_id(parent: RunPlan, path: str) -> str:
     """Return the id of the child at *path*: the id of the root run, followed by the path."""
     # Known before the child begins, the same when it is repeated, and whoever reads it in a log sees where it belongs.
-    return f"{parent.run_id.removesuffix(_run_id_suffix(parent.path))}{_run_id_suffix(path)}"
+    return f"{parent.run_id.removesuffix(_get_run_id_suffix(parent.path))}{_get_run_id_suffix(path)}"
 
 
-def _run_id_suffix(path: str) -> str:
+def _get_run_id_suffix(path: str) -> str:
     return f"-{path.replace('.', '-')}" if path else ""
 
 
@@ -683,14 +683,14 @@ def _cap_limits_to_parent(limits: Limits, parent_limits: Limits, depth: int | No
 
     Args:
         limits: The child's.
-        parent_limits: Those of the parent that somebody set.
+        parent_limits: The parent's limits that were set explicitly.
         depth: The parent's depth in force: it has a default that binds all.
     """
     return limits.cap({name: depth if name == "max_depth" else getattr(parent_limits, name) for name in TREE_WIDE})
 
 
 @lru_cache(KEPT_LIMITS)
-def _without_time_limit(limits: Limits) -> Limits:
+def _remove_time_limit(limits: Limits) -> Limits:
     """Return *limits* without ``max_seconds``: the time limit of its caller applies to the body of a tool."""
     return limits if limits.max_seconds is None else attrs.evolve(limits, max_seconds=None)
 
@@ -728,7 +728,7 @@ def make_root_state(plan: RunPlan, agent: Agent, previous: AgentState | None) ->
         raise InputError(msg, issues=("previous should be an AgentState",))
     before = NO_STATE if previous is None else previous
     own = before.agent_id in ("", plan.agent.definition.id)
-    history, view = _inherited_history(before, has_same_prompt=own)
+    history, view = _get_inherited_history(before, has_same_prompt=own)
     # The next run of the conversation keeps it as the first one does, which took it from a history from elsewhere.
     keeps_prompt = own and not agent.definition.system_prompt
     return AgentState(
@@ -736,7 +736,7 @@ def make_root_state(plan: RunPlan, agent: Agent, previous: AgentState | None) ->
         agent_id=plan.agent.definition.id,
         message_history=history,
         view=view,
-        system_prompt=before.system_prompt if keeps_prompt else _constant_system_prompt(agent),
+        system_prompt=before.system_prompt if keeps_prompt else _get_constant_system_prompt(agent),
         tool_definitions=agent.specs,
         steps_remaining=plan.limits.max_steps or 0,
         context=before.context,
@@ -748,13 +748,13 @@ def make_root_state(plan: RunPlan, agent: Agent, previous: AgentState | None) ->
     )
 
 
-def _constant_system_prompt(agent: Agent) -> str:
+def _get_constant_system_prompt(agent: Agent) -> str:
     """Return an agent's system prompt; ``""`` when it has to be resolved first."""
     prompt = agent.definition.system_prompt
     return prompt if isinstance(prompt, str) else ""
 
 
-def _inherited_history(parent: AgentState, *, has_same_prompt: bool) -> tuple[Transcript, Transcript]:
+def _get_inherited_history(parent: AgentState, *, has_same_prompt: bool) -> tuple[Transcript, Transcript]:
     """Return record and view as a child inherits them; without the parent's system prompt, instructions notes are removed."""
     # Byte for byte with the parent's prompt, for the provider's cache. Without it nothing is cached, and the child would
     # take its parent's agents for its own.
@@ -769,7 +769,9 @@ def _make_child_state(plan: RunPlan, agent: Agent, parent: AgentState) -> AgentS
     definition = agent.definition
     inherits = definition.include_message_history or plan.is_inline
     same_prompt = plan.sent is not None
-    history, view = _inherited_history(parent, has_same_prompt=same_prompt) if inherits else (NO_HISTORY, NO_HISTORY)
+    history, view = (
+        _get_inherited_history(parent, has_same_prompt=same_prompt) if inherits else (NO_HISTORY, NO_HISTORY)
+    )
     return AgentState(
         run_id=plan.run_id,
         agent_id=definition.id,
@@ -777,7 +779,7 @@ def _make_child_state(plan: RunPlan, agent: Agent, parent: AgentState) -> AgentS
         ancestor_run_ids=(*parent.ancestor_run_ids, parent.run_id),
         message_history=history,
         view=view,
-        system_prompt=parent.system_prompt if same_prompt else _constant_system_prompt(agent),
+        system_prompt=parent.system_prompt if same_prompt else _get_constant_system_prompt(agent),
         tool_definitions=parent.tool_definitions if same_prompt else agent.specs,
         steps_remaining=plan.limits.max_steps or 0,
         context=parent.context if plan.is_inline else NO_CONTEXT,

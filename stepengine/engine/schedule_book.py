@@ -104,12 +104,12 @@ class ScheduleBook:
         """
         Return up to when each schedule's times are decided; for a new or changed schedule, store and return *now*.
 
-        One that is new, or whose line was changed, begins now. A clock that was put back begins there again: what was started in
-        the meantime is claimed, and is not started twice.
+        If the clock was set back, the times of a schedule count from *now* again. Times that were started before are claimed and are
+        not started twice.
 
         Args:
-            lines: Ids of schedules, each with its line and time zone.
-            now: The present moment.
+            lines: The line and time zone of each schedule, by id.
+            now: The current time.
         """
         if not lines:
             return {}
@@ -137,7 +137,7 @@ class ScheduleBook:
                 "WHERE NOT EXISTS (SELECT 1 FROM schedules WHERE id = ? AND passed >= ?) ON CONFLICT DO NOTHING",
                 (schedule, seconds_from_time(at), run, len(missed), CLAIMED, schedule, seconds_from_time(at)),
             )
-            _advance_passed_time(database, schedule, at, missed if begun.rowcount else ())
+            _advance_decided_time(database, schedule, at, missed if begun.rowcount else ())
             database.execute(
                 "DELETE FROM schedule_times WHERE schedule = ? AND status <> ? AND at < "
                 "(SELECT at FROM schedule_times WHERE schedule = ? ORDER BY at DESC LIMIT 1 OFFSET ?)",
@@ -148,7 +148,7 @@ class ScheduleBook:
     def skip_times_until(self, schedule: str, until: datetime, *, missed: tuple[datetime, ...] = ()) -> bool:
         """Skip all times up to *until*; return whether this had not been decided before."""
         with self._write_transaction() as database:
-            return _advance_passed_time(database, schedule, until, missed)
+            return _advance_decided_time(database, schedule, until, missed)
 
     def load_unstarted_claims(self) -> tuple[ClaimedTime, ...]:
         """Return the times that were claimed but have no reported journal."""
@@ -229,7 +229,7 @@ def _create_tables(database: sqlite3.Connection) -> None:
         database.execute(statement)
 
 
-def _advance_passed_time(
+def _advance_decided_time(
     database: sqlite3.Connection, schedule: str, until: datetime, missed: tuple[datetime, ...]
 ) -> bool:
     """Set the time until which a schedule is decided, and count *missed*; return ``False`` if it was decided until then."""

@@ -61,7 +61,7 @@ class DueTime:
     Attributes:
         schedule: The schedule.
         at: The time that is to be started, in UTC.
-        missed: The times before it at which nobody was there, and which are not started; the newest 1,000 at most.
+        missed: The earlier times at which no scheduler ran and which are not started; the newest 1,000 at most.
     """
 
     schedule: Schedule
@@ -97,10 +97,10 @@ class ScheduleStatus:
 
     Attributes:
         schedule: The schedule.
-        next: When it comes, in UTC; ``None`` when it is not enabled, or does not come in 50 years.
-        last: The newest time that was started, with how its run stands now.
-        missed: How many times were ever missed.
-        newest_missed: The newest of them.
+        next: The next time in UTC; ``None`` if the schedule is not enabled or has no time in the next 50 years.
+        last: The newest started time, with the status of its run.
+        missed: The total number of missed times.
+        newest_missed: The newest missed time.
     """
 
     schedule: Schedule
@@ -136,20 +136,20 @@ class Scheduler:
     """
     Starts agents at the times of their schedules. ``async with`` does so in the background; ``tick`` once, ``run_forever`` until cancelled.
 
-    Runs that were started belong to the engine: they go on when the scheduler is left, and end with ``engine.aclose()``. One whose
-    process dies is due a minute after its start, for whoever wakes runs.
+    Started runs belong to the engine: they continue when the scheduler exits, and end with ``engine.aclose()``. A run whose process
+    died is due for a ``Waker`` one minute after its start.
 
     Args:
-        engine: What the agents are run by; the attribute may be set to another one for what begins from then on.
+        engine: The engine of the runs. Setting the attribute to another engine affects later runs.
         schedules: The schedules; their ids are unique.
-        runs: Where the runs are recorded: a folder, or an SQLite file such as ``RUNS.db``. What was started stands there, too.
-        clock: Date and sleep; the machine's by default.
-        at_once: How many runs may be under way at a time; what is due then begins when one of them has ended.
-        tell: Called for each run that was started, with its name, its agent and its handle.
+        runs: The store of the runs and of the started times: a folder, or an SQLite file such as ``RUNS.db``.
+        clock: The source of time; by default the machine's clock.
+        at_once: The maximum number of concurrent runs. Further due runs start when one of them has ended.
+        tell: Called for each started run with its name, its agent and its handle.
 
     Raises:
-        AgentError: when the engine has no agent that a schedule names.
-        DefinitionError: when two schedules have one id.
+        AgentError: When the engine has no agent that a schedule names.
+        DefinitionError: When two schedules have the same id.
     """
 
     def __init__(
@@ -228,7 +228,7 @@ class Scheduler:
         """
         Start the runs that are due, and return them without waiting for their ends.
 
-        What cannot be started is told in the log and in the book, and does not keep the others from it.
+        If a run cannot be started, the error is logged and stored as its status, and the other runs are started.
 
         Args:
             now: The present moment; by default what the clock says.

@@ -78,11 +78,11 @@ def _freeze_params(given: Any) -> JsonDict | None:
 @frozen(kw_only=True)
 class Schedule:
     """
-    When an agent is started, and with what. In an agent file it stands as ``schedule = Schedule(...)`` or ``schedules = [...]``.
+    The times at which an agent is started, and its prompt. Agent files contain ``schedule = Schedule(...)`` or ``schedules = [...]``.
 
-    A time is one of the wall clock of *timezone*. One that summer time skips comes at the first moment after it, once. Where the
-    clock is put back, a line with a ``*`` at the beginning of its minute or hour comes in both passes, as ``*/15 * * * *`` is meant,
-    and any other in the first alone.
+    Times are those of the wall clock in *timezone*. A time that summer time skips is replaced by the first moment after the change.
+    When the clock is set back, a line whose minute or hour starts with ``*``, such as ``*/15 * * * *``, runs in both hours. Any other
+    line runs only in the first.
 
     Args:
         agent: The agent, or its id.
@@ -90,16 +90,16 @@ class Schedule:
             ``JAN``, ``L`` and ``LW`` for the last day and the last working day of a month, ``5L`` and ``MON#2`` for its last Friday
             and its second Monday; or ``@hourly``, ``@daily``, ``@weekly``, ``@monthly``, ``@yearly``.
         timezone: The name of a time zone, such as ``Europe/Berlin``; default ``UTC``.
-        prompt: What the agent is told.
+        prompt: The prompt of the run.
         params: Its params: a JSON object, or the pydantic model of its ``input_schema``.
-        catch_up: What becomes of times at which nobody was there: ``"one"`` starts the newest of them (default), ``"all"`` each of the
-            newest 1,000, ``"none"`` only one that is less than five minutes late. The others are told as missed.
-        id: What it is remembered by, at most 40 letters, digits and hyphens; by default the agent's id and a digest of cron, timezone,
-            prompt and params, so that a schedule that was changed is another one.
-        enabled: Whether it comes at all; times at which it was not enabled are not missed.
+        catch_up: The treatment of times at which no scheduler ran: ``"one"`` starts the newest of them (default), ``"all"`` each of the
+            newest 1,000, ``"none"`` only one that is less than five minutes late. The others are reported as missed.
+        id: The id of the schedule, at most 40 letters, digits and hyphens. The default is the agent's id and a digest of cron, timezone,
+            prompt and params, so that a changed schedule has another id.
+        enabled: Whether runs are started; times at which the schedule was not enabled are not missed.
 
     Raises:
-        DefinitionError: for a line that nobody can read or that never comes, an unknown time zone, or what else cannot be used.
+        DefinitionError: For an invalid line or one without any time, an unknown time zone, or another invalid value.
     """
 
     agent: str | AgentDefinition = attrs.field(kw_only=False, validator=make_validator(AGENT))
@@ -176,7 +176,7 @@ class Schedule:
 
     def _find_next_time(self, moment: datetime) -> datetime:
         """Return the first time after *moment* in UTC, across changes of the clock; raise ``StopIteration`` if there is none."""
-        offset = self._utc_offset(moment)
+        offset = self._get_utc_offset(moment)
         while True:
             wall = next(_iterate_times_after(self.line, (moment + offset).replace(tzinfo=None)))
             comes = wall.replace(tzinfo=UTC) - offset
@@ -186,7 +186,7 @@ class Schedule:
                     return comes
                 moment = comes
                 continue
-            later = self._utc_offset(turn)
+            later = self._get_utc_offset(turn)
             if wall.replace(tzinfo=UTC) < turn + later:  # the clock was put forward over it
                 return turn
             # A time that is the first one of the new offset counts, too.
@@ -198,19 +198,19 @@ class Schedule:
         minute, hour, *_ = self.line.split()
         return minute.startswith("*") or hour.startswith("*")
 
-    def _utc_offset(self, moment: datetime) -> timedelta:
+    def _get_utc_offset(self, moment: datetime) -> timedelta:
         return self.local(moment).utcoffset() or timedelta()
 
     def _find_offset_change(self, moment: datetime, until: datetime, offset: timedelta) -> datetime | None:
         """Return the first second after *moment* up to *until* with another offset than *offset*, if there is one."""
         same, other = moment, min(moment + WEEK, until)
-        while self._utc_offset(other) == offset:
+        while self._get_utc_offset(other) == offset:
             if other >= until:
                 return None
             same, other = other, min(other + WEEK, until)
         while other - same > SECOND:
             middle = same + (other - same) // 2
-            same, other = (middle, other) if self._utc_offset(middle) == offset else (same, middle)
+            same, other = (middle, other) if self._get_utc_offset(middle) == offset else (same, middle)
         return other.replace(microsecond=0)
 
 

@@ -308,7 +308,7 @@ class Turn:
         journal: The caller's journal for the run; ``None`` for one in the store.
         start_new: Starts the run from a request, as ``Launcher.create_new_run``.
         start_recorded: Starts a run from its record, as ``Launcher.create_run_from_record``.
-        follow_handoff: Returns the request for the agent that has the conversation of a state, as ``Launcher.follow_handoff``.
+        with_handoff_agent: Returns the request for the agent that has the conversation of a state, as ``Launcher.with_handoff_agent``.
         now: Returns the time of the engine's clock.
 
     Attributes:
@@ -324,7 +324,7 @@ class Turn:
         *,
         start_new: Callable[..., object],
         start_recorded: Callable[..., RunInSession],
-        follow_handoff: Callable[[RunRequest, object], RunRequest],
+        with_handoff_agent: Callable[[RunRequest, object], RunRequest],
         now: Callable[[], datetime],
     ) -> None:
         assert request.info.session_id is not None  # noqa: S101 - one was made where none was given
@@ -336,7 +336,7 @@ class Turn:
         self._journal = journal
         self._start_new = start_new
         self._start_recorded = start_recorded
-        self._follow_handoff = follow_handoff
+        self._follow_handoff = with_handoff_agent
         self._now = now
         self._context = contextvars.copy_context()
         self._name: str | None = None

@@ -55,9 +55,9 @@ class SettingDefinition(NamedTuple):
 
     Attributes:
         name: Its dotted name; ``<...>`` stands for a name that the user chooses.
-        kind: What a value is, in words.
+        kind: The kind of value, in words.
         default: Its default; ``None`` for nothing.
-        help: What it does.
+        help: The effect of the setting.
         project: Whether a project's file may set it: ``yes``, ``lower`` (not above the user's own value), or ``no``.
         read: Turns a value of a file into the setting's, or raises ``ValueError``.
         parse: Turns the text of a variable into a value of a file.

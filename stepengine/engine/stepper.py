@@ -39,7 +39,7 @@ class Stepper:
         launcher: Makes the plan of the recorded run.
         tape: The record.
         agent: Replaces the agent that the journal names.
-        leeway: What the run may do differently.
+        leeway: The differences from the record that are accepted.
 
     Attributes:
         tape: As given.

@@ -48,9 +48,9 @@ class UntrustedFolder:
     A folder of agent files that is not trusted.
 
     Attributes:
-        folder: Its real path.
-        owner: The number of the user whom it belongs to.
-        files: The names of its agent files.
+        folder: The real path of the folder.
+        owner: The user id of the folder's owner.
+        files: The names of the agent files.
     """
 
     folder: Path
@@ -68,7 +68,7 @@ class UntrustedFolder:
 
     @property
     def trust_command(self) -> str:
-        """The shell command that trusts it."""
+        """The shell command that trusts the folder."""
         return f"stepengine agents trust {shlex.quote(str(self.project))}"
 
 
@@ -78,10 +78,10 @@ class AccessRequest:
     The tools, agents, folders and hosts that the agents of an installed package ask for.
 
     Attributes:
-        package: What is installed, as pip names it.
-        version: Its version.
-        publisher: What its agents' ids begin with.
-        asks: What it wants, a line each.
+        package: The name of the installed package, as pip shows it.
+        version: The version of the package.
+        publisher: The claimed publisher, with which the ids of its agents start.
+        asks: The requested accesses, one line each.
     """
 
     package: str
@@ -94,7 +94,7 @@ class AccessRequest:
 
     @property
     def approve_command(self) -> str:
-        """The command that agrees to it."""
+        """The shell command that approves the requests."""
         return f"stepengine agents agree {self.package}"
 
 
@@ -208,7 +208,7 @@ def is_trusted(folder: Path) -> bool:
     """Return whether a person trusted a folder of agent files, at this real path and with this owner."""
     real = folder.resolve()
     place = _find_trust_record_folder(real)
-    record = None if place is None else _read_trust_record(place / _record_file_name(real))
+    record = None if place is None else _read_trust_record(place / _make_record_file_name(real))
     return record is not None and record == {"path": str(real), "owner": real.stat().st_uid}
 
 
@@ -231,14 +231,14 @@ def trust_folder(folder: Path) -> Path:
             "set STEPENGINE_STATE_DIR to a folder of your own"
         )
         raise DefinitionError(msg)
-    _store_record(place, _record_file_name(real), {"path": str(real), "owner": real.stat().st_uid})
+    _store_record(place, _make_record_file_name(real), {"path": str(real), "owner": real.stat().st_uid})
     return real
 
 
 def untrust_folder(folder: Path) -> bool:
     """Withdraw the trust in a folder of agent files, also one that is gone; return whether it was trusted."""
     real = folder.resolve()
-    return _remove_record(_find_trust_record_folder(real), _record_file_name(real))
+    return _remove_record(_find_trust_record_folder(real), _make_record_file_name(real))
 
 
 def list_trusted_folders() -> list[Path]:
@@ -248,7 +248,7 @@ def list_trusted_folders() -> list[Path]:
     return sorted([Path(record["path"]) for record in found if record is not None])
 
 
-def _record_file_name(real: Path) -> str:
+def _make_record_file_name(real: Path) -> str:
     return f"{sha256(os.fsencode(real)).hexdigest()}.json"
 
 
@@ -287,7 +287,7 @@ def _read_trust_record(file: Path) -> dict[str, Any] | None:
 def find_unapproved_access(request: AccessRequest) -> tuple[str, ...] | None:
     """Return the requests that are not approved; ``None`` if the package was never approved."""
     place = _find_approvals_folder()
-    record = None if place is None else _read_json_object(place / _approval_file_name(request.package))
+    record = None if place is None else _read_json_object(place / _make_approval_file_name(request.package))
     if record is None or record.get("publisher") != request.publisher or not isinstance(record.get("asks"), list):
         return None
     return tuple([wanted for wanted in request.asks if wanted not in record["asks"]])
@@ -310,12 +310,12 @@ def approve_access(request: AccessRequest) -> None:
         "publisher": request.publisher,
         "asks": [*request.asks],
     }
-    _store_record(place, _approval_file_name(request.package), record)
+    _store_record(place, _make_approval_file_name(request.package), record)
 
 
 def withdraw_approval(package: str) -> bool:
     """Withdraw the approval of a package, also one that is gone; return whether it was approved."""
-    return _remove_record(_find_approvals_folder(), _approval_file_name(package))
+    return _remove_record(_find_approvals_folder(), _make_approval_file_name(package))
 
 
 def _find_approvals_folder() -> Path | None:
@@ -326,7 +326,7 @@ def _find_approvals_folder() -> Path | None:
     return state / AGREED
 
 
-def _approval_file_name(package: str) -> str:
+def _make_approval_file_name(package: str) -> str:
     return f"{sha256(normalise_package_name(package).encode()).hexdigest()}.json"
 
 

@@ -53,14 +53,14 @@ class WakeResult:
     The result of an attempt to resume a run that was due.
 
     Attributes:
-        run: Its name in the place: that of a file, or of a run in a database.
-        agent_id: Its root's agent.
-        state: ``"woken"`` for one that went on, ``"held"`` for one that somebody else has, ``"failed"`` for one that could not
-            be resumed, ``"gone"`` for one whose journal is not there any more.
-        due: When it was due by time; ``None`` where something came for it.
-        result: How it ended, or that it waits again; where it went on.
-        error: Why it could not be resumed.
-        again_at: When that is tried again.
+        run: The name of the run in its store: of a file, or of a run in a database.
+        agent_id: The agent of the root run.
+        state: ``"woken"``: the run was resumed. ``"held"``: another process has it. ``"failed"``: it could not be resumed.
+            ``"gone"``: its journal no longer exists.
+        due: The time at which the run was due; ``None`` if it was resumed because of a message or an answer.
+        result: The result of a resumed run, which may be suspended again.
+        error: The reason why the run could not be resumed.
+        again_at: The time of the next attempt.
     """
 
     run: str
@@ -77,13 +77,13 @@ class Waker:
     Resumes due runs.
 
     Args:
-        place: A folder of journals, or an SQLite file of them.
-        resume: Goes on with one run.
+        place: A folder of journals, or an SQLite file of journals.
+        resume: Resumes one run.
         journals: The journals of a store that is not *place*, by the names that their ``wake_place`` returns. *place* then has only their
             wake times.
-        tell: Is told of every run that was due; in the event loop.
-        at_once: How many runs go on at the same time.
-        clock: What says what time it is.
+        tell: Called in the event loop with the result of each due run.
+        at_once: The maximum number of concurrent runs.
+        clock: The source of time.
 
     Raises:
         JournalError: for a place that is neither.
@@ -122,7 +122,7 @@ class Waker:
                 for sleeping in new:
                     await self._wait_until_fewer_than(self._at_once)
                     seen.add(sleeping.run)
-                    self._start_resuming(sleeping)
+                    self._start_resume_task(sleeping)
                 # Those that begun have put themselves off before the next look, or are in `seen`.
             await self._wait_until_fewer_than(1)
         finally:
@@ -161,13 +161,13 @@ class Waker:
                 # It takes long, or something came for it that it takes in by itself.
                 await self._set_wake_time(sleeping.run, LEASE)
             elif len(self._under_way) < self._at_once:
-                self._start_resuming(sleeping)
+                self._start_resume_task(sleeping)
         next_at = await asyncio.to_thread(self._index.find_next_wake_time)
         if next_at is None or len(self._under_way) >= self._at_once:
             return every
         return min(every, max(MIN_PAUSE_SECONDS, (next_at - self._clock.now()).total_seconds()))
 
-    def _start_resuming(self, sleeping: Sleeping) -> None:
+    def _start_resume_task(self, sleeping: Sleeping) -> None:
         """Resume a run in a task, which counts as under way until it ends."""
         task = asyncio.create_task(self._resume_run(sleeping), name=f"wakes {sleeping.run}")
         self._under_way[sleeping.run] = task

@@ -29,7 +29,7 @@ from stepengine.data.state import RunStatus
 from stepengine.data.usage import Usage
 from stepengine.data.visible import to_ascii_json, visible
 from stepengine.engine import Engine
-from stepengine.engine.agent_family import find_agent_family
+from stepengine.engine.agent_family import collect_agent_family
 from stepengine.engine.loader import find_bundled_agent, locate_agent
 from stepengine.engine.options import ModelsLike
 from stepengine.engine.trust import is_sandboxed
@@ -159,7 +159,7 @@ async def improve(
         make_sample_engine, models=models, agent_models=asked.by_agent, default_model=default_model
     )
     await try_making_engines([original], make)
-    asked.refuse_unusable_models(search, find_agent_family(original, str(file.file), folders))
+    asked.refuse_unusable_models(search, collect_agent_family(original, str(file.file), folders))
     search.folder.mkdir(parents=True, exist_ok=True)
     on_progress(f"seed {search.plan['seed']}; to continue after a crash: --continue {shlex.quote(str(search.folder))}")
     with ReplyBook(search.folder / BOOK, Decimal(search.plan["budget"])) as book:

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from stepengine.data.definition import AgentDefinition, normalised_id
-from stepengine.data.functions import location_of
+from stepengine.data.functions import format_location
 
 MAX_SOURCE = 4 * 1024 * 1024
 
@@ -31,7 +31,7 @@ class Origin(NamedTuple):
 def find_agent_origin(agent: AgentDefinition) -> Origin | None:
     """Return the origin of an agent, from the module that contains it or from its handler; ``None`` if it is unknown."""
     handler = agent.handle_steps
-    location = location_of(handler) if handler is not None else ""
+    location = format_location(handler) if handler is not None else ""
     handled, _, line = location.rpartition(":")
     modules = [
         one

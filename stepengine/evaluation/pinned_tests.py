@@ -21,7 +21,7 @@ from stepengine.data.definition import AgentDefinition, find_published_name, nor
 from stepengine.data.state import RunResult
 from stepengine.data.visible import truncate_text, visible
 from stepengine.engine import Engine, loader
-from stepengine.engine.agent_family import find_agent_family
+from stepengine.engine.agent_family import collect_agent_family
 from stepengine.engine.loader import AgentLocation
 from stepengine.errors import DataError, ModelError
 from stepengine.evaluation.checks import Check, load_file_member
@@ -264,7 +264,7 @@ def pin(
     """
     opened, folders, asked = as_journal(journal), tuple(agent_folders), Check.from_any(check)
     root = agent or engine.agent(str(opened.history().root["agent_id"]))
-    family = _list_engine_family(engine, root) if by_origin else find_agent_family(root, agent_file, folders)
+    family = _list_engine_family(engine, root) if by_origin else collect_agent_family(root, agent_file, folders)
     origins = _get_agent_origins(family) if by_origin else {}
 
     def list_agent_references(file: Path) -> list[str]:

@@ -16,7 +16,7 @@ from stepengine.data.alike import list_names
 from stepengine.data.codec import encode_stored
 from stepengine.data.questions import Answer, AnswerLike, Question, find_answer_problem, to_answer
 from stepengine.data.waits import MESSAGE_ID_BYTES
-from stepengine.data.yields import check_topic
+from stepengine.data.yields import require_topic
 from stepengine.errors import AnswerRejected, StepEngineError, ToolError
 from stepengine.journal.mailbox import MailboxMessage
 from stepengine.journal.pending_items import find_open_questions
@@ -58,7 +58,7 @@ def send_message(journal: JournalLike, topic: str, value: Any, *, id: str | None
         value=value,
         id=secrets.token_hex(MESSAGE_ID_BYTES) if id is None else id,
         path=path,
-        topic=check_topic(topic),
+        topic=require_topic(topic),
     )
     found = as_journal(journal)
     history = _read_open_run(found, path)

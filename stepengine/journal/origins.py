@@ -14,7 +14,7 @@ from attrs import frozen
 
 from stepengine.data.codec import decode_stored
 from stepengine.data.json import JsonDict, JsonValue
-from stepengine.data.origins import find_origins
+from stepengine.data.origins import make_origins
 from stepengine.data.provenance import Provenance, Source
 from stepengine.data.state import AgentState
 from stepengine.journal.event_stream import effect_from_form
@@ -121,19 +121,19 @@ class RecordedSources:
                 run.sources.add_handler_values(given)
             if "yields" in form:
                 self.runs[below] = _TracedRun(run.sources.make_body_provenance(), is_body=True)
-            yield CallOrigins(at, form["tool_name"], is_question=False, origins=find_origins(index, given.items()))
+            yield CallOrigins(at, form["tool_name"], is_question=False, origins=make_origins(index, given.items()))
         elif intent.type == "agent_call":
             prompt, params = form["prompt"], form["params"]
             if not form.get("tool_call_id"):
                 run.sources.add_handler_values([prompt, params])
             self.runs[below] = _TracedRun(run.sources.make_child_provenance(prompt, params))
             asked = [("prompt", prompt), ("params", params)]
-            yield CallOrigins(at, form["agent_id"], is_question=False, origins=find_origins(index, asked))
+            yield CallOrigins(at, form["agent_id"], is_question=False, origins=make_origins(index, asked))
         elif intent.type == "ask" and form["purpose"] == "permission":
             for question in form["questions"]:
                 details: Any = question.get("details") or {}
                 yield CallOrigins(
-                    at, question.get("tool_name") or "", is_question=True, origins=find_origins(index, details.items())
+                    at, question.get("tool_name") or "", is_question=True, origins=make_origins(index, details.items())
                 )
 
     def _form_without_request(self, intent: Intent) -> Mapping[str, Any]:

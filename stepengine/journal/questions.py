@@ -15,7 +15,7 @@ from stepengine.data.json import ABSENT, compact, freeze, thaw
 from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Failure, Stop, Value
-from stepengine.data.questions import DOUBT, Answer, AnswerLike, Question, check_answer, to_answer
+from stepengine.data.questions import DOUBT, Answer, AnswerLike, Question, require_valid_answer, to_answer
 from stepengine.data.visible import cut_end
 from stepengine.errors import AnswerRejected, DataError, JournalError, StepEngineError, UnknownOutcome
 from stepengine.journal.encoding import (
@@ -157,7 +157,7 @@ def _check_question_answer(question: Question, answer: object) -> None:
     if not isinstance(answer, str | bool | Answer):
         msg = f"the answer to {question.id!r} must be a string, a bool or an Answer, not a {type(answer).__name__}"
         raise AnswerRejected(msg)
-    check_answer(answer, question)
+    require_valid_answer(answer, question)
 
 
 def list_effects_in_doubt(history: History) -> list[str]:

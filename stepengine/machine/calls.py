@@ -24,7 +24,7 @@ from stepengine.data.effects import CallBody, CallTool, Leaf, Notify
 from stepengine.data.json import JsonDict
 from stepengine.data.messages import SUMMARY_REQUEST, Source, ToolCallLog, ToolCallPart, ToolResult, UserMessage
 from stepengine.data.models import ModelReply, ModelRequest, ModelSettings
-from stepengine.data.outcomes import Failure, Single, Stop, Value, find_race_winner, has_lost_or_stopped
+from stepengine.data.outcomes import Failure, Single, Stop, Value, get_race_winner_index, has_lost_or_stopped
 from stepengine.data.questions import Question
 from stepengine.data.state import ChildResult, Waited
 from stepengine.data.tools import (
@@ -817,7 +817,7 @@ class RaceMember(EffectMember):
             ends += [number] * len(member.handed_out)
             stop = member.apply_outcomes(outcomes[first : len(ends)])
             stops += [] if stop is None else [stop]
-        won = find_race_winner(outcomes)
+        won = get_race_winner_index(outcomes)
         # Being given up is how a loser ends. Where the first outcome in time is itself one, nobody has won: the run was
         # stopped in the middle, and the race is run to its end when it goes on.
         if stops and has_lost_or_stopped(outcomes[won]):

@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from stepengine.data.functions import location_of, unwrap_function
+from stepengine.data.functions import format_location, unwrap_function
 from stepengine.data.json import JsonValue, compact, freeze, hint_at_mistake
 from stepengine.data.messages import UserMessage
 from stepengine.data.record_sizes import ESCAPED_CHAR_BYTES, MAX_VALUE_BYTES, find_length_problem
@@ -150,7 +150,7 @@ def _refuse_non_json_output(run: RunState, returned: Any, error: Exception) -> N
         HandlerError: for what was not awaited, and with a journal for whatever else is not JSON.
     """
     kind, handler = type(returned), run.plan.agent.definition.handle_steps
-    where = location_of(unwrap_function(handler))
+    where = format_location(unwrap_function(handler))
     what = f"handle_steps of agent {run.plan.agent.definition.id!r} ({where})"
     hint = hint_at_mistake(returned)
     if issubclass(kind, CoroutineType):
@@ -173,7 +173,7 @@ def _require_recordable_length(run: RunState, output: JsonValue) -> None:
     """
     # Also where nothing is recorded: a run must not end in another way because it has a journal.
     if why := find_length_problem(output):
-        where = location_of(unwrap_function(run.plan.agent.definition.handle_steps))
+        where = format_location(unwrap_function(run.plan.agent.definition.handle_steps))
         what = f"handle_steps of agent {run.plan.agent.definition.id!r} ({where})"
         msg = f"{what}: output is too long: {why}; write long values to a file and return its path"
         raise HandlerError(msg, kind="too_long", location=where)

@@ -15,7 +15,7 @@ from typing import Any
 
 from stepengine.data import events as ev
 from stepengine.data.effects import Notify
-from stepengine.data.functions import location_of
+from stepengine.data.functions import format_location
 from stepengine.data.hooks import Change
 from stepengine.data.messages import Message, Source, TextPart, ToolCallPart, ToolResult, UserMessage
 from stepengine.data.outcomes import Stop
@@ -64,7 +64,7 @@ def _describe_hook(run: RunState, point: str, hook: Hook) -> str:
 
 
 def _make_hook_error(run: RunState, point: str, hook: Hook, problem: str, kind: str = "TypeError") -> HandlerError:
-    location = location_of(hook)
+    location = format_location(hook)
     return HandlerError(f"{_describe_hook(run, point, hook)} ({location}) {problem}", kind=kind, location=location)
 
 

@@ -24,7 +24,7 @@ from stepengine.data.definition import HookContext
 from stepengine.data.json import JsonDict, canonical, freeze_object, thaw
 from stepengine.data.messages import ToolCallPart
 from stepengine.data.origins import ASKED as ASKED_ABOUT_DATA
-from stepengine.data.origins import ORIGIN_HOOK, describe_untrusted_origins, find_origins
+from stepengine.data.origins import ORIGIN_HOOK, describe_untrusted_origins, make_origins
 from stepengine.data.questions import Decision
 from stepengine.data.tools import ToolLike, ToolSpec, find_values_at_path
 from stepengine.errors import DefinitionError
@@ -217,7 +217,7 @@ class Policy:
         known = request.provenance
         values = rule.matcher.list_checked_arguments(request)
         is_id = isinstance(rule.matcher, Untrusted) and rule.matcher.treats_numbers_as_ids(request)
-        origins = (() if known is None else find_origins(known, values, is_id=is_id)) or (NO_ARGUMENT,)
+        origins = (() if known is None else make_origins(known, values, is_id=is_id)) or (NO_ARGUMENT,)
         why = f"the rule {rule.id!r} {'denies it' if rule.decision == 'deny' else 'asks'}"
         if rule.decision == "ask" and self.mode != "dont_ask":
             return PolicyDecision("ask", rule, why, rule.message, origins=origins, is_only_reason=is_only_reason)

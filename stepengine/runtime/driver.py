@@ -43,7 +43,7 @@ from stepengine.data.outcomes import (
     Single,
     Stop,
     Value,
-    find_race_winner,
+    get_race_winner_index,
     has_lost_or_stopped,
 )
 from stepengine.errors import ReplayDivergence
@@ -771,7 +771,7 @@ class _RunningGroup:
         if left:
             return
         outcomes = [cast("Single", self.outcomes[n]) for n in race]
-        won = race[find_race_winner(outcomes)]
+        won = race[get_race_winner_index(outcomes)]
         for n, outcome in zip(race, outcomes, strict=True):
             message = find_received_message(self.items[n], outcome)
             if message is not None and n != won:

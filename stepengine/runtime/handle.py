@@ -23,7 +23,7 @@ from stepengine.data.record_sizes import find_length_problem
 from stepengine.data.state import RunPhase, RunResult
 from stepengine.data.transcript import Transcript
 from stepengine.data.waits import MESSAGE_ID_BYTES
-from stepengine.data.yields import check_topic
+from stepengine.data.yields import require_topic
 from stepengine.errors import InputError, StepEngineError
 from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.messages import Message, make_result_message
@@ -448,7 +448,7 @@ class RunHandle(Generic[Out]):
             JournalError: when the message cannot be stored.
             StepEngineError: when the run has ended.
         """
-        message = Message(secrets.token_hex(MESSAGE_ID_BYTES) if id is None else id, path, check_topic(topic), value)
+        message = Message(secrets.token_hex(MESSAGE_ID_BYTES) if id is None else id, path, require_topic(topic), value)
         if self.done:
             msg = f"the run {self.run_id!r} has ended here and accepts no messages; engine.send_message(journal, ...) stores one until the run is resumed"
             raise StepEngineError(msg)

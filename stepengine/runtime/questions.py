@@ -26,10 +26,10 @@ from stepengine.data.questions import (
     AnswerLike,
     Interactor,
     Question,
-    check_answer,
     find_answer_problem,
     find_offered_rule,
     list_offered_rules,
+    require_valid_answer,
     to_answer,
 )
 from stepengine.data.tools import Ordinary
@@ -459,7 +459,7 @@ class OpenQuestions:
             raise AnswerRejected(msg)
         question, future = known.question, known.future
         _require_answer_type(answer, f"to the question {question_id!r}")
-        given = check_answer(answer, question)
+        given = require_valid_answer(answer, question)
         # From any thread, and perhaps two at once: which was first is decided in the loop, where `_set_answer_once` looks once
         # more.
         future.get_loop().call_soon_threadsafe(_set_answer_once, future, given)

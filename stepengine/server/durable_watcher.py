@@ -63,7 +63,7 @@ class DurableWatcher:
             msg = f"{MAX_READERS} clients already watch this run; try again in a moment"
             raise LimitExceeded(msg, kind="readers", limit=MAX_READERS)
         shared = self._get_or_create_shared_events(row)
-        await shared.find_index_after(after)
+        await shared.wait_for_index_after(after)
         if shared.is_suspended:
             # It may have been answered since, and a client that is told that nothing follows does not ask again.
             await shared.refresh()
@@ -83,7 +83,7 @@ class DurableWatcher:
         try:
             shared = self._get_or_create_shared_events(row)
             async with contextlib.aclosing(
-                shared.read(await shared.find_index_after(after), patience=self._suspended_wait_seconds)
+                shared.read(await shared.wait_for_index_after(after), patience=self._suspended_wait_seconds)
             ) as events:
                 async for event in events:
                     yield event

@@ -55,8 +55,8 @@ def _import_package(value: str, report: dict[str, Any]) -> None:
     """Import the package; add its agents, and the reasons why an engine rejects them, to *report*."""
     from stepengine.engine.packages import (
         find_declaration_mismatches,
-        find_installed_agent_packages,
         import_agents,
+        list_installed_agent_packages,
         make_declaration,
     )
 
@@ -76,7 +76,7 @@ def _import_package(value: str, report: dict[str, Any]) -> None:
     # Where more differs, that is told already.
     fits = [
         p
-        for p in find_installed_agent_packages().packages
+        for p in list_installed_agent_packages().packages
         if p.value == value and not find_declaration_mismatches(p, held)
     ]
     report["problems"] += [said for package in fits for said in _find_agent_problems(package)]
@@ -85,12 +85,12 @@ def _import_package(value: str, report: dict[str, Any]) -> None:
 def _find_agent_problems(package: Package) -> Iterator[str]:
     """Yield the reasons an engine rejects the agents of a package, by their public ids."""
     from stepengine.engine import Engine, load_agent
-    from stepengine.engine.agent_family import find_agent_family
+    from stepengine.engine.agent_family import collect_agent_family
     from stepengine.tools.bundled.bundled import list_all_workspace_tools
 
     for named in [f"{package.publisher}/{agent_id}" for agent_id in package.agents]:
         try:
-            Engine(find_agent_family(load_agent(named), named), list_all_workspace_tools(Path.cwd())).close()
+            Engine(collect_agent_family(load_agent(named), named), list_all_workspace_tools(Path.cwd())).close()
         except DefinitionError as error:
             yield f"{named}: {error.message}"
 

@@ -178,7 +178,7 @@ def _relative_in_the_environment(place: Place) -> None:
 
 def _record(place: Place, state: Path, **changes: Any) -> Path:
     real = (place.path / "agents").resolve()
-    file = state / "trusted" / trust._record_file_name(real)
+    file = state / "trusted" / trust._make_record_file_name(real)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps({"path": str(real), "owner": real.stat().st_uid, **changes}))
     return file

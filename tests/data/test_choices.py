@@ -27,7 +27,7 @@ from stepengine.data.choices import (
     question_to_json,
 )
 from stepengine.data.json import JsonDict
-from stepengine.data.questions import Answer, Question, check_answer, find_answer_problem, to_answer
+from stepengine.data.questions import Answer, Question, find_answer_problem, require_valid_answer, to_answer
 from stepengine.errors import AnswerRejected
 from tests.phrases import NO_OPTION
 
@@ -79,10 +79,10 @@ def test_selected_options_survive_as_text_also_with_commas(options: list[str], d
 def test_an_option_with_a_comma_is_selected_beside_another() -> None:
     question = Question("q", "Which?", ["red, dark", "blue"], multi_select=True)
 
-    assert ("red, dark", "blue") == check_answer("red, dark, blue", question).selected
-    assert ("blue", "red, dark") == check_answer(" blue,red, dark ", question).selected
+    assert ("red, dark", "blue") == require_valid_answer("red, dark, blue", question).selected
+    assert ("blue", "red, dark") == require_valid_answer(" blue,red, dark ", question).selected
     with pytest.raises(AnswerRejected, match=NO_OPTION):
-        check_answer("red, dark, green", question)
+        require_valid_answer("red, dark, green", question)
 
 
 @pytest.mark.parametrize("question", [MAY_IT, PLAIN, COLOUR], ids=["rules", "permission", "options"])
@@ -204,7 +204,9 @@ def test_form_value_becomes_an_answer_or_a_reasoned_refusal() -> None:
 @given(
     options=st.sets(st.sampled_from(["a", "b", "c d"])),
     items=st.lists(st.sampled_from(["a", "b", "c d", "other", "x, y"]), min_size=1),
-    parse=st.sampled_from([answer_from_form, lambda question, value: check_answer(answer_from_json(value), question)]),
+    parse=st.sampled_from(
+        [answer_from_form, lambda question, value: require_valid_answer(answer_from_json(value), question)]
+    ),
 )
 def test_answer_of_the_schema_is_never_lost(
     options: set[str], items: list[str], parse: Callable[[Question, object], Answer]

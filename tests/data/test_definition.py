@@ -16,7 +16,7 @@ import pytest
 from pydantic import BaseModel
 
 from stepengine.data.definition import ELSEWHERE, AgentDefinition, InputSchema, normalised_id
-from stepengine.data.functions import accepts_one_argument, location_of
+from stepengine.data.functions import accepts_one_argument, format_location
 from stepengine.data.hooks import Hooks
 from stepengine.data.json import JsonDict
 from stepengine.data.limits import Limits
@@ -405,6 +405,6 @@ def test_unsupported_output_schema_type_suggests_a_root_model(schema, wanted):
 def test_functions_without_source_or_signature_are_described() -> None:
     made = type("Made", (), {"__module__": "nowhere"})
 
-    assert ["builtins.int", "nowhere.Made"] == [location_of(int), location_of(made)]
+    assert ["builtins.int", "nowhere.Made"] == [format_location(int), format_location(made)]
     assert accepts_one_argument(getattr)
     assert not accepts_one_argument(lambda: None)

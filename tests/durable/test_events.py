@@ -124,16 +124,16 @@ async def test_record_is_complete_after_a_failed_read_of_its_steps(db: str, monk
     async with worker_of([AGENT], db, models=model()) as worker:
         run = (await worker.run(AGENT, "go")).journal
         deployment = worker.operator.deployment
-        archive = await records.read_archive(deployment, run)
+        tree_record = await records.read_tree_record(deployment, run)
         await worker.resume(run, answers={"How large?": "l"})
         with monkeypatch.context() as patch:
             patch.setattr(deployment, "load_steps", fail)
             with pytest.raises(DatabaseUnavailable):
-                await archive.refresh(deployment)
-        await archive.refresh(deployment)
-        expected = await records.read_archive(deployment, run)
+                await tree_record.refresh(deployment)
+        await tree_record.refresh(deployment)
+        expected = await records.read_tree_record(deployment, run)
 
-    assert expected.entries == archive.entries
+    assert expected.entries == tree_record.entries
 
 
 @pytest.mark.smoke
@@ -141,7 +141,7 @@ async def test_record_is_complete_after_a_failed_read_of_its_steps(db: str, monk
 async def test_one_look_at_the_record_shows_all_that_ended(db: str, monkeypatch: pytest.MonkeyPatch):
     started, gate = asyncio.Semaphore(0), asyncio.Event()
     looks, looking, finished = asyncio.Semaphore(1), asyncio.Semaphore(0), []
-    refresh = records.Archive.refresh
+    refresh = records.RunTreeRecord.refresh
 
     @tool(idempotent=True)
     async def hold(name: str) -> str:
@@ -164,7 +164,7 @@ async def test_one_look_at_the_record_shows_all_that_ended(db: str, monkeypatch:
         await refresh(self, deployment)
 
     agent = AgentDefinition("holding", tools=[hold], handle_steps=holding)
-    monkeypatch.setattr(records.Archive, "refresh", permitted)
+    monkeypatch.setattr(records.RunTreeRecord, "refresh", permitted)
 
     async def read(run: str) -> None:
         async for event in worker.events(run):

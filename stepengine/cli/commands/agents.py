@@ -41,12 +41,12 @@ def agents(
       stepengine run publisher/reviewer "Look at it"
     """
     from stepengine.engine import list_agents
-    from stepengine.engine.packages import find_installed_agent_packages
+    from stepengine.engine.packages import list_installed_agent_packages
 
     if as_json and as_tree:
         msg = "--tree and --json exclude each other; --json lists the spawnable_agents of each agent"
         raise UsageProblem(msg)
-    entries, found = list_agents(load_settings(config).agent_folders), find_installed_agent_packages()
+    entries, found = list_agents(load_settings(config).agent_folders), list_installed_agent_packages()
     if as_tree:
         known = [e.agent for e in entries if e.agent is not None and e.hidden_by is None]
         print("\n".join([_to_box_drawing(line) for line in format_agent_tree(known)]))

@@ -81,10 +81,10 @@ async def _show_or_set_model(chat: Chat, model: str) -> None:
 
 async def _show_agent_tree(chat: Chat, _: str) -> None:
     from stepengine.cli.commands.agents import format_agent_tree
-    from stepengine.engine.agent_family import find_agent_family
+    from stepengine.engine.agent_family import collect_agent_family
 
     talk = chat.conversation
-    known = find_agent_family(talk.agent, talk.options.agent, talk.options.settings.agent_folders)
+    known = collect_agent_family(talk.agent, talk.options.agent, talk.options.settings.agent_folders)
     chat.print_text("\n".join(format_agent_tree(known)))
 
 

@@ -101,7 +101,7 @@ def improve(
     """
 
     def search_and_report() -> Exit:
-        from stepengine.engine.agent_family import find_agent_family
+        from stepengine.engine.agent_family import collect_agent_family
         from stepengine.engine.loader import locate_agent
         from stepengine.evaluation import improve as search_version
 
@@ -119,7 +119,7 @@ def improve(
 
         searched = partial(
             search_version, agent, file, budget=budget, replies=load_script(script) if script else None,
-            models=None if script else make_model_registry_for_agents(own, find_agent_family(known, str(place.file), folders)),
+            models=None if script else make_model_registry_for_agents(own, collect_agent_family(known, str(place.file), folders)),
             agent_models=own.models, default_model=own.settings.get("model"), reflect_model=reflect_model or None,
             pricing=make_pricing(own), n=n, by=by, only=only or (), blame=blame, versions=versions,
             concurrency=concurrency, seed=seed, folder=out or make_result_folder_path("improvements", known.id),

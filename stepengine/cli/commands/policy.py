@@ -71,7 +71,7 @@ def _load_known_tool_specs(agent: str) -> dict[str, ToolSpec]:
     from stepengine.cli.options import Options
     from stepengine.cli.toolset import load_module_tools
     from stepengine.engine import load_agent
-    from stepengine.engine.agent_family import find_agent_family
+    from stepengine.engine.agent_family import collect_agent_family
     from stepengine.tools.bundled.bundled import list_all_workspace_tools
 
     specs = {tool.spec.name: tool.spec for tool in list_all_workspace_tools(Path.cwd())}
@@ -79,7 +79,7 @@ def _load_known_tool_specs(agent: str) -> dict[str, ToolSpec]:
         return specs
     options = Options(agent=agent).with_settings()
     folders = options.settings.agent_folders
-    family = find_agent_family(load_agent(agent, folders=folders), agent, folders)
+    family = collect_agent_family(load_agent(agent, folders=folders), agent, folders)
     own = [*load_module_tools(options, family), *[tool for member in family for tool in member.tools]]
     return specs | {spec.name: spec for spec in collect_tool_specs(own)}
 

@@ -122,7 +122,7 @@ def run(
 
 def _run_and_record_agent(options: Options, sign: str) -> Exit:
     from stepengine.engine import load_agent
-    from stepengine.engine.packages import published_id
+    from stepengine.engine.packages import get_published_id
 
     if options.journal and options.no_journal:
         msg = "--journal and --no-journal exclude each other"
@@ -143,7 +143,9 @@ def _run_and_record_agent(options: Options, sign: str) -> Exit:
         from stepengine.cli.journals import create_journal
 
         given = create_journal(options.journal, sign=sign)
-    with RunRecording.create(options, given, command="run", agent_id=published_id(agent), prompt=prompt) as recording:
+    with RunRecording.create(
+        options, given, command="run", agent_id=get_published_id(agent), prompt=prompt
+    ) as recording:
         journal = recording.journal
         run = run_agent_to_end(
             bench.engine,

@@ -19,7 +19,7 @@ from stepengine.cli.options import Answers
 from stepengine.cli.screen.render import to_ascii_json
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.questions import Answer, AnswerLike
-from stepengine.data.yields import check_topic
+from stepengine.data.yields import require_topic
 
 if TYPE_CHECKING:
     from stepengine.durable import Operator
@@ -93,7 +93,7 @@ def send(
     if not topic:
         refuse_inside_tool("stepengine send --answer" if answers else "stepengine send TEXT")
     content = parse_json_message(message or "null") if topic else read_message_text(message)
-    sent = _Outgoing(id or secrets.token_hex(16), check_topic(topic) if topic else "", path, content, answers)
+    sent = _Outgoing(id or secrets.token_hex(16), require_topic(topic) if topic else "", path, content, answers)
     if (journal := find_journal_unless_durable(run, db)) is not None:
         return run_mailbox_command(
             lambda posting: sent.print_sent_ids(sent.send_to_journal(posting, journal), as_json=as_json)

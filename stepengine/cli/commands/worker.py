@@ -231,7 +231,7 @@ def load_module_contents(module: str, on_skipped_file: Callable[[str], object] |
         UsageProblem: when there is no such thing, or it cannot be imported; it says what would have been fine.
         DefinitionError: when it cannot be loaded, or names no agent.
     """
-    from stepengine.engine.loader import AgentLocation, get_module_schedules, get_module_tools, load_folder, load_module
+    from stepengine.engine.loader import AgentLocation, get_listed_tools, get_module_schedules, load_folder, load_module
     from stepengine.engine.modules import get_module_agents
 
     path, place = Path(module), AgentLocation.from_text(module)
@@ -256,7 +256,7 @@ def load_module_contents(module: str, on_skipped_file: Callable[[str], object] |
     if not isinstance(options, dict):
         msg = f"options in {module} must be a dict of options of Engine, such as {{'limits': Limits(max_steps=20)}}"
         raise UsageProblem(msg)
-    return ModuleContents(agents, get_module_tools(loaded), getattr(loaded, "models", None), dict(options), schedules)
+    return ModuleContents(agents, get_listed_tools(loaded), getattr(loaded, "models", None), dict(options), schedules)
 
 
 def _print_skipped_file(problem: str) -> None:

@@ -47,7 +47,7 @@ from stepengine.data.choices import Choice, allows_all_edits, find_call_matcher,
 from stepengine.data.codec import plain
 from stepengine.data.json import ABSENT, JsonDict, compact
 from stepengine.data.origins import describe_origin, sort_origins
-from stepengine.data.questions import Answer, Question, check_answer
+from stepengine.data.questions import Answer, Question, require_valid_answer
 from stepengine.data.state import RunPhase, RunResult, RunStatus
 from stepengine.data.visible import cut_end
 from stepengine.errors import AnswerRejected, StepEngineError
@@ -816,7 +816,9 @@ def validate_typed_answer(answer: Any, question: Question) -> Answer:
     Raises:
         AnswerRejected: when it is not an answer to *question*.
     """
-    return answer if isinstance(answer, Answer) and answer.result is not ABSENT else check_answer(answer, question)
+    return (
+        answer if isinstance(answer, Answer) and answer.result is not ABSENT else require_valid_answer(answer, question)
+    )
 
 
 # --- a run and somebody who looks at it -------------------------------------------------------------------------------
