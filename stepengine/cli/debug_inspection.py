@@ -58,7 +58,7 @@ def print_expression(screen: DebugScreen, typed: str, *, pretty: bool = False) -
     if not typed:
         msg = "print what? An expression, such as len(seen)"
         raise RefusedCommand(msg)
-    made = screen.debugger.evaluate_in(screen.get_selected_frame(), typed, pretty=pretty)
+    made = screen.debugger.evaluate_in_frame(screen.get_selected_frame(), typed, pretty=pretty)
     if made.raised and screen.asked.is_scripted:
         screen.tally.record_failure(Exit.FAILED)
     screen.print_result(made.text, {"expression": typed, "text": made.text, "raised": made.raised})

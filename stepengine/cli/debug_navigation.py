@@ -78,7 +78,7 @@ class DebugNavigation:
             RefusedCommand: at either end, or when *typed* is no count.
         """
         places = self._debugger.places
-        after = places.find_step_position_after if steps else places.find_position_after
+        after = places.get_relative_step_position if steps else places.get_relative_position
         target = after(self._debugger.position, sign * parse_count(typed))
         if target == self._debugger.position:
             self._raise_at_end() if sign > 0 else self._raise_at_start()

@@ -81,7 +81,7 @@ def _write_page(options: Options, wanted: PageOptions) -> Exit:
         _make_page_source(attrs.evolve(options, journal=wanted.other, last=False), wanted) if wanted.other else None
     )
     most = int(wanted.max_mb * MEGABYTE)
-    made = render_sources(source, second, locals=wanted.locals, title=wanted.title, most=most)
+    made = render_sources(source, second, locals=wanted.locals, title=wanted.title, max_chars=most)
     size = len(made.html) / MEGABYTE
     if len(made.html) > most:
         msg = f"the page would have {size:.1f} MB, even with long texts truncated; to allow it, pass --max-mb {size + 1:.0f}"

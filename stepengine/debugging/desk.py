@@ -194,7 +194,7 @@ class _RunInspector:
         """Load the current code, and send previews of the place under it and the old code; an error is sent as a problem."""
         before = self._watched.good
         try:
-            found, changes = self._watched.reload_and_preview(whole=True)
+            found, changes = self._watched.reload_and_preview(with_details=True)
         except StepEngineError as error:
             self._write_message({"event": "problem", "problem": self._hide_journal_path(error.message), "saved": saved})
             return
@@ -222,9 +222,9 @@ class _RunInspector:
         """Send the next model request, or the previews of another place, with the id of the request."""
         try:
             if request["do"] == "next":
-                told = attrs.asdict(self._watched.find_next_request())
+                told = attrs.asdict(self._watched.reload_and_find_next_request())
             else:
-                found, old = self._watched.move_and_preview(str(request.get("at", "")), whole=True)
+                found, old = self._watched.move_and_preview(str(request.get("at", "")), with_details=True)
                 told = {"now": self._preview_as_json(found), "before": self._preview_as_json(old)}
         except StepEngineError as error:
             told = {"refused": self._hide_journal_path(error.message)}

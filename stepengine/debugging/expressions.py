@@ -56,8 +56,8 @@ def has_read_only_syntax(expression: str) -> bool:
     """
     Return whether an expression has only names, attributes, numeric indexes, operators and built-ins that consume no iterator.
 
-    ``in`` counts only before a tuple, list or text that is written out. The classes of the values may still run any code, for
-    example in a property.
+    ``in`` counts only before a tuple, list or string literal. Invalid text counts as read-only, since it never runs. The classes of the
+    values may still run any code, for example in a property.
     """
     try:
         tree = ast.parse(expression.strip(), mode="eval")

@@ -10,7 +10,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.definition import AgentDefinition
-from stepengine.debugging.viewer.handler_positions import HandlerPositions, collect_handler_positions
+from stepengine.debugging.viewer.handler_positions import HandlerPositions, replay_and_collect_positions
 from stepengine.debugging.viewer.page import render_page
 from stepengine.debugging.viewer.payload import FORMAT, NOT_RECORDED, PageTexts, RunPayload
 from stepengine.debugging.viewer.side_by_side import DETAILED, pair_steps
@@ -104,7 +104,7 @@ def render_sources(
     *,
     locals: bool = True,
     title: str = "",
-    most: int | None = None,
+    max_chars: int | None = None,
 ) -> RenderedPage:
     """
     Return the page of one run, or of two side by side.
@@ -114,13 +114,13 @@ def render_sources(
         other: Another run to compare with it.
         locals: Whether the handler's variables are shown.
         title: The page's title; by default the agent and the journal.
-        most: The number of characters above which long texts are cut in their middle; the page may still be longer.
+        max_chars: The number of characters above which long texts are cut in their middle; the page may still be longer.
 
     Raises:
         JournalError: when a journal cannot be read, or holds no run.
     """
     made = _render_with_text_limit(source, other, locals=locals, title=title, longest=None)
-    if most is None or len(made.html) <= most:
+    if max_chars is None or len(made.html) <= max_chars:
         return made
     return attrs.evolve(_render_with_text_limit(source, other, locals=locals, title=title, longest=KEPT), is_cut=True)
 
@@ -164,11 +164,11 @@ def make_payload(
     """
     texts = PageTexts(longest)
     files: list[dict[str, str]] = []
-    view, walked, told = _load_run_and_positions(source, texts, files, locals=locals)
+    view, walked, told = _load_run_and_replay_positions(source, texts, files, locals=locals)
     found = [(source, walked)]
     payload: dict[str, object] = {"format": FORMAT, **told}
     if other is not None:
-        second, walked_too, told_too = _load_run_and_positions(other, texts, files, locals=locals)
+        second, walked_too, told_too = _load_run_and_replay_positions(other, texts, files, locals=locals)
         found.append((other, walked_too))
         payload |= {
             "other": told_too,
@@ -189,27 +189,27 @@ def make_payload(
     )
 
 
-def _load_run_and_positions(
+def _load_run_and_replay_positions(
     source: PageSource, texts: PageTexts, files: list[dict[str, str]], *, locals: bool
 ) -> tuple[RunPayload, HandlerPositions | None, dict[str, object]]:
-    """Return the data of a run, its best replayed handler positions, and both as JSON."""
+    """Return the data of a run, the handler positions of its best replay, and both as JSON."""
     view = RunPayload(texts, source.file)
     view.add_new_records(load_stored_history(source.journal))
     walked: HandlerPositions | None = None
     for make in source.steppers:
-        now = _collect_positions_or_reason(make, view, files, locals=locals)
+        now = _replay_positions_or_get_reason(make, view, files, locals=locals)
         walked = now if walked is None or len(now.locals) > len(walked.locals) or not now.missing else walked
         if not now.missing:
             break
     return view, walked, view.to_dict() | ({} if walked is None else walked.to_dict())
 
 
-def _collect_positions_or_reason(
+def _replay_positions_or_get_reason(
     make: Callable[[], Stepper], view: RunPayload, files: list[dict[str, str]], *, locals: bool
 ) -> HandlerPositions:
     """Replay a run, and return its handler positions; an error becomes the reason why they are missing."""
     try:
-        return collect_handler_positions(make(), view, with_locals=locals, sources=files)
+        return replay_and_collect_positions(make(), view, with_locals=locals, sources=files)
     except StepEngineError as error:
         return HandlerPositions(sources=files, missing=f"No source lines and variables: {error.message}")
 
@@ -230,7 +230,7 @@ def load_stored_history(journal: Journal) -> History:
 
 def copy_undamaged_records(journal: Journal) -> tuple[MemoryJournal, int]:
     """
-    Return a copy of the records before the first damaged one, and their number, the head included.
+    Return a copy of the records before the first damaged one, and how many they are, with the head.
 
     Raises:
         JournalError: when the damage is before the start of the run.
