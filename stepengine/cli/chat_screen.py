@@ -242,7 +242,7 @@ class Chat:
             return False
         if self.screen is not None:
             self.screen.end_plain_text_line()
-        self.terminal.print_typed_line(now=True)
+        self.terminal.echo_hidden_line(immediately=True)
         await self._run_slash_command(typed)
         return True
 

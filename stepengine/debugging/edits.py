@@ -804,7 +804,7 @@ class WatchedMoment:
         return None if self._before is None else self._before.preview_position(at)
 
     def reload_and_find_next_request(self) -> NextRequest:
-        """Load the current code in a new process; return the first model request that the record does not answer, or why there is none."""
+        """Load the current code in a new process; return the first model request without a recorded reply, or why there is none."""
         walker = Walker(self._load, self._tape, prints=self._prints)
         try:
             return walker.replay_to_next_request_and_close()

@@ -111,7 +111,7 @@ def _print_result(run: FinishedRun, options: Options, display: CallDisplay, seco
         spent = [
             one_line(display.model),
             format_tokens(result.usage),
-            format_cost(result.cost, of=result.usage),
+            format_cost(result.cost, usage=result.usage),
             f"{seconds:.1f} s",
         ]
         print(" | ".join([part for part in spent if part]), file=sys.stderr)

@@ -94,7 +94,7 @@ async def _show_cost(chat: Chat, _: str) -> None:
     for number, result in enumerate(talk.results, start=1):
         spent += result.spending
         chat.print_text(
-            f"  turn {number}   {format_tokens(result.usage) or 'no model call'}   {format_cost(result.cost, of=result.usage)}"
+            f"  turn {number}   {format_tokens(result.usage) or 'no model call'}   {format_cost(result.cost, usage=result.usage)}"
         )
     if chat.is_working and chat.screen is not None:
         so_far = chat.screen.counts
@@ -107,9 +107,9 @@ async def _show_cost(chat: Chat, _: str) -> None:
     ):
         for name, usage in used.items():
             said = format_tokens(usage) or "no tokens reported"
-            chat.print_text(f"  {what} {one_line(name, 60)}   {said}   {format_cost(costs[name], of=usage)}")
+            chat.print_text(f"  {what} {one_line(name, 60)}   {said}   {format_cost(costs[name], usage=usage)}")
     chat.print_text(
-        f"total {format_tokens(spent.usage) or 'no model call'}   {format_cost(spent.cost, of=spent.usage)}"
+        f"total {format_tokens(spent.usage) or 'no model call'}   {format_cost(spent.cost, usage=spent.usage)}"
     )
 
 

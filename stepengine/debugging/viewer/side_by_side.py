@@ -100,7 +100,7 @@ def _list_effects_of_run(view: RunPayload, run_path: str) -> list[tuple[str, int
 
 
 def _merge_rows(a: RunPayload, b: RunPayload, pairs: Mapping[int, int]) -> Iterator[tuple[int | None, int | None]]:
-    """Yield the rows of both runs in the order of the first; an unpaired row has ``None`` for the other run and stays next to its neighbours."""
+    """Yield the rows of both runs in the order of the first, ``None`` for a missing one; unpaired rows stay next to their neighbours."""
     # If both runs started the same effects in another order, the order is that of the first run. A row of the second run
     # alone comes after the row that is before it there.
     taken, paired = 0, set(pairs.values())
