@@ -13,9 +13,9 @@ from attrs import frozen
 
 from stepengine.cli.approvals import (
     OPTIONS,
+    choose_categories_to_ask_about,
     collect_tool_specs,
     disallowed_categories,
-    find_categories_to_ask_about,
     make_category_approval_policy,
     tools_needing_approval,
 )
@@ -87,7 +87,7 @@ class ToolRequest:
         specs = {spec.name: spec for agent in self.agents for spec in self.all_specs(agent)}
         categories = disallowed_categories(options)
         if recorded is not None:
-            categories = find_categories_to_ask_about(recorded, specs, categories)
+            categories = choose_categories_to_ask_about(recorded, specs, categories)
         return make_category_approval_policy(categories, specs.values())
 
     def allow_approvable_categories(self, options: Options) -> Options:

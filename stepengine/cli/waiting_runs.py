@@ -13,10 +13,10 @@ from stepengine.cli.bench import make_engine_setup
 from stepengine.cli.exits import Exit
 from stepengine.cli.journals import (
     add_journal_to_options,
-    check_choice,
     expand_to_journals,
     load_recorded_agent,
     open_journal,
+    require_choice,
 )
 from stepengine.cli.options import Options
 from stepengine.cli.screen.render import one_line, print_visible, to_ascii_json
@@ -37,7 +37,7 @@ def replay_and_print_waiting_runs(options: Options, files: Iterable[str], on_div
         files: Journals, folders of them, SQLite files, and names of runs; by default what `stepengine runs --waiting` lists.
         on_divergence: As it will be given to `stepengine resume`.
     """
-    keeps = check_choice("--on-divergence", on_divergence, ("raise", "stop", "keep")) == "keep"
+    keeps = require_choice("--on-divergence", on_divergence, ("raise", "stop", "keep")) == "keep"
     goes_on = ("ready", "ended", "keep") if keeps else ("ready", "ended")
     found: list[WaitingRun] = []
     for file in _find_waiting_runs(files, last=options.last):
@@ -61,8 +61,10 @@ def _find_waiting_runs(files: Iterable[str], *, last: bool) -> list[str]:
         msg = f"--last and {named[0]!r} name different runs; pass one of them"
         raise UsageProblem(msg)
     if last:
-        return [get_newest_run(waiting=True).stem]
-    return expand_to_journals(named) or [e.stem for e in list_recorded_runs(working_folder=Path.cwd(), waiting=True)]
+        return [get_newest_run(resumable_only=True).stem]
+    return expand_to_journals(named) or [
+        e.stem for e in list_recorded_runs(working_folder=Path.cwd(), resumable_only=True)
+    ]
 
 
 def _replay_waiting_run(options: Options) -> WaitingRun:

@@ -18,7 +18,6 @@ from stepengine.cli.deployment import App, Db, Pool
 from stepengine.cli.evaluation import Budget, Fresh, Simulate, parse_budget
 from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.journals import (
-    check_choice,
     create_journal,
     load_recorded_agent,
     make_resume_limits,
@@ -26,6 +25,7 @@ from stepengine.cli.journals import (
     parse_answers,
     raise_journal_errors_as_usage,
     refuse_untrusted_approvals,
+    require_choice,
     run_cancelling_on_signal,
     run_on_journal,
     start_run_and_wait,
@@ -229,7 +229,7 @@ def _make_recorded_fork_runner(
     from stepengine.journal.permission_reset import refuse_approvals_of_others
     from stepengine.journal.recorded_forks import ForkTools, find_address_after
 
-    check_choice("--tools", tools, get_args(ForkTools))
+    require_choice("--tools", tools, get_args(ForkTools))
     with raise_journal_errors_as_usage():
         find_address_after(journal, at or None)
     if tools != "recorded":

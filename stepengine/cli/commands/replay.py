@@ -14,12 +14,12 @@ from stepengine.cli.bench import make_engine_setup
 from stepengine.cli.code_trust import refuse_inside_tool
 from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.journals import (
-    ended_at_crash,
     load_recorded_agent,
     open_journal,
     raise_journal_errors_as_usage,
     run_cancelling_on_signal,
     run_on_journal,
+    was_cut_off_by_crash,
 )
 from stepengine.cli.options import Last, Options, TrustJournal, with_shared_options
 from stepengine.cli.perform import print_result
@@ -167,6 +167,6 @@ def _run_replay(options: Options, live: Sequence[str], speed: float | None, *, t
     bench = make_engine_setup(options, agent, performs=bool(live), recorded=history)
     replayed = partial(bench.engine.replay, agent=agent, live=live, speed=speed, trust=trusts or None)
     run = run_cancelling_on_signal(bench, lambda: replayed(journal))
-    if ended_at_crash(journal, run.result):
+    if was_cut_off_by_crash(journal, run.result):
         print_error(f"{options.journal} ends before the end of its run; all of its records were replayed")
     return print_result(run, options, bench)

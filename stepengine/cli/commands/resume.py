@@ -14,12 +14,12 @@ from stepengine.cli.code_trust import refuse_inside_tool
 from stepengine.cli.due_runs import resume_all_due_runs
 from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.journals import (
-    check_choice,
     load_recorded_agent,
     make_resume_limits,
     needs_new_approvals,
     open_journal,
     parse_answers,
+    require_choice,
     run_on_journal,
     start_run_and_wait,
 )
@@ -147,10 +147,10 @@ def resume(
             trusts=trust_journal,
         )  # fmt: skip
     how = {
-        "in_doubt": check_choice(
+        "in_doubt": require_choice(
             "--in-doubt", in_doubt or ("ask" if can_ask_at_terminal() else "fail"), ("fail", "retry", "ask")
         ),
-        "on_divergence": check_choice("--on-divergence", on_divergence, ("raise", "stop", "keep", "extend")),
+        "on_divergence": require_choice("--on-divergence", on_divergence, ("raise", "stop", "keep", "extend")),
         "allow_repeat": allow_repeat,
         "now": now,
     }
@@ -162,7 +162,7 @@ def resume(
     return run_on_journal(
         options,
         lambda options: _run_resume(options, answer or (), how, trusts=trust_journal, sign=sign),
-        is_waiting=not extends,
+        resumable_only=not extends,
     )
 
 
