@@ -41,7 +41,7 @@ def select_frame(screen: DebugScreen, typed: str, direction: int = -1) -> None:
 
 
 def show_locals(screen: DebugScreen, _: str) -> None:
-    """Print the variables of the frame and those that programs left."""
+    """Print the variables of the frame, and the variables that ended programs left."""
     frames, left = screen.list_frames(), screen.debugger.variables() if screen.running is None else {}
     here = None if left and not frames else screen.get_selected_frame()
     if here is not None and here.kind == "program":

@@ -59,12 +59,12 @@ def resume_all_due_runs(
         store: A folder of journals, or an SQLite file; ``""`` for the runs that are recorded by default.
         agents: Agent files, and folders of them.
         every: Seconds between two checks, until a signal stops the process; ``None`` for one check.
-        at_once: How many runs are resumed at the same time.
+        at_once: The number of runs that are resumed concurrently.
         trusts: Whether recorded approvals count, regardless of their author.
     """
     options = attrs.evolve(options, quiet=True).with_settings()
     where = _get_store_path(store)
-    given = _AgentFinder.from_arguments(agents, options, starts=bool(store))
+    given = _AgentFinder.from_arguments(agents, options, with_schedules=bool(store))
     made = _DueRunResumer(options, where, given, is_ours=not store, trusts=trusts)
     if not where.exists() and not (every is not None and not store):
         print_error("no run is recorded yet, so none is due", Exit.COMPLETED)
@@ -80,7 +80,7 @@ def _get_store_path(text: str) -> Path:
     Return the folder or SQLite file of runs that *text* names; for an empty text, the folder of recorded runs.
 
     Raises:
-        UsageProblem: when it is something else, or is not there.
+        UsageProblem: when it is neither, or does not exist.
     """
     from stepengine.journal.sleepers import is_store_path
     from stepengine.journal.sources import parse_database_path
@@ -108,8 +108,8 @@ class _AgentFinder:
     schedules: tuple[Schedule, ...] = ()
 
     @classmethod
-    def from_arguments(cls, paths: Sequence[str], options: Options, *, starts: bool) -> _AgentFinder:
-        """Return a finder for the given agents and folders. With *starts* it also loads schedules."""
+    def from_arguments(cls, paths: Sequence[str], options: Options, *, with_schedules: bool) -> _AgentFinder:
+        """Return a finder for the given agent files and folders, which are loaded; *with_schedules* also loads their schedules."""
         from stepengine.engine.loader import load_agents, load_schedules
         from stepengine.engine.schedules import require_unique_ids
 
@@ -119,8 +119,8 @@ class _AgentFinder:
         for text in [text for text in paths if not Path(text).is_dir()]:
             for agent in load_agents(text):
                 files[agent.id] = text if "#" in text else f"{text}#{agent.id}"
-            schedules += load_schedules(text) if starts else []
-        if starts:
+            schedules += load_schedules(text) if with_schedules else []
+        if with_schedules:
             schedules += _load_schedules(folders, options, is_given=bool(paths))
         return cls(files, tuple(folders), tuple(require_unique_ids(schedules)))
 
@@ -251,7 +251,7 @@ class _DueRunResumer:
             {"agent": agent, "limits": limits, "in_doubt": "ask", "trust": self._trusts or (False if again else None)},
         ), entry
 
-    # --- what is told -------------------------------------------------------------------------------------------------
+    # --- output ------------------------------------------------------------------------------------------------------
 
     def record_and_print_outcome(self, woken: WakeResult) -> None:
         """Print the outcome of a due run, and store ``FAILED`` as the exit code if it failed."""

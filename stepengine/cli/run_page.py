@@ -69,8 +69,8 @@ def _write_page(options: Options, wanted: PageOptions) -> Exit:
     from stepengine.debugging.viewer.rendering import render_sources
 
     journals = [open_journal_or_cassette(name) for name in (options.journal, wanted.other) if name]
-    target = Path(wanted.output) if wanted.output else _default_page_path(journals[0])
-    if target.exists() and any(target.samefile(_find_journal_file(journal)) for journal in journals):
+    target = Path(wanted.output) if wanted.output else _get_default_page_path(journals[0])
+    if target.exists() and any(target.samefile(_get_journal_path(journal)) for journal in journals):
         msg = f"{str(target)!r} is the journal itself; name another page with -o PATH"
         raise UsageProblem(msg)
     if target.exists() and not wanted.force:
@@ -103,14 +103,14 @@ def _write_page(options: Options, wanted: PageOptions) -> Exit:
     return Exit.DIVERGED if wanted.strict and made.missing else Exit.COMPLETED
 
 
-def _find_journal_file(journal: Journal) -> Path:
+def _get_journal_path(journal: Journal) -> Path:
     database = parse_database_path(journal.address)
     return Path(database[0] if database else journal.name)
 
 
-def _default_page_path(journal: Journal) -> Path:
+def _get_default_page_path(journal: Journal) -> Path:
     """Return the default path of a page: next to its journal, or next to the database of a run in one."""
-    database, path = parse_database_path(journal.address), _find_journal_file(journal)
+    database, path = parse_database_path(journal.address), _get_journal_path(journal)
     return path.with_name(f"{database[1]}.html") if database else path.with_suffix(".html")
 
 
@@ -184,7 +184,7 @@ def _make_stepper_factories(
     return [partial(engine.stepper, journal, agent=agent) for engine in (ours, plain)]
 
 
-# --- a run under way --------------------------------------------------------------------------------------------------
+# --- a running run ----------------------------------------------------------------------------------------------------
 
 
 def _serve_page(options: Options, wanted: PageOptions) -> Exit:

@@ -35,13 +35,13 @@ def replay_and_print_waiting_runs(options: Options, files: Iterable[str], on_div
     Args:
         options: The options of the command; ``last`` names the newest run of this folder that waits.
         files: Journals, folders of them, SQLite files, and names of runs; by default what `stepengine runs --waiting` lists.
-        on_divergence: As it will be given to `stepengine resume`.
+        on_divergence: The value that `stepengine resume` will get.
     """
     keeps = require_choice("--on-divergence", on_divergence, ("raise", "stop", "keep")) == "keep"
     goes_on = ("ready", "ended", "keep") if keeps else ("ready", "ended")
     found: list[WaitingRun] = []
-    for file in _find_waiting_runs(files, last=options.last):
-        found.append(_replay_waiting_run(attrs.evolve(options, journal=file, last=False, quiet=True)))
+    for file in _list_waiting_runs(files, last=options.last):
+        found.append(_check_waiting_run(attrs.evolve(options, journal=file, last=False, quiet=True)))
         if not options.as_json and found[-1].outcome != "ended":
             print_visible("\n".join(_format_run(found[-1])), hang=4)
     outcomes = [run.outcome for run in found]
@@ -54,8 +54,8 @@ def replay_and_print_waiting_runs(options: Options, files: Iterable[str], on_div
     return Exit.COMPLETED if all(outcome in goes_on for outcome in outcomes) else Exit.DIVERGED
 
 
-def _find_waiting_runs(files: Iterable[str], *, last: bool) -> list[str]:
-    """Return the given journals, else those that `stepengine runs --waiting` lists."""
+def _list_waiting_runs(files: Iterable[str], *, last: bool) -> list[str]:
+    """Return the journals in *files*, the newest waiting run with *last*, or else all runs that `stepengine runs --waiting` lists."""
     named = list(files)
     if last and named:
         msg = f"--last and {named[0]!r} name different runs; pass one of them"
@@ -67,8 +67,8 @@ def _find_waiting_runs(files: Iterable[str], *, last: bool) -> list[str]:
     ]
 
 
-def _replay_waiting_run(options: Options) -> WaitingRun:
-    """Replay a waiting run with its agent and its own engine. The result has the error; an ended run is not replayed."""
+def _check_waiting_run(options: Options) -> WaitingRun:
+    """Replay a waiting run, and return whether the current code can resume it, or the error. An ended run is not replayed."""
     from stepengine.evaluation import WaitingRun, replay_waiting
     from stepengine.evaluation.waiting_runs import read_waiting_run
 

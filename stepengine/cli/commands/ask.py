@@ -1,4 +1,4 @@
-"""``stepengine ask``: one model call, to see in one line whether a model answers."""
+"""``stepengine ask``: one model call, to test a model."""
 
 from __future__ import annotations
 

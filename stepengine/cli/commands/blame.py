@@ -1,4 +1,4 @@
-"""``stepengine compare blame``: the step at which a run that failed lost its chance."""
+"""``stepengine compare blame``: find the step that made a run fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``stepengine compare impact``: what a change does to recorded runs, before it is merged."""
+"""``stepengine compare impact``: the effect of a change on recorded runs, before it is merged."""
 
 from __future__ import annotations
 

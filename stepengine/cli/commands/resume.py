@@ -1,4 +1,4 @@
-"""``stepengine resume``: going on with a run."""
+"""``stepengine resume``: resume a run."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def _refuse_missing_results(history: History, answered_ids: Collection[str]) -> 
 
 
 async def _ask_in_doubt_questions(history: History, answered_ids: Collection[str], color: str) -> dict[str, AnswerLike]:
-    """Ask the person about each undecided effect in doubt; skipped ones stay open."""
+    """Ask the person about each undecided effect in doubt, and return the answers by question id; skipped questions stay open."""
     from stepengine.cli.screen.console import TerminalInteractor
     from stepengine.journal.questions import make_doubt_questions
 

@@ -1,4 +1,4 @@
-"""``stepengine serve``: runs over HTTP, without an application to write."""
+"""``stepengine serve``: runs over HTTP, without an application of your own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from stepengine.cli.options import Model, Options, with_shared_options
 from stepengine.cli.running_studios import announce_studio
 from stepengine.cli.scripts import ScriptFile, make_run_script, refuse_script_with_server
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.toolset import ToolRequest, add_spawnable_agents
+from stepengine.cli.toolset import ToolRequest, collect_with_spawnable_agents
 from stepengine.data.visible import visible
 from stepengine.errors import DatabaseUnavailable, DefinitionError, ExecutorBusy, StepEngineError
 from stepengine.runtime.logs import LOGGER
@@ -193,7 +193,7 @@ class ServeOptions:
 
     Attributes:
         opens: Whether a browser is opened at the page.
-        folder: The folder by which ``stepengine studio --link`` finds the page again.
+        folder: The folder that ``stepengine studio --link`` uses to find the page.
     """
 
     module: str
@@ -222,7 +222,7 @@ def serve_runs(options: Options, wanted: ServeOptions) -> Exit:
     Serve runs over HTTP until a signal.
 
     Raises:
-        UsageProblem: when it cannot be served so.
+        UsageProblem: when the options do not fit together, or the runs cannot be served.
     """
     from stepengine.server import app
     from stepengine.server.access import LOOPBACK, Logins
@@ -235,7 +235,7 @@ def serve_runs(options: Options, wanted: ServeOptions) -> Exit:
     _refuse_unusable_script(options, wanted)
     sources, left_out = None, list[str]()
     if wanted.ui and not _parse_engine_function_name(wanted.module):
-        sources = _make_engine_sources(wanted.module, options, left_out)
+        sources = _make_engine_reloader(wanted.module, options, left_out)
     engine, schedules = load_engine_and_schedules(wanted.module, options, left_out.append)
     for problem in left_out:
         print_error(f"{problem}; this file is skipped")
@@ -313,7 +313,7 @@ def _choose_engine_and_run_store(
 
     if wanted.runs is not None and _is_database_url(wanted.runs):
         own = wanted.executor or f"{socket.gethostname()}-{wanted.port}"
-        engine = _make_durable_engine(engine, wanted.runs, executor=own, works=wanted.works, most=wanted.most)
+        engine = _make_durable_engine(engine, wanted.runs, executor=own, works=wanted.works, max_runs=wanted.most)
     elif wanted.executor or not wanted.works:
         msg = "--executor and --no-work need --runs postgresql://...; otherwise this process executes the runs"
         raise UsageProblem(msg)
@@ -330,13 +330,13 @@ def _is_database_url(place: str) -> bool:
 
 
 def _make_durable_engine(
-    engine: Engine | DurableEngine, db: str, *, executor: str, works: bool, most: int | None
+    engine: Engine | DurableEngine, db: str, *, executor: str, works: bool, max_runs: int | None
 ) -> DurableEngine:
     """
     Return a durable engine with the agents of *engine*.
 
     Raises:
-        UsageProblem: when its runs cannot be there.
+        UsageProblem: when *engine* has its own database, or the options are invalid.
     """
     from stepengine.durable import DurableEngine
     from stepengine.engine import Engine
@@ -344,7 +344,7 @@ def _make_durable_engine(
     if not isinstance(engine, Engine):
         msg = "MODULE:FUNCTION made a DurableEngine, which names its database itself; leave --runs out"
         raise UsageProblem(msg)
-    more: dict[str, Any] = {} if most is None else {"concurrency": most}
+    more: dict[str, Any] = {} if max_runs is None else {"concurrency": max_runs}
     try:
         # Clients wait for the start of runs and would notice a polling interval of a second.
         return DurableEngine(
@@ -354,17 +354,17 @@ def _make_durable_engine(
         raise UsageProblem(error.message) from error
 
 
-def _make_engine_sources(module: str, options: Options, left_out: list[str]) -> EngineSources:
-    """Return the sources that reload the engine; a file that cannot be loaded raises, unless it failed at the start, too."""
+def _make_engine_reloader(module: str, options: Options, known_problems: list[str]) -> EngineSources:
+    """Return the object that reloads the engine. A file that cannot be loaded raises ``UsageProblem``, unless it is in *known_problems*."""
     from stepengine.server.sources import EngineSources
 
     def raise_if_new_problem(problem: str) -> None:
-        if problem not in left_out:
+        if problem not in known_problems:
             raise UsageProblem(problem)
 
     def load_engine() -> Engine:
         made: Any = load_engine_and_schedules(module, options, raise_if_new_problem)[0]
-        return made  # type: ignore[no-any-return]  # files make engines; only functions make what lies in a database
+        return made  # type: ignore[no-any-return]  # files make engines; only functions make durable engines
 
     return EngineSources(load_engine, make_engine_spec(module, options))
 
@@ -382,7 +382,7 @@ def load_engine_and_schedules(
     Return the engine and the schedules for *module*; *on_skipped_file* is called for files that cannot be loaded.
 
     Raises:
-        UsageProblem: when there is none.
+        UsageProblem: when *module* defines no engine or agents.
     """
     from stepengine.adapters.ag_ui import page_hooks
     from stepengine.engine import Engine
@@ -393,11 +393,11 @@ def load_engine_and_schedules(
             raise UsageProblem(msg)
         return _call_engine_function(module.rpartition(":")[0], function), ()
     offered = load_module_contents(module, on_skipped_file)
-    # What a page of AG-UI sends beside words: its tools, context and state.
+    # The hooks handle the tools, context and state that an AG-UI page sends.
     agents = [attrs.evolve(agent, hooks=agent.hooks + page_hooks()) for agent in offered.agents]
     script = make_run_script(options.script) if options.script else None
     if offered.models is not None or offered.options:
-        request = ToolRequest([add_spawnable_agents(agents)], offered.tools, can_ask=True)
+        request = ToolRequest([collect_with_spawnable_agents(agents)], offered.tools, can_ask=True)
         setting = {
             "permissions": choose_policy(options) or request.make_approval_policy(options, None)
         } | offered.options
@@ -437,7 +437,7 @@ def remake_engine(module: str, options: dict[str, Any]) -> Engine | DurableEngin
     Return an engine made from the options of ``stepengine serve``.
 
     Args:
-        module: What was typed.
+        module: The typed module.
         options: The options at the start, as ``make_engine_spec`` stores them.
 
     Raises:
@@ -538,7 +538,7 @@ def _print_links_and_open_browser(
         folder = "" if wanted.folder == Path() else f" {shlex.quote(str(wanted.folder))}"
         print(f"stepengine: to print a new link: stepengine studio{folder} --link", file=sys.stderr)
         if wanted.opens:
-            # Some browsers are waited for.
+            # Opening some browsers blocks until they exit.
             threading.Thread(target=webbrowser.open, args=(link,), daemon=True).start()
     if token and not wanted.opens:
         print(f"stepengine: temporary token with all scopes, valid until the server stops: {token}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""``stepengine undo``: from a recorded run to its folder as it was before."""
+"""``stepengine undo``: restore the files that a recorded run wrote."""
 
 from __future__ import annotations
 
