@@ -233,7 +233,7 @@ def _make_command_line_hooks(history: History | None, agent: AgentDefinition) ->
 
 
 def choose_policy(options: Options) -> Policy | None:
-    """Return the policy for tool calls: the chosen one, else that of the settings or of a chat, with the changes of a recorded chat."""
+    """Return the policy for tool calls: the chosen one, else that of the settings or of a chat; with the changes of a recorded chat."""
     policy: Policy | None = (
         options.policy or options.settings.policy or (make_asking_policy() if options.asks else None)
     )

@@ -79,7 +79,7 @@ def fork_run(screen: DebugScreen, typed: str, forked: ForkedWalk | None) -> str:
     else:
         from stepengine.debugging.expressions import call_in_fork
 
-        said = call_in_fork(act, seconds=LOOK_SECONDS, network=True)
+        said = call_in_fork(act, seconds=LOOK_SECONDS, allows_network=True)
         if not said:
             msg = "the fork ended early"
             raise RefusedCommand(msg)

@@ -124,7 +124,7 @@ def show_hooks(screen: DebugScreen, _: str) -> None:
 
 
 def show_origins(screen: DebugScreen, typed: str) -> None:
-    """Print where the arguments of the call here come from, or in which texts of the run the typed value occurs."""
+    """Print the origins of the arguments of the current call, or the texts of the run that contain the typed value."""
     from stepengine.debugging.viewer.payload import PageTexts
     from stepengine.journal.origins import RecordedSources
 

@@ -123,7 +123,7 @@ class DebugNavigation:
         if self._forked is None or has_read_only_syntax(typed):
             with hide_or_redirect_handler_output(self._screen.asked, as_json=self._screen.is_json):
                 found = self._debugger.run_until(typed)
-            self._report_search_problems(typed, self._debugger.problem, self._debugger.looked_at, found=found)
+            self._report_search_problems(typed, self._debugger.problem, self._debugger.looked_at, is_found=found)
         else:
             told = self._search_in_child_process(typed, start + 1, self._debugger.last, backwards=False)
             if told.get("differs"):
@@ -132,7 +132,7 @@ class DebugNavigation:
                 self._screen.report_failure(f"{typed} changes the run, so it cannot be searched for")
                 self.move_silently(start, then=None)
                 return
-            self._report_search_problems(typed, told["problem"], told["looked_at"], found=told["found"] is not None)
+            self._report_search_problems(typed, told["problem"], told["looked_at"], is_found=told["found"] is not None)
             self.move_silently(self._debugger.last if told["found"] is None else told["found"])
         self._show_found_position()
 
@@ -160,11 +160,11 @@ class DebugNavigation:
         found: dict[str, object] = json.loads(said)
         return found
 
-    def _report_search_problems(self, condition: str, problem: str, searched_count: int, *, found: bool) -> None:
+    def _report_search_problems(self, condition: str, problem: str, searched_count: int, *, is_found: bool) -> None:
         """Print the problem of a search, and report a search without a match as failed."""
         if problem:
             print_error(self._screen.redact_and_escape(f"{condition}: {problem} (counted as false; shown once)"))
-        if not found:
+        if not is_found:
             self._screen.report_failure(f"{condition} is true at none of the {searched_count} positions searched")
 
     def run_back_until(self, typed: str) -> None:
@@ -181,7 +181,7 @@ class DebugNavigation:
         if self._forked is None:
             with hide_or_redirect_handler_output(self._screen.asked, as_json=self._screen.is_json):
                 found = self._debugger.run_until(typed, backwards=True)
-            self._report_search_problems(typed, self._debugger.problem, self._debugger.looked_at, found=found)
+            self._report_search_problems(typed, self._debugger.problem, self._debugger.looked_at, is_found=found)
             self._show_found_position()
         else:
             self._forked.wake_nearest_and_exit(start - 1, search=[typed, start, 0, ""])
@@ -193,7 +193,7 @@ class DebugNavigation:
         searched_count, problem = searched_count + told["looked_at"], problem or told["problem"]
         if told["found"] is None and here > 0 and self._forked is not None:
             self._forked.wake_nearest_and_exit(here - 1, search=[condition, here, searched_count, problem])
-        self._report_search_problems(condition, problem, searched_count, found=told["found"] is not None)
+        self._report_search_problems(condition, problem, searched_count, is_found=told["found"] is not None)
         self.move_silently(told["found"] or 0)
         self._show_found_position()
 

@@ -77,7 +77,7 @@ class SharedCounters:
 
 @contextlib.contextmanager
 def hide_or_redirect_handler_output(debug_options: DebugOptions, *, as_json: bool) -> Iterator[None]:
-    """While the block runs, discard what the handler prints or send it to stderr, if requested."""
+    """While the block runs, discard the output of the handler or redirect it to stderr, if the options request it."""
     if not (debug_options.quiet_handler or as_json):
         yield
         return

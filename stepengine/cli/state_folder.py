@@ -113,10 +113,10 @@ def list_recorded_runs(*, working_folder: Path | None = None, resumable_only: bo
 
 def find_recorded_run_by_prefix(text: str) -> RecordedRun | None:
     """
-    Return the run whose stem or run id begins with *text*; ``None`` when there is none.
+    Return the run whose stem or run id starts with *text*; ``None`` if there is none.
 
     Raises:
-        UsageProblem: when there are several.
+        UsageProblem: when several runs match.
     """
     known = list_recorded_runs() if text and "/" not in text else []
     exact = [entry for entry in known if text in (entry.stem, entry.get_text("run_id"))]
@@ -322,7 +322,7 @@ class RunRecording:
         )
 
     def _get_run_id(self, result: RunResult) -> str:
-        """Return the run id: that of the journal for a fork, else that of the result."""
+        """Return the run id: from the journal for a fork, else from the result."""
         if self.journal is None or self._entry is None or not self._entry.info.get("forked_from"):
             return result.state.run_id
         from stepengine.journal.show import run_id_of

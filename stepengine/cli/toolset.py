@@ -91,7 +91,7 @@ class ToolRequest:
         return make_category_approval_policy(categories, specs.values())
 
     def allow_categories_of_bundled_tools(self, options: Options) -> Options:
-        """Return *options* that also allow the categories of the agents' bundled tools if a person can approve each call; else unchanged."""
+        """Return *options* that also allow the categories of the agents' bundled tools if a person can approve each call; else as given."""
         if not self.can_ask:
             return options
         named = {spec.category for agent in self.agents for spec in self.list_bundled_specs(agent)}
@@ -130,7 +130,7 @@ class ToolRequest:
 def merge_bundled_tools(
     own: Sequence[ToolLike | ToolSource], bundled: Iterable[ToolLike]
 ) -> list[ToolLike | ToolSource]:
-    """Return the *own* tools and then the *bundled* ones, without those whose name an own tool has."""
+    """Return the *own* tools and then the *bundled* ones, except bundled tools with the name of an own tool."""
     names = {tool.spec.name if isinstance(tool, ToolLike) else tool.name for tool in own}
     return [*own, *[tool for tool in bundled if tool.spec.name not in names]]
 

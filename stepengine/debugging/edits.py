@@ -1,9 +1,9 @@
 """
-``Walker``: replays a recorded run under the current code; ``WatchedMoment``: previews one place of it again after every save.
+``Walker``: replays a recorded run under the current code; ``WatchedMoment``: previews one position of it after every save.
 
 An author who edits a handler sees what the edit does to a recorded run. After every save the run is replayed in a new process. It
 is forked from a process that holds the record and has never imported the author's code. The new process compiles the sources,
-moves to the place, and returns previews of it and of other places. An endless loop is killed, ``os._exit`` ends only that
+moves to the position, and returns previews of it and of others. An endless loop is killed, ``os._exit`` ends only that
 process, and no module has to be unloaded. Tools, models and the network are out of reach.
 
 The model's replies are those of the record, even if the request is another one now. Otherwise the first changed prompt would end
@@ -97,17 +97,17 @@ LIBRARIES = frozenset(
 @frozen(kw_only=True)
 class MomentPreview:
     """
-    The state of a run at one place under the current code.
+    The state of a run at one position under the current code.
 
     Attributes:
         place: The position, as ``Debugger.to_dict`` returns it; ``None`` if the code could not be loaded or started.
         summary: The values that ``diff_summaries`` compares, from ``summarize_moment``.
         lines: The source around the line that waits: numbers and texts.
-        problem: Why *place* is ``None``: the error of loading, or what ended the process. ``""`` if the first effect differs.
+        problem: Why *place* is ``None``: the error of loading, or the reason why the process ended; ``""`` if the first effect differs.
         differs: How the replay differs from the record, here or later; ``""`` if no effect differs.
         differs_at: The address of the first effect that differs.
         ends: The recorded end of the run and its end under this code, as cut texts that differ; empty if the ends are equal.
-        is_before: Whether this is the last place before the requested one, because the replay differs in between.
+        is_before: Whether this is the last position before the requested one, because the replay differs in between.
         changed: The addresses of model requests that differ, and were answered with the recorded replies.
         files: The author's files that were imported, or that an error names.
         whole: More data of the position, if requested; see ``_position_details_to_json``.
@@ -359,14 +359,14 @@ class _WalkerProcess:
             _move_and_preview(debugger, _get_position(debugger, at), with_details=with_details)
         )
 
-    def _with_first_replay_results(self, found: MomentPreview) -> MomentPreview:
+    def _with_first_replay_results(self, preview: MomentPreview) -> MomentPreview:
         """Return a preview with the divergence, the changed requests and the changed end that the first replay found."""
         differs, changed, ends = self._course
-        return attrs.evolve(_with_divergence(found, differs), changed=changed, ends=ends)
+        return attrs.evolve(_with_divergence(preview, differs), changed=changed, ends=ends)
 
 
-def _preview_to_dict(found: MomentPreview) -> dict[str, Any]:
-    return attrs.asdict(found, recurse=False)
+def _preview_to_dict(preview: MomentPreview) -> dict[str, Any]:
+    return attrs.asdict(preview, recurse=False)
 
 
 def _get_position(debugger: Debugger, at: str) -> int:
@@ -397,13 +397,13 @@ class _MissingPlace(Exception):
     """The run has no such position."""
 
 
-def _with_divergence(found: MomentPreview, differs: ReplayDivergence | None) -> MomentPreview:
+def _with_divergence(preview: MomentPreview, differs: ReplayDivergence | None) -> MomentPreview:
     """Return a preview with the text and address of a divergence; unchanged if it is ``None``."""
     if differs is None:
-        return found
+        return preview
     # The rest of the message explains how to resume the run, which does not help in the middle of an edit.
     said = error_text_without_advice(differs).partition("\n  cause looks like:")[0]
-    return attrs.evolve(found, differs=SafeTexts().clean(said), differs_at=differs.address)
+    return attrs.evolve(preview, differs=SafeTexts().clean(said), differs_at=differs.address)
 
 
 def _describe_changed_end(debugger: Debugger) -> tuple[str, ...]:
@@ -634,7 +634,7 @@ def _outcome_to_editable_value(value: object) -> Any:
     return plain(value)
 
 
-# --- what comes next ------------------------------------------------------------------------------------------------
+# --- the next request ------------------------------------------------------------------------------------------------
 
 
 class _RequestCapturingProvider(Provider):
@@ -701,24 +701,24 @@ def _explain_no_request(report: Any) -> str:
     return f"after {report.broke_at} the run sends no new request to a model"
 
 
-# --- a place that is watched ----------------------------------------------------------------------------------------
+# --- a watched position --------------------------------------------------------------------------------------------
 
 
 class WatchedMoment:
     """
-    A place of a run that is previewed again after each save of a file, next to its preview under the previous code.
+    A position of a run that is previewed after each save of a file, together with its preview under the previous code.
 
     Args:
         load: As for ``Walker``.
         tape: The run.
-        at: The place.
+        at: The position.
         files: Returns files that are watched in addition to the imported ones, for example if the code cannot be loaded at
             first.
         prints: As for ``Walker``.
 
     Attributes:
-        at: The place.
-        good: The last preview with a place; ``None`` before the first.
+        at: The position.
+        good: The last preview with a ``place``; ``None`` before the first.
         seconds: The duration of the last preview, in seconds.
     """
 
@@ -818,14 +818,14 @@ class WatchedMoment:
                 walker.close()
         self._now = self._before = None
 
-    def _diff_with_last_preview(self, found: MomentPreview) -> list[str] | None:
+    def _diff_with_last_preview(self, preview: MomentPreview) -> list[str] | None:
         """Return the differences to the last preview, one per line; ``None`` if it was of another position or a summary is missing."""
         good = self.good
-        if good is None or good.summary is None or found.summary is None:
+        if good is None or good.summary is None or preview.summary is None:
             return None
-        if self.at != self._seen_at or good.is_before != found.is_before:
+        if self.at != self._seen_at or good.is_before != preview.is_before:
             return None  # between different places, nearly every line differs
-        return diff_summaries(good.summary, found.summary)
+        return diff_summaries(good.summary, preview.summary)
 
 
 def _read_file_stamps(files: Iterable[str]) -> dict[str, tuple[int, int, int]]:

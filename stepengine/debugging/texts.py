@@ -3,7 +3,7 @@
 
 Values are read without running the author's code: plain values, containers, and the fields of attrs classes, dataclasses and
 pydantic models. A class's own ``__repr__`` is only called if the caller allows it, for example in a forked process. Likely secrets in
-texts are redacted whatever the rules of the journal are, control characters are shown as escapes, and long values are cut.
+texts are redacted regardless of the rules of the journal, control characters are shown as escapes, and long values are cut.
 """
 
 from __future__ import annotations

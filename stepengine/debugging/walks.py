@@ -1,8 +1,8 @@
 """
 Walks: they move a stepper to any position of a recorded run.
 
-A generator goes forward only, so going back replays from an earlier place. ``PausedWalk`` keeps steppers that were left behind,
-``ForkedWalk`` keeps processes that wait at spaced positions.
+A generator only runs forward, so a move back replays from an earlier position. ``PausedWalk`` stores paused steppers, and
+``ForkedWalk`` has processes that sleep at spaced positions.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class ForkedWalk:
         sys.stdout.flush()
         sys.stderr.flush()
         if not known["places"]:
-            # Once: what is alive does not get less, and a collection of it takes long.
+            # Only once, since a collection takes long and later ones would free little.
             gc.collect()
         gc.freeze()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -224,7 +224,7 @@ class ForkedWalk:
         """Collect child processes that ended, without waiting; if the active one ended, request the end of all with its exit code."""
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                # Read after the process has ended: before that it may still have handed over to another one.
+                # Read after the process has ended, since before that it may have woken another one.
                 if ended[0] == self._read_shared_message()["active"]:
                     code = os.waitstatus_to_exitcode(ended[1])
                     self._request_end(code if code >= 0 else 128 - code)
@@ -272,9 +272,9 @@ class ForkedWalk:
             time.sleep(0.0005)
         return {"places": [], "active": 0, "end": 1}
 
-    def _write_shared_message(self, known: Mapping[str, object]) -> None:
+    def _write_shared_message(self, message: Mapping[str, object]) -> None:
         """Replace the message in the shared memory; raise ``InputError`` if it is too long."""
-        text = json.dumps(known).encode()
+        text = json.dumps(message).encode()
         if len(text) > MESSAGE - 4:
             msg = f"the debugger cannot pass on an expression of {len(text)} bytes; use a shorter one"
             raise InputError(msg)
@@ -308,7 +308,7 @@ class ForkedWalk:
             and message
             and self._get_nearest_sleeping_process(position)[1] > stepper.position + self._spacing
         ):
-            with contextlib.suppress(InputError):  # *message* is too long for a message: move there step by step
+            with contextlib.suppress(InputError):  # *message* is too long: move there step by step
                 self.wake_nearest_and_exit(position, **message)
         position = min(position, stepper.tape.last_position)
         while stepper.position < position:

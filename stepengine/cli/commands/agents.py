@@ -187,7 +187,7 @@ def format_agent_tree(agents: Iterable[AgentDefinition]) -> list[str]:
     for key in [*[k for k in children if k not in spawned], *children]:
         if key not in shown:
             lines.append(key)
-            lines += _child_lines(key, children, (key,), shown, "")
+            lines += _format_child_lines(key, children, (key,), shown, "")
     return lines
 
 
@@ -208,7 +208,9 @@ def _map_child_ids(agents: Iterable[AgentDefinition]) -> dict[str, list[str]]:
     return found
 
 
-def _child_lines(key: str, children: Children, trail: tuple[str, ...], shown: set[str], indent: str) -> Iterator[str]:
+def _format_child_lines(
+    key: str, children: Children, trail: tuple[str, ...], shown: set[str], indent: str
+) -> Iterator[str]:
     shown.add(key)
     below = children.get(key, ())
     for index, child in enumerate(below):
@@ -218,4 +220,6 @@ def _child_lines(key: str, children: Children, trail: tuple[str, ...], shown: se
         missing = "" if child in children else " (not found)"
         yield f"{indent}{'`-- ' if last else '|-- '}{child}{note}{missing}"
         if not note and not missing:
-            yield from _child_lines(child, children, (*trail, child), shown, f"{indent}{'    ' if last else '|   '}")
+            yield from _format_child_lines(
+                child, children, (*trail, child), shown, f"{indent}{'    ' if last else '|   '}"
+            )

@@ -113,7 +113,7 @@ async def _show_cost(chat: Chat, _: str) -> None:
     )
 
 
-async def _show_or_switch_agent(chat: Chat, name: str) -> None:
+async def _show_agent_or_start_new_conversation(chat: Chat, name: str) -> None:
     from stepengine.engine import load_agent
 
     talk = chat.conversation
@@ -327,7 +327,7 @@ async def _summarize_conversation(chat: Chat, hint: str) -> None:
 
 
 def _find_turn_to_continue(number_or_name: str, listed: Sequence[RecordedConversation]) -> RecordedRun | None:
-    """Return the turn to continue of the conversation with a listed number, or the run whose name starts so; else ``None``."""
+    """Return the turn to continue of the conversation with a listed number, or the run whose name starts with the text; else ``None``."""
     number = _parse_number_or_minus_one(number_or_name)
     if 1 <= number <= len(listed):
         return listed[number - 1].turn_to_continue
@@ -378,7 +378,9 @@ COMMANDS: Mapping[str, ChatCommand] = MappingProxyType(
             "[MODEL]  show or set the model of all agents, from the next turn on", _show_or_set_model, "alone"
         ),
         "agents": ChatCommand("show which agents each agent may spawn", _show_agent_tree, "yes"),
-        "agent": ChatCommand("ID  talk with another agent, in a new conversation", _show_or_switch_agent, "alone"),
+        "agent": ChatCommand(
+            "ID  talk with another agent, in a new conversation", _show_agent_or_start_new_conversation, "alone"
+        ),
         "mode": ChatCommand(
             "[MODE]  show or set the mode for calls that no rule covers; Shift-Tab selects the next one",
             _show_or_set_mode,

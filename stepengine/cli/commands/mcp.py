@@ -1,4 +1,4 @@
-"""``stepengine mcp``: agents as the tools of an MCP server, and a look at what a server offers."""
+"""``stepengine mcp``: serve agents as the tools of an MCP server, or show the tools of a server."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def resume(
             raise UsageProblem(msg)
     if due:
         return resume_all_due_runs(
-            options, file, agents=agents or (), every=(every or 1.0) if watch else None, at_once=concurrency or 4,
+            options, file, agents=agents or (), interval_seconds=(every or 1.0) if watch else None, concurrency=concurrency or 4,
             trusts=trust_journal,
         )  # fmt: skip
     how = {

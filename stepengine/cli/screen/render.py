@@ -103,10 +103,10 @@ def print_visible(text: str, hang: int | Callable[[str], int] = 0) -> None:
 def wrap_lines(text: str, width: int, hang: int | Callable[[str], int] = 0) -> str:
     """Wrap the lines of *text* at spaces to at most *width* cells; continuation lines have the same indentation plus *hang*."""
     more = hang if callable(hang) else lambda _: hang
-    return "\n".join([part for line in text.split("\n") for part in _break_line(line, width, more(line))])
+    return "\n".join([part for line in text.split("\n") for part in _wrap_line(line, width, more(line))])
 
 
-def _break_line(line: str, width: int, hang: int) -> Iterator[str]:
+def _wrap_line(line: str, width: int, hang: int) -> Iterator[str]:
     from rich.cells import cell_len, chop_cells
 
     if cell_len(line) > width:

@@ -47,7 +47,7 @@ class _PageState:
 
 class FollowedJournal:
     """
-    A journal whose page data is extended when the journal has grown.
+    A journal with its page data, which ``read_new_records`` extends while the run is running.
 
     Args:
         journal: The journal.
@@ -55,7 +55,7 @@ class FollowedJournal:
         title: The page's title; by default the agent and the journal.
 
     Raises:
-        JournalError: when it cannot be read, or holds no run yet.
+        JournalError: when the journal cannot be read, or holds no run yet.
     """
 
     def __init__(self, journal: Journal, file: str, title: str = "") -> None:

@@ -1,7 +1,7 @@
 """
 A journal as the JSON data of the page.
 
-Every text of a page is stored once and cleaned. A redactor replaces all kinds of secrets, whatever the journal's own rules were, and
+Every text of a page is stored once and cleaned. A redactor replaces all kinds of secrets, regardless of the journal's own rules, and
 control characters become escapes. The page resolves numbers to texts and rebuilds requests from their slices, as ``History`` does.
 
 ``RunPayload.add_new_records`` adds only the records that it has not seen, so a running run is followed by calling it again.

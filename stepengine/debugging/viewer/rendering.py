@@ -119,17 +119,19 @@ def render_sources(
     Raises:
         JournalError: when a journal cannot be read, or holds no run.
     """
-    made = _render_with_text_limit(source, other, locals=locals, title=title, longest=None)
+    made = _render_with_text_limit(source, other, locals=locals, title=title, max_text_chars=None)
     if max_chars is None or len(made.html) <= max_chars:
         return made
-    return attrs.evolve(_render_with_text_limit(source, other, locals=locals, title=title, longest=KEPT), is_cut=True)
+    return attrs.evolve(
+        _render_with_text_limit(source, other, locals=locals, title=title, max_text_chars=KEPT), is_cut=True
+    )
 
 
 def _render_with_text_limit(
-    source: PageSource, other: PageSource | None, *, locals: bool, title: str, longest: int | None
+    source: PageSource, other: PageSource | None, *, locals: bool, title: str, max_text_chars: int | None
 ) -> RenderedPage:
-    """Return the page of one or two runs; long texts are cut after *longest* characters."""
-    made = make_payload(source, other, locals=locals, longest=longest)
+    """Return the page of one or two runs; long texts are cut to *max_text_chars* characters."""
+    made = make_payload(source, other, locals=locals, max_text_chars=max_text_chars)
     files = " → ".join([Path(each.file).name for each in (source, other) if each is not None])
     name = title or f"{made.agent} · {files}"
     return RenderedPage(html=render_page(made.told, str(made.texts.clean(name))), missing=made.missing)
@@ -141,7 +143,7 @@ class PagePayload:
     The data of a page.
 
     Attributes:
-        told: The data as JSON.
+        told: The data of the page, as JSON.
         agent: The id of the root's agent.
         texts: Its texts, with their redactor.
         missing: As in ``RenderedPage``.
@@ -154,15 +156,15 @@ class PagePayload:
 
 
 def make_payload(
-    source: PageSource, other: PageSource | None = None, *, locals: bool = True, longest: int | None = None
+    source: PageSource, other: PageSource | None = None, *, locals: bool = True, max_text_chars: int | None = None
 ) -> PagePayload:
     """
-    Return the page data of one run, or of two side by side; *longest* cuts texts.
+    Return the page data of one run, or of two side by side; *max_text_chars* cuts texts.
 
     Raises:
         JournalError: when a journal cannot be read, or holds no run.
     """
-    texts = PageTexts(longest)
+    texts = PageTexts(max_text_chars)
     files: list[dict[str, str]] = []
     view, walked, told = _load_run_and_replay_positions(source, texts, files, locals=locals)
     found = [(source, walked)]
