@@ -94,7 +94,7 @@ class RunPlaces:
         intents = self._tape.history.intents.values()
         if not any(intent.path == run_path for intent in intents):
             paths = sorted({i.path for i in intents if i.path})
-            msg = f"no run has the run_path {run_path[:80]!r}; known paths: {list_names(paths, run_path, none='none but the root')}"
+            msg = f"no run has the path {run_path[:80]!r}; known paths: {list_names(paths, run_path, none='none but the root')}"
             raise JournalError(msg)
         self.followed_path = run_path
         mine = self._list_searchable_positions()

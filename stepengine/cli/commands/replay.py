@@ -132,7 +132,7 @@ def replay(
 def _replay_in_debugger(options: Options, live_kinds: Sequence[str], speed: float | None) -> Exit:
     """Replay a run. Open the debugger at a divergence, else print the result; *live_kinds* and *speed* are refused."""
     if live_kinds or speed:
-        msg = "--pdb repeats a run from its record alone, at once; leave out --live_kinds and --speed"
+        msg = "--pdb repeats a run from its record alone, at once; leave out --live and --speed"
         raise UsageProblem(msg)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         msg = "--pdb needs a terminal; without one, `stepengine debug FILE --exec` runs commands"
