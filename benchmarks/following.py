@@ -79,7 +79,7 @@ def measured(journal: LineJournal, lines: list[bytes]) -> dict[str, float]:
         journal.append_bytes(lines[number], end)
         end += len(lines[number])
         offset = page.offset
-        times["view"].append(clocked(lambda: (page.read_new_records(), json.dumps(page.changes_after(offset)))))  # noqa: B023
+        times["view"].append(clocked(lambda: (page.read_new_records(), json.dumps(page.get_changes_after(offset)))))  # noqa: B023
         times["events"].append(clocked(watch.read_new_events))
         times["nothing"].append(clocked(watch.follower.may_have_new_records))
 

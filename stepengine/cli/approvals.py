@@ -77,13 +77,13 @@ def _is_untrusted_data_question(question: Mapping[str, object]) -> bool:
     return bool(question.get("provenance")) and question["text"] == ASKED.format(question.get("tool_name"))
 
 
-def find_categories_to_ask_about(
+def choose_categories_to_ask_about(
     history: History, specs: Mapping[str, ToolSpec], categories: frozenset[str]
 ) -> frozenset[str]:
     """
     Return the categories about which a resumed run asks, so that it matches its record.
 
-    Those about which it asked, and of those that the options do not allow the ones that it never used.
+    These are the categories about which it asked, and those that the options do not allow and that it never used.
     """
     asked, used = set[str](), set[str]()
     for intent in history.intents.values():

@@ -60,7 +60,7 @@ class EngineSetup(NamedTuple):
 
     Attributes:
         engine: The engine.
-        progress: What shows progress; ``None`` for nothing.
+        progress: The progress display; ``None`` with ``--quiet``.
         without_model: The error message for a run that needs a model and has none.
     """
 
@@ -105,16 +105,15 @@ def make_engine_setup(
     Args:
         options: The options.
         agent: The agent.
-        performs: Whether tools and models will really be called; a replay calls none, so nothing has to be allowed for it,
-            and it reads no script.
+        performs: Whether tools and models are called. A replay calls none, so it needs no permissions and reads no script.
         hidden_journal: A second journal that tools must not show, in addition to that of the options.
         is_new: Whether the run is new. A new run gets the models that the settings name for agents; a recorded run keeps its own.
         observers: Further observers of the events of runs.
         headless: Whether questions are denied at once. By default a new run without a journal denies them if no one can be asked.
         asks_nobody: Whether the person at the terminal is not asked, for example because many runs share it.
         unattended: Whether no one ever answers a question of the run, as in an evaluation.
-        recorded: The record of a run: of the hooks of the command line only those in it are there, and the run asks as it did.
-        others: More agents that the engine has, with those that they may spawn.
+        recorded: The record of a run. The engine then has only the recorded hooks of the command line, and asks the same questions.
+        others: Further agents of the engine, together with the agents that they may spawn.
         tools: The tools at module level of the agents' files; ``None`` to look them up.
 
     Raises:
@@ -147,20 +146,20 @@ def make_engine_setup(
     alone = not sys.stdin.isatty() if is_chat else somebody is None
     # Every run is recorded automatically, so only a journal that was named means that someone may resume the run with an answer.
     denies = True if headless is None and is_new and not options.journal and alone else headless
-    unserved_models = _models_without_provider(options, agents)
+    unserved_models = _list_models_without_provider(options, agents)
     named = next((one for one in agents if one.model and one.model not in unserved_models), None)
-    if options.base_url and is_new and named is not None and not _base_url_models(options):
+    if options.base_url and is_new and named is not None and not _list_base_url_models(options):
         msg = (
             f"--base-url {options.base_url!r} needs a model of that server, but {named.id!r} names {named.model!r}, "
             "which has its own provider; pass the model with --model NAME"
         )
         raise UsageProblem(msg)
     if options.base_url and not is_new and not any(options.served):
-        options = attrs.evolve(options, served=_recorded_model_overrides(options.journal))
+        options = attrs.evolve(options, served=_read_recorded_model_overrides(options.journal))
     models = (
         _make_script_provider(options) if performs and options.script else make_model_registry(options, unserved_models)
     )
-    default, problem = _default_model_or_problem(models, settings)
+    default, problem = _get_default_model_or_problem(models, settings)
     options = attrs.evolve(options, place=_parse_workspace_option(options) if performs else None)
     file_tools = load_module_tools(options, agents) if tools is None else tools
     can_ask = not unattended and not denies and (recorded is None or had_command_line_policy(recorded, agent))
@@ -234,7 +233,7 @@ def _make_command_line_hooks(history: History | None, agent: AgentDefinition) ->
 
 
 def choose_policy(options: Options) -> Policy | None:
-    """Return the policy for tool calls: the chosen one, else that of the settings or of a chat, with the changes of a recorded chat."""
+    """Return the policy for tool calls: the chosen one, else that of the settings or of a chat; with the changes of a recorded chat."""
     policy: Policy | None = (
         options.policy or options.settings.policy or (make_asking_policy() if options.asks else None)
     )
@@ -298,11 +297,11 @@ def make_model_registry(options: Options, unserved_models: Iterable[str] = ()) -
     """
     Return the registered providers; with ``--base-url``, models of ``--model`` are requested from that server.
 
-    A model that an agent or a yield names itself goes to its own provider: that server has no model of that name, and a
-    request that went there would be priced as what it is not. Those in *unserved_models* have no provider, so that server gets them.
+    A model that an agent or a yield names itself is requested from its own provider, since the server may not have it and its price
+    would be wrong. Models in *unserved_models* have no provider, so they are requested from the server, too.
 
     Raises:
-        UsageProblem: when that is not an address, or a key is named without it.
+        UsageProblem: when ``--base-url`` is not an address, or ``--api-key-env`` is given without it.
     """
     models = options.settings.make_models()
     if not options.base_url:
@@ -316,7 +315,7 @@ def make_model_registry(options: Options, unserved_models: Iterable[str] = ()) -
     from stepengine.models import OpenAIChatProvider
     from stepengine.models.presets import PRESETS
 
-    served = _base_url_models(options)
+    served = _list_base_url_models(options)
     # `openai/...` is also how such servers name open-weight models, so it is not taken for a prefix.
     prefix = (served or ("",))[0].partition("/")[0]
     name = prefix if prefix in PRESETS and prefix != "openai" else "openai_chat"
@@ -334,7 +333,7 @@ def _make_script_provider(options: Options) -> Provider:
     return make_run_script(options.script)
 
 
-def _models_without_provider(options: Options, agents: Iterable[AgentDefinition]) -> frozenset[str]:
+def _list_models_without_provider(options: Options, agents: Iterable[AgentDefinition]) -> frozenset[str]:
     """Return the models of agents that no registered provider has; nothing without ``--base-url``."""
     if not options.base_url:
         return frozenset()
@@ -347,7 +346,7 @@ def _models_without_provider(options: Options, agents: Iterable[AgentDefinition]
     return frozenset(found)
 
 
-def _base_url_models(options: Options) -> tuple[str, ...]:
+def _list_base_url_models(options: Options) -> tuple[str, ...]:
     """Return the models to request from the server at ``--base-url``, the main model first."""
     typed = options.models
     default = options.settings.get("model")
@@ -355,7 +354,7 @@ def _base_url_models(options: Options) -> tuple[str, ...]:
     return tuple(dict.fromkeys([model for model in named if model]))
 
 
-def _recorded_model_overrides(journal: str) -> tuple[str, ...]:
+def _read_recorded_model_overrides(journal: str) -> tuple[str, ...]:
     """Return the models that replaced those of the agents when the run in *journal* was started."""
     from stepengine.journal import as_journal
 
@@ -371,11 +370,11 @@ def make_pricing(options: Options) -> Pricing:
     Return the packaged prices, extended by ``--price`` for models without one and those at ``--base-url``.
 
     Raises:
-        UsageProblem: when that is not a price.
+        UsageProblem: when ``--price`` is not a price.
     """
     from stepengine.models.pricing import LIST_PRICES
 
-    # The replies of a script are free, so that a limit in dollars does not stop them for want of a price.
+    # The replies of a script are free, so that a limit in dollars does not stop a run without prices.
     price = options.price or ("0" if options.script else "")
     if not price:
         return LIST_PRICES
@@ -386,7 +385,7 @@ def make_pricing(options: Options) -> Pricing:
     if price.count("/") > 1 or not (into.is_finite() and out.is_finite() and into >= 0 and out >= 0):
         msg = f"--price must be US dollars per million tokens, such as 0, 0.5 or 0.15/0.60 for input and output, not {options.price!r}"
         raise UsageProblem(msg)
-    return _CustomPrices(into, out, frozenset(_base_url_models(options)) if options.base_url else frozenset())
+    return _CustomPrices(into, out, frozenset(_list_base_url_models(options)) if options.base_url else frozenset())
 
 
 @frozen
@@ -397,7 +396,7 @@ class _CustomPrices:
     Attributes:
         into: US dollars for a million tokens of a prompt.
         out: US dollars for a million tokens of a reply.
-        own: Models that have this price whatever the packaged prices say.
+        own: Models that have this price, even if they have a packaged price.
     """
 
     into: Decimal
@@ -405,18 +404,18 @@ class _CustomPrices:
     own: frozenset[str]
 
     def __call__(self, model: str, usage: Usage | None, at: datetime) -> Decimal | None:
-        """Return the cost of *usage* of *model*; ``None`` without usage."""
+        """Return the cost of *usage* of *model* at the time *at*; ``None`` without usage."""
         from stepengine.models.pricing import LIST_PRICES
 
         listed = None if model in self.own else LIST_PRICES(model, usage, at)
-        return self._custom_cost(usage) if listed is None else listed
+        return self._compute_custom_cost(usage) if listed is None else listed
 
     def price_reply(self, model: str, reply: ModelReply, at: datetime) -> Decimal | None:
         """Return the cost of *reply* by *model*; ``None`` without usage."""
         from stepengine.models.pricing import LIST_PRICES
 
         listed = None if model in self.own else LIST_PRICES.price_reply(model, reply, at)
-        return self._custom_cost(reply.usage) if listed is None else listed
+        return self._compute_custom_cost(reply.usage) if listed is None else listed
 
     def list_unpriced(self, model: str, reply: ModelReply, at: datetime) -> tuple[str, ...]:
         """Return the parts of *reply* of *model* that have no price."""
@@ -424,7 +423,7 @@ class _CustomPrices:
 
         return () if model in self.own else LIST_PRICES.list_unpriced(model, reply, at)
 
-    def _custom_cost(self, usage: Usage | None) -> Decimal | None:
+    def _compute_custom_cost(self, usage: Usage | None) -> Decimal | None:
         if usage is None:
             return None
         return (self.into * usage.prompt_tokens + self.out * usage.completion_tokens) / MILLION
@@ -434,10 +433,10 @@ def make_model_registry_for_agents(options: Options, agents: Iterable[AgentDefin
     """Return the providers of the models of *agents*, as in ``make_engine_setup``; raises as ``make_model_registry``."""
     from stepengine.models import Models
 
-    return Models.from_value(make_model_registry(options, _models_without_provider(options, agents)))
+    return Models.from_value(make_model_registry(options, _list_models_without_provider(options, agents)))
 
 
-def _default_model_or_problem(models: Models | Provider, settings: Settings) -> tuple[str | None, str]:
+def _get_default_model_or_problem(models: Models | Provider, settings: Settings) -> tuple[str | None, str]:
     """Return the model of the settings and ``""``, or ``None`` and the reason why it cannot be used; both empty without one."""
     model = settings.get("model")
     if not model:

@@ -1,7 +1,7 @@
 """
-The conversation of ``stepengine chat``: its agent and engine, its turns so far, and the rules that hold for the next one.
+The conversation of ``stepengine chat``: its agent and engine, its turns so far, and the permission rules for the next turn.
 
-Must not be here: terminals.
+Terminals are in ``chat_screen``.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class ChatConversation:
     Attributes:
         options: The options of the next turn.
         agent: The agent of the next turn.
-        bench: The engine of the next turn, with what belongs to it.
+        bench: The engine of the next turn and its progress display.
         engines: Closes all engines of the chat.
-        session_id: Lasting approvals hold for all turns with this id.
+        session_id: The id of the session. Lasting approvals hold for all of its turns.
         states: The state after each turn.
-        results: The results of all turns that this chat ran, also of conversations that it left.
+        results: The results of all turns of this chat, including those of earlier conversations.
         journal: The journal of the last recorded turn.
-        notes: Texts for the agent that go with the next prompt.
+        notes: Texts that are sent to the agent with the next prompt.
         diffs: The diffs of written files.
         filled: Tokens of the next prompt, from the usage of the last reply or by estimate; ``None`` if unknown.
         wanted_mode: The permission mode scheduled for the next turn; ``""`` for none.
@@ -70,7 +70,7 @@ class ChatConversation:
         self.diffs: list[str] = []
         self.filled: int | None = None
         self.wanted_mode = ""
-        # Approval of every call is only for people who started the chat so.
+        # The mode that approves every call can be chosen only if the chat started in it.
         self.modes: list[str] = [mode for mode in MODES if mode != "bypass" or self.policy.mode == "bypass"]
 
     # --- turns --------------------------------------------------------------------------------------------------------
@@ -99,17 +99,17 @@ class ChatConversation:
             self.filled = prompt_tokens or self.estimate_prompt_tokens()
 
     def replace_turns_by_recorded(self, last: RunResult, entry: RecordedRun) -> None:
-        """Replace the turns by a recorded one, from whose end the conversation continues."""
+        """Replace the turns by a recorded one, so that the conversation continues from its end."""
         self.states = [last.state]
         self.session_id = entry.get_text("session_id") or self.session_id
         self.filled = self.estimate_prompt_tokens()
 
-    def fork_after_turn(self, turn: int) -> None:
+    def drop_later_turns(self, turn: int) -> None:
         """Drop the turns after number *turn*, and continue with a new session id, so that lasting approvals end."""
         self.states, self.session_id = self.states[:turn], _make_session_id()
         self.filled = self.estimate_prompt_tokens()
 
-    def visible_messages(self) -> list[UserMessage | AssistantMessage]:
+    def list_visible_messages(self) -> list[UserMessage | AssistantMessage]:
         """Return the messages of the person and the agent, without instructions, reminders and tool calls."""
         found: list[UserMessage | AssistantMessage] = []
         for message in () if self.state is None else self.state.message_history:
@@ -119,7 +119,7 @@ class ChatConversation:
                 found.append(message)
         return found
 
-    def prompt_tokens_by_kind(self) -> dict[str, int]:
+    def estimate_prompt_tokens_by_kind(self) -> dict[str, int]:
         """Return the estimated tokens of the next prompt by kind; nothing before the first turn."""
         state = self.state
         if state is None:
@@ -135,9 +135,9 @@ class ChatConversation:
 
     def estimate_prompt_tokens(self) -> int | None:
         """Return the estimated tokens of the next prompt; ``None`` before the first turn."""
-        return sum(self.prompt_tokens_by_kind().values()) if self.states else None
+        return sum(self.estimate_prompt_tokens_by_kind().values()) if self.states else None
 
-    def total_cost(self, current: Decimal | None) -> Decimal | None:
+    def compute_total_cost(self, current: Decimal | None) -> Decimal | None:
         """Return the cost of all ended turns plus the *current* one; ``None`` if a part of it is unknown."""
         for result in self.results:
             current = add_cost(current, result.cost)

@@ -1,7 +1,7 @@
 """
-The chat at a terminal: reads what the person types, runs it as a command or a turn, and shows the turn.
+The chat at a terminal: reads input, runs it as a command or a turn, and shows the turn.
 
-Must not be here: what the slash commands do, and the conversation itself.
+The slash commands are in ``commands.chat_commands``, and the conversation is in ``chat_conversation``.
 """
 
 from __future__ import annotations
@@ -89,8 +89,9 @@ class ChatCommand:
 
     Attributes:
         about: Its arguments and one line of help.
-        run: Does it, with the text behind its name; returns the exit code of a turn. ``None`` for the command that leaves.
-        at_once: Whether it can be done during a turn: ``"yes"``, ``"no"``, or ``"alone"`` where nothing follows its name.
+        run: Executes the command with the text after its name, and returns the exit code of a turn; ``None`` for the command that
+            leaves.
+        at_once: Whether it can run during a turn: ``"yes"``, ``"no"``, or ``"alone"`` if no text follows its name.
     """
 
     about: str
@@ -105,14 +106,14 @@ class Chat:
     Args:
         conversation: The conversation.
         commands: The slash commands by name.
-        plain: Read and show plain lines, whatever the terminal can do.
+        plain: Read and show plain lines, even on a capable terminal.
 
     Attributes:
         conversation: The conversation.
         commands: The slash commands by name.
         console: The console of all output.
         terminal: Reads the person's input, and prints above it.
-        screen: Shows the turn; that of the last one between turns.
+        screen: The display of the current turn, or of the last one between turns.
         is_working: Whether a turn is running.
         leaves: Whether the chat ends after this turn.
     """
@@ -155,7 +156,7 @@ class Chat:
         self.conversation.replace_turns_by_recorded(last, entry)
         self._waiting = entry if entry.status in GOES_ON else None
         self._questions = last.pending_questions
-        for message in self.conversation.visible_messages()[-SHOWN_TURNS:]:
+        for message in self.conversation.list_visible_messages()[-SHOWN_TURNS:]:
             if message.role != "user" and self._shown["markdown"]:
                 print_markdown(self.console, message.text)
                 continue
@@ -199,7 +200,7 @@ class Chat:
         if typed.startswith("/") and not typed.startswith("//"):
             return await self._run_slash_command(typed)
         if typed.startswith("!"):
-            await self._run_and_note_shell_command(typed)
+            await self._run_shell_command_and_add_note(typed)
         elif typed.strip():
             typed = typed.removeprefix("/") if typed.startswith("//") else typed
             return await self.run_turn(self.compose_prompt_and_clear_notes(typed), title=typed)
@@ -216,7 +217,7 @@ class Chat:
         self.conversation.notes.clear()
         return sent
 
-    async def _run_and_note_shell_command(self, typed: str) -> None:
+    async def _run_shell_command_and_add_note(self, typed: str) -> None:
         """Run a shell command typed at a terminal and print its output; note it for the agent unless it starts with ``!!``."""
         if self.terminal.was_pasted:
             self.print_text(PASTED, "yellow")
@@ -242,7 +243,7 @@ class Chat:
             return False
         if self.screen is not None:
             self.screen.end_plain_text_line()
-        self.terminal.print_typed_line(now=True)
+        self.terminal.echo_hidden_line(immediately=True)
         await self._run_slash_command(typed)
         return True
 
@@ -292,7 +293,7 @@ class Chat:
         limits = make_resume_limits(
             journal, attrs.evolve(fill_options_from_recorded(chat.options, entry), settings=chat.options.settings)
         )
-        chat.states.clear()  # the turn's end has all that was said
+        chat.states.clear()  # the state at the end of the turn has all messages
         questions, code = self._questions, Exit.SUSPENDED
         while code is Exit.SUSPENDED:
             answers: dict[str, Any] = {}
@@ -313,7 +314,7 @@ class Chat:
             # The resume found an interrupted effect in the journal and asked about it: ask the person and resume again.
             self._questions = questions = chat.results[-1].pending_questions
             if not questions:
-                break  # it waits for no person: nobody here could end that
+                break  # it waits for no person, so the console cannot end the wait
         return code
 
     async def _ask_and_store_answer(self, question: Question, answers: dict[str, Any]) -> bool:
@@ -416,14 +417,14 @@ class Chat:
     def _format_status_line(self) -> str:
         """Return the status line: model, mode, folder, remaining context and cost."""
         chat = self.conversation
-        left = self._remaining_context_percent(model_name_or_substitute(chat))
+        left = self._compute_remaining_context_percent(get_model_name_or_substitute(chat))
         spent = self.screen.counts.cost if self.is_working and self.screen is not None else Decimal(0)
-        after = [*([] if left is None else [f"{left} % of context left"]), format_cost(chat.total_cost(spent))]
+        after = [*([] if left is None else [f"{left} % of context left"]), format_cost(chat.compute_total_cost(spent))]
         return _format_short_status_line(
-            model_name_or_substitute(chat), chat.mode, chat.options.cwd.resolve(), after, self.console.width
+            get_model_name_or_substitute(chat), chat.mode, chat.options.cwd.resolve(), after, self.console.width
         )
 
-    def _remaining_context_percent(self, model: str) -> int | None:
+    def _compute_remaining_context_percent(self, model: str) -> int | None:
         """Return the remaining percentage of the model's context; ``None`` if its size is unknown."""
         chat = self.conversation
         if model not in self._windows:
@@ -468,8 +469,8 @@ def _print_stopping_notice(handle: RunHandle, screen: Screen | None, terminal: P
         )
 
 
-def model_name_or_substitute(chat: ChatConversation) -> str:
-    """Return the model of a chat, or the words that replace it."""
+def get_model_name_or_substitute(chat: ChatConversation) -> str:
+    """Return the model of a chat; without one, the name of its script or "no model"."""
     options = chat.options
     instead = f"script {Path(options.script).name}" if options.script else "no model"
     return str(options.main_model or options.settings.get("model") or chat.agent.model or instead)
@@ -490,7 +491,7 @@ def _exit_on_sigterm() -> Iterator[None]:
 
 def _format_short_status_line(model: str, mode: str, folder: Path, last_parts: Sequence[str], width: int) -> str:
     """Join the parts of the status line to less than *width* characters; shorten the model first, then the folder."""
-    with contextlib.suppress(ValueError, RuntimeError):  # elsewhere, or nobody's home
+    with contextlib.suppress(ValueError, RuntimeError):  # outside of the home folder, or without one
         folder = Path("~") / folder.relative_to(Path.home())
     name, place, room = one_line(model, 60), one_line(str(folder), 200), 0
     for shown in (name, name.rpartition("/")[2]):

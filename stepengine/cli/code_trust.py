@@ -105,7 +105,7 @@ def refuse_inside_tool(action: str) -> None:
     Raise if a tool of an agent started this command, because only a person may do *action*.
 
     Raises:
-        DefinitionError: inside of such a command.
+        DefinitionError: when a tool started this command.
     """
     from stepengine.engine import trust
 
@@ -117,7 +117,7 @@ def refuse_untrusted_module(module: str) -> None:
     Raise if *module* is the default folder ``agents`` and the user does not trust it.
 
     Raises:
-        UsageProblem: when that is such a folder.
+        UsageProblem: when *module* is an untrusted ``agents`` folder.
     """
     from stepengine.engine.trust import LOCAL, may_run_agent_files
 
@@ -164,13 +164,13 @@ class _TrustGate:
         self._told: set[str] = set()
 
     def allows(self, foreign: UntrustedFolder) -> bool:
-        """Return whether the files of a folder may run, by the hash in ``--trust`` or the person at the terminal; decide once."""
+        """Return whether the files of a folder may run; decide once, by the hash in ``--trust`` or by asking the person at the terminal."""
         if foreign.folder not in self._known:
             self._known[foreign.folder] = self._decide_folder_trust(foreign)
         return self._known[foreign.folder]
 
     def approves_access(self, request: AccessRequest) -> bool:
-        """Return whether the requests of a package are approved, earlier or now by the person at the terminal."""
+        """Return whether the requests of a package are approved; if not, ask the person at the terminal and store the approval."""
         from stepengine.engine.trust import approve_access, find_unapproved_access
 
         if request not in self._agreed:
@@ -253,8 +253,8 @@ def format_package_requests(asks: Sequence[str]) -> list[str]:
     """
     Return a line for each kind of request; hosts, folders and side effects are first.
 
-    Nothing is left out: a person agrees to all of it. What many harmless tools would hide stands in front of them, and as
-    counts behind them, next to the question.
+    All requests are included, since a person approves all of them. Harmless tools come last, so that they do not hide the others. The last
+    line has the counts, next to the question.
     """
     groups: dict[str, list[str]] = {}
     for wanted in asks:
@@ -264,7 +264,7 @@ def format_package_requests(asks: Sequence[str]) -> list[str]:
             kind = f"tools, {category}"
         groups.setdefault(kind, []).append(rest)
     kinds = sorted(groups, key=lambda kind: (KIND_ORDER.index(kind) if kind in KIND_ORDER else len(KIND_ORDER), kind))
-    # What only reads is the least of it. Categories of the package's own come before that.
+    # Tools that only read are the least important. The package's own categories come before them.
     kinds.sort(key=lambda kind: kind == HARMLESS)
     lines = [f"  {kind}: {', '.join(groups[kind])}" for kind in kinds]
     counts = ", ".join([f"{len(groups[kind])} {kind}" for kind in kinds])

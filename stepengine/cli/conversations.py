@@ -1,4 +1,4 @@
-"""The recorded conversations of a folder: the turns of a chat together, every other run by itself."""
+"""The recorded conversations of a folder: the turns of a chat grouped, every other run on its own."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def list_conversations(folder: str) -> list[RecordedConversation]:
     Return the recorded conversations and runs of a folder, newest first, without those that another process runs now.
 
     Raises:
-        UsageProblem: when others could have put something into the state folder.
+        UsageProblem: when other users can write to the state folder.
     """
     found: dict[str, list[RecordedRun]] = {}
     for entry in list_recorded_runs(working_folder=Path(folder)):
@@ -67,7 +67,7 @@ def refuse_running_turn(entry: RecordedRun) -> None:
     Raise if another process runs a turn, since its record is not complete.
 
     Raises:
-        UsageProblem: when it is running.
+        UsageProblem: when the turn is running.
     """
     if entry.status == "running":
         msg = f"{entry.stem} is running in another process; wait until it ends"

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @frozen
 class ForkRequest:
-    """A fork as it was typed; see ``help fork``."""
+    """The typed options of a fork; see ``help fork``."""
 
     edit: Any = None
     replies: Any = ()
@@ -55,12 +55,14 @@ FLAGS = {
 
 def fork_run(screen: DebugScreen, typed: str, forked: ForkedWalk | None) -> str:
     """
-    Continue the run from its current position in a new journal, and return the journal's name.
+    Continue the run from its current position in a new journal, print the result, and return the journal's name.
+
+    With ``--live``, models are called after the person has confirmed the cost.
 
     Args:
         screen: Shows the result of the fork.
-        typed: The options as they were typed; see ``help fork``.
-        forked: The walk, if it consists of processes: then the fork has a process of its own, too.
+        typed: The typed options; see ``help fork``.
+        forked: The walk, if it consists of processes; then the fork runs in its own process, too.
     """
     from stepengine.journal.sources import parse_database_path
 
@@ -68,7 +70,7 @@ def fork_run(screen: DebugScreen, typed: str, forked: ForkedWalk | None) -> str:
     if asked.trusts:
         refuse_inside_tool("debug fork --trust-journal")
     source = screen.options.journal
-    into = asked.into or _find_free_path(Path((parse_database_path(source) or (source, ""))[0]))
+    into = asked.into or _choose_free_path(Path((parse_database_path(source) or (source, ""))[0]))
     act = partial(_run_fork_to_json, screen, asked, into)
     if asked.live:
         _confirm_live_cost(screen, asked)
@@ -77,7 +79,7 @@ def fork_run(screen: DebugScreen, typed: str, forked: ForkedWalk | None) -> str:
     else:
         from stepengine.debugging.expressions import call_in_fork
 
-        said = call_in_fork(act, seconds=LOOK_SECONDS, network=True)
+        said = call_in_fork(act, seconds=LOOK_SECONDS, allows_network=True)
         if not said:
             msg = "the fork ended early"
             raise RefusedCommand(msg)
@@ -95,7 +97,7 @@ def fork_run(screen: DebugScreen, typed: str, forked: ForkedWalk | None) -> str:
 
 
 def _confirm_live_cost(screen: DebugScreen, request: ForkRequest) -> None:
-    """Ask the person to confirm the estimated cost of live model calls, unless ``--yes`` was typed; raise ``RefusedCommand`` otherwise."""
+    """Ask the person to confirm the estimated cost of live model calls, unless ``--yes`` was typed; raise ``RefusedCommand`` without it."""
     from stepengine.evaluation.samples import summarize_run_from
 
     stepper = screen.debugger.stepper
@@ -156,7 +158,7 @@ def _run_fork_to_json(screen: DebugScreen, request: ForkRequest, into: str) -> s
     return json.dumps({"status": status_of(history), "steps": steps, "said": screen.redact_and_escape(why)})
 
 
-def _find_free_path(source: Path) -> str:
+def _choose_free_path(source: Path) -> str:
     """Return a path for the journal of the fork, next to *source*, that does not exist yet."""
     for number in range(1, 10_000):
         path = source.with_name(f"{source.stem}-{number}.jsonl")

@@ -41,7 +41,7 @@ def select_frame(screen: DebugScreen, typed: str, direction: int = -1) -> None:
 
 
 def show_locals(screen: DebugScreen, _: str) -> None:
-    """Print the variables of the frame and those that programs left."""
+    """Print the variables of the frame, and the variables that ended programs left."""
     frames, left = screen.list_frames(), screen.debugger.variables() if screen.running is None else {}
     here = None if left and not frames else screen.get_selected_frame()
     if here is not None and here.kind == "program":
@@ -58,7 +58,7 @@ def print_expression(screen: DebugScreen, typed: str, *, pretty: bool = False) -
     if not typed:
         msg = "print what? An expression, such as len(seen)"
         raise RefusedCommand(msg)
-    made = screen.debugger.evaluate_in(screen.get_selected_frame(), typed, pretty=pretty)
+    made = screen.debugger.evaluate_in_frame(screen.get_selected_frame(), typed, pretty=pretty)
     if made.raised and screen.asked.is_scripted:
         screen.tally.record_failure(Exit.FAILED)
     screen.print_result(made.text, {"expression": typed, "text": made.text, "raised": made.raised})
@@ -124,7 +124,7 @@ def show_hooks(screen: DebugScreen, _: str) -> None:
 
 
 def show_origins(screen: DebugScreen, typed: str) -> None:
-    """Print where the arguments of the call here come from, or in which texts of the run the typed value occurs."""
+    """Print the origins of the arguments of the current call, or the texts of the run that contain the typed value."""
     from stepengine.debugging.viewer.payload import PageTexts
     from stepengine.journal.origins import RecordedSources
 

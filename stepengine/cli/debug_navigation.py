@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from stepengine.debugging.walks import ForkedWalk
 
 LOOK_SECONDS = 3600.0
-"""How long a search, or a fork, may take in a process of its own: hours-long handlers are replayed in it."""
+"""The time limit, in seconds, of a search or fork in its own process, which may replay long handlers."""
 
 
 class DebugNavigation:
@@ -21,7 +21,7 @@ class DebugNavigation:
     Commands that move the debugger.
 
     Args:
-        screen: Shows the new place.
+        screen: Shows the new position.
         forked: The walk, if it consists of processes. Then a command may end in another process than the one it started in.
 
     Attributes:
@@ -34,12 +34,12 @@ class DebugNavigation:
         self._forked = forked
         self.ignores_breakpoints = True
 
-    def move_silently(self, position: int, *, ignores_breakpoints: bool = True, **kept: object) -> None:
-        """Move to a position without printing; *kept* is passed to the process that continues there."""
+    def move_silently(self, position: int, *, ignores_breakpoints: bool = True, **message: object) -> None:
+        """Move to a position without printing; *message* is passed to the process that continues there."""
         self.ignores_breakpoints = ignores_breakpoints
         try:
             with hide_or_redirect_handler_output(self._screen.asked, as_json=self._screen.is_json):
-                self._debugger.move_to(position, **kept)
+                self._debugger.move_to(position, **message)
         finally:
             self.ignores_breakpoints = True
 
@@ -65,24 +65,24 @@ class DebugNavigation:
             raise RefusedCommand(msg)
         return self._debugger.places.get_position(text)
 
-    def move_by(self, typed: str, sign: int = 1, *, steps: bool = False) -> None:
+    def move_by(self, typed: str, sign: int = 1, *, counts_steps: bool = False) -> None:
         """
         Move by a count of positions and show the new one.
 
         Args:
             typed: The count; 1 if empty.
             sign: 1 to move forward, -1 to move back.
-            steps: Count steps instead of positions.
+            counts_steps: Count steps instead of positions.
 
         Raises:
-            RefusedCommand: at either end, or when *typed* is no count.
+            RefusedCommand: at either end, or when *typed* is not a count.
         """
         places = self._debugger.places
-        after = places.find_step_position_after if steps else places.find_position_after
+        after = places.get_relative_step_position if counts_steps else places.get_relative_position
         target = after(self._debugger.position, sign * parse_count(typed))
         if target == self._debugger.position:
             self._raise_at_end() if sign > 0 else self._raise_at_start()
-        self.go_to_position(target, ignores_breakpoints=steps)
+        self.go_to_position(target, ignores_breakpoints=counts_steps)
 
     def _raise_at_start(self) -> Never:
         inside = self._debugger.places.followed_path
@@ -123,7 +123,7 @@ class DebugNavigation:
         if self._forked is None or has_read_only_syntax(typed):
             with hide_or_redirect_handler_output(self._screen.asked, as_json=self._screen.is_json):
                 found = self._debugger.run_until(typed)
-            self._report_search_problems(typed, self._debugger.problem, self._debugger.looked_at, found=found)
+            self._report_search_problems(typed, self._debugger.problem, self._debugger.looked_at, is_found=found)
         else:
             told = self._search_in_child_process(typed, start + 1, self._debugger.last, backwards=False)
             if told.get("differs"):
@@ -132,7 +132,7 @@ class DebugNavigation:
                 self._screen.report_failure(f"{typed} changes the run, so it cannot be searched for")
                 self.move_silently(start, then=None)
                 return
-            self._report_search_problems(typed, told["problem"], told["looked_at"], found=told["found"] is not None)
+            self._report_search_problems(typed, told["problem"], told["looked_at"], is_found=told["found"] is not None)
             self.move_silently(self._debugger.last if told["found"] is None else told["found"])
         self._show_found_position()
 
@@ -160,12 +160,12 @@ class DebugNavigation:
         found: dict[str, object] = json.loads(said)
         return found
 
-    def _report_search_problems(self, condition: str, problem: str, looked_at: int, *, found: bool) -> None:
+    def _report_search_problems(self, condition: str, problem: str, searched_count: int, *, is_found: bool) -> None:
         """Print the problem of a search, and report a search without a match as failed."""
         if problem:
             print_error(self._screen.redact_and_escape(f"{condition}: {problem} (counted as false; shown once)"))
-        if not found:
-            self._screen.report_failure(f"{condition} is true at none of the {looked_at} positions searched")
+        if not is_found:
+            self._screen.report_failure(f"{condition} is true at none of the {searched_count} positions searched")
 
     def run_back_until(self, typed: str) -> None:
         """Move back to the last position where a condition was true, or else to the first position, and report the failure."""
@@ -181,19 +181,19 @@ class DebugNavigation:
         if self._forked is None:
             with hide_or_redirect_handler_output(self._screen.asked, as_json=self._screen.is_json):
                 found = self._debugger.run_until(typed, backwards=True)
-            self._report_search_problems(typed, self._debugger.problem, self._debugger.looked_at, found=found)
+            self._report_search_problems(typed, self._debugger.problem, self._debugger.looked_at, is_found=found)
             self._show_found_position()
         else:
             self._forked.wake_nearest_and_exit(start - 1, search=[typed, start, 0, ""])
 
-    def search_back_and_move(self, condition: str, before: int, looked_at: int, problem: str) -> None:
-        """Search back from *before* to here and move to the match; without one, an earlier process continues, or move to the start."""
+    def search_back_and_move(self, condition: str, before: int, searched_count: int, problem: str) -> None:
+        """Search back from *before* to here and move to the match; without one, wake an earlier process, or move to the start."""
         here = self._debugger.position
         told = self._search_in_child_process(condition, here, before - 1, backwards=True)
-        looked_at, problem = looked_at + told["looked_at"], problem or told["problem"]
+        searched_count, problem = searched_count + told["looked_at"], problem or told["problem"]
         if told["found"] is None and here > 0 and self._forked is not None:
-            self._forked.wake_nearest_and_exit(here - 1, search=[condition, here, looked_at, problem])
-        self._report_search_problems(condition, problem, looked_at, found=told["found"] is not None)
+            self._forked.wake_nearest_and_exit(here - 1, search=[condition, here, searched_count, problem])
+        self._report_search_problems(condition, problem, searched_count, is_found=told["found"] is not None)
         self.move_silently(told["found"] or 0)
         self._show_found_position()
 

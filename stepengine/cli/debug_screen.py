@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 FORMAT = "stepengine.debug/1"
 AROUND = 7
-"""Lines of source on both sides of the one that waits: a function of median length fits."""
+"""The number of source lines on either side of the current one."""
 MAX_PRINTED = 5
-"""Lines that a program printed; `print` shows them all."""
+"""The most lines of a program's output; `print` shows all."""
 SHORT = 40
-"""Characters of a value among others in one line."""
+"""The most characters of a value in a line with others."""
 NO_MORE = "the run diverges from its record here and cannot continue; to continue from here, use fork or `stepengine resume --on-divergence extend`"
 
 
@@ -60,8 +60,8 @@ class SharedCounters:
     def __setitem__(self, place: int, value: int) -> None:
         self._shared[4 * place : 4 * place + 4] = value.to_bytes(4, "big")
 
-    def next_command_number(self) -> int:
-        """Return the number of the next command and increment it."""
+    def reserve_command_number(self) -> int:
+        """Return the number of the next command, and increment it for all processes."""
         self[0] += 1
         return self[0] - 1
 
@@ -77,7 +77,7 @@ class SharedCounters:
 
 @contextlib.contextmanager
 def hide_or_redirect_handler_output(debug_options: DebugOptions, *, as_json: bool) -> Iterator[None]:
-    """While the block runs, discard what the handler prints or send it to stderr, if requested."""
+    """While the block runs, discard the output of the handler or redirect it to stderr, if the options request it."""
     if not (debug_options.quiet_handler or as_json):
         yield
         return
@@ -86,7 +86,7 @@ def hide_or_redirect_handler_output(debug_options: DebugOptions, *, as_json: boo
 
 
 class RefusedCommand(Exception):
-    """A command cannot be executed; the message says why."""
+    """A command cannot be executed; the message is the reason."""
 
 
 class DebugScreen:
@@ -98,7 +98,7 @@ class DebugScreen:
         options: The options that all commands have.
         asked: The options of `stepengine debug` alone.
         tally: The numbers that all processes of this debugger share.
-        parked: The divergence at which the debugger stands, if it stands at one.
+        parked: The divergence at which the debugger was opened; ``None`` without one.
 
     Attributes:
         frame: The number of the frame that commands show, the outermost first.
@@ -125,7 +125,7 @@ class DebugScreen:
 
     @property
     def is_json(self) -> bool:
-        """Whether commands print JSON, one object a line."""
+        """Whether commands print JSON, one object per line."""
         return self.options.as_json
 
     @property
@@ -222,10 +222,10 @@ class DebugScreen:
 
     def source_lines(self, frame: Frame, max_lines: int) -> Iterator[str]:
         """Yield a heading and up to *max_lines* source lines around the line of a frame."""
-        from stepengine.debugging.debugger import lines_around
+        from stepengine.debugging.debugger import iter_source_lines_around
 
         if frame.kind == "program":
-            yield f"the program of {self._program_call_address()}, written by a model"
+            yield f"the program of {self._get_program_call_address()}, written by a model"
         else:
             yield (
                 f"{self.redact_and_escape(_make_path_relative(frame.file))}  {frame.function}"
@@ -234,7 +234,7 @@ class DebugScreen:
         if frame.kind == "opaque":
             yield "  the suspended code here cannot be inspected"
             return
-        lines = list(lines_around(frame, max_lines))
+        lines = list(iter_source_lines_around(frame, max_lines))
         if frame.file and self._has_file_changed(frame.file):
             yield "  (the file was changed after its code was loaded)"
         if not lines:
@@ -242,7 +242,7 @@ class DebugScreen:
         for number, line in lines:
             yield f" {'>' if number == frame.line else ' '} {number:<4} {truncate_text(self.redact_and_escape(line), self.width)}"
 
-    def _program_call_address(self) -> str:
+    def _get_program_call_address(self) -> str:
         """Return the address of the tool call that runs the program."""
         from stepengine.journal.records import format_address, get_starter_address
 
@@ -251,7 +251,7 @@ class DebugScreen:
     def describe_frame_file(self, frame: Frame) -> str:
         """Return the file of a frame; for a program, the address of its call."""
         return (
-            f"of {self._program_call_address()}"
+            f"of {self._get_program_call_address()}"
             if frame.kind == "program"
             else self.redact_and_escape(_make_path_relative(frame.file))
         )
@@ -278,7 +278,7 @@ class DebugScreen:
         return frames[min(self.frame, len(frames) - 1)]
 
     def print_messages(self, head: Sequence[str], messages: Any) -> None:
-        """Print messages, one a line, below *head*."""
+        """Print messages, one per line, below *head*."""
         clean, width = self.debugger.texts.clean, self.width
         lines = [f"{n:>4} {m.role:<9} {clean(' '.join(m.text.split()), width)}" for n, m in enumerate(messages)]
         self.print_result("\n".join([*head, *lines]), {"head": head, "messages": lines})

@@ -1,5 +1,5 @@
 """
-``stepengine debug --watch``: one place of a recorded run, shown again under the new code whenever a file of the agent is saved.
+``stepengine debug --watch``: one position of a recorded run, shown again under the new code after each save of an agent's file.
 
 This process reads the record and never imports the edited code: each preview is made in a process of its own (``debugging.edits``).
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 FORMAT = "stepengine.watch/1"
 EVERY = 0.1
-"""Seconds between two checks of the files, so short that a save is shown at once."""
+"""Seconds between two checks of the files."""
 LISTED = 5
 MOST = 20
 
@@ -42,7 +42,7 @@ def watch_position(options: Options, at: str, *, prints: bool) -> Exit:
     Show a position again after each change of the code, until the user quits.
 
     Raises:
-        UsageProblem: where no process can be made, or the run has no such place.
+        UsageProblem: when no process can be forked, or the run has no such position.
         JournalError: when the journal cannot be used.
     """
     from stepengine.debugging.desk import preload_engine_libraries
@@ -74,10 +74,10 @@ class _WatchScreen:
     Prints a position of a run after each change of the code.
 
     Args:
-        options: What was typed.
+        options: The typed options.
         tape: The run.
-        at: The place.
-        prints: Whether what the code prints is shown.
+        at: The position.
+        prints: Whether the output of the code is shown.
     """
 
     def __init__(self, options: Options, tape: Tape, at: str, *, prints: bool) -> None:
@@ -120,7 +120,7 @@ class _WatchScreen:
         self._print_preview(found, saved, changes)
 
     def wait_and_print_change(self) -> bool:
-        """Wait for a saved file or a typed place and show it; return ``False`` when the user quits."""
+        """Wait for a saved file or a typed position and show the result; return ``False`` if the user quits."""
         while True:
             saved = self._watched.find_saved_files()
             if saved:

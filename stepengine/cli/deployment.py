@@ -1,5 +1,5 @@
 """
-What commands on a deployment share: the database, the mailbox of a journal, and the errors of both.
+Shared code of the commands on a deployment: the database, the mailbox of a journal, and the errors of both.
 
 Commands on a durable run need its database, and those on a journal its mailbox; none needs agents, models or keys.
 """

@@ -1,4 +1,4 @@
-"""``stepengine resume --due``: resume runs whose wait has ended or whose message has arrived, and start scheduled runs."""
+"""``stepengine resume --due``: resume runs whose wait has ended or that received a message, and start scheduled runs."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def resume_all_due_runs(
     store: str,
     *,
     agents: Sequence[str],
-    every: float | None,
-    at_once: int,
+    interval_seconds: float | None,
+    concurrency: int,
     trusts: bool,
 ) -> Exit:
     """
@@ -58,19 +58,19 @@ def resume_all_due_runs(
         options: The options of the command.
         store: A folder of journals, or an SQLite file; ``""`` for the runs that are recorded by default.
         agents: Agent files, and folders of them.
-        every: Seconds between two checks, until a signal stops the process; ``None`` for one check.
-        at_once: How many runs are resumed at the same time.
+        interval_seconds: Seconds between two checks, until a signal stops the process; ``None`` for one check.
+        concurrency: The number of runs that are resumed concurrently.
         trusts: Whether recorded approvals count, regardless of their author.
     """
     options = attrs.evolve(options, quiet=True).with_settings()
     where = _get_store_path(store)
-    given = _AgentFinder.from_arguments(agents, options, starts=bool(store))
+    given = _AgentFinder.from_arguments(agents, options, with_schedules=bool(store))
     made = _DueRunResumer(options, where, given, is_ours=not store, trusts=trusts)
-    if not where.exists() and not (every is not None and not store):
+    if not where.exists() and not (interval_seconds is not None and not store):
         print_error("no run is recorded yet, so none is due", Exit.COMPLETED)
         return Exit.COMPLETED
     try:
-        return asyncio.run(made.resume_and_start_runs(every, at_once))
+        return asyncio.run(made.resume_and_start_runs(interval_seconds, concurrency))
     except JournalError as error:
         return print_error(error.message, Exit.FAILED)
 
@@ -80,7 +80,7 @@ def _get_store_path(text: str) -> Path:
     Return the folder or SQLite file of runs that *text* names; for an empty text, the folder of recorded runs.
 
     Raises:
-        UsageProblem: when it is something else, or is not there.
+        UsageProblem: when it is neither, or does not exist.
     """
     from stepengine.journal.sleepers import is_store_path
     from stepengine.journal.sources import parse_database_path
@@ -108,8 +108,8 @@ class _AgentFinder:
     schedules: tuple[Schedule, ...] = ()
 
     @classmethod
-    def from_arguments(cls, paths: Sequence[str], options: Options, *, starts: bool) -> _AgentFinder:
-        """Return a finder for the given agents and folders. With *starts* it also loads schedules."""
+    def from_arguments(cls, paths: Sequence[str], options: Options, *, with_schedules: bool) -> _AgentFinder:
+        """Return a finder for the given agent files and folders, which are loaded; *with_schedules* also loads their schedules."""
         from stepengine.engine.loader import load_agents, load_schedules
         from stepengine.engine.schedules import require_unique_ids
 
@@ -119,8 +119,8 @@ class _AgentFinder:
         for text in [text for text in paths if not Path(text).is_dir()]:
             for agent in load_agents(text):
                 files[agent.id] = text if "#" in text else f"{text}#{agent.id}"
-            schedules += load_schedules(text) if starts else []
-        if starts:
+            schedules += load_schedules(text) if with_schedules else []
+        if with_schedules:
             schedules += _load_schedules(folders, options, is_given=bool(paths))
         return cls(files, tuple(folders), tuple(require_unique_ids(schedules)))
 
@@ -162,20 +162,20 @@ class _DueRunResumer:
         self._trusts = trusts
         self._code = Exit.COMPLETED
 
-    async def resume_and_start_runs(self, every: float | None, at_once: int) -> Exit:
-        """Resume due runs and start scheduled ones, once or with *every* until stopped."""
+    async def resume_and_start_runs(self, interval_seconds: float | None, concurrency: int) -> Exit:
+        """Resume due runs and start scheduled ones: once, or with *interval_seconds* until stopped. Return the exit code."""
         from stepengine.engine.waker import Waker
 
         loop = asyncio.get_running_loop()
         async with contextlib.AsyncExitStack() as stack:
             schedulers = [await self._make_scheduler(stack, one) for one in self._agents.schedules]
-            waker = Waker(self._place, self.resume_run, tell=self.record_and_print_outcome, at_once=at_once)
-            if every is None:
+            waker = Waker(self._place, self.resume_run, tell=self.record_and_print_outcome, at_once=concurrency)
+            if interval_seconds is None:
                 work = [loop.create_task(_start_due_runs_and_wait(scheduler)) for scheduler in schedulers]
                 work.append(loop.create_task(waker.once()))
             else:
                 work = [loop.create_task(scheduler.run_forever()) for scheduler in schedulers]
-                work.append(loop.create_task(waker.watch(every)))
+                work.append(loop.create_task(waker.watch(interval_seconds)))
 
             def cancel_work() -> None:
                 for task in work:
@@ -189,7 +189,7 @@ class _DueRunResumer:
         for problem in ended:
             if isinstance(problem, Exception):
                 raise problem
-        if received and every is None:
+        if received and interval_seconds is None:
             return Exit.TERMINATED if received[0] == signal.SIGTERM else Exit.INTERRUPTED
         return Exit.COMPLETED if received else self._code
 
@@ -251,7 +251,7 @@ class _DueRunResumer:
             {"agent": agent, "limits": limits, "in_doubt": "ask", "trust": self._trusts or (False if again else None)},
         ), entry
 
-    # --- what is told -------------------------------------------------------------------------------------------------
+    # --- output ------------------------------------------------------------------------------------------------------
 
     def record_and_print_outcome(self, woken: WakeResult) -> None:
         """Print the outcome of a due run, and store ``FAILED`` as the exit code if it failed."""

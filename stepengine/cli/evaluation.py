@@ -81,7 +81,7 @@ def load_recorded_case(
 
     Args:
         file: The journal.
-        options: What was typed.
+        options: The typed options.
         performs: Whether tools may be called.
         share_engines_of: Cases loaded before; the engine of one with the same agent and hooks is used again.
 
@@ -124,7 +124,7 @@ def parse_budget(budget: str) -> SharedBudget:
     Return the budget of ``--budget``.
 
     Raises:
-        UsageProblem: for what is not an amount.
+        UsageProblem: when *budget* is not an amount.
     """
     from stepengine.journal import SharedBudget
 
@@ -140,7 +140,7 @@ def confirm_cost(estimate: CostEstimate, *, yes: bool) -> None:
     Print the number and the estimated cost of model calls, and ask for confirmation unless *yes* is true.
 
     Raises:
-        UsageProblem: when nobody can be asked, or the answer is no.
+        UsageProblem: when there is no terminal to ask at, or the person denies it.
     """
     low, high = estimate.low, estimate.high
     cost = "at an unknown price" if low is None else f"for about ${low:.4f} to ${high:.4f}"
@@ -156,7 +156,7 @@ def require_user_confirmation(announcement: str) -> None:
     Ask the person at the terminal to confirm *announcement* before models are called.
 
     Raises:
-        UsageProblem: when nobody is there to be asked, or the answer is no.
+        UsageProblem: when there is no terminal to ask at, or the person denies it.
     """
     if not can_ask_at_terminal():
         msg = f"{announcement}; pass --yes, --budget USD, or --script FILE for free replies"
@@ -188,9 +188,10 @@ def run_until_signal(
     make_coroutine: Callable[[], Coroutine[object, Any, Made]], engines: Iterable[Engine]
 ) -> tuple[Made, int | None]:
     """
-    Run a coroutine like ``run_and_close_engines``, and return also the signal after which it returned a partial result.
+    Run a coroutine like ``run_and_close_engines``; return its result, and the number of the signal that ended it early or ``None``.
 
-    The signal is ``None`` if none arrived.
+    Raises:
+        Interrupted: when a signal arrived and the coroutine returned no partial result.
     """
 
     async def run_to_end() -> tuple[Made, int | None]:
@@ -234,7 +235,7 @@ def join_and_redact_lines(lines: Iterable[str] | Sequence[str]) -> str:
 
 
 def make_result_folder_path(parent: str, name: str) -> Path:
-    """Return a new folder ``PARENT/NAME/DATE-TIME`` for results; with a number behind it if that exists."""
+    """Return an unused path ``PARENT/NAME/DATE-TIME`` for results; a number is appended if the path exists. No folder is created."""
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     found = Path(parent) / name / stamp
     number = 1

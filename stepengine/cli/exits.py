@@ -54,12 +54,12 @@ def choose_exit_code(result: RunResult) -> Exit:
         case RunStatus.MAX_STEPS | RunStatus.TRUNCATED:
             return Exit.LIMIT
         case RunStatus.FAILED | RunStatus.CANCELLED:
-            return _exit_code_of_error(result.error)
+            return _get_exit_code_of_error(result.error)
         case _ as never:
             assert_never(never)
 
 
-def _exit_code_of_error(error: BaseException | None) -> Exit:
+def _get_exit_code_of_error(error: BaseException | None) -> Exit:
     match error:
         case LimitExceeded():
             return Exit.LIMIT
@@ -68,7 +68,7 @@ def _exit_code_of_error(error: BaseException | None) -> Exit:
         case MissingKey() | UnknownModel():
             return Exit.USAGE
         case ChildError(__cause__=MissingKey() | UnknownModel() | ChildError() as cause):
-            return _exit_code_of_error(cause)
+            return _get_exit_code_of_error(cause)
         case _:
             return Exit.FAILED
 
@@ -93,7 +93,7 @@ def raise_exit_unless_completed(code: Exit) -> None:
     Exit with *code*; return normally if it is ``COMPLETED``.
 
     Raises:
-        typer.Exit: unless all is well.
+        typer.Exit: for any other code.
     """
     if code is not Exit.COMPLETED:
         import typer
@@ -128,6 +128,7 @@ def run_to_exit(app: Callable[[], object]) -> None:
 
 
 def _report_os_error(error: OSError) -> Exit:
+    """Print an operating system error as one line, and return the exit code."""
     from pathlib import Path
 
     try:
@@ -173,7 +174,7 @@ class _Stderr:
 
 
 def _make_warning_printer(fallback: Callable[..., None]) -> Callable[..., None]:
-    """Return a function that prints each warning about an agent file once, as one line, and others by *fallback*."""
+    """Return a function that prints each warning about an agent file once, in one line; it passes other warnings to *fallback*."""
     told: set[str] = set()
 
     def print_warning(

@@ -16,7 +16,7 @@ INTERRUPTED = 130
 
 @contextmanager
 def exit_on_interrupt() -> Iterator[None]:
-    """Let Ctrl-C end the process at once while the block imports modules."""
+    """Let Ctrl-C exit the process at once while the block imports modules."""
     _replace_interrupt_handler(_exit_at_once, signal.default_int_handler)
     try:
         yield

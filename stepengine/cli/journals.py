@@ -79,12 +79,12 @@ class Interrupted(Exception):
         self.options = options
 
 
-def check_choice(option: str, value: str, choices: Sequence[str]) -> Any:
+def require_choice(option: str, value: str, choices: Sequence[str]) -> Any:
     """
     Return the value of an option if it is one of *choices*.
 
     Raises:
-        UsageProblem: for any other.
+        UsageProblem: for any other value.
     """
     if value not in choices:
         msg = f"{option} {value!r} is unknown; valid values: {', '.join(choices)}"
@@ -92,14 +92,21 @@ def check_choice(option: str, value: str, choices: Sequence[str]) -> Any:
     return value
 
 
-def run_on_journal(options: Options, command: Callable[[Options], Exit], *, is_waiting: bool = False) -> Exit:
+def run_on_journal(options: Options, command: Callable[[Options], Exit], *, resumable_only: bool = False) -> Exit:
     """
     Find the run and its settings, run *command* with them, and report errors.
 
     Divergences, damaged journals and signals are reported. A journal that cannot be used exits with 1, not with 2.
+
+    Args:
+        options: The options of the command.
+        command: Called with the options, filled with the journal and the settings.
+        resumable_only: Let ``--last`` select the newest run that can be resumed.
     """
     return run_explaining_errors(
-        lambda: _run_reporting_failures(command, add_journal_to_options(options, waiting=is_waiting).with_settings())
+        lambda: _run_reporting_failures(
+            command, add_journal_to_options(options, resumable_only=resumable_only).with_settings()
+        )
     )
 
 
@@ -130,8 +137,8 @@ def _run_reporting_failures(command: Callable[[Options], Exit], options: Options
         return print_error(error.message, Exit.FAILED)
 
 
-def ended_at_crash(journal: Journal, replayed: RunResult) -> bool:
-    """Return whether a replay ended because a crash had cut off the record, and not because the run was cancelled."""
+def was_cut_off_by_crash(journal: Journal, replayed: RunResult) -> bool:
+    """Return whether a replay was cancelled because a crash had cut off the record, and not because the run was cancelled."""
     history = journal.history()
     stopped = any(record.input.get("type") == "stop" for record in history.inputs)
     return replayed.status is RunStatus.CANCELLED and not history.is_complete and not stopped
@@ -146,24 +153,24 @@ def raise_journal_errors_as_usage() -> Iterator[None]:
         raise UsageProblem(error.message) from None
 
 
-def add_journal_to_options(options: Options, *, waiting: bool = False) -> Options:
+def add_journal_to_options(options: Options, *, resumable_only: bool = False) -> Options:
     """
     Return *options* with the journal of the run: a file, the name of a run, or the newest run.
 
     For a recorded run, options that were not typed are filled from its start options.
 
     Args:
-        options: What was typed.
-        waiting: With ``--last``, take the newest run that can be resumed.
+        options: The typed options.
+        resumable_only: Let ``--last`` select the newest run that can be resumed.
 
     Raises:
-        UsageProblem: when no run or several are meant.
+        UsageProblem: when the options name no run or several.
     """
     if options.last and options.journal:
         msg = f"--last and {options.journal!r} name two runs; pass one of them"
         raise UsageProblem(msg)
     if options.last:
-        return fill_options_from_recorded(options, get_newest_run(waiting=waiting))
+        return fill_options_from_recorded(options, get_newest_run(resumable_only=resumable_only))
     if not options.journal:
         msg = "name a run: the FILE of its journal, its name as `stepengine runs` lists it, or --last"
         raise UsageProblem(msg)
@@ -218,8 +225,8 @@ def open_journal_or_cassette(text: str) -> Journal:
     Return a journal as ``open_journal`` does, or the model calls of a cassette as a read-only journal.
 
     Raises:
-        UsageProblem: as ``open_journal``.
-        JournalCorrupt: for a file that is named as a cassette and is none.
+        UsageProblem: as for ``open_journal``.
+        JournalCorrupt: for a file that has the suffix of a cassette but is none.
     """
     path = Path(text)
     if path.suffix.lower() not in CASSETTES or not path.is_file():
@@ -281,8 +288,8 @@ def load_recorded_agent(
     Args:
         options: The options.
         history: The content of the journal.
-        folders: Where the agent is looked for; by default where the settings say.
-        option: What the command calls the option that says where it is.
+        folders: The folders to search for the agent; by default those of the settings.
+        option: The name of the command's option for the path of the agent.
     """
     folders = options.settings.agent_folders if folders is None else folders
     agent = load_given_or_recorded_agent(history, options.agent, folders, option=option)
@@ -297,7 +304,7 @@ def recorded_hook_names(history: History) -> Sequence[str]:
 
 
 def make_resume_limits(journal: Journal, options: Options) -> Limits | None:
-    """Return the limits of a resumed run: those it was started with, filled from the settings; ``None`` without such settings."""
+    """Return the recorded limits of a run, filled from the settings, for its resumption; ``None`` if the settings have no limits."""
     if not options.settings.table("limits"):
         return None
     return (parse_recorded_start(journal.history()).limits or Limits()).fill_from(options.settings.limits)
@@ -308,7 +315,7 @@ def parse_answers(texts: Iterable[str]) -> dict[str, AnswerLike]:
     Parse ``ID=TEXT`` options into answers by question id; ``result:`` supplies the result of an effect in doubt.
 
     Raises:
-        UsageProblem: for what is no ``ID=TEXT``.
+        UsageProblem: when an option is not ``ID=TEXT``.
     """
     answers: dict[str, AnswerLike] = {}
     for text in texts:
@@ -327,7 +334,7 @@ def run_cancelling_on_signal(
     """
     Run the coroutine of *make_coroutine* in a new event loop and return its result.
 
-    It records nothing before its end. Ctrl-C and SIGTERM cancel it and raise ``Interrupted``; a second one ends the process.
+    It must record nothing before its end. Ctrl-C and SIGTERM cancel it and raise ``Interrupted``; a second signal ends the process.
     """
 
     async def run_to_end() -> FinishedRun:
@@ -402,7 +409,7 @@ def create_journal(path: str, *, sign: str = "") -> Journal:
     Return a journal for a new run: one more in an SQLite file, else a file of its own.
 
     Raises:
-        UsageProblem: when the file, or the run that is named in it, holds something already.
+        UsageProblem: when the file, or the named run in it, is not empty.
     """
     from stepengine.journal import FileJournal, SqliteJournal
     from stepengine.journal.sources import parse_database_path
@@ -435,9 +442,9 @@ def _has_only_head(journal: Journal) -> bool:
 
 SUFFIX = ".jsonl"
 HEAD = b'{"kind":"head"'
-"""How the file of a journal begins."""
+"""The start of a journal file."""
 CHECKSUM = b'"crc":'
-"""In every line of a journal."""
+"""A part of every line of a journal."""
 HEAD_BYTES = 1 << 16
 
 
@@ -446,7 +453,7 @@ def expand_to_journals(files: Iterable[str]) -> list[str]:
     Return the files, with folders replaced by their journals and SQLite files by their runs.
 
     Raises:
-        UsageProblem: when a folder holds none.
+        UsageProblem: when a folder has no journals.
     """
     from stepengine.journal import SqliteJournal
     from stepengine.journal.sources import parse_database_path
@@ -465,7 +472,7 @@ def expand_to_journals(files: Iterable[str]) -> list[str]:
     return found
 
 
-def find_files_and_journals(path: str) -> Iterator[tuple[str, Journal | None]]:
+def iter_files_and_journals(path: str) -> Iterator[tuple[str, Journal | None]]:
     """
     Yield the files of a path, each with its journal if it is one; the runs of an SQLite file separately.
 
@@ -496,10 +503,10 @@ def find_files_and_journals(path: str) -> Iterator[tuple[str, Journal | None]]:
 
 def _is_journal(file: Path) -> bool:
     """
-    Return whether a file is a journal, even with a damaged first line; ``*.jsonl`` with other JSON is none.
+    Return whether a file is a journal, even with a damaged first line; ``False`` for ``*.jsonl`` with other JSON.
 
     Raises:
-        JournalError: when it cannot be read, or is a pipe or a device.
+        JournalError: when the file cannot be read, or is a pipe or a device.
     """
     descriptor = open_for_reading(file)
     if descriptor is None:
@@ -515,7 +522,7 @@ def _is_journal(file: Path) -> bool:
 
 
 def needs_new_approvals(journal: Journal, history: History) -> bool:
-    """Return whether a person must approve calls that only an untrusted journal requests. Print the approvals that do not count."""
+    """Print the approvals of an untrusted journal that do not count; return whether a person must approve calls that only it requests."""
     from stepengine.journal.permission_reset import find_effective_approvals
     from stepengine.journal.provenance import has_trusted_permissions
 
@@ -550,8 +557,8 @@ def refuse_untrusted_approvals(
 
     Args:
         journal: The journal.
-        history: What it says.
-        after: The effect after which it is forked; by default it is resumed at its end.
+        history: Its content.
+        after: The effect after which the run is forked; by default it is resumed at its end.
         edited: Whether the outcome at *after* is replaced, so that it does not come from the journal.
 
     Raises:

@@ -92,19 +92,19 @@ class Options:
 
     Attributes:
         journal: The journal.
-        no_journal: Whether a new run is not to be recorded.
+        no_journal: Whether a new run is not recorded.
         last: Whether the newest run was named in place of a journal.
-        stem: The name of the run, where the command line keeps its journal and its options.
-        served: The models that a recorded run asked *base_url* for.
-        code_mode: Whether the model calls the tools of the agent by programs.
-        script: The file whose replies stand in for models in each run; ``""`` for models.
+        stem: The name of a run in the state folder; ``""`` for a journal elsewhere.
+        served: The models that a recorded run requested from *base_url*.
+        code_mode: Whether the model calls the tools of the agent from programs.
+        script: The file with replies in place of models; ``""`` to call models.
         ask_for_more: Whether limits ask for more before they end a run.
-        asks: Whether a person approves calls that change something if no policy is set, as in a chat.
-        policy: The ``Policy`` in place of that of the settings; ``None`` to use the settings.
+        asks: Whether a person is asked about calls that change something if no policy is set, as in a chat.
+        policy: The ``Policy`` that replaces the policy of the settings; ``None`` for the settings.
         policy_changes: The mode and further rules of a recorded chat, as a ``Policy``; ``None`` for no changes.
-        buffers: The files that are open in the editor which is served; ``None`` for those of the disk.
-        place: The ``Workspace`` that *workspace* names; the bench makes it.
-        terminals: The terminals of that editor, in which commands are run; ``None`` for processes of this one.
+        buffers: The files that are open in the editor; ``None`` for the files on disk.
+        place: The ``Workspace`` that *workspace* names; ``bench`` makes it.
+        terminals: The terminals of the editor for commands; ``None`` to start processes here.
         settings: The settings; ``with_settings`` loads them.
     """
 
@@ -167,13 +167,13 @@ class Options:
 
     @property
     def models(self) -> dict[str, str]:
-        """The models that were typed, by agent; that of ``""`` is for all others."""
+        """The typed models by agent; the key ``""`` has the model of all other agents."""
         split = [(one, AGENT_MODEL.fullmatch(one)) for one in self.model or () if one]
         return dict([(normalised_id(found[1]), found[2]) if found else ("", one) for one, found in split])
 
     @property
     def main_model(self) -> str:
-        """The model that was typed for all agents; ``""`` for none."""
+        """The typed model of all agents; ``""`` if none was typed."""
         return self.models.get("", "")
 
     def with_settings(self) -> Options:
@@ -181,7 +181,7 @@ class Options:
         Return the options with the settings of the working folder.
 
         Raises:
-            UsageProblem: when these cannot be read.
+            UsageProblem: when they cannot be read.
         """
         return attrs.evolve(self, settings=load_settings(self.config))
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 UNAUTHORIZED = 401
 GRACE = 5.0
-"""Seconds that effects have to come to their end when a signal ends a run."""
+"""Seconds that running effects get to finish when a signal ends a run."""
 
 
 @frozen
@@ -48,7 +48,7 @@ class FinishedRun:
 
     Attributes:
         result: Its result.
-        signal: The signal that ended it; ``None`` when none did.
+        signal: The number of the signal that ended it; ``None`` without one.
     """
 
     result: RunResult
@@ -227,8 +227,8 @@ def format_resume_command(options: Options, agent_id: str = "") -> str:
     Return the command that resumes the run in ``options.journal``.
 
     Args:
-        options: What the run was started with.
-        agent_id: The id of its agent; where the id leads to the same file, the file is not named.
+        options: The options of the run.
+        agent_id: The id of its agent; if the id loads the same agent, the command does not name the file.
     """
     # Without --in-doubt, a resume would raise `UnknownOutcome` for interrupted effects and end the run for good.
     asking = ["--in-doubt ask"] if _has_effects_in_doubt(options.journal) else []

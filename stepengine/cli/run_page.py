@@ -52,11 +52,11 @@ class PageOptions:
     strict: bool = False
 
 
-def write_or_serve_page(options: Options, wanted: PageOptions) -> Exit:
+def write_or_serve_page(options: Options, page_options: PageOptions) -> Exit:
     """Write the page of the run that *options* name, or serve it. Return the exit code."""
     options = add_journal_to_options(options)
     try:
-        return _serve_page(options, wanted) if wanted.serve else _write_page(options, wanted)
+        return _serve_page(options, page_options) if page_options.serve else _write_page(options, page_options)
     except JournalError as error:
         return print_error(error.message)
 
@@ -64,24 +64,26 @@ def write_or_serve_page(options: Options, wanted: PageOptions) -> Exit:
 # --- one page ---------------------------------------------------------------------------------------------------------
 
 
-def _write_page(options: Options, wanted: PageOptions) -> Exit:
+def _write_page(options: Options, page_options: PageOptions) -> Exit:
     """Write the page of one or two runs to a new file, or over an old one with ``--force``; open it if requested."""
     from stepengine.debugging.viewer.rendering import render_sources
 
-    journals = [open_journal_or_cassette(name) for name in (options.journal, wanted.other) if name]
-    target = Path(wanted.output) if wanted.output else _default_page_path(journals[0])
-    if target.exists() and any(target.samefile(_find_journal_file(journal)) for journal in journals):
+    journals = [open_journal_or_cassette(name) for name in (options.journal, page_options.other) if name]
+    target = Path(page_options.output) if page_options.output else _get_default_page_path(journals[0])
+    if target.exists() and any(target.samefile(_get_journal_path(journal)) for journal in journals):
         msg = f"{str(target)!r} is the journal itself; name another page with -o PATH"
         raise UsageProblem(msg)
-    if target.exists() and not wanted.force:
+    if target.exists() and not page_options.force:
         msg = f"{str(target)!r} exists already; overwrite it with --force, or name another page with -o PATH"
         raise UsageProblem(msg)
-    source = _make_page_source(options, wanted)
+    source = _make_page_source(options, page_options)
     second = (
-        _make_page_source(attrs.evolve(options, journal=wanted.other, last=False), wanted) if wanted.other else None
+        _make_page_source(attrs.evolve(options, journal=page_options.other, last=False), page_options)
+        if page_options.other
+        else None
     )
-    most = int(wanted.max_mb * MEGABYTE)
-    made = render_sources(source, second, locals=wanted.locals, title=wanted.title, most=most)
+    most = int(page_options.max_mb * MEGABYTE)
+    made = render_sources(source, second, locals=page_options.locals, title=page_options.title, max_chars=most)
     size = len(made.html) / MEGABYTE
     if len(made.html) > most:
         msg = f"the page would have {size:.1f} MB, even with long texts truncated; to allow it, pass --max-mb {size + 1:.0f}"
@@ -94,27 +96,29 @@ def _write_page(options: Options, wanted: PageOptions) -> Exit:
         msg = f"the page cannot be written to {str(target)!r}: {error.strerror}"
         raise UsageProblem(msg) from error
     if made.is_cut:
-        print_error(f"long texts are truncated, because the page would be larger than {wanted.max_mb:g} MB (--max-mb)")
+        print_error(
+            f"long texts are truncated, because the page would be larger than {page_options.max_mb:g} MB (--max-mb)"
+        )
     for reason in made.missing:
         print_error(reason)
     print(target)
-    if wanted.opens:
+    if page_options.opens:
         webbrowser.open(target.resolve().as_uri())
-    return Exit.DIVERGED if wanted.strict and made.missing else Exit.COMPLETED
+    return Exit.DIVERGED if page_options.strict and made.missing else Exit.COMPLETED
 
 
-def _find_journal_file(journal: Journal) -> Path:
+def _get_journal_path(journal: Journal) -> Path:
     database = parse_database_path(journal.address)
     return Path(database[0] if database else journal.name)
 
 
-def _default_page_path(journal: Journal) -> Path:
+def _get_default_page_path(journal: Journal) -> Path:
     """Return the default path of a page: next to its journal, or next to the database of a run in one."""
-    database, path = parse_database_path(journal.address), _find_journal_file(journal)
+    database, path = parse_database_path(journal.address), _get_journal_path(journal)
     return path.with_name(f"{database[1]}.html") if database else path.with_suffix(".html")
 
 
-def _make_page_source(options: Options, wanted: PageOptions) -> PageSource:
+def _make_page_source(options: Options, page_options: PageOptions) -> PageSource:
     """Return the journal with steppers for the agent's code, or the reason for none; with ``--force`` also a damaged journal's start."""
     from stepengine.debugging.viewer.rendering import PageSource, copy_undamaged_records, load_stored_history
     from stepengine.testing.cassette_runs import CassetteJournal
@@ -122,7 +126,7 @@ def _make_page_source(options: Options, wanted: PageOptions) -> PageSource:
     journal = open_journal_or_cassette(options.journal)
     file = journal.address
     if isinstance(journal, CassetteJournal):
-        if wanted.agent:
+        if page_options.agent:
             msg = f"{file!r} is a cassette, which has no lines of an agent's code; leave out --agent"
             raise UsageProblem(msg)
         return PageSource(journal=journal, file=file, without="A cassette has no source lines and no variables.")
@@ -132,25 +136,25 @@ def _make_page_source(options: Options, wanted: PageOptions) -> PageSource:
         for result in history.results.values():
             history.outcome(result)
     except JournalError as error:
-        if not wanted.force:
+        if not page_options.force:
             raise
         whole, number = copy_undamaged_records(journal)
         damage = f"These are the records before the damage, {number} records. {error.message}"
         return PageSource(
             journal=whole, file=file, without="The journal is damaged, so no code of the agent was run.", damage=damage
         )
-    if not wanted.code:
+    if not page_options.code:
         return PageSource(
             journal=journal, file=file, without="Source lines and variables were left out with --no-code."
         )
-    steppers = _make_stepper_factories(journal, history, options, wanted)
+    steppers = _make_stepper_factories(journal, history, options, page_options)
     if isinstance(steppers, str):
         return PageSource(journal=journal, file=file, without=steppers)
     return PageSource(journal=journal, file=file, steppers=steppers)
 
 
 def _make_stepper_factories(
-    journal: Journal, history: History, options: Options, wanted: PageOptions
+    journal: Journal, history: History, options: Options, page_options: PageOptions
 ) -> list[Callable[[], Stepper]] | str:
     """
     Return factories of steppers, or the reason there are none; raise if the user named an agent that cannot be loaded.
@@ -176,7 +180,7 @@ def _make_stepper_factories(
         bundled = list_all_workspace_tools(options.cwd.resolve())
         plain = Engine(family, merge_bundled_tools(load_module_tools(options, family), bundled))
     except (StepEngineError, UsageProblem) as error:
-        if wanted.agent:
+        if page_options.agent:
             raise
         # Only here, since the message names folders of this machine, and the page may be shared.
         print_error(error.message if isinstance(error, StepEngineError) else str(error))
@@ -184,23 +188,23 @@ def _make_stepper_factories(
     return [partial(engine.stepper, journal, agent=agent) for engine in (ours, plain)]
 
 
-# --- a run under way --------------------------------------------------------------------------------------------------
+# --- a running run ----------------------------------------------------------------------------------------------------
 
 
-def _serve_page(options: Options, wanted: PageOptions) -> Exit:
+def _serve_page(options: Options, page_options: PageOptions) -> Exit:
     """Serve the page of a run until Ctrl-C or SIGTERM; it follows a run that is running."""
     from stepengine.debugging.viewer.live_page import FollowedJournal, make_page_server
 
     journal = open_journal_or_cassette(options.journal)
-    following = FollowedJournal(journal, journal.address, wanted.title)
+    following = FollowedJournal(journal, journal.address, page_options.title)
     try:
-        server, address = make_page_server(following, wanted.port)
+        server, address = make_page_server(following, page_options.port)
     except OSError as error:
-        msg = f"--port {wanted.port} cannot be used: {error.strerror}; --port 0 uses any free port"
+        msg = f"--port {page_options.port} cannot be used: {error.strerror}; --port 0 uses any free port"
         raise UsageProblem(msg) from error
     print(address, flush=True)
     print_error("the page follows the run until Ctrl-C")
-    if wanted.opens:
+    if page_options.opens:
         webbrowser.open(address)
     code = Exit.COMPLETED
 

@@ -58,11 +58,11 @@ def load_script(file: str) -> Any:
     """
     Load the replies of a script, in the form for ``ScriptedModel``.
 
-    A ``.py`` file holds them as ``replies``; any other one is a list, in JSON or YAML, of texts, of calls
+    A ``.py`` file defines them as ``replies``. Any other file is a list, in JSON or YAML, of texts, of calls
     ``{"tool": "look", "input": {...}, "text": "..."}``, and of lists of both for one reply.
 
     Raises:
-        UsageProblem: when that cannot be read.
+        UsageProblem: when the script is invalid or cannot be read.
     """
     from stepengine.evaluation.checks import load_file_member, load_json_or_yaml
     from stepengine.testing import ScriptedModel

@@ -15,10 +15,10 @@ class UsageProblem(Exception):
 
 def load_settings(config: Path | None = None) -> Settings:
     """
-    Load the settings for the working folder; print which settings of the project are ignored, and store what code is sandboxed.
+    Load the settings for the working folder, print which settings of the project are ignored, and store which agent files are sandboxed.
 
     Raises:
-        DefinitionError: as ``Settings.load`` does.
+        DefinitionError: as for ``Settings.load``.
     """
     settings = Settings.load(Path.cwd(), config=config)
     for note in settings.notes:

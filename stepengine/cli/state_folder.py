@@ -1,9 +1,8 @@
 """
 Recording by default: the user's state folder, the files next to each journal, and the removal of old runs.
 
-A run is ``runs/<stem>.jsonl`` and its companion ``runs/<stem>.json``, which says what a journal does not: the agent's file,
-the folder, the options. It is not part of the journal, and where it is lost the journal tells what is needed. Lives here:
-folders, companions, their names and their end. Must not be here: how a run is started or shown.
+A run has a journal ``runs/<stem>.jsonl`` and a companion ``runs/<stem>.json`` with data that the journal lacks: the agent's file, the
+working folder and the options. The companion is not part of the journal, and a run can be resumed without it.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
     from stepengine.permissions import Policy
 
 EDITORS, HISTORY = "editors", "chat-history.jsonl"
-"""Further content of the state folder: sessions of editors, what was said in chats."""
+"""Further content of the state folder: sessions of editors, inputs of chats."""
 OWN = ("json", "jsonl", "jsonl.mail")
 """The suffixes of the files of a run; copies from before an extension have ``before-N.jsonl``."""
 USER = re.compile("//[^/@]*@")
@@ -75,7 +74,7 @@ def _get_or_create_runs_folder() -> Path:
     Return the folder of recorded runs; create it for its owner if it is missing.
 
     Raises:
-        StateProblem: when it cannot be written, or others could have put something into it.
+        StateProblem: when it cannot be written, or other users can write to it.
     """
     runs = runs_folder()
     if runs is None:
@@ -96,28 +95,28 @@ def _get_or_create_runs_folder() -> Path:
     return runs
 
 
-# --- naming one -------------------------------------------------------------------------------------------------------
+# --- lookup -----------------------------------------------------------------------------------------------------------
 
 
-def list_recorded_runs(*, working_folder: Path | None = None, waiting: bool = False) -> list[RecordedRun]:
+def list_recorded_runs(*, working_folder: Path | None = None, resumable_only: bool = False) -> list[RecordedRun]:
     """
-    Return the recorded runs of this user, newest first, optionally only those of a folder or those that wait.
+    Return the recorded runs of this user, newest first, optionally only those of a folder or those that can be resumed.
 
     Raises:
         UsageProblem: when other users can write to the folder of runs.
     """
     try:
-        return list_runs(working_folder=working_folder, waiting=waiting)
+        return list_runs(working_folder=working_folder, waiting=resumable_only)
     except JournalError as error:
         raise UsageProblem(error.message) from None
 
 
 def find_recorded_run_by_prefix(text: str) -> RecordedRun | None:
     """
-    Return the run whose stem or run id begins with *text*; ``None`` when there is none.
+    Return the run whose stem or run id starts with *text*; ``None`` if there is none.
 
     Raises:
-        UsageProblem: when there are several.
+        UsageProblem: when several runs match.
     """
     known = list_recorded_runs() if text and "/" not in text else []
     exact = [entry for entry in known if text in (entry.stem, entry.get_text("run_id"))]
@@ -129,22 +128,22 @@ def find_recorded_run_by_prefix(text: str) -> RecordedRun | None:
     return found[0] if found else None
 
 
-def get_newest_run(*, waiting: bool = False, skip: int = 0) -> RecordedRun:
+def get_newest_run(*, resumable_only: bool = False, skip: int = 0) -> RecordedRun:
     """
     Return the newest run of the working folder.
 
     Args:
-        waiting: Take the newest one that can be resumed.
+        resumable_only: Select the newest run that can be resumed.
         skip: The number of newer runs to skip.
 
     Raises:
         UsageProblem: when there is none.
     """
-    found = list_recorded_runs(working_folder=Path.cwd(), waiting=waiting)[skip:]
+    found = list_recorded_runs(working_folder=Path.cwd(), resumable_only=resumable_only)[skip:]
     if not found:
-        what = "that waits or was interrupted" if waiting else "yet" if not skip else "before the last one"
-        how = "; `stepengine run AGENT` records one" if not (skip or waiting) else ""
-        how = "; one that ended can be repeated with `replay`, or branched with `fork`" if waiting else how
+        what = "that waits or was interrupted" if resumable_only else "yet" if not skip else "before the last one"
+        how = "; `stepengine run AGENT` records one" if not (skip or resumable_only) else ""
+        how = "; one that ended can be repeated with `replay`, or branched with `fork`" if resumable_only else how
         msg = f"this folder has no run {what}{how}; `stepengine runs --all` lists those of all folders"
         raise UsageProblem(msg)
     return found[0]
@@ -162,7 +161,7 @@ def find_recorded_run_by_journal(journal: str) -> RecordedRun | None:
 
 
 def find_recorded_agent_file(entry: RecordedRun) -> str:
-    """Return the recorded agent file, such as ``FILE#id``; ``""`` without one, or if it is gone and the id must be looked up."""
+    """Return the recorded agent file, such as ``FILE#id``; ``""`` if none is recorded or it is gone, so that the id must be looked up."""
     from stepengine.engine.loader import AgentLocation
 
     file = entry.get_text("agent", "file")
@@ -171,7 +170,7 @@ def find_recorded_agent_file(entry: RecordedRun) -> str:
 
 
 def fill_options_from_recorded(options: Options, entry: RecordedRun) -> Options:
-    """Return *options* with everything that was not typed filled from a recorded run; warn of a changed agent file."""
+    """Return *options* with options that were not typed filled from a recorded run; print a warning if the agent file has changed."""
     from stepengine.engine.loader import AgentLocation
 
     recorded = entry.info.get("options")
@@ -240,7 +239,7 @@ def choose_script(options: Options, entry: RecordedRun) -> str:
 
 
 def has_started_run(journal: Journal) -> bool:
-    """Return whether a journal holds a run that has started, so not only its head."""
+    """Return whether a journal holds a run that has started, and not only a head."""
     try:
         return len(journal.records()) > 1
     except JournalError:
@@ -252,7 +251,7 @@ class RunRecording:
     The companion file of a run. As a context manager, it removes the companion of a run that never started.
 
     Attributes:
-        journal: Where the run is recorded; ``None`` for nowhere.
+        journal: The journal of the run; ``None`` if it is not recorded.
     """
 
     def __init__(self, journal: Journal | None, entry: RecordedRun | None = None, *, is_new: bool = False) -> None:
@@ -262,7 +261,7 @@ class RunRecording:
 
     @property
     def stem(self) -> str:
-        """The name of the run; ``""`` where it has no companion."""
+        """The name of the run; ``""`` without a companion."""
         return "" if self._entry is None else self._entry.stem
 
     @classmethod
@@ -273,9 +272,9 @@ class RunRecording:
         There is no companion if recording is switched off, or if the state folder cannot be used; the reason is then printed.
 
         Args:
-            options: What was typed, and what is set.
-            journal: The journal that was asked for; ``None`` for one in the state folder.
-            about: More of the companion: ``command``, ``agent_id``, ``prompt``, ``forked_from``, ``session_id``.
+            options: The options and settings of the command.
+            journal: The requested journal; ``None`` for one in the state folder.
+            about: Further data of the companion: ``command``, ``agent_id``, ``prompt``, ``forked_from``, ``session_id``.
         """
         settings = options.settings
         if options.no_journal or not settings.get("journal.record"):
@@ -314,7 +313,7 @@ class RunRecording:
                 status = status if self.journal.history().is_complete else "interrupted"
         self._is_new = False
         self._update_companion_file(
-            run_id=self._find_run_id(result),
+            run_id=self._get_run_id(result),
             status=status,
             questions=[question_to_companion(question) for question in result.pending_questions],
             waits=waits_to_companion(result.waits_for),
@@ -322,8 +321,8 @@ class RunRecording:
             cost=None if result.cost is None else str(result.cost),
         )
 
-    def _find_run_id(self, result: RunResult) -> str:
-        """Return the run id: that of the journal for a fork, else that of the result."""
+    def _get_run_id(self, result: RunResult) -> str:
+        """Return the run id: from the journal for a fork, else from the result."""
         if self.journal is None or self._entry is None or not self._entry.info.get("forked_from"):
             return result.state.run_id
         from stepengine.journal.show import run_id_of
@@ -441,7 +440,7 @@ def _write_companion_file(entry: RecordedRun) -> None:
     replace_path(entry.folder / f"{entry.stem}.json", json.dumps(entry.info).encode(), mode=0o600)
 
 
-# --- what goes --------------------------------------------------------------------------------------------------------
+# --- removal ----------------------------------------------------------------------------------------------------------
 
 
 def _remove_runs_over_limits(folder: Path, keep_runs: int, keep_bytes: int) -> None:
@@ -451,7 +450,7 @@ def _remove_runs_over_limits(folder: Path, keep_runs: int, keep_bytes: int) -> N
         lock_file(descriptor, folder / ".lock", unsafe_no_lock=True)
         _remove_runs_while_locked(folder, keep_runs, keep_bytes)
     except JournalError:
-        pass  # another process is at it
+        pass  # another process removes runs
     finally:
         unlock_and_close(descriptor)
 

@@ -13,9 +13,9 @@ from attrs import frozen
 
 from stepengine.cli.approvals import (
     OPTIONS,
+    choose_categories_to_ask_about,
     collect_tool_specs,
     disallowed_categories,
-    find_categories_to_ask_about,
     make_category_approval_policy,
     tools_needing_approval,
 )
@@ -47,7 +47,7 @@ class ToolRequest:
         families: Each agent that can be started, followed by those that it may spawn.
         file_tools: The tools at module level of their files.
         journals: Journals that tools must not show, because a search would find its own input and output in them.
-        can_ask: Whether somebody can approve a call that the options do not allow.
+        can_ask: Whether a person can approve a call that the options do not allow.
         is_judged: Whether the user has set a policy, which judges the calls of all tools.
     """
 
@@ -62,7 +62,7 @@ class ToolRequest:
         """All agents, those in several families several times."""
         return [agent for family in self.families for agent in family]
 
-    def bundled_names(self, agent: AgentDefinition) -> list[str]:
+    def list_bundled_names(self, agent: AgentDefinition) -> list[str]:
         """Return the names of bundled tools that *agent* and the bodies of its tools use."""
         own = {spec.name for spec in collect_tool_specs([*agent.tools, *self.file_tools])}
         names = [one for one in agent.tools if isinstance(one, str)]
@@ -71,30 +71,30 @@ class ToolRequest:
     @property
     def all_bundled_names(self) -> list[str]:
         """The names of bundled tools in all agents; a name occurs once for each agent that uses it."""
-        return [name for agent in self.agents for name in self.bundled_names(agent)]
+        return [name for agent in self.agents for name in self.list_bundled_names(agent)]
 
-    def bundled_specs(self, agent: AgentDefinition) -> list[ToolSpec]:
-        """Return the specs of ``bundled_names``."""
-        names = self.bundled_names(agent)
+    def list_bundled_specs(self, agent: AgentDefinition) -> list[ToolSpec]:
+        """Return the specs of ``list_bundled_names``."""
+        names = self.list_bundled_names(agent)
         return [spec for name, spec in _load_bundled_specs().items() if name in names] if names else []
 
-    def all_specs(self, agent: AgentDefinition) -> list[ToolSpec]:
+    def list_all_specs(self, agent: AgentDefinition) -> list[ToolSpec]:
         """Return the specs of the bundled tools that *agent* names, of its own tools and of those of its file."""
-        return [*self.bundled_specs(agent), *collect_tool_specs([*self.file_tools, *agent.tools])]
+        return [*self.list_bundled_specs(agent), *collect_tool_specs([*self.file_tools, *agent.tools])]
 
     def make_approval_policy(self, options: Options, recorded: History | None) -> Policy | None:
         """Return the policy that asks about calls that the options do not allow; a recorded run asks as before."""
-        specs = {spec.name: spec for agent in self.agents for spec in self.all_specs(agent)}
+        specs = {spec.name: spec for agent in self.agents for spec in self.list_all_specs(agent)}
         categories = disallowed_categories(options)
         if recorded is not None:
-            categories = find_categories_to_ask_about(recorded, specs, categories)
+            categories = choose_categories_to_ask_about(recorded, specs, categories)
         return make_category_approval_policy(categories, specs.values())
 
-    def allow_approvable_categories(self, options: Options) -> Options:
-        """Return *options* that also allow writing or programs if a bundled tool needs it and a person can approve each call."""
+    def allow_categories_of_bundled_tools(self, options: Options) -> Options:
+        """Return *options* that also allow the categories of the agents' bundled tools if a person can approve each call; else as given."""
         if not self.can_ask:
             return options
-        named = {spec.category for agent in self.agents for spec in self.bundled_specs(agent)}
+        named = {spec.category for agent in self.agents for spec in self.list_bundled_specs(agent)}
         write, shell = options.write or "write" in named, options.shell or "execute" in named
         return attrs.evolve(options, write=write, shell=shell)
 
@@ -121,7 +121,7 @@ class ToolRequest:
 
     def _list_disallowed_tools(self, agent: AgentDefinition, category: str) -> list[str]:
         """Return the tools of *agent* in a category that is not allowed. Its own tools may use the network."""
-        bundled = [spec.name for spec in self.bundled_specs(agent) if spec.category == category]
+        bundled = [spec.name for spec in self.list_bundled_specs(agent) if spec.category == category]
         if category == WEB or self.is_judged:
             return bundled
         return [*bundled, *tools_needing_approval(collect_tool_specs([*self.file_tools, *agent.tools]), category)]
@@ -130,7 +130,7 @@ class ToolRequest:
 def merge_bundled_tools(
     own: Sequence[ToolLike | ToolSource], bundled: Iterable[ToolLike]
 ) -> list[ToolLike | ToolSource]:
-    """Return the *own* tools and then the *bundled* ones, without those whose name an own tool has."""
+    """Return the *own* tools and then the *bundled* ones, except bundled tools with the name of an own tool."""
     names = {tool.spec.name if isinstance(tool, ToolLike) else tool.name for tool in own}
     return [*own, *[tool for tool in bundled if tool.spec.name not in names]]
 
@@ -181,7 +181,7 @@ def make_allowed_workspace(options: Options, request: ToolRequest) -> Workspace:
     """
     from stepengine.workspace.workspace import Workspace
 
-    options = request.allow_approvable_categories(options)
+    options = request.allow_categories_of_bundled_tools(options)
     request.refuse_missing_options(options)
     place: Workspace = options.place or Workspace(options.cwd.resolve())
     try:
@@ -193,22 +193,22 @@ def make_allowed_workspace(options: Options, request: ToolRequest) -> Workspace:
         raise UsageProblem(msg) from None
 
 
-def make_allowed_tools(options: Options, request: ToolRequest, place: Workspace) -> list[ToolLike | ToolSource]:
+def make_allowed_tools(options: Options, request: ToolRequest, workspace: Workspace) -> list[ToolLike | ToolSource]:
     """
-    Return the tools of the agents' files and the bundled tools that *place* allows; they do not see recorded runs.
+    Return the tools of the agents' files and the bundled tools that *workspace* allows; they do not see recorded runs.
 
     Raises:
-        UsageProblem: when a tool that an agent names cannot work there.
+        UsageProblem: when a tool that an agent names cannot work in the workspace.
     """
     from stepengine.tools.bundled.bundled import rootless_tools, workspace_tools
 
-    root, tools = options.cwd.resolve(), rootless_tools(place.web)
+    root, tools = options.cwd.resolve(), rootless_tools(workspace.web)
     hidden = [
         *_make_state_patterns(root),
         *[pattern for journal in request.journals for pattern in _make_journal_patterns(journal, root)],
     ]
     try:
-        tools += workspace_tools(place, withhold=hidden, buffers=options.buffers, terminals=options.terminals)
+        tools += workspace_tools(workspace, withhold=hidden, buffers=options.buffers, terminals=options.terminals)
     except WorkspaceLost as error:
         msg = f"--workspace {options.workspace}: {error.message}"
         raise UsageProblem(msg) from None
@@ -231,7 +231,7 @@ def _list_called_tool_names(agent: AgentDefinition) -> list[str]:
     return [one for one in uses if isinstance(one, str)]
 
 
-def add_spawnable_agents(agents: Iterable[AgentDefinition]) -> list[AgentDefinition]:
+def collect_with_spawnable_agents(agents: Iterable[AgentDefinition]) -> list[AgentDefinition]:
     """Return *agents* and the agent definitions that they may spawn, each once."""
     found: list[AgentDefinition] = []
     waiting = list(agents)
@@ -278,7 +278,7 @@ def _find_agent_files(options: Options, agents: Sequence[AgentDefinition]) -> li
 
 
 RUN_CODE = "run_code"
-"""What the tool is called by which a model writes programs over the others."""
+"""The name of the tool with which a model runs programs that call the other tools."""
 
 
 def convert_to_code_mode(agent: AgentDefinition) -> AgentDefinition:
@@ -316,7 +316,7 @@ def _can_run_in_programs(tool: Tool[..., Any] | ToolSpec) -> bool:
 
 
 def was_in_code_mode(history: History, agent: AgentDefinition) -> bool:
-    """Return whether a run was recorded with ``--code-mode``, so that its model had the tool ``run_code``."""
+    """Return whether a run was recorded with ``--code-mode``: its model had the tool ``run_code``, and *agent* itself does not have it."""
     if agent.handle_steps is not None or RUN_CODE in agent.tool_names:
         return False
     intents = [each for each in history.intents.values() if not each.path and each.type == "model_call"]

@@ -13,10 +13,10 @@ from stepengine.cli.bench import make_engine_setup
 from stepengine.cli.exits import Exit
 from stepengine.cli.journals import (
     add_journal_to_options,
-    check_choice,
     expand_to_journals,
     load_recorded_agent,
     open_journal,
+    require_choice,
 )
 from stepengine.cli.options import Options
 from stepengine.cli.screen.render import one_line, print_visible, to_ascii_json
@@ -35,13 +35,13 @@ def replay_and_print_waiting_runs(options: Options, files: Iterable[str], on_div
     Args:
         options: The options of the command; ``last`` names the newest run of this folder that waits.
         files: Journals, folders of them, SQLite files, and names of runs; by default what `stepengine runs --waiting` lists.
-        on_divergence: As it will be given to `stepengine resume`.
+        on_divergence: The value that `stepengine resume` will get.
     """
-    keeps = check_choice("--on-divergence", on_divergence, ("raise", "stop", "keep")) == "keep"
+    keeps = require_choice("--on-divergence", on_divergence, ("raise", "stop", "keep")) == "keep"
     goes_on = ("ready", "ended", "keep") if keeps else ("ready", "ended")
     found: list[WaitingRun] = []
-    for file in _find_waiting_runs(files, last=options.last):
-        found.append(_replay_waiting_run(attrs.evolve(options, journal=file, last=False, quiet=True)))
+    for file in _list_waiting_runs(files, last=options.last):
+        found.append(_check_waiting_run(attrs.evolve(options, journal=file, last=False, quiet=True)))
         if not options.as_json and found[-1].outcome != "ended":
             print_visible("\n".join(_format_run(found[-1])), hang=4)
     outcomes = [run.outcome for run in found]
@@ -54,19 +54,21 @@ def replay_and_print_waiting_runs(options: Options, files: Iterable[str], on_div
     return Exit.COMPLETED if all(outcome in goes_on for outcome in outcomes) else Exit.DIVERGED
 
 
-def _find_waiting_runs(files: Iterable[str], *, last: bool) -> list[str]:
-    """Return the given journals, else those that `stepengine runs --waiting` lists."""
+def _list_waiting_runs(files: Iterable[str], *, last: bool) -> list[str]:
+    """Return the journals in *files*, the newest waiting run with *last*, or else all runs that `stepengine runs --waiting` lists."""
     named = list(files)
     if last and named:
         msg = f"--last and {named[0]!r} name different runs; pass one of them"
         raise UsageProblem(msg)
     if last:
-        return [get_newest_run(waiting=True).stem]
-    return expand_to_journals(named) or [e.stem for e in list_recorded_runs(working_folder=Path.cwd(), waiting=True)]
+        return [get_newest_run(resumable_only=True).stem]
+    return expand_to_journals(named) or [
+        e.stem for e in list_recorded_runs(working_folder=Path.cwd(), resumable_only=True)
+    ]
 
 
-def _replay_waiting_run(options: Options) -> WaitingRun:
-    """Replay a waiting run with its agent and its own engine. The result has the error; an ended run is not replayed."""
+def _check_waiting_run(options: Options) -> WaitingRun:
+    """Replay a waiting run, and return whether the current code can resume it, or the error. An ended run is not replayed."""
     from stepengine.evaluation import WaitingRun, replay_waiting
     from stepengine.evaluation.waiting_runs import read_waiting_run
 

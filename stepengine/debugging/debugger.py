@@ -77,8 +77,8 @@ def summarize_moment(moment: Moment, texts: SafeTexts) -> dict[str, Any]:
     """
     Return the values of a moment that ``diff`` compares: messages, context, budgets, usage and locals.
 
-    All values are safe texts. Of a message it is the first 100 characters, and of a longer one also a number that differs for
-    different messages. Of a variable it is the first 10,000 characters.
+    All values are safe texts. A message is cut after 100 characters; a longer one also has its length and a digest, which differ for
+    different messages. A variable is cut after 10,000 characters.
     """
     state: AgentState = moment.state
     compared = texts.copy_for_comparison()
@@ -118,7 +118,7 @@ def _summarize_message(message: Message, texts: SafeTexts) -> str:
 
 def diff_summaries(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """
-    Return the differences of two results of ``summarize_moment``, a line each: ``+`` added, ``-`` removed, ``~`` changed.
+    Return the differences of two results of ``summarize_moment``, one per line: ``+`` added, ``-`` removed, ``~`` changed.
 
     Values are cut after 200 characters. If they differ only after that, they start shortly before the first difference.
     """
@@ -207,7 +207,7 @@ class Debugger:
         self.close()
 
     def close(self) -> None:
-        """Close all suspended handlers. Of a ``ForkedWalk``, only the first process does."""
+        """Close all suspended handlers; with a ``ForkedWalk``, do so in the first process only."""
         self._walk.close()
 
     # --- where --------------------------------------------------------------------------------------------------------
@@ -288,29 +288,42 @@ class Debugger:
 
     # --- movement -----------------------------------------------------------------------------------------------------
 
-    def goto(self, at: int | str, **kept: object) -> Moment:
+    def goto(self, at: int | str, **message: object) -> Moment:
         """
         Move to a step or an effect, before its outcome is sent.
 
+        Args:
+            at: The number of a step, or the address of an effect such as ``"3.2#1"``.
+            message: Values for the process that continues there, if the walk wakes another process.
+
         Raises:
-            JournalError: when there is no such place.
+            JournalError: when there is no such step or effect.
             ReplayDivergence: when the run differs from its record before it.
         """
-        self._walk.move_to(self.places.get_position(at), **kept)
+        self._walk.move_to(self.places.get_position(at), **message)
         return self.moment()
 
-    def move_to(self, position: int, **kept: Any) -> Moment:
-        """Move to a position, at most to the last one. Raises the errors of ``goto``."""
-        self._walk.move_to(max(0, min(position, self.last)), **kept)
+    def move_to(self, position: int, **message: Any) -> Moment:
+        """
+        Move to the nearest valid position and return the moment there.
+
+        Args:
+            position: The position; one outside of the run is replaced by the first or last one.
+            message: Values for the process that continues there, if the walk wakes another process.
+
+        Raises:
+            ReplayDivergence: when the run differs from its record before *position*.
+        """
+        self._walk.move_to(max(0, min(position, self.last)), **message)
         return self.moment()
 
     def next(self, count: int = 1) -> Moment:
         """Move forward by *count* positions, at most to the last one; if a child is followed, only its own positions count."""
-        return self.move_to(self.places.find_position_after(self.position, count))
+        return self.move_to(self.places.get_relative_position(self.position, count))
 
     def back(self, count: int = 1) -> Moment:
         """Move back by *count* positions, at most to the first one; if a child is followed, only its own positions count."""
-        return self.move_to(self.places.find_position_after(self.position, -count))
+        return self.move_to(self.places.get_relative_position(self.position, -count))
 
     def run_until(self, condition: str, *, backwards: bool = False) -> bool:
         """
@@ -381,9 +394,9 @@ class Debugger:
         Raises:
             InputError: for a statement, or a frame that does not exist.
         """
-        return self.evaluate_in(self.frame(frame), expression, pretty=pretty).text
+        return self.evaluate_in_frame(self.frame(frame), expression, pretty=pretty).text
 
-    def evaluate_in(self, frame: Frame, expression: str, *, pretty: bool = False) -> ExpressionResult:
+    def evaluate_in_frame(self, frame: Frame, expression: str, *, pretty: bool = False) -> ExpressionResult:
         """Evaluate an expression in a given frame; see ``evaluate``."""
         compile_expression(expression)
         names = merge_frame_variables(frame)
@@ -425,13 +438,13 @@ class Debugger:
 
     def diff(self, a: int | str, b: int | str) -> list[str]:
         """
-        Return the differences between two places, a line each; places are those of ``goto``. The debugger returns to its position.
+        Return the differences between two steps or effects, one per line. The debugger returns to its position.
 
         Lines are those of ``diff_summaries``. Variables that differ only after 10,000 characters have no line.
 
         Raises:
-            JournalError: when there is no such place.
-            ReplayDivergence: when the run differs from its record before a place.
+            JournalError: when there is no such step or effect.
+            ReplayDivergence: when the run differs from its record before one of them.
         """
         stood, one, two = self.position, self.places.get_position(a), self.places.get_position(b)
         known: dict[int, dict[str, object]] = {}
@@ -461,18 +474,18 @@ class Debugger:
         Copy the recorded run into a new journal, and continue it there from the waiting effect.
 
         Args:
-            edit: Another outcome for it, as for ``Engine.fork``; of a question that is open, its answer. Several questions take a list with
-                an answer for each; a single one that allows several options takes a list of them.
+            edit: A new outcome for the effect, as for ``Engine.fork``; for an open question, its answer. For several questions, a list with
+                an answer for each; for a question that allows several options, a list of the chosen ones.
             engine: The engine that runs it; by default the debugger's.
             models: The models from there on, such as a ``ScriptedModel``; by default the engine's own models.
-            into: The new journal; by default in memory.
+            into: The new journal; by default one in memory.
             allow_repeat: As for ``Engine.fork``; ignored with *served*.
             served: Run no tool, and return recorded results to equal calls, as ``Engine.fork(tools="recorded")``. It needs an *edit*.
             limits: As for ``Engine.fork``.
             trust: As for ``Engine.fork``.
 
         Raises:
-            JournalError: as ``Engine.fork``; when no effect waits here, or a needed *edit* is missing.
+            JournalError: as for ``Engine.fork``; also when no effect waits here, or a required *edit* is missing.
         """
         tape, engine = self.stepper.tape, engine or self._engine
         address = tape.find_address_at(self.position)
@@ -557,10 +570,10 @@ def make_frame(frame: FrameType) -> Frame:
     )
 
 
-def lines_around(frame: Frame, most: int = 5) -> Iterator[tuple[int, str]]:
-    """Yield up to *most* source lines around the current one, with their numbers, from the cache of read files."""
+def iter_source_lines_around(frame: Frame, max_lines: int = 5) -> Iterator[tuple[int, str]]:
+    """Yield up to *max_lines* source lines around the current line of a frame, with their numbers, from the cache of read files."""
     line = frame.line
     lines = frame.text.removesuffix("\n").split("\n") if frame.kind == "program" else linecache.getlines(frame.file)
-    first = max(1, line - most // 2)
-    for number in range(first, min(len(lines), first + most - 1) + 1):
+    first = max(1, line - max_lines // 2)
+    for number in range(first, min(len(lines), first + max_lines - 1) + 1):
         yield number, lines[number - 1].rstrip("\r\n")

@@ -1,9 +1,9 @@
 """
 A desk: a child process of an application that shows one page one recorded run under the author's current code.
 
-Its first message is a line of JSON with the engine, the journal and the place. It holds the record and never imports edited code:
+Its first message is a line of JSON with the engine, the journal and the position. It holds the record and never imports edited code:
 each version of the code has a process of its own, forked here (``debugging.edits``). Requests and replies are lines of JSON. After
-every save of a file it sends a new preview of the place by itself. It ends with its input.
+every save of a file it sends a new preview of the position unasked. It ends with its input.
 
 Only ``stepengine.server`` starts ``python -m stepengine.debugging.desk``.
 """
@@ -160,7 +160,7 @@ class _RunInspector:
         write_message: Sends a message to the page.
         maker: Creates the engine.
         file: The journal.
-        at: The first place.
+        at: The first position.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class _RunInspector:
         """Send a preview, then answer requests and send a new preview when a file is saved, until the input ends."""
         self._reload_and_send_preview([])
         if self._watched.good is None and self._watched.at != self._at:
-            # There is no such place, which was reported. Now the place is the start, which every run has.
+            # The position does not exist, which was reported. Use the start instead, which every run has.
             self._reload_and_send_preview([])
         while (asked := read_message(EVERY)) is not None:
             for one in asked:
@@ -191,10 +191,10 @@ class _RunInspector:
         self._watched.close()
 
     def _reload_and_send_preview(self, saved: list[str]) -> None:
-        """Load the current code, and send previews of the place under it and the old code; an error is sent as a problem."""
+        """Load the current code, and send previews of the position under it and the old code; an error is sent as a problem."""
         before = self._watched.good
         try:
-            found, changes = self._watched.reload_and_preview(whole=True)
+            found, changes = self._watched.reload_and_preview(with_details=True)
         except StepEngineError as error:
             self._write_message({"event": "problem", "problem": self._hide_journal_path(error.message), "saved": saved})
             return
@@ -208,37 +208,37 @@ class _RunInspector:
             }
         )
 
-    def _find_preview_before_save(self, found: MomentPreview, before: MomentPreview | None) -> MomentPreview | None:
-        """Return the preview of the same place under the code before the last save; ``None`` if one of the two has no place."""
-        if found.place is None or before is None or before.place is None:
+    def _find_preview_before_save(self, current: MomentPreview, previous: MomentPreview | None) -> MomentPreview | None:
+        """Return the preview of the same position under the code before the last save; ``None`` if a preview has no ``place``."""
+        if current.place is None or previous is None or previous.place is None:
             return None
         return (
-            before
-            if found.place["address"] == before.place["address"]
-            else self._watched.preview_old_code(found.place["address"])
+            previous
+            if current.place["address"] == previous.place["address"]
+            else self._watched.preview_old_code(current.place["address"])
         )
 
     def _answer_request(self, request: Mapping[str, Any]) -> None:
-        """Send the next model request, or the previews of another place, with the id of the request."""
+        """Send the next model request, or the previews of another position, with the id of the request."""
         try:
             if request["do"] == "next":
-                told = attrs.asdict(self._watched.find_next_request())
+                told = attrs.asdict(self._watched.reload_and_find_next_request())
             else:
-                found, old = self._watched.move_and_preview(str(request.get("at", "")), whole=True)
+                found, old = self._watched.move_and_preview(str(request.get("at", "")), with_details=True)
                 told = {"now": self._preview_as_json(found), "before": self._preview_as_json(old)}
         except StepEngineError as error:
             told = {"refused": self._hide_journal_path(error.message)}
         self._write_message({"id": request["id"], **told})
 
-    def _preview_as_json(self, found: MomentPreview | None) -> dict[str, Any] | None:
+    def _preview_as_json(self, preview: MomentPreview | None) -> dict[str, Any] | None:
         """Return a preview as JSON, without its summary and the path of the journal."""
-        if found is None:
+        if preview is None:
             return None
-        told = attrs.asdict(found, recurse=False, filter=lambda one, _: one.name != "summary")
+        told = attrs.asdict(preview, recurse=False, filter=lambda one, _: one.name != "summary")
         return {
             **told,
-            "problem": self._hide_journal_path(found.problem),
-            "differs": self._hide_journal_path(found.differs),
+            "problem": self._hide_journal_path(preview.problem),
+            "differs": self._hide_journal_path(preview.differs),
         }
 
     def _hide_journal_path(self, text: str) -> str:

@@ -1,9 +1,9 @@
 """
-``Walker``: replays a recorded run under the current code; ``WatchedMoment``: previews one place of it again after every save.
+``Walker``: replays a recorded run under the current code; ``WatchedMoment``: previews one position of it after every save.
 
 An author who edits a handler sees what the edit does to a recorded run. After every save the run is replayed in a new process. It
 is forked from a process that holds the record and has never imported the author's code. The new process compiles the sources,
-moves to the place, and returns previews of it and of other places. An endless loop is killed, ``os._exit`` ends only that
+moves to the position, and returns previews of it and of others. An endless loop is killed, ``os._exit`` ends only that
 process, and no module has to be unloaded. Tools, models and the network are out of reach.
 
 The model's replies are those of the record, even if the request is another one now. Otherwise the first changed prompt would end
@@ -49,7 +49,7 @@ from stepengine.debugging.debugger import (
     Debugger,
     diff_summaries,
     format_message,
-    lines_around,
+    iter_source_lines_around,
     summarize_moment,
 )
 from stepengine.debugging.expressions import refuse_network
@@ -97,20 +97,20 @@ LIBRARIES = frozenset(
 @frozen(kw_only=True)
 class MomentPreview:
     """
-    The state of a run at one place under the current code.
+    The state of a run at one position under the current code.
 
     Attributes:
         place: The position, as ``Debugger.to_dict`` returns it; ``None`` if the code could not be loaded or started.
         summary: The values that ``diff_summaries`` compares, from ``summarize_moment``.
         lines: The source around the line that waits: numbers and texts.
-        problem: Why *place* is ``None``: the error of loading, or what ended the process. ``""`` if the first effect differs.
+        problem: Why *place* is ``None``: the error of loading, or the reason why the process ended; ``""`` if the first effect differs.
         differs: How the replay differs from the record, here or later; ``""`` if no effect differs.
         differs_at: The address of the first effect that differs.
         ends: The recorded end of the run and its end under this code, as cut texts that differ; empty if the ends are equal.
-        is_before: Whether this is the last place before the requested one, because the replay differs in between.
+        is_before: Whether this is the last position before the requested one, because the replay differs in between.
         changed: The addresses of model requests that differ, and were answered with the recorded replies.
         files: The author's files that were imported, or that an error names.
-        whole: More data of the place, if requested; see ``_position_details_to_json``.
+        whole: More data of the position, if requested; see ``_position_details_to_json``.
     """
 
     place: Mapping[str, Any] | None = None
@@ -148,7 +148,7 @@ class NextRequest:
 
 class Walker:
     """
-    A process that imports the author's current code and replays a recorded run to any of its places.
+    A process that imports the author's current code and replays a recorded run to any of its positions.
 
     Args:
         load: Loads the author's code, and returns an engine and the agent of the run. Only that process calls it.
@@ -156,14 +156,14 @@ class Walker:
         prints: Whether the output of the code is shown, on standard error.
 
     Attributes:
-        is_alive: Whether it answers requests; ``False`` once it was closed, its code ended it, or it took too long.
+        is_alive: Whether the process accepts requests; ``False`` once it was closed, its code ended it, or it took too long.
 
     Raises:
         OSError: when no process can be created.
     """
 
     def __init__(self, load: Load, tape: Tape, *, prints: bool = False) -> None:
-        # What both share is not touched by a collection in either of them: of a long run each would copy it.
+        # A garbage collection in either process would copy the shared pages, so shared objects are frozen.
         gc.collect()
         gc.freeze()
         known = frozenset(sys.modules)
@@ -177,19 +177,21 @@ class Walker:
         theirs.close()
         self.is_alive = True
 
-    def preview_position(self, at: str = "", *, seconds: float = LOOK_SECONDS, whole: bool = False) -> MomentPreview:
+    def preview_position(
+        self, at: str = "", *, seconds: float = LOOK_SECONDS, with_details: bool = False
+    ) -> MomentPreview:
         """
-        Return a preview of a place; the first one of a process also replays the run to its end.
+        Return a preview of a position; the first one of a process also replays the run to its end.
 
         Args:
-            at: The place, as for ``Debugger.goto``; ``""`` is the beginning.
+            at: The position, as for ``Debugger.goto``; ``""`` is the start.
             seconds: The CPU time that it may take, in seconds.
-            whole: Whether the preview has ``MomentPreview.whole``.
+            with_details: Whether the preview has ``MomentPreview.whole``.
 
         Raises:
-            JournalError: when the run has no such place.
+            JournalError: when the run has no such position.
         """
-        told = self._send_request({"do": "look", "at": at, "whole": whole}, seconds)
+        told = self._send_request({"do": "look", "at": at, "with_details": with_details}, seconds)
         if isinstance(told, str):
             return MomentPreview(problem=told)
         lines = tuple(map(tuple, told["lines"]))
@@ -197,14 +199,14 @@ class Walker:
             **{**told, **{name: tuple(told[name]) for name in ("changed", "files", "ends")}, "lines": lines}
         )
 
-    def find_next_request_and_close(self) -> NextRequest:
-        """Return the first model request that the record does not answer, and end the process."""
+    def replay_to_next_request_and_close(self) -> NextRequest:
+        """Replay to the first model request that the record does not answer, end the process, and return the request or why none exists."""
         told = self._send_request({"do": "next"}, LOOK_SECONDS)
         self.close()
         return NextRequest(why=told) if isinstance(told, str) else NextRequest(**told)
 
     def _send_request(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any] | str:
-        """Send the process a request, and return its reply, or a text with the reason why there is none; then the process is closed."""
+        """Send the process a request and return its reply; without a reply, close the process and return the reason as a text."""
         if not self.is_alive:
             return "the agent's code ended the process"
         try:
@@ -298,41 +300,46 @@ class _WalkerProcess:
         try:
             if request["do"] == "next":
                 with add_broken_files_to_error():
-                    return attrs.asdict(asyncio.run(self._load_and_find_next_request()))
+                    return attrs.asdict(asyncio.run(self._load_and_replay_to_next_request()))
             go = self._load_code_and_preview if self._debugger is None else self._preview_with_loaded_code
             with add_broken_files_to_error():
-                found = go(request["at"], whole=request["whole"])
+                found = go(request["at"], with_details=request["with_details"])
         except _MissingPlace as error:
             return {"no_place": str(error)}
         except BaseException as error:  # noqa: BLE001 - any error of the author's code becomes a text
             said = SafeTexts().clean(error_text_without_advice(error), CHARS)
             if request["do"] == "next":
                 return attrs.asdict(NextRequest(why=said))
-            found = MomentPreview(problem=said, files=tuple([file for file, _ in iterate_author_places(error)]))
+            found = MomentPreview(problem=said, files=tuple([file for file, _ in iter_author_locations(error)]))
         return _preview_to_dict(
             attrs.evolve(found, files=tuple(sorted({*found.files, *author_files_imported_since(self._known)})))
         )
 
-    async def _load_and_find_next_request(self) -> NextRequest:
-        """Load the code, and return the first model request that the record does not answer."""
+    async def _load_and_replay_to_next_request(self) -> NextRequest:
+        """Load the code and replay to the first model request that the record does not answer; return it, or why there is none."""
         engine, agent = self._load()
         async with engine:
-            return await find_next_request(engine, self._tape.journal, agent)
+            return await replay_to_next_request(engine, self._tape.journal, agent)
 
-    def _load_code_and_preview(self, at: str, *, whole: bool) -> MomentPreview:
-        """Load the code, preview a place or the last one before a difference, and replay the run to its end or first difference."""
+    def _load_code_and_preview(self, at: str, *, with_details: bool) -> MomentPreview:
+        """
+        Load the code, replay the whole run with it, and return the preview at *at*.
+
+        If the replay differs before *at*, the preview is of the last position before the difference. *with_details* adds
+        ``MomentPreview.whole``.
+        """
         engine, agent = self._load()
         try:
             stepper = engine.stepper(self._tape, agent=agent, leeway=AllowedDifferences(keeps_replies=True))
         except ReplayDivergence as error:  # its first effect differs, so there is no position
-            return _add_divergence(MomentPreview(is_before=True), error)
+            return _with_divergence(MomentPreview(is_before=True), error)
         debugger = Debugger(engine, PausedWalk(stepper), agent)
         position = _get_position(debugger, at)
         found: MomentPreview | None = None
         differs: ReplayDivergence | None = None
         try:
             stepper.advance_to(position)
-            found = _preview_current_position(debugger, is_before=False, whole=whole)
+            found = _preview_current_position(debugger, is_before=False, with_details=with_details)
             stepper.advance_to(stepper.tape.last_position)
         except ReplayDivergence as error:
             differs = error
@@ -340,28 +347,30 @@ class _WalkerProcess:
         changed = tuple(dict.fromkeys(stepper.accepted_changes))
         ends = _describe_changed_end(debugger) if differs is None else ()
         if found is None:
-            found = _move_and_preview(debugger, position, whole=whole)
+            found = _move_and_preview(debugger, position, with_details=with_details)
         self._debugger, self._course = debugger, (differs, changed, ends)
-        return self._add_first_replay_results(found)
+        return self._with_first_replay_results(found)
 
-    def _preview_with_loaded_code(self, at: str, *, whole: bool) -> MomentPreview:
-        """Move to another place, and return its preview, or that of the last place before a difference."""
+    def _preview_with_loaded_code(self, at: str, *, with_details: bool) -> MomentPreview:
+        """Move to a position with the loaded code; return its preview, or the preview of the last position before a difference."""
         debugger = self._debugger
         assert debugger is not None  # noqa: S101 - the first preview creates it
-        return self._add_first_replay_results(_move_and_preview(debugger, _get_position(debugger, at), whole=whole))
+        return self._with_first_replay_results(
+            _move_and_preview(debugger, _get_position(debugger, at), with_details=with_details)
+        )
 
-    def _add_first_replay_results(self, found: MomentPreview) -> MomentPreview:
+    def _with_first_replay_results(self, preview: MomentPreview) -> MomentPreview:
         """Return a preview with the divergence, the changed requests and the changed end that the first replay found."""
         differs, changed, ends = self._course
-        return attrs.evolve(_add_divergence(found, differs), changed=changed, ends=ends)
+        return attrs.evolve(_with_divergence(preview, differs), changed=changed, ends=ends)
 
 
-def _preview_to_dict(found: MomentPreview) -> dict[str, Any]:
-    return attrs.asdict(found, recurse=False)
+def _preview_to_dict(preview: MomentPreview) -> dict[str, Any]:
+    return attrs.asdict(preview, recurse=False)
 
 
 def _get_position(debugger: Debugger, at: str) -> int:
-    """Return the number of a place; 0 for ``""``. A missing place raises ``_MissingPlace``."""
+    """Return the number of a position; 0 for ``""``. A missing position raises ``_MissingPlace``."""
     try:
         return debugger.places.get_position(at) if at else 0
     except JournalError as error:
@@ -385,16 +394,16 @@ def _remove_secret_variables() -> None:
 
 
 class _MissingPlace(Exception):
-    """The run has no such place."""
+    """The run has no such position."""
 
 
-def _add_divergence(found: MomentPreview, differs: ReplayDivergence | None) -> MomentPreview:
+def _with_divergence(preview: MomentPreview, differs: ReplayDivergence | None) -> MomentPreview:
     """Return a preview with the text and address of a divergence; unchanged if it is ``None``."""
     if differs is None:
-        return found
+        return preview
     # The rest of the message explains how to resume the run, which does not help in the middle of an edit.
     said = error_text_without_advice(differs).partition("\n  cause looks like:")[0]
-    return attrs.evolve(found, differs=SafeTexts().clean(said), differs_at=differs.address)
+    return attrs.evolve(preview, differs=SafeTexts().clean(said), differs_at=differs.address)
 
 
 def _describe_changed_end(debugger: Debugger) -> tuple[str, ...]:
@@ -425,27 +434,27 @@ def _describe_end(ended: Any, output: str, texts: SafeTexts, limit: int | None) 
     return f"{ended.status.value}: {output if is_output else texts.clean(str(ended.error), limit)}"
 
 
-def _move_and_preview(debugger: Debugger, position: int, *, whole: bool) -> MomentPreview:
-    """Move to a position, and preview it or the last one before a difference; without a place if there is none before it."""
+def _move_and_preview(debugger: Debugger, position: int, *, with_details: bool) -> MomentPreview:
+    """Move to a position, and preview it or the last one before a difference; if there is none, the preview has no ``place``."""
     try:
         debugger.move_to(position)
     except ReplayDivergence as error:
         if debugger.stepper.diverged is not None:
-            return _add_divergence(MomentPreview(is_before=True), error)
-        return _preview_current_position(debugger, is_before=True, whole=whole)
-    return _preview_current_position(debugger, is_before=False, whole=whole)
+            return _with_divergence(MomentPreview(is_before=True), error)
+        return _preview_current_position(debugger, is_before=True, with_details=with_details)
+    return _preview_current_position(debugger, is_before=False, with_details=with_details)
 
 
-def _preview_current_position(debugger: Debugger, *, is_before: bool, whole: bool) -> MomentPreview:
+def _preview_current_position(debugger: Debugger, *, is_before: bool, with_details: bool) -> MomentPreview:
     place, moment = debugger.to_dict(), debugger.moment()
     frame = next((frame for frame in moment.frames if frame.kind != "package"), None)
-    lines = () if frame is None else lines_around(frame, AROUND)
+    lines = () if frame is None else iter_source_lines_around(frame, AROUND)
     return MomentPreview(
         place=place,
         summary=summarize_moment(moment, debugger.texts),
         lines=tuple([(number, debugger.texts.clean(text)) for number, text in lines]),
         is_before=is_before,
-        whole=_position_details_to_json(debugger) if whole else None,
+        whole=_position_details_to_json(debugger) if with_details else None,
     )
 
 
@@ -470,7 +479,7 @@ def find_error_location(error: BaseException) -> tuple[str, int]:
 
     An engine's error, and one that no code of the author raised, has the location of its cause or context, if Python shows that.
     """
-    places = list(_iterate_own_author_places(error))
+    places = list(_iter_own_author_locations(error))
     inner = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if inner is not None and (not places or isinstance(error, StepEngineError)):
         found = find_error_location(inner)
@@ -499,14 +508,14 @@ def add_broken_files_to_error() -> Iterator[None]:
             raise AgentError(msg) from error
 
 
-def iterate_author_places(error: BaseException | None) -> Iterator[tuple[str, int]]:
+def iter_author_locations(error: BaseException | None) -> Iterator[tuple[str, int]]:
     """Yield file and line of the author's frames in an error, innermost last, then those of its causes or contexts."""
     while error is not None:
-        yield from _iterate_own_author_places(error)
+        yield from _iter_own_author_locations(error)
         error = error.__cause__ or error.__context__
 
 
-def _iterate_own_author_places(error: BaseException) -> Iterator[tuple[str, int]]:
+def _iter_own_author_locations(error: BaseException) -> Iterator[tuple[str, int]]:
     """Yield file and line of the author's frames in the traceback of one error, without its causes."""
     for frame, line in traceback.walk_tb(error.__traceback__):
         if is_editable_source(frame.f_code.co_filename):
@@ -515,14 +524,14 @@ def _iterate_own_author_places(error: BaseException) -> Iterator[tuple[str, int]
         yield error.filename, error.lineno or 0
 
 
-def author_files_imported_since(known: Iterable[str]) -> Iterator[str]:
-    """Yield the author's files that were imported after the modules *known*."""
-    return (file for _, file in author_modules_imported_since(known))
+def author_files_imported_since(known_modules: Iterable[str]) -> Iterator[str]:
+    """Yield the author's files that were imported after *known_modules*."""
+    return (file for _, file in author_modules_imported_since(known_modules))
 
 
-def author_modules_imported_since(known: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield name and file of the author's modules that were imported after the modules *known*."""
-    before = frozenset(known)
+def author_modules_imported_since(known_modules: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield name and file of the author's modules that were imported after *known_modules*."""
+    before = frozenset(known_modules)
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if name not in before and isinstance(file, str) and is_editable_source(file):
@@ -537,7 +546,7 @@ def is_editable_source(file: str) -> bool:
     return path.is_file() and not any(path.is_relative_to(folder) for folder in LIBRARIES)
 
 
-# --- the whole of a place -------------------------------------------------------------------------------------------
+# --- details of a position ------------------------------------------------------------------------------------------
 
 
 def _position_details_to_json(debugger: Debugger) -> dict[str, Any]:
@@ -625,7 +634,7 @@ def _outcome_to_editable_value(value: object) -> Any:
     return plain(value)
 
 
-# --- what comes next ------------------------------------------------------------------------------------------------
+# --- the next request ------------------------------------------------------------------------------------------------
 
 
 class _RequestCapturingProvider(Provider):
@@ -638,16 +647,17 @@ class _RequestCapturingProvider(Provider):
         self.first: ModelRequest | None = None
 
     def supports_model(self, model: str) -> bool:
+        """Return True, since requests to every model are captured."""
         return True
 
     async def complete(self, request: ModelRequest) -> ModelReply:
-        """Store the request if it is the first, and raise ``ModelError``."""
+        """Raise ``ModelError``; store the request if it is the first."""
         self.first = self.first or request
         msg = "the preview calls no model"
         raise ModelError(msg, kind="overheard", retryable=False)
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
-        """Store the request if it is the first, and raise ``ModelError``."""
+        """Raise ``ModelError`` before the first delta; store the request if it is the first."""
         await self.complete(request)
         yield  # type: ignore[misc]  # never reached; it makes this a stream
 
@@ -667,8 +677,8 @@ class _CostCapturingBudget(SharedBudget):
         return await super().reserve(estimate)
 
 
-async def find_next_request(engine: Engine, journal: Journal, agent: AgentLike | None = None) -> NextRequest:
-    """Fork a run under the current code without calling a model, and return the first model request that its record does not answer."""
+async def replay_to_next_request(engine: Engine, journal: Journal, agent: AgentLike | None = None) -> NextRequest:
+    """Fork a run under the current code without a model call; return the first request without a recorded reply, or why there is none."""
     model, budget = _RequestCapturingProvider(), _CostCapturingBudget()
     with engine.override(models=model):
         made = await engine.fork(journal, tools="recorded", agent=agent, budget=budget)
@@ -691,24 +701,24 @@ def _explain_no_request(report: Any) -> str:
     return f"after {report.broke_at} the run sends no new request to a model"
 
 
-# --- a place that is watched ----------------------------------------------------------------------------------------
+# --- a watched position --------------------------------------------------------------------------------------------
 
 
 class WatchedMoment:
     """
-    A place of a run that is previewed again after each save of a file, next to its preview under the previous code.
+    A position of a run that is previewed after each save of a file, together with its preview under the previous code.
 
     Args:
         load: As for ``Walker``.
         tape: The run.
-        at: The place.
+        at: The position.
         files: Returns files that are watched in addition to the imported ones, for example if the code cannot be loaded at
             first.
         prints: As for ``Walker``.
 
     Attributes:
-        at: The place.
-        good: The last preview with a place; ``None`` before the first.
+        at: The position.
+        good: The last preview with a ``place``; ``None`` before the first.
         seconds: The duration of the last preview, in seconds.
     """
 
@@ -728,7 +738,7 @@ class WatchedMoment:
         self._before: Walker | None = None
 
     def find_saved_files(self) -> list[str]:
-        """Return the files that were saved since the last preview."""
+        """Return the files that were saved since the last preview; if there are any, wait 0.02 s for an editor that saves in two steps."""
         stamps = _read_file_stamps({*self._files, *self._beside()})
         changed = [file for file, stamp in stamps.items() if stamp != self._files.get(file)]
         if changed:
@@ -736,22 +746,22 @@ class WatchedMoment:
         # Imported modules have absolute paths; the other files may be relative, or links.
         return list(dict.fromkeys(map(os.path.realpath, changed)))
 
-    def reload_and_preview(self, *, whole: bool = False) -> tuple[MomentPreview, list[str] | None]:
+    def reload_and_preview(self, *, with_details: bool = False) -> tuple[MomentPreview, list[str] | None]:
         """
-        Load the current code in a new process; return a preview of the place, and its differences to the last one.
+        Load the current code in a new process; return a preview of the position, and its differences to the last one.
 
         Returns:
-            The preview, and its differences to the last one with a place, a line each; ``None`` if that was of another place, or
-            one of them is missing.
+            The preview, and its differences to the last preview with a ``place``, one per line. ``None`` instead of the differences
+            if that preview was of another position, or one of the two has no summary.
 
         Raises:
-            JournalError: when the run has no such place; *at* is then the previous place again.
+            JournalError: when the run has no such position; *at* is then reset to the previous position.
         """
         began = time.monotonic()
         before = _read_file_stamps({*self._files, *self._beside()})
         walker = Walker(self._load, self._tape, prints=self._prints)
         try:
-            found = walker.preview_position(self.at, whole=whole)
+            found = walker.preview_position(self.at, with_details=with_details)
         except BaseException:
             walker.close()
             self.at = self._seen_at
@@ -769,20 +779,20 @@ class WatchedMoment:
             self.good, self._seen_at = found, self.at
         return found, said
 
-    def move_and_preview(self, at: str, *, whole: bool = False) -> tuple[MomentPreview, MomentPreview | None]:
+    def move_and_preview(self, at: str, *, with_details: bool = False) -> tuple[MomentPreview, MomentPreview | None]:
         """
-        Move to another place without loading code; return its previews under the last loaded code and the code before that.
+        Move to another position without loading code; return its previews under the last loaded code and the code before that.
 
         Returns:
             The preview under the last loaded code, and the one under the code before that; ``None`` if there is no such code.
 
         Raises:
-            JournalError: when the run has no such place, or no code could be loaded yet.
+            JournalError: when the run has no such position, or no code could be loaded yet.
         """
         if self._now is None:
             msg = "no version of the code has loaded yet, so there is no position to show; correct the code first"
             raise JournalError(msg)
-        found = self._now.preview_position(at, whole=whole)
+        found = self._now.preview_position(at, with_details=with_details)
         old = self.preview_old_code(at)
         if found.place is not None:
             self.at = self._seen_at = at
@@ -790,14 +800,14 @@ class WatchedMoment:
         return found, old
 
     def preview_old_code(self, at: str) -> MomentPreview | None:
-        """Return a preview of a place under the code before the last save; ``None`` if there is no such code."""
+        """Return a preview of a position under the code before the last save; ``None`` if there is no such code."""
         return None if self._before is None else self._before.preview_position(at)
 
-    def find_next_request(self) -> NextRequest:
-        """Load the current code in a new process, and return the first model request that the record does not answer."""
+    def reload_and_find_next_request(self) -> NextRequest:
+        """Load the current code in a new process; return the first model request without a recorded reply, or why there is none."""
         walker = Walker(self._load, self._tape, prints=self._prints)
         try:
-            return walker.find_next_request_and_close()
+            return walker.replay_to_next_request_and_close()
         finally:
             walker.close()
 
@@ -808,14 +818,14 @@ class WatchedMoment:
                 walker.close()
         self._now = self._before = None
 
-    def _diff_with_last_preview(self, found: MomentPreview) -> list[str] | None:
-        """Return the differences to the last preview, a line each; ``None`` if it was of another place or a summary is missing."""
+    def _diff_with_last_preview(self, preview: MomentPreview) -> list[str] | None:
+        """Return the differences to the last preview, one per line; ``None`` if it was of another position or a summary is missing."""
         good = self.good
-        if good is None or good.summary is None or found.summary is None:
+        if good is None or good.summary is None or preview.summary is None:
             return None
-        if self.at != self._seen_at or good.is_before != found.is_before:
+        if self.at != self._seen_at or good.is_before != preview.is_before:
             return None  # between different places, nearly every line differs
-        return diff_summaries(good.summary, found.summary)
+        return diff_summaries(good.summary, preview.summary)
 
 
 def _read_file_stamps(files: Iterable[str]) -> dict[str, tuple[int, int, int]]:

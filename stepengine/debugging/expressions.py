@@ -56,8 +56,8 @@ def has_read_only_syntax(expression: str) -> bool:
     """
     Return whether an expression has only names, attributes, numeric indexes, operators and built-ins that consume no iterator.
 
-    ``in`` counts only before a tuple, list or text that is written out. The classes of the values may still run any code, for
-    example in a property.
+    ``in`` counts only before a tuple, list or string literal. Invalid text counts as read-only, since it never runs. The classes of the
+    values may still run any code, for example in a property.
     """
     try:
         tree = ast.parse(expression.strip(), mode="eval")
@@ -90,11 +90,11 @@ def _is_integer_literal(node: ast.expr) -> bool:
     return isinstance(inner, ast.Constant) and isinstance(inner.value, int)
 
 
-def call_in_fork(act: Callable[[], str], *, seconds: float = SECONDS, network: bool = False) -> str | None:
+def call_in_fork(act: Callable[[], str], *, seconds: float = SECONDS, allows_network: bool = False) -> str | None:
     """
     Call *act* in a forked process, and return its text, at most 64 KiB; ``None`` if it took too long, ``""`` if the process ended early.
 
-    Its changes to objects are lost. It has no access to the network unless *network* is set. Files are unprotected.
+    Its changes to objects are lost. It has no network access unless *allows_network* is set. Files are unprotected.
     """
     reading, writing = os.pipe()
     sys.stdout.flush()
@@ -102,7 +102,7 @@ def call_in_fork(act: Callable[[], str], *, seconds: float = SECONDS, network: b
     pid = os.fork()
     if pid == 0:
         os.close(reading)
-        _write_result_to_pipe_and_exit(act, writing, network=network)
+        _write_result_to_pipe_and_exit(act, writing, allows_network=allows_network)
     os.close(writing)
     said: bytes | None = None
     try:
@@ -115,11 +115,11 @@ def call_in_fork(act: Callable[[], str], *, seconds: float = SECONDS, network: b
     return None if said is None else said.decode("utf-8", "replace")
 
 
-def _write_result_to_pipe_and_exit(act: Callable[[], str], writing: int, *, network: bool) -> Never:
-    """Write the text of *act* to a pipe, without the network unless *network* is set, and exit the process."""
+def _write_result_to_pipe_and_exit(act: Callable[[], str], writing: int, *, allows_network: bool) -> Never:
+    """Write the text of *act* to a pipe, without network access unless *allows_network* is set, and exit the process."""
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
-        for name in () if network else ("connect", "connect_ex", "sendto", "bind"):
+        for name in () if allows_network else ("connect", "connect_ex", "sendto", "bind"):
             setattr(socket.socket, name, refuse_network)
         text = act().encode("utf-8", "replace")[:MAX_TEXT]
         while text:

@@ -25,7 +25,7 @@ from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Single, Value
 from stepengine.data.visible import cut_end
 from stepengine.debugging.desk import EngineSpec, move_stdio_to_json_channel, wait_for_message
-from stepengine.debugging.edits import add_broken_files_to_error, error_text_without_advice, find_next_request
+from stepengine.debugging.edits import add_broken_files_to_error, error_text_without_advice, replay_to_next_request
 from stepengine.engine import Engine
 from stepengine.errors import DataError, LimitExceeded
 from stepengine.evaluation.blame import blame
@@ -43,25 +43,25 @@ SHOWN = 20_000
 
 class _JobBudget(SharedBudget):
     """
-    A budget that reports each finished call, and refuses more than *most* calls.
+    A budget that reports each finished call, and refuses more than *max_calls* calls.
 
     Attributes:
         first_reply: The first reply that a model sent; ``None`` before it.
     """
 
-    def __init__(self, budget: str | None, expected: int, report: Report, most: int | None = None) -> None:
+    def __init__(self, budget: str | None, expected_calls: int, report: Report, max_calls: int | None = None) -> None:
         super().__init__(budget)
-        self._expected = expected
+        self._expected_calls = expected_calls
         self._report = report
-        self._most = most
+        self._max_calls = max_calls
         self._begun = self._calls = 0
         self.first_reply: ModelReply | None = None
 
     async def reserve(self, estimate: CallEstimate) -> MeteredCall:
         """Raise a limit error for a call over the number of calls or the budget."""
-        if self._most is not None and self._begun >= self._most:
-            msg = f"the limit of {self._most} calls is reached"
-            raise LimitExceeded(msg, kind="cost", limit=float(self._most))
+        if self._max_calls is not None and self._begun >= self._max_calls:
+            msg = f"the limit of {self._max_calls} calls is reached"
+            raise LimitExceeded(msg, kind="cost", limit=float(self._max_calls))
         self._begun += 1
         return await super().reserve(estimate)
 
@@ -77,10 +77,10 @@ class _JobBudget(SharedBudget):
         super().settle(call, cost)
         self._calls += 1
         spent = None if self.spent_if_known is None else str(self.spent_if_known)
-        self._report({"progress": {"calls": self._calls, "of": self._expected, "spent": spent}})
+        self._report({"progress": {"calls": self._calls, "of": self._expected_calls, "spent": spent}})
 
 
-Agreed = Callable[[CostEstimate], Awaitable[_JobBudget]]
+ApprovalRequest = Callable[[CostEstimate], Awaitable[_JobBudget]]
 
 
 @frozen(kw_only=True)
@@ -91,15 +91,15 @@ class _JobRequest:
     Attributes:
         engine: The engine of the current code.
         files: The files of the journals, by run id.
-        asked: The options of the job: ``check``, ``samples``, ``name``, ``folder``.
-        agreed: Reports a cost estimate, waits for approval, and returns the budget.
+        options: The options of the job: ``check``, ``samples``, ``name``, ``folder``.
+        request_approval: Reports a cost estimate, waits for approval, and returns the budget.
         report: Sends a message, such as the progress.
     """
 
     engine: Engine
     files: Mapping[str, str]
-    asked: Mapping[str, Any]
-    agreed: Agreed
+    options: Mapping[str, Any]
+    request_approval: ApprovalRequest
     report: Report
 
     @property
@@ -114,20 +114,20 @@ async def _sample_and_report_impact(job: _JobRequest) -> dict[str, Any]:
     for number, (run, file) in enumerate(job.files.items()):
         found.append(await replay_to_first_difference(job.engine, run, FileJournal(file)))
         job.report({"progress": {"runs": number + 1, "of_runs": len(job.files)}})
-    made = await impact(job.engine, found, n=job.asked["samples"], confirm=job.agreed)
+    made = await impact(job.engine, found, n=job.options["samples"], confirm=job.request_approval)
     return {**made.to_json(), "lines": [*made.lines()]}
 
 
 async def _run_blame(job: _JobRequest) -> dict[str, Any]:
     """Find the step of the run to blame, after approval of the cost, and return the result as JSON."""
-    check = Check.from_any(job.asked["check"])
-    made = await blame(job.engine, job.journal, check, k=job.asked["samples"], confirm=job.agreed)
+    check = Check.from_any(job.options["check"])
+    made = await blame(job.engine, job.journal, check, k=job.options["samples"], confirm=job.request_approval)
     return {**made.to_json(), "lines": [*made.lines()]}
 
 
 async def _run_pin(job: _JobRequest) -> dict[str, Any]:
     """Write a test for the failed run, and return its files as JSON; raise ``DataError`` if the run passes."""
-    asked = job.asked
+    asked = job.options
     made = await asyncio.to_thread(
         pin, job.engine, job.journal, asked["check"], by_origin=True, name=asked["name"], folder=Path(asked["folder"])
     )
@@ -142,10 +142,10 @@ async def _run_pin(job: _JobRequest) -> dict[str, Any]:
 
 async def _send_unrecorded_request(job: _JobRequest) -> dict[str, Any]:
     """Send the first model request that the record does not answer, after approval, and return its reply, or why there is none, as JSON."""
-    coming = await find_next_request(job.engine, job.journal)
+    coming = await replay_to_next_request(job.engine, job.journal)
     if coming.request is None:
         return {"address": coming.address, "text": "", "calls": [], "why": coming.why, "cost": None}
-    budget = await job.agreed(CostEstimate(1, None if coming.price is None else Decimal(coming.price), None))
+    budget = await job.request_approval(CostEstimate(1, None if coming.price is None else Decimal(coming.price), None))
     made = await job.engine.fork(job.journal, tools="recorded", budget=budget)
     reply = budget.first_reply
     cost = None if made.cost is None else str(made.cost)
@@ -176,7 +176,7 @@ async def _run_and_report_job(
     """Create the engine, run the requested job, and report its result without secrets and temporary paths."""
     clean = make_redactor("all", os.environ)
     maker = EngineSpec.from_json(first["maker"])
-    most = 1 if first["kind"] == "ask" else None
+    max_calls = 1 if first["kind"] == "ask" else None
 
     async def report_cost_and_await_approval(estimate: CostEstimate) -> _JobBudget:
         """Report a cost estimate, wait for approval, and return the approved budget; the end of the input cancels."""
@@ -185,7 +185,7 @@ async def _run_and_report_job(
         agreement = await asyncio.to_thread(wait_for_message, read_message)
         if agreement is None:
             raise asyncio.CancelledError
-        return _JobBudget(agreement.get("budget"), estimate.calls, report, most)
+        return _JobBudget(agreement.get("budget"), estimate.calls, report, max_calls)
 
     with add_broken_files_to_error():
         engine = maker.create_engine()
@@ -193,8 +193,8 @@ async def _run_and_report_job(
             job = _JobRequest(
                 engine=engine,
                 files=first["files"],
-                asked=first["asked"],
-                agreed=report_cost_and_await_approval,
+                options=first["asked"],
+                request_approval=report_cost_and_await_approval,
                 report=report,
             )
             done = await KINDS[first["kind"]](job)

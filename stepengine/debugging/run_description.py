@@ -86,7 +86,7 @@ def render_text(journal: JournalLike, *, step: str = "") -> str:
 
 def describe_compactions(journal: JournalLike) -> dict[str, Any]:
     """
-    Return the compactions of a recorded run as JSON: the messages that each one left out, and those in their place.
+    Return the compactions of a recorded run as JSON: the messages that each one left out, and their replacements.
 
     Raises:
         JournalError: when the journal cannot be read.
@@ -286,6 +286,7 @@ def _sum_earlier_effects(history: History, before: list[_ShownEffect]) -> dict[s
 
 
 def _compaction_to_dict(history: History, found: Compaction, limit: ReadingLimit) -> dict[str, Any]:
+    """Return a compaction as JSON, and count the size of its messages towards *limit*, which may raise."""
     with history.report_damage(history.intents[found.address]):
         left_out, instead = [
             [_message_to_dict_within_limit(message, limit) for message in messages]

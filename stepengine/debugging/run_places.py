@@ -29,7 +29,7 @@ class RunPlaces:
         Return the position of an effect such as ``"3.2#1"``, or of a step such as ``3`` of the followed run or the root.
 
         Raises:
-            JournalError: when there is no such place; the message names valid ones.
+            JournalError: when there is no such step or effect; the message names valid ones.
         """
         tape, path = self._tape, self.followed_path or ""
         if isinstance(at, int) or at.isdecimal():
@@ -49,50 +49,56 @@ class RunPlaces:
             raise JournalError(msg)
         return found
 
-    def find_position_after(self, here: int, count: int) -> int:
+    def get_relative_position(self, current_position: int, offset: int) -> int:
         """
-        Return the position *count* positions from *here*, at most the last or first one; a negative count goes back.
+        Return the position *offset* positions after *current_position*, before it if negative, at most the last or first one.
 
-        If a child is followed, only its own positions count, and *here* is returned if it has no more.
+        If a child is followed, only its own positions count, and *current_position* is returned if it has no more.
         """
         if self.followed_path is None:
-            return max(0, min(here + count, self._tape.last_position))
+            return max(0, min(current_position + offset, self._tape.last_position))
         mine = self._list_searchable_positions()
-        ahead = [n for n in mine if n > here] if count > 0 else [n for n in mine[::-1] if n < here]
-        return ahead[min(abs(count), len(ahead)) - 1] if ahead and count else here
+        ahead = (
+            [n for n in mine if n > current_position] if offset > 0 else [n for n in mine[::-1] if n < current_position]
+        )
+        return ahead[min(abs(offset), len(ahead)) - 1] if ahead and offset else current_position
 
-    def find_step_position_after(self, here: int, count: int) -> int:
+    def get_relative_step_position(self, current_position: int, offset: int) -> int:
         """
-        Return the position of the step *count* steps from *here*, in the followed run or the root run; a negative count goes back.
+        Return the position of the step *offset* steps after *current_position*, or before it, in the followed run or the root run.
 
-        With fewer steps it is that of the last of them. With none it is the last position of the whole tree, or 0 backwards.
+        With fewer steps it is the last one in that direction. Without any, it is the last position of the whole tree, or 0 backwards.
         """
         tape, path = self._tape, self.followed_path or ""
         steps = range(1, tape.count_steps(path) + 1)
         calls = [position for step in steps if (position := tape.find_step_position(step, path)) is not None]
-        ahead = [p for p in calls if p > here] if count > 0 else [p for p in calls[::-1] if p < here]
-        if not ahead or not count:
-            return tape.last_position if count > 0 else 0
-        return ahead[min(abs(count), len(ahead)) - 1]
+        ahead = (
+            [p for p in calls if p > current_position]
+            if offset > 0
+            else [p for p in calls[::-1] if p < current_position]
+        )
+        if not ahead or not offset:
+            return tape.last_position if offset > 0 else 0
+        return ahead[min(abs(offset), len(ahead)) - 1]
 
-    def follow_child(self, path: str, here: int) -> int:
+    def follow_child(self, run_path: str, current_position: int) -> int:
         """
-        Follow a child, so that only its positions count.
+        Restrict moves to the positions of a child.
 
         Returns:
-            The child's first position from *here* on; of a child that has ended before, its first one.
+            The first position of the child at or after *current_position*; its first position if it ended before.
 
         Raises:
-            JournalError: when there is no run at that path.
+            JournalError: when no run has the path *run_path*.
         """
         intents = self._tape.history.intents.values()
-        if not any(intent.path == path for intent in intents):
+        if not any(intent.path == run_path for intent in intents):
             paths = sorted({i.path for i in intents if i.path})
-            msg = f"no run has the path {path[:80]!r}; known paths: {list_names(paths, path, none='none but the root')}"
+            msg = f"no run has the path {run_path[:80]!r}; known paths: {list_names(paths, run_path, none='none but the root')}"
             raise JournalError(msg)
-        self.followed_path = path
+        self.followed_path = run_path
         mine = self._list_searchable_positions()
-        return next((n for n in mine if n >= here), mine[0] if mine else here)
+        return next((n for n in mine if n >= current_position), mine[0] if mine else current_position)
 
     def is_position_searchable(self, position: int) -> bool:
         """Return whether a search tests a position: those of the followed child; without one, those of the root run and the end."""

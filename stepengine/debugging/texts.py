@@ -2,8 +2,8 @@
 ``SafeTexts``: any value of a run, or of the author's code, as text that is safe to show.
 
 Values are read without running the author's code: plain values, containers, and the fields of attrs classes, dataclasses and
-pydantic models. An own ``__repr__`` is only called if the caller allows it, for example in a forked process. Likely secrets in texts
-are redacted whatever the rules of the journal are, control characters are shown as escapes, and everything is cut.
+pydantic models. A class's own ``__repr__`` is only called if the caller allows it, for example in a forked process. Likely secrets in
+texts are redacted regardless of the rules of the journal, control characters are shown as escapes, and long values are cut.
 """
 
 from __future__ import annotations
@@ -89,11 +89,11 @@ class SafeTexts:
         """Return the value of a variable called *name* as text, redacted if the name marks it as secret."""
         return "<redacted>" if self._is_secret_variable(name, value) else self.format_value(value, limit=limit)
 
-    def format_lines(self, value: object, *, most: int = LINES, width: int = WIDTH) -> list[str]:
-        """Return *value* in at most *most* lines, one member a line."""
+    def format_lines(self, value: object, *, max_lines: int = LINES, width: int = WIDTH) -> list[str]:
+        """Return *value* in at most *max_lines* lines, one member per line."""
         found: list[str] = []
         for line in self._format_lines(value, "", DEPTH, width):
-            if len(found) == most:
+            if len(found) == max_lines:
                 return [*found[:-1], MORE]
             found.append(cut_after(line, width, MORE))
         return found

@@ -1,8 +1,8 @@
 """
 Walks: they move a stepper to any position of a recorded run.
 
-A generator goes forward only, so going back replays from an earlier place. ``PausedWalk`` keeps steppers that were left behind,
-``ForkedWalk`` keeps processes that wait at spaced positions.
+A generator only runs forward, so a move back replays from an earlier position. ``PausedWalk`` stores paused steppers, and
+``ForkedWalk`` has processes that sleep at spaced positions.
 """
 
 from __future__ import annotations
@@ -57,12 +57,16 @@ class PausedWalk:
         self.stepper = stepper
         self._paused: list[Stepper] = []
 
-    def move_to(self, position: int, **kept: Any) -> None:
+    def move_to(self, position: int, **message: Any) -> None:
         """
-        Move to *position* with the nearest stored stepper before it, or with a new one; *kept* is ignored.
+        Move to *position* with the nearest stored stepper before it, or with a new one.
+
+        Args:
+            position: The position.
+            message: Ignored, since no other process is woken.
 
         Raises:
-            ReplayDivergence: when the run differs from its record before *position*; the walk is at the last equal position.
+            ReplayDivergence: when the run differs from its record before *position*; the walk is then at the last equal position.
         """
         if position < self.stepper.position or self.stepper.diverged is not None:
             self._store_or_close_stepper()
@@ -172,14 +176,14 @@ class ForkedWalk:
         sys.stdout.flush()
         sys.stderr.flush()
         if not known["places"]:
-            # Once: what is alive does not get less, and a collection of it takes long.
+            # Only once, since a collection takes long and later ones would free little.
             gc.collect()
         gc.freeze()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, self._kill_active_on_signal)
         parent, message = os.getppid(), None
         while True:
-            if self._fork_active_process():
+            if self._fork_new_active_process():
                 if message is not None:
                     raise Rewound(message)
                 return None
@@ -188,8 +192,8 @@ class ForkedWalk:
                 return self._wait_for_forks_and_exit(told["end"])
             message = told
 
-    def _fork_active_process(self) -> bool:
-        """Fork; return True in the child, the new active process, and False at once in the parent."""
+    def _fork_new_active_process(self) -> bool:
+        """Fork a new active process; return True in it, and False in the parent."""
         if os.fork():
             return False
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -220,7 +224,7 @@ class ForkedWalk:
         """Collect child processes that ended, without waiting; if the active one ended, request the end of all with its exit code."""
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                # Read after the process has ended: before that it may still have handed over to another one.
+                # Read after the process has ended, since before that it may have woken another one.
                 if ended[0] == self._read_shared_message()["active"]:
                     code = os.waitstatus_to_exitcode(ended[1])
                     self._request_end(code if code >= 0 else 128 - code)
@@ -268,9 +272,9 @@ class ForkedWalk:
             time.sleep(0.0005)
         return {"places": [], "active": 0, "end": 1}
 
-    def _write_shared_message(self, known: Mapping[str, object]) -> None:
+    def _write_shared_message(self, message: Mapping[str, object]) -> None:
         """Replace the message in the shared memory; raise ``InputError`` if it is too long."""
-        text = json.dumps(known).encode()
+        text = json.dumps(message).encode()
         if len(text) > MESSAGE - 4:
             msg = f"the debugger cannot pass on an expression of {len(text)} bytes; use a shorter one"
             raise InputError(msg)
@@ -278,26 +282,34 @@ class ForkedWalk:
         self._shared[4 : 4 + len(text)] = text
         self._shared[:4] = len(text).to_bytes(4, "big")
 
-    def _find_sleeping_process(self, position: int) -> tuple[int, int]:
-        """Return the process id and the position of the nearest sleeping process at or before *position*."""
+    def _get_nearest_sleeping_process(self, position: int) -> tuple[int, int]:
+        """Return the process id and the position of the process that sleeps nearest at or before *position*."""
         pid, stands = max(
             self._read_shared_message()["places"], key=lambda each: each[1] if each[1] <= position else -1
         )
         return pid, stands
 
-    def move_to(self, position: int, **kept: Any) -> None:
+    def move_to(self, position: int, **message: Any) -> None:
         """
-        Move forwards, and fork sleeping processes on the way; to move backwards, wake one of them and exit as ``wake_nearest_and_exit`` does.
+        Move forwards, and fork sleeping processes on the way; to move backwards, wake one of them and exit.
+
+        Args:
+            position: The position.
+            message: Values for the process that is woken, if one is; see ``wake_nearest_and_exit``.
 
         Raises:
             ReplayDivergence: when the run differs from its record at the start, or in a process that ``stays``.
         """
         stepper = self.stepper
         if position < stepper.position or stepper.diverged is not None:
-            self.wake_nearest_and_exit(min(position, stepper.position), **kept)
-        if not self.stays and kept and self._find_sleeping_process(position)[1] > stepper.position + self._spacing:
-            with contextlib.suppress(InputError):  # *kept* is too long for a message: move there step by step
-                self.wake_nearest_and_exit(position, **kept)
+            self.wake_nearest_and_exit(min(position, stepper.position), **message)
+        if (
+            not self.stays
+            and message
+            and self._get_nearest_sleeping_process(position)[1] > stepper.position + self._spacing
+        ):
+            with contextlib.suppress(InputError):  # *message* is too long: move there step by step
+                self.wake_nearest_and_exit(position, **message)
         position = min(position, stepper.tape.last_position)
         while stepper.position < position:
             if not self.stays and self._needs_fork_here():
@@ -316,15 +328,15 @@ class ForkedWalk:
         if here % SPACING:
             return False
         return (
-            here - self._find_sleeping_process(here)[1] >= self._spacing
+            here - self._get_nearest_sleeping_process(here)[1] >= self._spacing
             and len(self._read_shared_message()["places"]) < MAX_SNAPSHOTS
         )
 
-    def wake_nearest_and_exit(self, position: int, **kept: object) -> Never:
-        """Wake the process that sleeps nearest at or before *position*, which raises ``Rewound`` with a message; exit this process."""
-        pid, _ = self._find_sleeping_process(position)
-        message = {**self.keeps(), **kept, "position": position}
-        self._write_shared_message({**self._read_shared_message(), "active": 0, "to": pid, "message": message})
+    def wake_nearest_and_exit(self, position: int, **message: object) -> Never:
+        """Wake the process that sleeps nearest at or before *position*, which raises ``Rewound`` with *message*; exit this process."""
+        pid, _ = self._get_nearest_sleeping_process(position)
+        sent = {**self.keeps(), **message, "position": position}
+        self._write_shared_message({**self._read_shared_message(), "active": 0, "to": pid, "message": sent})
         os.kill(pid, signal.SIGUSR1)
         exit_forked_process(0)
 

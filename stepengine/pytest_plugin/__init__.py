@@ -1,16 +1,15 @@
 """
 The pytest plugin: journals and cassettes as fixtures.
 
-A test has its recordings in files of its own, named after it, in a folder beside its module. Whether a test records or replays is
-decided before it runs, by option, mark and environment, and not by what it does: in CI nothing is recorded unless somebody says so, or
-a changed agent would record itself anew and pass. A test that replays may reach no network, so that a call which the recording lacks
-fails here and not as a bill. A recording is written when its test has passed; of a failed one the old file stays. At the end of a
-whole suite, files that no test owns are listed, since a renamed test would leave its old ones for ever.
+Each test has its own recordings. Their files are named after the test, in a folder next to its module. Option, mark and environment
+decide before the test whether it records or replays. In CI nothing is recorded without an explicit setting; otherwise a changed agent
+would replace its recording and pass. A test that replays has no network access, so a call that the recording lacks fails and costs
+nothing. A recording is written after its test has passed; after a failure the old file stays. At the end of a complete test run,
+files that no test owns are listed, such as those of renamed tests.
 
-What lives here: fixtures, options and hooks for tests of agents. Every option starts with `--stepengine-`.
-
-What must not, in the whole package: module-level imports other than `pytest`, the standard library and the package's own
-modules, since pytest imports a registered plugin in every run of its environment.
+This package contains fixtures, options and hooks for tests of agents. Every option starts with `--stepengine-`. Its modules import
+only `pytest`, the standard library and each other at module level, since pytest imports a registered plugin in every run of its
+environment.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from stepengine.pytest_plugin.messages import (
     was_raised_by_test,
 )
 from stepengine.pytest_plugin.orphans import OrphanFinder
-from stepengine.pytest_plugin.places import ROOT, get_extra_cassette, is_replayed_only, recording_file
+from stepengine.pytest_plugin.places import ROOT, get_extra_cassette_path, is_replayed_only, recording_file
 from stepengine.pytest_plugin.settings import (
     MODES,
     choose_record_mode,
@@ -146,7 +145,7 @@ def stepengine_cassette(request: pytest.FixtureRequest) -> CassetteFixture:
         keeps=not is_live(item),
         requested=requests_cassette(item),
         redactor=make_redactor(rules.pop("redact") or "all", os.environ, **rules),
-        extra=[get_extra_cassette(item, name) for name in given.get("extra", ())],
+        extra=[get_extra_cassette_path(item, name) for name in given.get("extra", ())],
         **{name: given[name] for name in passed if name in given},
     )
     grouped = getattr(item.config.option, "loadgroup", False) and item.get_closest_marker("xdist_group")
@@ -219,7 +218,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     if mine:
         try:
             replays = is_replayed_only(item)
-        except pytest.UsageError:  # it is told where the test runs
+        except pytest.UsageError:  # reported when the test runs
             replays = False
     from stepengine.workspace.network import block_test_network
 
@@ -245,10 +244,10 @@ def _read_allowed_hosts(item: pytest.Item) -> list[str]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a live test, unless live calls are allowed; check the mark of a test that uses no fixture."""
-    item.stash[RECORDINGS] = []  # a test that is run again has those of its failed run
+    item.stash[RECORDINGS] = []  # a repeated test still has those of its failed run
     item.stash.get(REFUSED, []).clear()
     leftovers = sys.modules.get("stepengine.tools.leftovers")
-    if leftovers is not None:  # a test that has imported no tool has none to look after
+    if leftovers is not None:  # only imported if the test has imported a tool
         leftovers.Checks.inline = True
     if uses_plugin(item) and is_live(item) and not item.config.getoption("--stepengine-allow-live"):
         pytest.skip("calls real providers; run it with --stepengine-allow-live")
@@ -273,7 +272,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
         ):
             result = yield
         if recordings:
-            _check_recordings(item, recordings)
+            _require_valid_recording_usage(item, recordings)
         _raise_first_blocked([*everywhere, *refused])
         told.written += [account.written for r in recordings for account in r.write_recordings()]
         told.written += [line for r in recordings for line in getattr(r, "list_remarks", list)()]
@@ -301,7 +300,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
 
 
 def _make_client_patch(item: pytest.Item, recordings: Sequence[Any]) -> AbstractContextManager[None]:
-    """Return the block in which the clients of a test marked ``patch=True`` use its cassette."""
+    """Return a context in which the clients of a test marked ``patch=True`` use its cassette; for other tests, it does nothing."""
     if not read_mark_arguments(item).get("patch") or is_live(item):
         return nullcontext()
     from stepengine.testing.recordings import CassetteFixture
@@ -310,8 +309,8 @@ def _make_client_patch(item: pytest.Item, recordings: Sequence[Any]) -> Abstract
     return patch
 
 
-def _check_recordings(item: pytest.Item, recordings: Sequence[Any]) -> None:
-    """Check every recording, and that model calls in a journal went through the cassette, if there is one."""
+def _require_valid_recording_usage(item: pytest.Item, recordings: Sequence[Any]) -> None:
+    """Fail the test if a recording was not used as recorded, or if model calls in a journal bypassed its cassette."""
     from stepengine.testing.recordings import CassetteFixture
 
     cassettes = [r for r in recordings if isinstance(r, CassetteFixture)]
@@ -326,7 +325,7 @@ def _check_recordings(item: pytest.Item, recordings: Sequence[Any]) -> None:
         if was_raised_by_test(item, error):
             raise
         said = f"{type(error).__name__}: {error}"
-    # No line of the test is to blame, so there is none to show; raised out here, it is not told twice.
+    # No line of the test is to blame, so no traceback is shown. Outside of the block, the error is reported only once.
     pytest.fail(said, pytrace=False)
 
 
@@ -355,7 +354,7 @@ def _add_failure_notes(item: pytest.Item, recordings: Sequence[Any], error: Base
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-    """Show a swallowed miss or divergence as the headline of the failure that it caused, and failed evaluations whole."""
+    """Show a swallowed miss or divergence as the headline of the failure that it caused, and failed evaluations in full."""
     report = yield
     if call.when == "call" and call.excinfo is not None and report.failed:
         add_failed_evaluation_sections(report, call.excinfo.traceback[-1].frame.f_locals.values())
@@ -381,12 +380,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Give a cassette to a test that asks for one by its mark alone."""
+    """Add the cassette fixture to a test that requests one by its mark alone."""
     if item.get_closest_marker("stepengine") is None or not hasattr(item, "fixturenames"):
         return
     try:
         requested = requests_cassette(item)
-    except pytest.UsageError:  # it is told where the test runs
+    except pytest.UsageError:  # reported when the test runs
         return
     if requested and "stepengine_cassette" not in item.fixturenames:
         item.fixturenames.append("stepengine_cassette")

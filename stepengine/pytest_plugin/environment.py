@@ -35,5 +35,5 @@ def _recorded_hosts(item: pytest.Item) -> Iterable[str]:
     file = recording_file(item, "cassette")
     try:
         return list_hosts([i.request.url for i in load_interactions(file)]) if file.is_file() else ()
-    except DataError:  # it is told by the fixture that reads it
+    except DataError:  # the fixture that reads it reports the error
         return ()

@@ -37,7 +37,7 @@ class RecordingReport:
     Attributes:
         lines: One line for each file that was used.
         written: One line for each file that was written.
-        hidden: What the test's own failure hides: misses and divergences that somebody swallowed.
+        hidden: Misses and divergences that the code under test swallowed, so that its own failure hides them.
     """
 
     def __init__(self) -> None:
@@ -147,7 +147,7 @@ def format_hidden_errors(item: pytest.Item, errors: Iterable[BaseException]) -> 
 
 
 def _format_all_differences(error: BaseException) -> str:
-    """Return every difference of a miss or a divergence, nothing cut."""
+    """Return all differences of a miss or a divergence, without limits."""
     found = [(d.pointer, d.recorded, d.now) for c in getattr(error, "candidates", ())[:1] for d in c.differences]
     found += [tuple(field) for field in getattr(error, "diff", ())]
     from stepengine.testing.traffic_redaction import Cleaner

@@ -19,7 +19,7 @@ import pytest
 
 from stepengine.pytest_plugin.places import (
     SUFFIXES,
-    get_extra_cassette,
+    get_extra_cassette_path,
     module_recordings_folder,
     recording_file,
     recordings_folder,
@@ -33,11 +33,11 @@ class OrphanFinder:
     """
     Finds the recordings that no collected test owns.
 
-    Under pytest-xdist every worker collects everything; the controller takes what they found and reports.
+    Under pytest-xdist every worker collects all tests; the controller merges their states and reports.
 
     Attributes:
-        whole: Whether everything below the given paths was collected, so that a file without a test is one for good.
-        owned: Files that a collected test owns, without suffix; its further files begin so, too.
+        whole: Whether all tests below the given paths were collected, so that a file without a test has no owner.
+        owned: Files that a collected test owns, without suffix; the names of its further files start with these.
     """
 
     def __init__(self, config: pytest.Config) -> None:
@@ -103,14 +103,14 @@ class OrphanFinder:
         self._passed |= set(state["passed"])
 
     def find_orphans(self) -> list[Path]:
-        """Return the files that no test owns; nothing if the run cannot determine them."""
+        """Return the files that no test owns; an empty list if not all tests were collected or the report is off."""
         if not self.whole or not self._modules or self.wanted_action == "off":
             return []
         unfinished = {folder for test, folder in self._users.items() if test not in self._passed}
         files = {
             path
             for kind in SUFFIXES
-            for folder in self._iter_folders(kind)
+            for folder in self._iter_recording_folders(kind)
             for path in self._iter_unowned_recordings(folder, kind)
             if str(folder) not in unfinished or self._is_named_after_test(path)
         }
@@ -131,7 +131,7 @@ class OrphanFinder:
         patterns = ("test", *self._config.getini("python_functions"))
         return any(fnmatch(name, f"{pattern}*") for name in names for pattern in patterns)
 
-    def _iter_folders(self, kind: str) -> Iterator[Path]:
+    def _iter_recording_folders(self, kind: str) -> Iterator[Path]:
         """Yield the recording folders of collected and of deleted modules, unless another plugin uses them."""
         foreign = kind == "cassette" and any(map(self._config.pluginmanager.hasplugin, FOREIGN))
         for module in map(Path, sorted(self._modules - self._foreign)):
@@ -140,7 +140,7 @@ class OrphanFinder:
             for here in self._iter_test_folders():
                 base = recordings_folder(self._config, kind, here)
                 kept = [f for f in base.iterdir() if f.is_dir()] if base.is_dir() else []
-                # With one folder for the whole project, folders of tests and of modules stand side by side.
+                # With one folder for the whole project, folders of tests and of modules are next to each other.
                 yield from (
                     f for f in kept if not (here / f.name).is_dir() and self._is_collected_or_gone(here, f.name)
                 )
@@ -161,7 +161,11 @@ class OrphanFinder:
 
 
 def _is_own_or_empty_recording(path: Path, kind: str) -> bool:
-    """Return whether a file is empty or a recording of this package. Cassettes of plain vcrpy start as ours do, and belong to their program."""
+    """
+    Return whether a file is a recording of this package, or an empty cassette.
+
+    Cassettes of plain vcrpy start the same way, but without the mark of this package they return False.
+    """
     from stepengine.journal.files import JOURNAL_FILE
     from stepengine.testing.cassette_files import CASSETTE_FILE
 
@@ -174,9 +178,9 @@ def _is_own_or_empty_recording(path: Path, kind: str) -> bool:
 
 
 def _list_recording_files(item: pytest.Item) -> Iterable[Path]:
-    """Return the journal and cassette of a test, and the extra cassettes that its mark names."""
+    """Return the paths of the journal and cassette of a test, and of the extra cassettes that its mark names."""
     own = [recording_file(item, kind) for kind in SUFFIXES]
     try:
-        return [*own, *(get_extra_cassette(item, name) for name in read_mark_arguments(item).get("extra", ()))]
-    except pytest.UsageError:  # it is told where the test runs
+        return [*own, *(get_extra_cassette_path(item, name) for name in read_mark_arguments(item).get("extra", ()))]
+    except pytest.UsageError:  # reported when the test runs
         return own

@@ -1,4 +1,4 @@
-"""Where the recordings of a test are: names that every file system takes, and no two tests share."""
+"""The paths of the recordings of a test. Their names are valid in every file system, and no two tests share one."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ UNFIT = re.compile(r"[^A-Za-z0-9._\[\]=,-]")
 LONGEST = 120
 
 
-def recordings_folder(config: pytest.Config, kind: str, here: Path) -> Path:
-    """Return the folder of the recordings of one kind, for tests in the folder *here*."""
+def recordings_folder(config: pytest.Config, kind: str, test_folder: Path) -> Path:
+    """Return the folder of the recordings of one kind, ``journal`` or ``cassette``, for tests in *test_folder*."""
     setting = str(config.getini(f"stepengine_{kind}_dir"))
     if not setting.startswith(ROOT):
-        return here / setting
+        return test_folder / setting
     folder = config.rootpath / setting.removeprefix(ROOT).lstrip("/")
-    return folder / here.relative_to(config.rootpath) if here.is_relative_to(config.rootpath) else folder
+    return folder / test_folder.relative_to(config.rootpath) if test_folder.is_relative_to(config.rootpath) else folder
 
 
 def module_recordings_folder(item: pytest.Item, kind: str) -> Path:
@@ -32,10 +32,10 @@ def module_recordings_folder(item: pytest.Item, kind: str) -> Path:
 
 def recording_file(item: pytest.Item, kind: str) -> Path:
     """
-    Return the file of a test: ``<folder>/<module>/<Class>.<test>[<param>]`` and the kind's suffix.
+    Return the path of the recording of a test: ``<folder>/<module>/<Class>.<test>[<param>]`` and the kind's suffix.
 
-    A name that had to be changed, is too long, or may differ from another one only in case, ends in a part of the hash of
-    the test's id. It depends on the test alone, whichever tests are selected.
+    If the name had to be changed, is too long, or may differ from another one only in case, a part of the hash of the test's id is
+    appended. The name does not depend on which tests are selected.
     """
     owner = getattr(item, "cls", None)
     name = f"{owner.__name__}.{item.name}" if owner is not None else item.name
@@ -56,7 +56,7 @@ def is_replayed_only(item: pytest.Item) -> bool:
 
 
 def _has_name_differing_in_case(item: pytest.Item) -> bool:
-    """Return whether another test's name may be this one's but for case: in its class or module, or in its parameters."""
+    """Return whether another test's name may differ only in case: in the same class or module, or by parameters."""
     _, _, parameters = item.name.partition("[")
     if parameters != parameters.lower():
         return True
@@ -69,7 +69,7 @@ def _has_name_differing_in_case(item: pytest.Item) -> bool:
     return False
 
 
-def get_extra_cassette(item: pytest.Item, name: str) -> Path:
+def get_extra_cassette_path(item: pytest.Item, name: str) -> Path:
     """
     Return the path of an extra cassette: next to the test's own, else in the folder above.
 

@@ -1,4 +1,4 @@
-"""What options, ini settings, marks and the environment say about a test."""
+"""Options, ini settings, marks and environment variables, as they apply to a test."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def may_record(config: pytest.Config) -> bool:
 
 def refuse_unusable_modes(config: pytest.Config) -> None:
     """
-    Raise an error for unknown modes, and for a mode that would spend money by accident.
+    Raise an error for unknown recording modes, and for one that would record in CI and spend money by accident.
 
     Raises:
-        pytest.UsageError: when one of them is asked for.
+        pytest.UsageError: when such a mode is set.
     """
     given = find_command_line_mode(config)
     for mode in (given, config.getini("stepengine_record")):
@@ -71,7 +71,7 @@ def read_mark_arguments(item: pytest.Item) -> dict[str, Any]:
     Return the arguments of the marks of *item*. Closer marks win.
 
     Raises:
-        pytest.UsageError: when one of them is unknown, or has a value that it cannot have.
+        pytest.UsageError: when an argument is unknown or has an invalid value.
     """
     given: dict[str, object] = {}
     for mark in item.iter_markers("stepengine"):
@@ -96,7 +96,7 @@ def read_mark_arguments(item: pytest.Item) -> dict[str, Any]:
 
 
 def is_live(item: pytest.Item) -> bool:
-    """Return whether a test calls real providers and has no recordings: ``@pytest.mark.stepengine(live=True)``."""
+    """Return whether a test is marked ``@pytest.mark.stepengine(live=True)``: it calls real providers and has no recordings."""
     return bool(read_mark_arguments(item).get("live"))
 
 
@@ -104,7 +104,7 @@ def choose_record_mode(item: pytest.Item) -> Any:
     """
     Return the recording mode of a test: the command line beats the mark, but a test marked ``none`` replays.
 
-    A mark or an ini setting is there for everybody's machine; in CI it replays.
+    In CI the mode is ``none``, unless ``--stepengine-allow-live`` is given.
     """
     wanted = read_mark_arguments(item).get("record")
     if wanted == "none" or not may_record(item.config):
@@ -130,7 +130,7 @@ def make_redaction_rules(item: pytest.Item) -> dict[str, Any]:
 
 
 def node_id_without_group(item: pytest.Item) -> str:
-    """Return the id of a test as it is without pytest-xdist, which appends the names of groups (``--dist=loadgroup``)."""
+    """Return the id of a test without the names of groups that pytest-xdist appends (``--dist=loadgroup``)."""
     group = "_".join(
         sorted(
             {str((mark.args or (mark.kwargs.get("name", "default"),))[0]) for mark in item.iter_markers("xdist_group")}

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from stepengine.data.questions import Question
-from stepengine.debugging.viewer.handler_positions import SHOWN, HandlerPositions, collect_handler_positions
+from stepengine.debugging.viewer.handler_positions import SHOWN, HandlerPositions, replay_and_collect_positions
 from stepengine.debugging.viewer.live_page import FollowedJournal
 from stepengine.debugging.viewer.page import PLACE, read_script
 from stepengine.debugging.viewer.payload import PageTexts, RunPayload
@@ -197,7 +197,7 @@ def _read_followed_page_data(following: FollowedJournal, after: int | None) -> b
     """Read the new records of a journal; return its page data as JSON, or with *after* only the changes since."""
     following.read_new_records()
     # Encoded under the lock of the caller, because the page data has lists that grow.
-    return json.dumps(_make_full_page_data(following) if after is None else following.changes_after(after)).encode()
+    return json.dumps(_make_full_page_data(following) if after is None else following.get_changes_after(after)).encode()
 
 
 def _make_full_page_data(following: FollowedJournal) -> dict[str, Any]:
@@ -215,7 +215,7 @@ def _make_page_data_once(journal: Journal, name: str, after: int | None) -> byte
     if after is None:
         told = _make_full_page_data(following)
     elif after != following.offset:
-        told = following.changes_after(0)
+        told = following.get_changes_after(0)
     return json.dumps(told).encode()
 
 
@@ -225,7 +225,7 @@ def _replay_for_source_lines_and_variables(engine: Engine, journal: Journal, nam
     view.add_new_records(load_stored_history(journal))
     own = len(view.texts.all)
     try:
-        walked = collect_handler_positions(engine.stepper(journal), view)
+        walked = replay_and_collect_positions(engine.stepper(journal), view)
     except StepEngineError as error:
         walked = HandlerPositions(missing=f"No source lines and variables: {error.message}")
     clean = view.texts.clean

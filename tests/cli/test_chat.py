@@ -527,11 +527,11 @@ async def test_agent_sees_shell_commands_unless_hidden_or_pasted(folder: Path) -
     Only what somebody typed is run: a paste is not, and neither is what comes through a pipe.
     """
     chat, said = chat_in(folder)
-    await chat._run_and_note_shell_command("!cat a.txt; head -c 20000 /dev/zero | tr '\\0' x")
-    await chat._run_and_note_shell_command("!!echo quiet")
-    await chat._run_and_note_shell_command("!echo a\0b")
+    await chat._run_shell_command_and_add_note("!cat a.txt; head -c 20000 /dev/zero | tr '\\0' x")
+    await chat._run_shell_command_and_add_note("!!echo quiet")
+    await chat._run_shell_command_and_add_note("!echo a\0b")
     chat.terminal.was_pasted = True
-    await chat._run_and_note_shell_command("!touch pasted")
+    await chat._run_shell_command_and_add_note("!touch pasted")
 
     (note,) = chat.conversation.notes
     assert note.startswith("(I ran `cat a.txt; ")

@@ -78,6 +78,9 @@ def test_an_unknown_cost_is_not_zero() -> None:
     bound = Usage(input_tokens=1200, output_tokens=3, at_least=True)
     assert "at least 1,200 tokens in, 3 out" == format_tokens(bound)
     assert ["at least $0.0123", "at least $12.50"] == [
-        format_cost(Decimal(cost), of=bound) for cost in ("0.0123", "12.5")
+        format_cost(Decimal(cost), usage=bound) for cost in ("0.0123", "12.5")
     ]
-    assert ("cost unknown", "$0.0123") == (format_cost(None, of=bound), format_cost(Decimal("0.0123"), of=Usage()))
+    assert ("cost unknown", "$0.0123") == (
+        format_cost(None, usage=bound),
+        format_cost(Decimal("0.0123"), usage=Usage()),
+    )

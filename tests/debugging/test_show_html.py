@@ -313,7 +313,7 @@ def test_completing_the_last_line_is_no_change_for_the_page(tmp_path: Path) -> N
     path.write_bytes(whole)
     following.read_new_records()
 
-    assert {"after": page["follow"]} == following.changes_after(page["follow"])
+    assert {"after": page["follow"]} == following.get_changes_after(page["follow"])
 
 
 @pytest.mark.deep
@@ -335,7 +335,7 @@ def test_incremental_page_updates_equal_a_page_rendered_at_the_end(step: int, tm
         path.write_bytes(whole[:end])
         os.utime(path, ns=(end, end))
         following.read_new_records()
-        news = following.changes_after(page["follow"])
+        news = following.get_changes_after(page["follow"])
         assert news["after"] <= end
         assert whole[: news["after"]].endswith((b"\n", b"}"))
         if news["after"] != page["follow"]:

@@ -163,7 +163,7 @@ def test_rendered_texts_are_bounded_in_width_depth_and_lines() -> None:
     assert DEPTH + 1 == texts.format_value(deep).count("[")
     assert WIDTH + 3 >= len(texts.format_value(list(range(10**6))))
     assert LINES == len(texts.format_lines({str(n): "y" * 150 for n in range(200)}))
-    assert ITEMS + 3 == len(texts.format_lines(list(range(10_000)), most=10**6))
+    assert ITEMS + 3 == len(texts.format_lines(list(range(10_000)), max_lines=10**6))
 
 
 @pytest.mark.spec("evaluation:JG13", "evaluation:JG32")

@@ -551,7 +551,7 @@ def test_oversized_page_truncates_long_results_and_names_the_command() -> None:
     with Engine([agent], models=ScriptedModel([said("", tool_call("dump", {"n": 1})), said("End.")])) as running:
         running.run_sync("dumper", "Go", journal=journal)
     source = PageSource(journal=journal, file="run.jsonl")
-    whole, cut = render_sources(source), render_sources(source, most=150_000)
+    whole, cut = render_sources(source), render_sources(source, max_chars=150_000)
     (long,) = [t[0]["text"] for t in opened(cut.html)["texts"] if isinstance(t, list) and t and "<begin>" in str(t)]
 
     assert (False, True) == (whole.is_cut, cut.is_cut)

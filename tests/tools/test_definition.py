@@ -170,7 +170,7 @@ def test_only_schema_titles_are_removed_not_data_named_title(where: str) -> None
     schemas: dict[str, Any] = {
         "input": show.spec.input_schema["$defs"]["Titled"],
         "params": get_params_schema(agent),
-        "output": compile_schemas(agent).output_schema,
+        "output": compile_schemas(agent).output.json_schema,
     }
     string = {"type": "string"}
     many = {

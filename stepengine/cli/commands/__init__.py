@@ -1,1 +1,1 @@
-"""The commands: one module for each, or for a few that do one thing. What several share stands beside this folder."""
+"""The commands, one module for each or for a few related ones. Shared code is in the parent package."""

@@ -122,7 +122,7 @@ def _list_permission_modes(policy: Policy, *, allows_bypass: bool) -> list[str]:
 
 
 def _list_offered_models(options: Options, offered: Sequence[str]) -> list[str]:
-    """Return the models that the editor may choose: that of ``--model``, those of ``--offer``, and the aliases of the settings."""
+    """Return the models that the editor may choose: those of ``--model`` and ``--offer``, and the aliases of the settings."""
     registry = options.settings.make_models()
     for model in offered if not options.base_url else ():
         registry.parse(model)

@@ -1,4 +1,4 @@
-"""``stepengine agents list``: the agents that can be named, as a list or as the tree of who may spawn whom."""
+"""``stepengine agents list``: the agents that can be run, as a list or as a tree of the agents that they may spawn."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def _describe_duplicate_ids(packages: Sequence[Package]) -> Iterator[str]:
 
 Children: TypeAlias = Mapping[str, Sequence[str]]
 LINES = {"|-- ": "\u251c\u2500\u2500 ", "`-- ": "\u2514\u2500\u2500 ", "|   ": "\u2502   "}
-"""How the lines of a tree are drawn where that can be shown."""
+"""The box-drawing characters for the lines of a tree."""
 
 
 def _to_box_drawing(line: str) -> str:
@@ -177,8 +177,8 @@ def format_agent_tree(agents: Iterable[AgentDefinition]) -> list[str]:
     """
     Return the agents as lines of a tree, each below every agent that may spawn it.
 
-    At the top stand those that no other may spawn, then one of each circle that nothing else leads to. Where a circle
-    closes, and where an agent was shown with its children before, its line says so; an agent that does not exist, too.
+    The top level has the agents that no other may spawn, then one agent of each cycle that no other agent leads to. The line of an agent
+    is marked if it closes a cycle, was shown with its children before, or does not exist.
     """
     children = _map_child_ids(agents)
     spawned = {child for key, below in children.items() for child in below if child != key}
@@ -187,7 +187,7 @@ def format_agent_tree(agents: Iterable[AgentDefinition]) -> list[str]:
     for key in [*[k for k in children if k not in spawned], *children]:
         if key not in shown:
             lines.append(key)
-            lines += _child_lines(key, children, (key,), shown, "")
+            lines += _format_child_lines(key, children, (key,), shown, "")
     return lines
 
 
@@ -208,7 +208,9 @@ def _map_child_ids(agents: Iterable[AgentDefinition]) -> dict[str, list[str]]:
     return found
 
 
-def _child_lines(key: str, children: Children, trail: tuple[str, ...], shown: set[str], indent: str) -> Iterator[str]:
+def _format_child_lines(
+    key: str, children: Children, trail: tuple[str, ...], shown: set[str], indent: str
+) -> Iterator[str]:
     shown.add(key)
     below = children.get(key, ())
     for index, child in enumerate(below):
@@ -218,4 +220,6 @@ def _child_lines(key: str, children: Children, trail: tuple[str, ...], shown: se
         missing = "" if child in children else " (not found)"
         yield f"{indent}{'`-- ' if last else '|-- '}{child}{note}{missing}"
         if not note and not missing:
-            yield from _child_lines(child, children, (*trail, child), shown, f"{indent}{'    ' if last else '|   '}")
+            yield from _format_child_lines(
+                child, children, (*trail, child), shown, f"{indent}{'    ' if last else '|   '}"
+            )

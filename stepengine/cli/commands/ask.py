@@ -1,4 +1,4 @@
-"""``stepengine ask``: one model call, to see in one line whether a model answers."""
+"""``stepengine ask``: one model call, to test a model."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class CallDisplay:
     Shows one model call while it runs: text on stdout, everything else on stderr.
 
     Attributes:
-        model: The model that answered.
+        model: The model that replied.
         streamed: Whether text was shown.
     """
 
@@ -82,7 +82,7 @@ class CallDisplay:
         self._quiet = quiet
 
     def on_event(self, event: ev.Event) -> None:
-        """Print text, retries and a discarded reply as they come, and store the model that answered."""
+        """Print text, retries and a discarded reply as they arrive, and store the name of the model that replied."""
         if isinstance(event, ev.ModelFinished) and event.reply is not None:
             self.model = event.reply.model or self.model
         elif isinstance(event, ev.ModelRetry):
@@ -111,7 +111,7 @@ def _print_result(run: FinishedRun, options: Options, display: CallDisplay, seco
         spent = [
             one_line(display.model),
             format_tokens(result.usage),
-            format_cost(result.cost, of=result.usage),
+            format_cost(result.cost, usage=result.usage),
             f"{seconds:.1f} s",
         ]
         print(" | ".join([part for part in spent if part]), file=sys.stderr)

@@ -1,4 +1,4 @@
-"""``stepengine compare blame``: the step at which a run that failed lost its chance."""
+"""``stepengine compare blame``: find the step that made a run fail."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from stepengine.cli.evaluation import (
     run_reporting_errors,
 )
 from stepengine.cli.exits import Exit
-from stepengine.cli.journals import add_journal_to_options, check_choice
+from stepengine.cli.journals import add_journal_to_options, require_choice
 from stepengine.cli.options import File, Last, Options, with_shared_options
 from stepengine.cli.screen.render import print_visible, to_ascii_json
 from stepengine.cli.scripts import ScriptFile, make_scripted_model_factory
@@ -80,7 +80,7 @@ def blame(
         from stepengine.evaluation.checks import Check, load_function
 
         own = add_journal_to_options(attrs.evolve(options, journal=file, last=last)).with_settings()
-        check_choice("--tools", tools, ("recorded", "idempotent"))
+        require_choice("--tools", tools, ("recorded", "idempotent"))
         wanted, chosen, models = Check.from_any(check), _parse_step_range(steps), make_scripted_model_factory(script)
         shared, simulated = parse_budget(budget), load_function(simulate) if simulate else None
         case = load_recorded_case(own.journal, own, performs=tools != "recorded")

@@ -94,7 +94,7 @@ def _print_uncovered_programs(run: ProgramRun) -> None:
         print_error(f"not covered: {one}")
 
 
-def _no_python_process_message(command: Sequence[str]) -> str:
+def _make_no_python_process_message(command: Sequence[str]) -> str:
     return (
         f"{command[0]} started no Python process that can be recorded or replayed. COMMAND must be a Python program, or start one that "
         "imports the site module and keeps PYTHONPATH"
@@ -116,7 +116,7 @@ def _report_recording_and_exit(run: ProgramRun, file: str, command: Sequence[str
         print_error(f"not recorded: {run.lost} request(s) whose process ended before the reply was complete")
     if not run.saved:
         print_error(
-            f"nothing was recorded: {_no_python_process_message(command)}"
+            f"nothing was recorded: {_make_no_python_process_message(command)}"
             if not run.processes
             else f"nothing was recorded: {command[0]} sent no request with httpx, httpx2, aiohttp, urllib, requests, urllib3 or boto3"
         )
@@ -143,7 +143,7 @@ def _report_replay_result(run: ProgramRun, file: str, command: Sequence[str]) ->
     if cassette.misses or run.blocked:
         return Exit.DIVERGED
     if not run.processes:
-        return print_error(_no_python_process_message(command), Exit.USAGE)
+        return print_error(_make_no_python_process_message(command), Exit.USAGE)
     if run.exit_code:
         raise typer.Exit(run.exit_code)
     if cassette.unused:
@@ -168,7 +168,7 @@ def _report_replay_comparison(run: ProgramRun, command: Sequence[str]) -> Exit:
     """Report the requests that differ between two replays, and return the exit code."""
     first, second = run.requests
     if not run.processes:
-        return print_error(_no_python_process_message(command), Exit.USAGE)
+        return print_error(_make_no_python_process_message(command), Exit.USAGE)
     for finding in run.differences:
         print_error("\n".join(_describe_difference(finding)))
     if run.differences:
@@ -192,11 +192,11 @@ def _describe_difference(finding: RequestDifference) -> list[str]:
     return [
         *lines,
         "  called before it, the last call first:",
-        *[f"    {_shorten_source_location(line)}  {name}{_freeze_hint(name)}" for name, line in finding.sources],
+        *[f"    {_shorten_source_location(line)}  {name}{_make_freeze_hint(name)}" for name, line in finding.sources],
     ]
 
 
-def _freeze_hint(name: str) -> str:
+def _make_freeze_hint(name: str) -> str:
     kind = FREEZABLE.get(name) or FREEZABLE.get(name.partition(".")[0])
     return f"  (record with --freeze {kind})" if kind else ""
 

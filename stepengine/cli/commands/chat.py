@@ -105,7 +105,7 @@ def chat(
     history = None if before is None else replay_turn(before, options)
     if before is not None and before.status in GOES_ON:
         options = attrs.evolve(options, policy_changes=read_policy_changes(before))
-    # What the tools may do is asked about, call by call, and the console itself shows the run.
+    # The person approves each call, and the console shows the run.
     options = attrs.evolve(options, write=True, shell=True, asks=True, quiet=True)  # noqa: S604  (no process is started)
     try:
         definition = load_agent(agent, folders=options.settings.agent_folders)

@@ -1,7 +1,7 @@
 """
 The slash commands of ``stepengine chat``: a table of functions, each of which changes or shows the conversation.
 
-Must not be here: turns and terminals.
+Turns and terminals are in ``chat_screen``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import attrs
 
 from stepengine.cli import bench
 from stepengine.cli.chat_conversation import replay_turn
-from stepengine.cli.chat_screen import TOO_NARROW, Chat, ChatCommand, model_name_or_substitute
+from stepengine.cli.chat_screen import TOO_NARROW, Chat, ChatCommand, get_model_name_or_substitute
 from stepengine.cli.conversations import RecordedConversation, list_conversations, refuse_running_turn
 from stepengine.cli.exits import Exit
 from stepengine.cli.screen.confirm import YES
@@ -61,7 +61,7 @@ async def _show_or_set_model(chat: Chat, model: str) -> None:
         from stepengine.cli.commands.models import describe_model
         from stepengine.models import find_known_models, list_providers
 
-        now = model_name_or_substitute(talk)
+        now = get_model_name_or_substitute(talk)
         registry = talk.options.settings.make_models()
         chat.print_text(f"current model: {one_line(now)}")
         with contextlib.suppress(UnknownModel):  # that of a server at --base-url
@@ -94,7 +94,7 @@ async def _show_cost(chat: Chat, _: str) -> None:
     for number, result in enumerate(talk.results, start=1):
         spent += result.spending
         chat.print_text(
-            f"  turn {number}   {format_tokens(result.usage) or 'no model call'}   {format_cost(result.cost, of=result.usage)}"
+            f"  turn {number}   {format_tokens(result.usage) or 'no model call'}   {format_cost(result.cost, usage=result.usage)}"
         )
     if chat.is_working and chat.screen is not None:
         so_far = chat.screen.counts
@@ -107,13 +107,13 @@ async def _show_cost(chat: Chat, _: str) -> None:
     ):
         for name, usage in used.items():
             said = format_tokens(usage) or "no tokens reported"
-            chat.print_text(f"  {what} {one_line(name, 60)}   {said}   {format_cost(costs[name], of=usage)}")
+            chat.print_text(f"  {what} {one_line(name, 60)}   {said}   {format_cost(costs[name], usage=usage)}")
     chat.print_text(
-        f"total {format_tokens(spent.usage) or 'no model call'}   {format_cost(spent.cost, of=spent.usage)}"
+        f"total {format_tokens(spent.usage) or 'no model call'}   {format_cost(spent.cost, usage=spent.usage)}"
     )
 
 
-async def _show_or_switch_agent(chat: Chat, name: str) -> None:
+async def _show_agent_or_start_new_conversation(chat: Chat, name: str) -> None:
     from stepengine.engine import load_agent
 
     talk = chat.conversation
@@ -220,7 +220,7 @@ async def _print_journal_name(chat: Chat, _: str) -> None:
 
 async def _start_new_conversation(chat: Chat, _: str) -> None:
     talk = chat.conversation
-    talk.fork_after_turn(0)
+    talk.drop_later_turns(0)
     talk.notes.clear()
     chat.print_text("new conversation; the previous one is recorded, and files do not change")
 
@@ -230,7 +230,7 @@ async def _print_context_sizes(chat: Chat, _: str) -> None:
     if not talk.states:
         chat.print_text("this conversation has no messages yet")
         return
-    parts = talk.prompt_tokens_by_kind()
+    parts = talk.estimate_prompt_tokens_by_kind()
     chat.print_text("estimated tokens of the next request:")
     for what, count in {**parts, "together": sum(parts.values())}.items():
         chat.print_text(f"  {what:<17} {count:>9,}")
@@ -259,7 +259,7 @@ async def _save_as_markdown(chat: Chat, file: str) -> None:
     if not file:
         msg = "/save FILE writes the conversation as Markdown; name a file that does not exist yet"
         raise UsageProblem(msg)
-    said = talk.visible_messages()
+    said = talk.list_visible_messages()
     parts = [f"## {'You' if m.role == 'user' else talk.agent.id}\n\n{m.text.strip()}\n" for m in said]
     _write_new_file(Path(file), "\n".join(parts))
     chat.print_text(f"wrote {one_line(file)}")
@@ -273,7 +273,7 @@ async def _fork_conversation(chat: Chat, turn: str) -> None:
         there = f"TURN is 0 to {last}; default: before the last one" if talk.states else "there is none yet"
         msg = f"/fork TURN continues after a turn; {there}"
         raise UsageProblem(msg)
-    talk.fork_after_turn(number)
+    talk.drop_later_turns(number)
     chat.print_text(
         f"the conversation continues after turn {number}; files do not change, and later turns stay recorded"
     )
@@ -327,7 +327,7 @@ async def _summarize_conversation(chat: Chat, hint: str) -> None:
 
 
 def _find_turn_to_continue(number_or_name: str, listed: Sequence[RecordedConversation]) -> RecordedRun | None:
-    """Return the turn to continue of the conversation with a listed number, or the run whose name starts so; else ``None``."""
+    """Return the turn to continue of the conversation with a listed number, or the run whose name starts with the text; else ``None``."""
     number = _parse_number_or_minus_one(number_or_name)
     if 1 <= number <= len(listed):
         return listed[number - 1].turn_to_continue
@@ -378,7 +378,9 @@ COMMANDS: Mapping[str, ChatCommand] = MappingProxyType(
             "[MODEL]  show or set the model of all agents, from the next turn on", _show_or_set_model, "alone"
         ),
         "agents": ChatCommand("show which agents each agent may spawn", _show_agent_tree, "yes"),
-        "agent": ChatCommand("ID  talk with another agent, in a new conversation", _show_or_switch_agent, "alone"),
+        "agent": ChatCommand(
+            "ID  talk with another agent, in a new conversation", _show_agent_or_start_new_conversation, "alone"
+        ),
         "mode": ChatCommand(
             "[MODE]  show or set the mode for calls that no rule covers; Shift-Tab selects the next one",
             _show_or_set_mode,

@@ -1,4 +1,4 @@
-"""``stepengine config show``: every setting, its value and where it came from."""
+"""``stepengine config show``: every setting with its value and source."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def _load_and_debug(options: Options, debug_options: DebugOptions, counters: Sha
     except ReplayDivergence:
         raise
     except JournalError as error:
-        # There is no run to stand in: that is not a failure of one.
+        # The journal cannot be debugged, which is wrong usage and not a failed run.
         return print_error(error.message)
     why = "--no-fork" if debug_options.no_fork else _find_run_fork_problem(bench.engine, history) or find_fork_problem()
     forked = None if why else ForkedWalk(stepper)
@@ -172,8 +172,8 @@ class DebugSession:
         forked: The walk, if it consists of processes.
 
     Attributes:
-        screen: The same.
-        navigation: The commands that go to another place.
+        screen: Shows the debugger.
+        navigation: The commands that move to another position.
     """
 
     def __init__(self, screen: DebugScreen, forked: ForkedWalk | None = None) -> None:
@@ -215,7 +215,7 @@ class DebugSession:
         self._forked.end_all_processes(code)
 
     def run_command_loop(self, message: Mapping[str, object] | None) -> int:
-        """Execute commands until there are none left; return the exit code."""
+        """Execute commands until there are none left; return the exit code. *message* is from the process that continues here."""
         from stepengine.debugging.walks import Rewound
 
         begins = message is None
@@ -296,9 +296,9 @@ class DebugSession:
         self._call_reporting_errors(finish_move)
 
     def _read_command(self) -> str | None:
-        """Return the next command; ``None`` when there are no more."""
+        """Read the next typed command, or the next one of ``--exec``; return ``None`` if there are no more."""
         if self._asked.is_scripted:
-            number = self.screen.tally.next_command_number()
+            number = self.screen.tally.reserve_command_number()
             commands = self._asked.commands
             return commands[number] if number < len(commands) else None
         tape, position = self._debugger.stepper.tape, self._debugger.position
@@ -505,10 +505,10 @@ COMMANDS: dict[str, _Command] = {
     "next": _Command(_wrap_move_command(DebugNavigation.move_by), "[COUNT]", "go one position forward", goes=True),
     "back": _Command(lambda s, typed: s.navigation.move_by(typed, -1), "[COUNT]", "go one position back", goes=True),
     "step": _Command(
-        lambda s, typed: s.navigation.move_by(typed, steps=True), "[COUNT]", "go one step forward", goes=True
+        lambda s, typed: s.navigation.move_by(typed, counts_steps=True), "[COUNT]", "go one step forward", goes=True
     ),
     "unstep": _Command(
-        lambda s, typed: s.navigation.move_by(typed, -1, steps=True), "[COUNT]", "go one step back", goes=True
+        lambda s, typed: s.navigation.move_by(typed, -1, counts_steps=True), "[COUNT]", "go one step back", goes=True
     ),
     "goto": _Command(
         _wrap_move_command(DebugNavigation.go_to_typed_position), "N|PATH#N", "go to a step or an effect", goes=True

@@ -1,8 +1,8 @@
 """
 ``stepengine demo``: the agent ``editor`` on a small project, with recorded replies.
 
-The replies of the model come from a cassette, through the real SDK and the real codec. Everything else happens: the
-handler decides, the tools read and edit the files of a temporary copy of the project.
+The replies of the model come from a cassette, through the real SDK and the real codec. Everything else is live: the handler decides,
+and the tools read and edit the files of a temporary copy of the project.
 """
 
 from __future__ import annotations
@@ -112,9 +112,9 @@ def run_demo(transport: object, progress: ProgressDisplay | None = None, folder:
     Run ``editor`` on a copy of the sample project.
 
     Args:
-        transport: What answers the model's requests: an ``httpx2.AsyncBaseTransport``.
-        progress: What shows the run.
-        folder: Where the copy goes; by default a temporary folder that is removed at the end.
+        transport: Answers the model's requests; an ``httpx2.AsyncBaseTransport``.
+        progress: The progress display; ``None`` for none.
+        folder: The folder for the copy; by default a temporary one that is removed at the end.
     """
     from stepengine.engine import Engine
     from stepengine.models import AnthropicProvider
@@ -168,19 +168,19 @@ def _print_changes_and_next_steps(diff: str, cost: str) -> None:
     for line, style in style_diff_lines(diff):
         print_styled(line, style, hang=HANG)
     print_styled("\nThe handler of the agent (agents/editor.py)", "bold")
-    print_styled(_handler_source(), hang=HANG)
+    print_styled(_get_handler_source(), hang=HANG)
     print_styled(CAUSE)
     print_styled(f"{cost}\n")
-    print_styled(NEXT.replace("stepengine ", f"{_find_command_name()} "))
+    print_styled(NEXT.replace("stepengine ", f"{_get_command_name()} "))
 
 
-def _find_command_name() -> str:
+def _get_command_name() -> str:
     """Return the name of this command for the user's shell: its name, or its path if it is not on ``PATH``."""
     called = sys.argv[0]
     return "stepengine" if Path(called).name != "stepengine" or shutil.which("stepengine") else called
 
 
-def _handler_source() -> str:
+def _get_handler_source() -> str:
     return inspect.getsource(_load_editor().handle_steps or run_demo)
 
 

@@ -1,4 +1,4 @@
-"""``stepengine compare diff``: what two runs did differently."""
+"""``stepengine compare diff``: the differences between two runs."""
 
 from __future__ import annotations
 

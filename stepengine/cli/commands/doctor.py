@@ -1,4 +1,4 @@
-"""``stepengine config doctor``: what is here, what is missing, which usual mistakes were made, and what to do about each."""
+"""``stepengine config doctor``: check the installation, and report problems and how to fix them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``stepengine eval``: how good agents, or versions of one, are at a set of tasks."""
+"""``stepengine eval``: evaluate agents, or versions of one, on a set of cases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``stepengine fork``: going on from the middle of a run."""
+"""``stepengine fork``: continue a run from the middle, in a new journal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from stepengine.cli.deployment import App, Db, Pool
 from stepengine.cli.evaluation import Budget, Fresh, Simulate, parse_budget
 from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.journals import (
-    check_choice,
     create_journal,
     load_recorded_agent,
     make_resume_limits,
@@ -26,6 +25,7 @@ from stepengine.cli.journals import (
     parse_answers,
     raise_journal_errors_as_usage,
     refuse_untrusted_approvals,
+    require_choice,
     run_cancelling_on_signal,
     run_on_journal,
     start_run_and_wait,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from stepengine.journal.history import History
 
 Perform: TypeAlias = "Callable[[EngineSetup, dict[str, Any], Options], FinishedRun]"
-"""Runs a fork on a bench, given the agent, the limits and the new journal, and the options that name that journal."""
+"""Runs a fork with an engine setup, the agent, limits and new journal, and the options that name the new journal."""
 STORED = ("model_reply", "tool_result")
 
 
@@ -144,9 +144,7 @@ def fork(
         )
     options = attrs.evolve(options, journal=file, last=last, script=script)
     if tools:
-        make_runner = partial(
-            _make_recorded_fork_runner, tools=tools, at=at, simulate=simulate, fresh=fresh, budget=budget
-        )
+        make_runner = partial(_make_fork_runner, tools=tools, at=at, simulate=simulate, fresh=fresh, budget=budget)
     else:
         make_runner = partial(
             _make_live_fork_runner,
@@ -213,7 +211,7 @@ def _make_live_fork_runner(
     )
 
 
-def _make_recorded_fork_runner(
+def _make_fork_runner(
     options: Options,
     journal: Journal,
     history: History,
@@ -224,12 +222,12 @@ def _make_recorded_fork_runner(
     fresh: bool,
     budget: str,
 ) -> Perform:
-    """Check the options and return the function that runs a fork with tool results from the record."""
+    """Check the options, and return the function that runs a fork whose tool calls are answered from the record first."""
     from stepengine.evaluation.checks import load_function
     from stepengine.journal.permission_reset import refuse_approvals_of_others
     from stepengine.journal.recorded_forks import ForkTools, find_address_after
 
-    check_choice("--tools", tools, get_args(ForkTools))
+    require_choice("--tools", tools, get_args(ForkTools))
     with raise_journal_errors_as_usage():
         find_address_after(journal, at or None)
     if tools != "recorded":
@@ -280,7 +278,7 @@ def _make_edit_function(text: str) -> Callable[[Any], object]:
     def apply_edit(recorded: object) -> object:
         if isinstance(value, dict) and value.get("type") in STORED:
             return decode_stored(value)
-        # A reply and an answer are text, also where that happens to be JSON.
+        # A reply and an answer are text, even if it is valid JSON.
         return text if isinstance(recorded, ModelReply | tuple) else value
 
     return apply_edit

@@ -1,4 +1,4 @@
-"""``stepengine compare impact``: what a change does to recorded runs, before it is merged."""
+"""``stepengine compare impact``: the effect of a change on recorded runs, before it is merged."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from stepengine.cli.evaluation import (
     run_reporting_errors,
 )
 from stepengine.cli.exits import Exit, print_error
-from stepengine.cli.journals import check_choice, expand_to_journals
+from stepengine.cli.journals import expand_to_journals, require_choice
 from stepengine.cli.options import Files, Options, with_shared_options
 from stepengine.cli.screen.render import print_visible, to_ascii_json, truncate_text, visible
 from stepengine.cli.scripts import ScriptFile, make_scripted_model_factory
@@ -102,7 +102,7 @@ def impact(
         except DataError as error:
             msg = f"--fail-on: {error.message}"
             raise UsageProblem(msg) from None
-        check_choice("--tools", tools, ("recorded", "idempotent"))
+        require_choice("--tools", tools, ("recorded", "idempotent"))
         models, shared = make_scripted_model_factory(script), parse_budget(budget)
         report = _measure_impact(
             files, own, n=n, budget=shared, models=models, tools=tools, reuse=not fresh,

@@ -18,9 +18,9 @@ from stepengine.workspace.installation import get_install_source
 
 LOCAL = "agents"
 INSTALL = 'python -m pip install "$(ls vendor/stepengine-*.whl)[{extra}]"'
-"""Of a project: from the wheel that it keeps, so that nobody else's package of the name is taken."""
+"""The install command of a project: from its own wheel, so that no other package of the same name is installed."""
 NEEDED = {"test": ("pytest", "syrupy"), "serve": ("starlette", "uvicorn", "prometheus_client")}
-"""The packages of the extras with which a project is tested, and its studio opened."""
+"""The packages of the extras that the tests and the studio of a project need."""
 
 
 def init(

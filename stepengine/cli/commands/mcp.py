@@ -1,4 +1,4 @@
-"""``stepengine mcp``: agents as the tools of an MCP server, and a look at what a server offers."""
+"""``stepengine mcp``: serve agents as the tools of an MCP server, or show the tools of a server."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def _read_token_variable(name: str) -> str:
 def _serve_agents(
     options: Options, names: list[str], journals: Path | None, address: tuple[str, int] | None, token: str
 ) -> Exit:
-    # Standard output belongs to the protocol: what an agent file prints goes where people look.
+    # Standard output belongs to the protocol, so the output of agent files goes to stderr.
     out, sys.stdout = sys.stdout, sys.stderr
     try:
         from stepengine.adapters.mcp.agent_server import AgentServer, OfferedAgent
@@ -231,7 +231,7 @@ def _connect_and_print_tools(
     try:
         found = asyncio.run(_list_tools_and_close(source))
     except ToolServerError as error:
-        # What it advises is for code; here it is typed.
+        # The advice is for Python code; replace it by options.
         raise UsageProblem(error.message.replace(GIVE, TYPED).replace("start_timeout=", "--timeout ")) from None
     if as_json:
         print(json.dumps(found, ensure_ascii=True, indent=2))

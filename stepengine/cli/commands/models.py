@@ -1,4 +1,4 @@
-"""``stepengine agents models``: the providers that a model string can name, which keys are there, and what is known of a model."""
+"""``stepengine agents models``: the providers of models, their keys, and the known properties of a model."""
 
 from __future__ import annotations
 

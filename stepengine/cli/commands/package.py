@@ -1,4 +1,4 @@
-"""``stepengine agents check`` and ``agree``: what somebody who installs a package of agents meets, and what is agreed to of one."""
+"""``stepengine agents check`` and ``agree``: check a package of agents as its users will find it, and approve its requests."""
 
 from __future__ import annotations
 

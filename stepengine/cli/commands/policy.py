@@ -1,4 +1,4 @@
-"""``stepengine config policy``: what a policy file says, and what it would have said to the tool calls of recorded runs."""
+"""``stepengine config policy``: the rules of a policy file, and its decisions about the tool calls of recorded runs."""
 
 from __future__ import annotations
 

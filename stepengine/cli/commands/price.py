@@ -1,4 +1,4 @@
-"""``stepengine compare price``: what recorded runs would have cost with other models."""
+"""``stepengine compare price``: the estimated cost of recorded runs with other models."""
 
 from __future__ import annotations
 

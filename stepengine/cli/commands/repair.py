@@ -53,26 +53,28 @@ def repair(
         return (
             _copy_first_records(file, until, into)
             if until is not None
-            else _seal_journal(file, against, dry_run=dry_run)
+            else _print_and_seal_edits(file, against, dry_run=dry_run)
         )
     except JournalError as error:
         return print_error(error.message, Exit.FAILED)
 
 
-def _copy_first_records(file: str, until: int, into: str) -> Exit:
+def _copy_first_records(file: str, record_count: int, into: str) -> Exit:
+    """Copy the first *record_count* records of a journal to a new one, *into* or a file next to it."""
     from stepengine.journal import repair
     from stepengine.journal.sources import get_journal_file
 
     source = get_journal_file(file)
     made = create_journal(into or str(source.with_name(f"{source.stem}.repaired.jsonl")))
-    repair(open_journal(file), until, made)
+    repair(open_journal(file), record_count, made)
     print_error(
-        f"kept {until} records in {made.address}; resume it with: stepengine resume {shlex.quote(made.address)}"
+        f"kept {record_count} records in {made.address}; resume it with: stepengine resume {shlex.quote(made.address)}"
     )
     return Exit.COMPLETED
 
 
-def _seal_journal(file: str, against: str, *, dry_run: bool) -> Exit:
+def _print_and_seal_edits(file: str, against: str, *, dry_run: bool) -> Exit:
+    """Print the edited records of a journal, and write new checksums to it unless *dry_run* is set."""
     from stepengine.journal import diff, seal_journal
     from stepengine.journal.provenance import replace_with_derived
 

@@ -1,4 +1,4 @@
-"""``stepengine replay``: a run again from its record."""
+"""``stepengine replay``: repeat a run from its record."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from stepengine.cli.bench import make_engine_setup
 from stepengine.cli.code_trust import refuse_inside_tool
 from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.journals import (
-    ended_at_crash,
     load_recorded_agent,
     open_journal,
     raise_journal_errors_as_usage,
     run_cancelling_on_signal,
     run_on_journal,
+    was_cut_off_by_crash,
 )
 from stepengine.cli.options import Last, Options, TrustJournal, with_shared_options
 from stepengine.cli.perform import print_result
@@ -129,9 +129,9 @@ def replay(
     )
 
 
-def _replay_in_debugger(options: Options, live: Sequence[str], speed: float | None) -> Exit:
-    """Replay a run. Open the debugger at a divergence, else print the result; *live* and *speed* are refused."""
-    if live or speed:
+def _replay_in_debugger(options: Options, live_kinds: Sequence[str], speed: float | None) -> Exit:
+    """Replay a run. Open the debugger at a divergence, else print the result; *live_kinds* and *speed* are refused."""
+    if live_kinds or speed:
         msg = "--pdb repeats a run from its record alone, at once; leave out --live and --speed"
         raise UsageProblem(msg)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -153,20 +153,21 @@ def _replay_in_debugger(options: Options, live: Sequence[str], speed: float | No
     finally:
         stepper.close()
         bench.engine.close()
-    return _run_replay(options, live, speed)
+    return _run_replay(options, live_kinds, speed)
 
 
-def _run_replay(options: Options, live: Sequence[str], speed: float | None, *, trusts: bool = False) -> Exit:
+def _run_replay(options: Options, live_kinds: Sequence[str], speed: float | None, *, trusts: bool = False) -> Exit:
+    """Replay a run, perform the effects of *live_kinds*, and print the result; return the exit code."""
     from stepengine.journal.recorded_part import parse_live_kinds
 
     with raise_journal_errors_as_usage():
-        parse_live_kinds(live, has_pace=speed is not None)
+        parse_live_kinds(live_kinds, has_pace=speed is not None)
     journal = open_journal(options.journal)
     history = journal.history()
     agent = load_recorded_agent(options, history)
-    bench = make_engine_setup(options, agent, performs=bool(live), recorded=history)
-    replayed = partial(bench.engine.replay, agent=agent, live=live, speed=speed, trust=trusts or None)
+    bench = make_engine_setup(options, agent, performs=bool(live_kinds), recorded=history)
+    replayed = partial(bench.engine.replay, agent=agent, live=live_kinds, speed=speed, trust=trusts or None)
     run = run_cancelling_on_signal(bench, lambda: replayed(journal))
-    if ended_at_crash(journal, run.result):
+    if was_cut_off_by_crash(journal, run.result):
         print_error(f"{options.journal} ends before the end of its run; all of its records were replayed")
     return print_result(run, options, bench)

@@ -1,4 +1,4 @@
-"""``stepengine resume``: going on with a run."""
+"""``stepengine resume``: resume a run."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from stepengine.cli.code_trust import refuse_inside_tool
 from stepengine.cli.due_runs import resume_all_due_runs
 from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.journals import (
-    check_choice,
     load_recorded_agent,
     make_resume_limits,
     needs_new_approvals,
     open_journal,
     parse_answers,
+    require_choice,
     run_on_journal,
     start_run_and_wait,
 )
@@ -143,14 +143,14 @@ def resume(
             raise UsageProblem(msg)
     if due:
         return resume_all_due_runs(
-            options, file, agents=agents or (), every=(every or 1.0) if watch else None, at_once=concurrency or 4,
+            options, file, agents=agents or (), interval_seconds=(every or 1.0) if watch else None, concurrency=concurrency or 4,
             trusts=trust_journal,
         )  # fmt: skip
     how = {
-        "in_doubt": check_choice(
+        "in_doubt": require_choice(
             "--in-doubt", in_doubt or ("ask" if can_ask_at_terminal() else "fail"), ("fail", "retry", "ask")
         ),
-        "on_divergence": check_choice("--on-divergence", on_divergence, ("raise", "stop", "keep", "extend")),
+        "on_divergence": require_choice("--on-divergence", on_divergence, ("raise", "stop", "keep", "extend")),
         "allow_repeat": allow_repeat,
         "now": now,
     }
@@ -162,7 +162,7 @@ def resume(
     return run_on_journal(
         options,
         lambda options: _run_resume(options, answer or (), how, trusts=trust_journal, sign=sign),
-        is_waiting=not extends,
+        resumable_only=not extends,
     )
 
 
@@ -183,7 +183,7 @@ def _refuse_missing_results(history: History, answered_ids: Collection[str]) -> 
 
 
 async def _ask_in_doubt_questions(history: History, answered_ids: Collection[str], color: str) -> dict[str, AnswerLike]:
-    """Ask the person about each undecided effect in doubt; skipped ones stay open."""
+    """Ask the person about each undecided effect in doubt, and return the answers by question id; skipped questions stay open."""
     from stepengine.cli.screen.console import TerminalInteractor
     from stepengine.journal.questions import make_doubt_questions
 

@@ -13,7 +13,7 @@ import typer
 
 from stepengine.cli.conversations import format_run_age
 from stepengine.cli.exits import Exit, print_error
-from stepengine.cli.journals import find_files_and_journals, raise_journal_errors_as_usage
+from stepengine.cli.journals import iter_files_and_journals, raise_journal_errors_as_usage
 from stepengine.cli.schedules import list_and_print_schedules
 from stepengine.cli.screen.render import format_cost, one_line, print_visible, to_ascii_json
 from stepengine.cli.settings import UsageProblem
@@ -96,7 +96,7 @@ def runs(
     if place or db or config or app != APP:
         msg = "--runs, --db, --app and --config need --schedules; add --schedules, or leave them out to list recorded runs"
         raise UsageProblem(msg)
-    chosen = _find_runs(files or (), everywhere=everywhere, waiting=waiting)
+    chosen = _list_chosen_runs(files or (), everywhere=everywhere, resumable_only=waiting)
     if as_json:
         print(to_ascii_json(chosen))
     elif chosen:
@@ -113,22 +113,22 @@ def runs(
     return Exit.COMPLETED
 
 
-def _find_runs(files: Sequence[str], *, everywhere: bool, waiting: bool) -> list[dict[str, Any]]:
-    """Return the runs in files and folders, else those that commands started in this folder, or in any, newest first."""
+def _list_chosen_runs(files: Sequence[str], *, everywhere: bool, resumable_only: bool) -> list[dict[str, Any]]:
+    """Return the runs in *files*, or without any the runs that commands started in this folder, or *everywhere*; newest first."""
     if not files:
-        found = list_recorded_runs(working_folder=None if everywhere else Path.cwd(), waiting=waiting)
+        found = list_recorded_runs(working_folder=None if everywhere else Path.cwd(), resumable_only=resumable_only)
         return [entry.to_json() for entry in found]
     if everywhere:
         msg = f"--all lists the runs of all folders; leave it out, or {files[0]!r}"
         raise UsageProblem(msg)
-    return [told for told in _list_runs_of_files(files) if not waiting or told["status"] in GOES_ON]
+    return [told for told in _list_runs_of_files(files) if not resumable_only or told["status"] in GOES_ON]
 
 
 def _list_runs_of_files(files: Iterable[str]) -> list[dict[str, Any]]:
     """Return the runs in journals, SQLite files and folders, newest first."""
     with raise_journal_errors_as_usage():
         journals = {
-            name: journal for file in files for name, journal in find_files_and_journals(file) if journal is not None
+            name: journal for file in files for name, journal in iter_files_and_journals(file) if journal is not None
         }
     told: list[dict[str, Any]] = [summarize_journal(journal, name) for name, journal in journals.items()]
     return sorted(told, key=lambda one: (str(one.get("created") or ""), one["journal"]), reverse=True)

@@ -1,4 +1,4 @@
-"""``stepengine journal scrub``: a journal without what looks like a secret."""
+"""``stepengine journal scrub``: copy a journal without anything that looks like a secret."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``stepengine send``: a message to a run, or answers to its questions, whichever process has it."""
+"""``stepengine send``: a message to a run, or answers to its questions, whichever process runs it."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def send(
 
 @frozen
 class _Outgoing:
-    """Answers, or a message with its id and topic; ``""`` is the topic of a user message."""
+    """Answers, or a message with its id and topic; the topic of a user message is ``""``."""
 
     id: str
     topic: str
@@ -152,7 +152,7 @@ def _parse_answers_and_approvals(answers: Iterable[str], always: Iterable[str]) 
     Parse ``--answer`` and ``--always`` into answers by question id.
 
     Raises:
-        UsageProblem: for what is no ``ID=TEXT``, and for a question with two answers.
+        UsageProblem: when an option is not ``ID=TEXT``, or a question has two answers.
     """
     given, allowed = parse_answers(answers), dict.fromkeys(always, Answer(text="yes", remember="session"))
     if twice := sorted(given.keys() & allowed):
@@ -166,7 +166,7 @@ def read_message_text(text: str) -> str:
     Return a typed message, or the text of stdin for ``-``.
 
     Raises:
-        UsageProblem: when it is too large.
+        UsageProblem: when the message is too large.
     """
     if text == "-":
         text = sys.stdin.read(MAX_CHARS + 1)
@@ -181,7 +181,7 @@ def parse_json_message(text: str) -> object:
     Parse a typed JSON message, or the text of stdin for ``-``.
 
     Raises:
-        UsageProblem: for anything else.
+        UsageProblem: when the text is not JSON or too large.
     """
     try:
         value: object = json.loads(read_message_text(text))

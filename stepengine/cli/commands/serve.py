@@ -1,4 +1,4 @@
-"""``stepengine serve``: runs over HTTP, without an application to write."""
+"""``stepengine serve``: runs over HTTP, without an application of your own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from stepengine.cli.options import Model, Options, with_shared_options
 from stepengine.cli.running_studios import announce_studio
 from stepengine.cli.scripts import ScriptFile, make_run_script, refuse_script_with_server
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.toolset import ToolRequest, add_spawnable_agents
+from stepengine.cli.toolset import ToolRequest, collect_with_spawnable_agents
 from stepengine.data.visible import visible
 from stepengine.errors import DatabaseUnavailable, DefinitionError, ExecutorBusy, StepEngineError
 from stepengine.runtime.logs import LOGGER
@@ -193,7 +193,7 @@ class ServeOptions:
 
     Attributes:
         opens: Whether a browser is opened at the page.
-        folder: The folder by which ``stepengine studio --link`` finds the page again.
+        folder: The folder that ``stepengine studio --link`` uses to find the page.
     """
 
     module: str
@@ -217,12 +217,12 @@ class ServeOptions:
     quotas: Sequence[str] = ()
 
 
-def serve_runs(options: Options, wanted: ServeOptions) -> Exit:
+def serve_runs(options: Options, serve_options: ServeOptions) -> Exit:
     """
     Serve runs over HTTP until a signal.
 
     Raises:
-        UsageProblem: when it cannot be served so.
+        UsageProblem: when the options do not fit together, or the runs cannot be served.
     """
     from stepengine.server import app
     from stepengine.server.access import LOOPBACK, Logins
@@ -231,112 +231,121 @@ def serve_runs(options: Options, wanted: ServeOptions) -> Exit:
 
     require_extra_package()
     require_extra_package("uvicorn")
-    _require_tokens_for_public_host(wanted)
-    _refuse_unusable_script(options, wanted)
+    _require_tokens_for_public_host(serve_options)
+    _refuse_unusable_script(options, serve_options)
     sources, left_out = None, list[str]()
-    if wanted.ui and not _parse_engine_function_name(wanted.module):
-        sources = _make_engine_sources(wanted.module, options, left_out)
-    engine, schedules = load_engine_and_schedules(wanted.module, options, left_out.append)
+    if serve_options.ui and not _parse_engine_function_name(serve_options.module):
+        sources = _make_engine_reloader(serve_options.module, options, left_out)
+    engine, schedules = load_engine_and_schedules(serve_options.module, options, left_out.append)
     for problem in left_out:
         print_error(f"{problem}; this file is skipped")
     if sources is not None:
         sources.record_file_hashes()
-    engine, place = _choose_engine_and_run_store(engine, wanted)
-    logins = Logins() if wanted.ui else None
-    with _use_given_or_temporary_tokens(wanted.tokens) as (file, token):
+    engine, place = _choose_engine_and_run_store(engine, serve_options)
+    logins = Logins() if serve_options.ui else None
+    with _use_given_or_temporary_tokens(serve_options.tokens) as (file, token):
         try:
             served = app(
                 engine,
                 **place,
                 tokens=file,
                 logins=logins,
-                ui=wanted.ui,
-                maker=make_engine_spec(wanted.module, options) if wanted.ui else None,
+                ui=serve_options.ui,
+                maker=make_engine_spec(serve_options.module, options) if serve_options.ui else None,
                 script=Path(options.script).name,
                 sources=sources,
-                schedules=schedules if wanted.schedules else (),
+                schedules=schedules if serve_options.schedules else (),
                 roots=[get_write_root(options)],
-                reports=wanted.reports,
-                drain=wanted.drain,
-                webhooks=wanted.webhooks,
-                shares=wanted.shares,
-                hosts=wanted.hosts or LOOPBACK,
-                cors=wanted.cors,
-                quotas=parse_quotas(wanted.quotas),
+                reports=serve_options.reports,
+                drain=serve_options.drain,
+                webhooks=serve_options.webhooks,
+                shares=serve_options.shares,
+                hosts=serve_options.hosts or LOOPBACK,
+                cors=serve_options.cors,
+                quotas=parse_quotas(serve_options.quotas),
             )
         except StepEngineError as error:
             raise UsageProblem(error.message) from error
         agents = [agent.id for agent in engine.agents]
         print_links = partial(
-            _print_links_and_open_browser, wanted, token=token, logins=logins, agents=agents, script=options.script
+            _print_links_and_open_browser,
+            serve_options,
+            token=token,
+            logins=logins,
+            agents=agents,
+            script=options.script,
         )
         with _print_engine_warnings(), contextlib.ExitStack() as until_end:
 
             def announce_and_print_links(url: str) -> None:
                 if logins is not None:
-                    host = next((name for name in wanted.hosts if name != "*"), url.partition("://")[2])
-                    until_end.enter_context(announce_studio(wanted.folder, url, host, logins.make_operator_token()))
+                    host = next((name for name in serve_options.hosts if name != "*"), url.partition("://")[2])
+                    until_end.enter_context(
+                        announce_studio(serve_options.folder, url, host, logins.make_operator_token())
+                    )
                 print_links(url)
 
-            return run_deployment_command(_serve_until_signal(served, wanted, announce_and_print_links))
+            return run_deployment_command(_serve_until_signal(served, serve_options, announce_and_print_links))
 
 
-def _require_tokens_for_public_host(wanted: ServeOptions) -> None:
-    if wanted.host not in NEAR and (wanted.tokens is None or not wanted.hosts):
+def _require_tokens_for_public_host(serve_options: ServeOptions) -> None:
+    if serve_options.host not in NEAR and (serve_options.tokens is None or not serve_options.hosts):
         msg = (
-            f"--host {wanted.host} makes the server reachable from other machines: pass the accepted tokens with --tokens FILE, "
+            f"--host {serve_options.host} makes the server reachable from other machines: pass the accepted tokens with --tokens FILE, "
             "and each host name that clients use with --allow-host NAME"
         )
         raise UsageProblem(msg)
 
 
-def _refuse_unusable_script(options: Options, wanted: ServeOptions) -> None:
+def _refuse_unusable_script(options: Options, serve_options: ServeOptions) -> None:
     if not options.script:
         return
     refuse_script_with_server(options)
-    if _parse_engine_function_name(wanted.module):
+    if _parse_engine_function_name(serve_options.module):
         msg = (
-            f"--script replaces the models of agents in files, but {wanted.module} returns an engine with its own models; "
+            f"--script replaces the models of agents in files, but {serve_options.module} returns an engine with its own models; "
             "leave --script out"
         )
         raise UsageProblem(msg)
-    if wanted.runs is not None and _is_database_url(wanted.runs):
+    if serve_options.runs is not None and _is_database_url_or_file(serve_options.runs):
         msg = "--script needs --runs with a folder or RUNS.db; with a database, its workers call the models"
         raise UsageProblem(msg)
 
 
 def _choose_engine_and_run_store(
-    engine: Engine | DurableEngine, wanted: ServeOptions
+    engine: Engine | DurableEngine, serve_options: ServeOptions
 ) -> tuple[Engine | DurableEngine, dict[str, Any]]:
     """Return the engine, made durable if runs are in a database, and the options for the store of runs."""
     from stepengine.engine import Engine
 
-    if wanted.runs is not None and _is_database_url(wanted.runs):
-        own = wanted.executor or f"{socket.gethostname()}-{wanted.port}"
-        engine = _make_durable_engine(engine, wanted.runs, executor=own, works=wanted.works, most=wanted.most)
-    elif wanted.executor or not wanted.works:
+    if serve_options.runs is not None and _is_database_url_or_file(serve_options.runs):
+        own = serve_options.executor or f"{socket.gethostname()}-{serve_options.port}"
+        engine = _make_durable_engine(
+            engine, serve_options.runs, executor=own, works=serve_options.works, max_runs=serve_options.most
+        )
+    elif serve_options.executor or not serve_options.works:
         msg = "--executor and --no-work need --runs postgresql://...; otherwise this process executes the runs"
         raise UsageProblem(msg)
     if isinstance(engine, Engine):
-        return engine, {"runs": wanted.runs or "runs", "max_live": wanted.most}
-    if wanted.runs is None or _is_database_url(wanted.runs):
+        return engine, {"runs": serve_options.runs or "runs", "max_live": serve_options.most}
+    if serve_options.runs is None or _is_database_url_or_file(serve_options.runs):
         return engine, {}
-    msg = f"--runs {wanted.runs} is not a database, and MODULE:FUNCTION made a DurableEngine, which has one; leave --runs out"
+    msg = f"--runs {serve_options.runs} is not a database, and MODULE:FUNCTION made a DurableEngine, which has one; leave --runs out"
     raise UsageProblem(msg)
 
 
-def _is_database_url(place: str) -> bool:
-    return place.startswith("@") or place.partition("://")[0].partition("+")[0] in ("postgres", "postgresql")
+def _is_database_url_or_file(text: str) -> bool:
+    return text.startswith("@") or text.partition("://")[0].partition("+")[0] in ("postgres", "postgresql")
 
 
 def _make_durable_engine(
-    engine: Engine | DurableEngine, db: str, *, executor: str, works: bool, most: int | None
+    engine: Engine | DurableEngine, db: str, *, executor: str, works: bool, max_runs: int | None
 ) -> DurableEngine:
     """
     Return a durable engine with the agents of *engine*.
 
     Raises:
-        UsageProblem: when its runs cannot be there.
+        UsageProblem: when *engine* has its own database, or the options are invalid.
     """
     from stepengine.durable import DurableEngine
     from stepengine.engine import Engine
@@ -344,7 +353,7 @@ def _make_durable_engine(
     if not isinstance(engine, Engine):
         msg = "MODULE:FUNCTION made a DurableEngine, which names its database itself; leave --runs out"
         raise UsageProblem(msg)
-    more: dict[str, Any] = {} if most is None else {"concurrency": most}
+    more: dict[str, Any] = {} if max_runs is None else {"concurrency": max_runs}
     try:
         # Clients wait for the start of runs and would notice a polling interval of a second.
         return DurableEngine(
@@ -354,17 +363,17 @@ def _make_durable_engine(
         raise UsageProblem(error.message) from error
 
 
-def _make_engine_sources(module: str, options: Options, left_out: list[str]) -> EngineSources:
-    """Return the sources that reload the engine; a file that cannot be loaded raises, unless it failed at the start, too."""
+def _make_engine_reloader(module: str, options: Options, known_problems: list[str]) -> EngineSources:
+    """Return the object that reloads the engine. A file that cannot be loaded raises ``UsageProblem``, unless it is in *known_problems*."""
     from stepengine.server.sources import EngineSources
 
     def raise_if_new_problem(problem: str) -> None:
-        if problem not in left_out:
+        if problem not in known_problems:
             raise UsageProblem(problem)
 
     def load_engine() -> Engine:
         made: Any = load_engine_and_schedules(module, options, raise_if_new_problem)[0]
-        return made  # type: ignore[no-any-return]  # files make engines; only functions make what lies in a database
+        return made  # type: ignore[no-any-return]  # files make engines; only functions make durable engines
 
     return EngineSources(load_engine, make_engine_spec(module, options))
 
@@ -382,7 +391,7 @@ def load_engine_and_schedules(
     Return the engine and the schedules for *module*; *on_skipped_file* is called for files that cannot be loaded.
 
     Raises:
-        UsageProblem: when there is none.
+        UsageProblem: when *module* defines no engine or agents.
     """
     from stepengine.adapters.ag_ui import page_hooks
     from stepengine.engine import Engine
@@ -391,13 +400,13 @@ def load_engine_and_schedules(
         if options.guard:
             msg = "--guard is for agents; give your engine permissions=Policy.guard_injection(), or add injection_rules() to its policy"
             raise UsageProblem(msg)
-        return _call_engine_function(module.rpartition(":")[0], function), ()
+        return _import_and_call_engine_function(module.rpartition(":")[0], function), ()
     offered = load_module_contents(module, on_skipped_file)
-    # What a page of AG-UI sends beside words: its tools, context and state.
+    # The hooks handle the tools, context and state that an AG-UI page sends.
     agents = [attrs.evolve(agent, hooks=agent.hooks + page_hooks()) for agent in offered.agents]
     script = make_run_script(options.script) if options.script else None
     if offered.models is not None or offered.options:
-        request = ToolRequest([add_spawnable_agents(agents)], offered.tools, can_ask=True)
+        request = ToolRequest([collect_with_spawnable_agents(agents)], offered.tools, can_ask=True)
         setting = {
             "permissions": choose_policy(options) or request.make_approval_policy(options, None)
         } | offered.options
@@ -437,7 +446,7 @@ def remake_engine(module: str, options: dict[str, Any]) -> Engine | DurableEngin
     Return an engine made from the options of ``stepengine serve``.
 
     Args:
-        module: What was typed.
+        module: The typed module.
         options: The options at the start, as ``make_engine_spec`` stores them.
 
     Raises:
@@ -453,7 +462,7 @@ def remake_engine(module: str, options: dict[str, Any]) -> Engine | DurableEngin
         raise DefinitionError(str(error)) from error
 
 
-def _call_engine_function(module: str, function: str) -> Engine | DurableEngine:
+def _import_and_call_engine_function(module: str, function: str) -> Engine | DurableEngine:
     from stepengine.durable import DurableEngine
     from stepengine.engine import Engine
 
@@ -507,12 +516,14 @@ def _print_engine_warnings() -> Iterator[None]:
         LOGGER.removeHandler(handler)
 
 
-async def _serve_until_signal(served: Application, wanted: ServeOptions, on_listening: Callable[[str], object]) -> Exit:
+async def _serve_until_signal(
+    served: Application, serve_options: ServeOptions, on_listening: Callable[[str], object]
+) -> Exit:
     """Listen until a signal, calling *on_listening* with the URL; return the exit code, or raise if it cannot serve."""
     from stepengine.server.uvicorn_server import serve_until_signal
 
     try:
-        has_listened = await serve_until_signal(served, wanted.host, wanted.port, on_listening)
+        has_listened = await serve_until_signal(served, serve_options.host, serve_options.port, on_listening)
     except (DatabaseUnavailable, ExecutorBusy):
         raise
     except StepEngineError as error:
@@ -520,12 +531,12 @@ async def _serve_until_signal(served: Application, wanted: ServeOptions, on_list
     if has_listened:
         return Exit.COMPLETED
     return print_error(
-        f"the server cannot listen on {wanted.host}:{wanted.port}; see the log for the reason", Exit.USAGE
+        f"the server cannot listen on {serve_options.host}:{serve_options.port}; see the log for the reason", Exit.USAGE
     )
 
 
 def _print_links_and_open_browser(
-    wanted: ServeOptions, url: str, *, token: str, logins: Logins | None, agents: Sequence[str], script: str
+    serve_options: ServeOptions, url: str, *, token: str, logins: Logins | None, agents: Sequence[str], script: str
 ) -> None:
     print(f"stepengine: {url} serves {', '.join(agents)}", file=sys.stderr)
     if script:
@@ -535,12 +546,12 @@ def _print_links_and_open_browser(
         print(
             f"stepengine: open the studio with this link (for one browser, valid for a minute): {link}", file=sys.stderr
         )
-        folder = "" if wanted.folder == Path() else f" {shlex.quote(str(wanted.folder))}"
+        folder = "" if serve_options.folder == Path() else f" {shlex.quote(str(serve_options.folder))}"
         print(f"stepengine: to print a new link: stepengine studio{folder} --link", file=sys.stderr)
-        if wanted.opens:
-            # Some browsers are waited for.
+        if serve_options.opens:
+            # Opening some browsers blocks until they exit.
             threading.Thread(target=webbrowser.open, args=(link,), daemon=True).start()
-    if token and not wanted.opens:
+    if token and not serve_options.opens:
         print(f"stepengine: temporary token with all scopes, valid until the server stops: {token}", file=sys.stderr)
         print(
             f"  curl -H 'Authorization: Bearer {token}' -H 'Content-Type: application/json' \\\n"

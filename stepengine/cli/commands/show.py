@@ -137,7 +137,7 @@ def show(  # noqa: C901 - one line for each thing that is shown
 
 
 def _print_provenance(options: Options, selected: str, *, as_json: bool) -> Exit:
-    """Print where the arguments of all calls come from, those of one, or the places of a value."""
+    """Print the origins of the arguments of all calls, or of one; or print the sources of a value."""
     from stepengine.journal.origins import call_origins, value_sources
 
     try:

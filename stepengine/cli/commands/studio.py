@@ -1,4 +1,4 @@
-"""``stepengine studio``: the page where runs are started, watched, answered and gone back in."""
+"""``stepengine studio``: a page to start, watch, answer and debug runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``stepengine deploy submit``: order a durable run."""
+"""``stepengine deploy submit``: submit a durable run."""
 
 from __future__ import annotations
 

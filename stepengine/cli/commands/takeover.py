@@ -1,4 +1,4 @@
-"""``stepengine deploy takeover``: give the runs of a dead worker to the others."""
+"""``stepengine deploy takeover``: assign the runs of a dead worker to live ones."""
 
 from __future__ import annotations
 

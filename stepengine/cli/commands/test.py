@@ -13,10 +13,10 @@ import typer
 from stepengine.cli.chaos import RUNS, run_chaos
 from stepengine.cli.exits import Exit
 from stepengine.cli.journals import (
-    ended_at_crash,
     expand_to_journals,
     open_journal,
     replay_recorded_run,
+    was_cut_off_by_crash,
 )
 from stepengine.cli.options import Agent, Config, Json, Options
 from stepengine.cli.screen.render import format_count, print_visible, to_ascii_json
@@ -163,7 +163,7 @@ def _replay_and_compare(file: str, options: Options) -> dict[str, Any]:
         return {"file": file, "outcome": "failed", "message": str(error), "unloaded": True}
     except (StepEngineError, UsageProblem) as error:
         return {"file": file, "outcome": "failed", "message": str(error)}
-    status = "not ended" if ended_at_crash(journal, result) else result.status.value
+    status = "not ended" if was_cut_off_by_crash(journal, result) else result.status.value
     return {"file": file, "outcome": "ok", "status": status, "steps": result.state.step_index}
 
 

@@ -1,4 +1,4 @@
-"""``stepengine tokens``: who may use a server of runs."""
+"""``stepengine tokens``: the tokens of a run server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``stepengine agents tools``: the bundled tools, and what each takes and gives."""
+"""``stepengine agents tools``: the bundled tools, their parameters and results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from stepengine.tools.bundled.reference import Form, Parameter, ResultKey, ToolPage
 
 INDENT = 21
-"""Where texts begin: behind the longest name of a key."""
+"""The column of texts, after the longest key."""
 
 
 def tools(

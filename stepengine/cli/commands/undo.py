@@ -1,4 +1,4 @@
-"""``stepengine undo``: from a recorded run to its folder as it was before."""
+"""``stepengine undo``: restore the files that a recorded run wrote."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _print_and_confirm_changes(journal: Journal, plan: UndoResult) -> bool:
 
 @contextmanager
 def _open_write_root(options: Options, cwd: Path | None, workspace: str) -> Iterator[Path | Workspace]:
-    """Yield the folder or workspace where writes are undone: the named one, else that of the run."""
+    """Yield the folder or workspace in which writes are undone: the named one, else the one of the run. Close a workspace at the end."""
     if workspace:
         root = get_write_root(attrs.evolve(options, workspace=workspace, cwd=options.cwd if cwd is None else cwd))
     else:

@@ -1,4 +1,4 @@
-"""``stepengine deploy worker``: a process that runs durable runs until it is told to stop."""
+"""``stepengine deploy worker``: a process that executes durable runs until it is stopped."""
 
 from __future__ import annotations
 
@@ -206,10 +206,10 @@ class ModuleContents:
 
     Attributes:
         agents: Its agents; at least one.
-        tools: Tools that they name.
-        models: Where their models come from; ``None`` for the providers that there are.
+        tools: The tools that the agents name.
+        models: The providers of their models; ``None`` for the registered ones.
         options: Further options of ``Engine``.
-        schedules: When agents are started by themselves.
+        schedules: The schedules of agents.
     """
 
     agents: tuple[AgentDefinition, ...]
@@ -221,15 +221,15 @@ class ModuleContents:
 
 def load_module_contents(module: str, on_skipped_file: Callable[[str], object] | None = None) -> ModuleContents:
     """
-    Return the contents of a Python file, a folder of agent files or an importable module.
+    Load a Python file, a folder of agent files or a module, and return its agents, tools, models, options and schedules.
 
     Args:
-        module: Which.
+        module: A Python file, a folder, or the name of a module.
         on_skipped_file: Called with the reason why a file of a folder cannot be loaded; by default the reason is printed.
 
     Raises:
-        UsageProblem: when there is no such thing, or it cannot be imported; it says what would have been fine.
-        DefinitionError: when it cannot be loaded, or names no agent.
+        UsageProblem: when *module* does not exist or cannot be imported; the message names valid values.
+        DefinitionError: when *module* cannot be loaded, or defines no agent.
     """
     from stepengine.engine.loader import AgentLocation, get_listed_tools, get_module_schedules, load_folder, load_module
     from stepengine.engine.modules import get_module_agents

@@ -1,1 +1,1 @@
-"""What stands on a terminal and how: values as text, progress, log lines, and the console that also asks."""
+"""Output to a terminal: values as text, progress, log lines, and the console that also asks questions."""

@@ -1,4 +1,4 @@
-"""Answers that a command reads by itself: a confirmation at the terminal, and the result of an effect in doubt."""
+"""Answers that a command reads without a console: a confirmation at the terminal, and the result of an effect in doubt."""
 
 from __future__ import annotations
 

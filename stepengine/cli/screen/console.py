@@ -1,9 +1,9 @@
 """
-The reference console: shows a run through its handle, asks whoever sits there, and passes on what they type.
+The reference console: shows a run through its handle, asks its questions, and sends the user's input to it.
 
-``ConsoleRenderer`` uses nothing of a handle but what is public, and the engine knows nothing of it: it is one way to show a
-run. ``TerminalInteractor`` asks the same way where a run has an interactor instead. Text of models and tools is made visible,
-stands behind a gutter where something is decided about it, and is never taken for what the person typed.
+``ConsoleRenderer`` uses only the public interface of a handle, and the engine does not know the console. ``TerminalInteractor``
+asks the same questions for engines that have an interactor. Text of models and tools is made visible. Text that a person decides
+about is printed after a gutter, so that it cannot look like the person's input.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ if TYPE_CHECKING:
     from stepengine.runtime.handle import RunHandle
 
 MAX_SHOWN = 40
-"""Lines of what a person decides about that are shown at once."""
+"""The most lines of a question's subject that are shown at once."""
 MAX_WIDTH = 100
 MAX_BLOCK = 4_000
-"""Characters of a block of Markdown that are waited for."""
+"""The length of a Markdown block, in characters, from which it is printed before it is complete."""
 CONTINUED = frozenset({"bullet_list_open", "ordered_list_open", "code_block"})
 """Blocks that can continue after an empty line."""
 LIVE_LINES = 8
-"""Lines of the open block that stand above the prompt."""
+"""The last lines of the open block that are shown above the prompt."""
 LIVE_CHILDREN = 6
 STOPPING = "interrupting; press Ctrl-C again to leave"
 CHUNK = 65_536
@@ -76,11 +76,11 @@ KEYS = (
 )
 """The answers to a permission question; the prompt has the first of these that fits, without answers that are not offered."""
 BELOW = 6
-"""Lines of a terminal that what is shown of a question leaves to the question itself, the prompt and what stands below."""
+"""Lines of a terminal that are reserved for the question, the prompt and the status line."""
 ROOM = 8
-"""Characters that what is asked about has at least in the prompt."""
+"""The fewest characters of the subject in the prompt."""
 TYPED = 12
-"""Characters that are left behind the prompt for what is typed."""
+"""Characters that are reserved after the prompt for the answer."""
 WHICH = "which? a number, Enter for none > "
 DECISIONS = "y do it again, n raise UnknownOutcome in the handler, result:JSON-or-TEXT if you know the result"
 LATER = "Enter to decide later > "
@@ -109,13 +109,13 @@ def make_console(file: TextIO, *, color: str = "auto") -> Console:
 
 class TypedLines:
     """
-    The lines of a terminal, a pipe, a file or a ``StringIO``, read when they are asked for and without blocking the event loop.
+    The lines of a terminal, a pipe, a file or a ``StringIO``, read on demand without blocking the event loop.
 
     Args:
-        stream: What is read. A terminal or pipe is read below its buffer, so nobody else should read it meanwhile.
+        stream: The input. A terminal or pipe is read below its buffer, so no other code should read it meanwhile.
 
     Attributes:
-        is_terminal: Whether somebody may type at any time.
+        is_terminal: Whether the input is a terminal, where a person may type at any time.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -126,7 +126,7 @@ class TypedLines:
         self._ended = False
 
     async def read_next_line(self) -> str | None:
-        """Return the next line without its end, ``None`` when there is none any more."""
+        """Return the next line without its line end; ``None`` at the end of the input."""
         if self._fd is None:
             line = self._stream.readline()
             return line.rstrip("\n") if line else None
@@ -151,7 +151,7 @@ class TypedLines:
                 termios.tcsetattr(self._fd, termios.TCSANOW, before)
 
     def drain_typed_lines(self) -> list[str]:
-        """Remove and return the lines typed on a terminal before a read; discard an unfinished line."""
+        """Remove and return the lines that were typed on a terminal before a read; discard an unfinished line."""
         if self._fd is None or not self.is_terminal:
             return []
         while not self._ended and select.select([self._fd], [], [], 0)[0]:
@@ -171,7 +171,7 @@ class TypedLines:
         return line.decode(errors="replace").removesuffix("\r") if line or end else None
 
     def _read_chunk_into_buffer(self, descriptor: int) -> None:
-        """Read available bytes into the buffer; no bytes, or an error, is the end of the input."""
+        """Read available bytes into the buffer; an empty read or an error marks the end of the input."""
         try:
             chunk = os.read(descriptor, CHUNK)
         except OSError:  # the terminal is gone
@@ -212,14 +212,14 @@ class Screen(ProgressDisplay):
     A display that shows the root's text as it arrives, without a status line.
 
     Args:
-        console: Where.
-        markdown: Show the text as Markdown, each block when it is whole; by default as it is, each piece at once.
+        console: The console for all output.
+        markdown: Show the text as Markdown, one block when it is complete; by default, each piece is printed at once as it is.
         options: As with ``ProgressDisplay``.
 
     Attributes:
-        whole: The last thoughts, or the last result of a tool, with nothing left out.
-        is_stopping: Whether the person has interrupted the run. How its parts end is not shown then, only how it ends.
-        diffs: What was written to files, by children too, as unified diffs.
+        whole: The last thoughts, or the last result of a tool, in full.
+        is_stopping: Whether the person has interrupted the run. Then only its end is shown, not the ends of its parts.
+        diffs: The changes to files, by children too, as unified diffs.
     """
 
     def __init__(self, console: Console, *, markdown: bool = False, **options: Any) -> None:
@@ -236,7 +236,7 @@ class Screen(ProgressDisplay):
         self.diffs: list[str] = []
 
     def on_event(self, event: ev.Event) -> None:
-        """Show an event, and store what the screen needs of it: running children, texts, diffs, the last full output."""
+        """Show an event, and store its data for the screen: running children, texts, diffs, the last full output."""
         if isinstance(event, ev.AgentSpawned):
             self._children[event.child_path] = _ChildLine(event.agent_id, event.prompt)
         elif isinstance(event, ev.AgentFinished):
@@ -269,7 +269,7 @@ class Screen(ProgressDisplay):
             print_wrapped(self._console, *self._notes.pop(0))
 
     def end_plain_text_line(self) -> None:
-        """End the streaming line of text, so that lines can be printed. An open block of Markdown stays below them."""
+        """End the streaming line of plain text, so that lines can be printed; an open block of Markdown stays open."""
         if self._block is None:
             self.close_line_or_block()
 
@@ -309,10 +309,10 @@ class Screen(ProgressDisplay):
             console.print(status, soft_wrap=True)
         return "\n".join([*block, *drawn.get().splitlines()])
 
-    def add_streamed_text(self, path: str, text: str) -> None:
+    def add_streamed_text(self, run_path: str, text: str) -> None:
         """Print a piece of the root's text; with Markdown, the blocks that it ends."""
-        if path:
-            super().add_streamed_text(path, text)
+        if run_path:
+            super().add_streamed_text(run_path, text)
             return
         if self._block is not None:
             self._block += text
@@ -322,29 +322,29 @@ class Screen(ProgressDisplay):
                     self._print_markdown_block(block)
             return
         if not self._is_open:
-            self._speaker = self.children.find_path_with_siblings(path)
+            self._speaker = self.children.get_sibling_ancestor_path(run_path)
         self._print_streamed_text(visible(text))
         self._is_open = not text.endswith("\n") if text else self._is_open
 
-    def flush_text(self, path: str) -> None:
+    def flush_text(self, run_path: str) -> None:
         """End the text of a run: print the held-back line of a child, or end the line or block of the root."""
-        if path:
-            super().flush_text(path)
+        if run_path:
+            super().flush_text(run_path)
         else:
             self.close_line_or_block()
 
-    def print_line(self, path: str, text: str, style: str = "") -> None:
+    def print_line(self, run_path: str, text: str, style: str = "") -> None:
         """End the streaming text of the root, then print a line of a run."""
         self.close_line_or_block()
         self._is_after_block = False
-        super().print_line(path, text, style)
+        super().print_line(run_path, text, style)
 
-    def discard_text(self, path: str) -> None:
+    def discard_text(self, run_path: str) -> None:
         """Drop the unprinted text of a discarded reply; end the line or block of the root, whose printed text stays."""
-        if not path:
+        if not run_path:
             self._block = self._block and ""
             self.close_line_or_block()
-        super().discard_text(path)
+        super().discard_text(run_path)
 
     def _show_event(self, event: ev.Event) -> None:
         """Show an event; while the run is stopping, hide failed tools and the notice of a discarded reply."""
@@ -359,12 +359,12 @@ class Screen(ProgressDisplay):
         """Return the parts of the summary; after an interruption only that word, the steps and the cost."""
         if not self.is_stopping or result.status is not RunStatus.CANCELLED:
             return super()._summary_parts(result)
-        return ["interrupted", *super()._summary_parts(result)[1:2], format_cost(result.cost, of=result.usage)]
+        return ["interrupted", *super()._summary_parts(result)[1:2], format_cost(result.cost, usage=result.usage)]
 
     def _print_markdown_block(self, text: str) -> None:
         """Print a block as Markdown. Links and images stay text, and control characters are made visible."""
         if text.strip():
-            self._speaker = self.children.find_path_with_siblings("")
+            self._speaker = self.children.get_sibling_ancestor_path("")
             if self._is_after_block:
                 self._console.print()
             self._is_after_block = True
@@ -390,7 +390,7 @@ class Screen(ProgressDisplay):
 
 
 def print_wrapped(console: Console, text: str, style: str = "", *, gutter: str = "") -> None:
-    """Print a line, made visible and wrapped to the terminal; each line starts with *gutter*."""
+    """Print text, made visible and wrapped to the terminal; each line starts with *gutter*."""
     from rich.text import Text
 
     if console.is_terminal:
@@ -446,7 +446,7 @@ class _ChildLine:
     The status line of a running child.
 
     Attributes:
-        line: What is shown of it.
+        line: The text of the line.
     """
 
     def __init__(self, agent_id: str, prompt: str) -> None:
@@ -470,8 +470,8 @@ class _ChildLine:
         return f"{self._name} | {step}{self._doing} | {time.monotonic() - self._start:.0f} s"
 
 
-def _count_levels(path: str) -> int:
-    return path.count(".") + 1
+def _count_levels(run_path: str) -> int:
+    return run_path.count(".") + 1
 
 
 def _split_markdown_blocks(text: str) -> list[str]:
@@ -495,13 +495,13 @@ class Terminal:
     A person at a console: prompts, typed lines and the answers parsed from them.
 
     Args:
-        console: Where prompts are shown.
-        lines: What is typed.
-        colors: The styles.
+        console: The console for prompts.
+        lines: The input.
+        colors: The style of each kind of line.
 
     Attributes:
         accepts_edits: Called when the person accepts all edits.
-        note: Shows a line while a run is shown, without cutting text that streams apart.
+        note: Prints a line during a run, after the streaming text.
     """
 
     def __init__(self, console: Console, lines: TypedLines, colors: ColorScheme = COLORS) -> None:
@@ -513,7 +513,7 @@ class Terminal:
         self._colors = colors
 
     def print_text(self, text: str, style: str = "", *, gutter: str = "") -> None:
-        """Print a line, made visible and wrapped to the terminal; each line starts with *gutter*."""
+        """Print text, made visible and wrapped to the terminal; each line starts with *gutter*."""
         print_wrapped(self._console, text, style, gutter=gutter)
 
     async def read_line_with_prompt(self, prompt: str) -> str | None:
@@ -538,22 +538,22 @@ class Terminal:
         self._hidden = f"> {visible(typed)}" if typed else ""
         return typed
 
-    def print_typed_line(self, *, now: bool = False) -> None:
-        """Print the line typed while a run worked, unless the terminal did; at once with *now*, else after the streaming text."""
+    def echo_hidden_line(self, *, immediately: bool = False) -> None:
+        """Print the line that was typed without echo, once: after the streaming text, or with *immediately* at once."""
         text, self._hidden = self._hidden, ""
         if text:
-            (self.print_text if now else self.note)(text, self._colors.note)
+            (self.print_text if immediately else self.note)(text, self._colors.note)
 
     def is_chat_command(self, text: str) -> bool:
-        """Return whether a line is a command of the chat and never an answer."""
+        """Return False: only a chat has commands, which are never answers."""
         return False
 
     def message_from_line(self, text: str) -> str:
-        """Return the message that a typed line sends to the run; here the line itself."""
+        """Return the line itself; in a chat, two slashes at the start become one."""
         return text
 
     async def run_or_queue_chat_command(self, text: str) -> bool:
-        """Execute or queue a chat command typed during a run; return whether the line was one. Outside of a chat, none is."""
+        """Return False and do nothing: only a chat has commands, which it executes or queues."""
         return False
 
     def print_or_queue_refused_line(self, text: str, error: StepEngineError) -> None:
@@ -605,7 +605,7 @@ class Terminal:
         return False
 
     async def _parse_answer_and_ask_scope(self, question: Question, typed: str) -> Any:
-        """Parse a line as the answer, and ask how far a lasting approval goes; ``None`` for no answer, ``AGAIN`` to ask again."""
+        """Parse a line as the answer, and ask for the scope of a lasting approval; ``None`` for no answer, ``AGAIN`` to ask again."""
         if self.is_chat_command(typed):
             return None
         if not question.tool_name:
@@ -643,7 +643,7 @@ class Terminal:
         return chosen.answer
 
     async def _read_lasting_choice(self, lasting: Sequence[Choice]) -> Choice | None:
-        """Ask until a number of *lasting* is typed, and return that choice; ``None`` for an empty line or the end of the input."""
+        """Ask until a number of *lasting* is typed, and return its choice; ``None`` for an empty line or the end of the input."""
         while typed := ((await self.read_line_with_prompt(WHICH)) or "").strip():
             chosen = _find_typed_choice(lasting, typed)
             if chosen is not None:
@@ -659,7 +659,7 @@ class Terminal:
         """Print a question with at most *max_lines* lines about its subject; return whether these were all."""
         first, *rest = question.text.splitlines() or [""]
         self.print_text(f"? {one_line(first, 400)}", self._colors.question)
-        lines = [*[(visible(line), "") for line in rest], *_format_subject_lines(question, self._colors)]
+        lines = [*[(visible(line), "") for line in rest], *_format_question_details(question, self._colors)]
         for text, style in lines[:max_lines]:
             self.print_text(text, style, gutter="| ")
         if max_lines is not None and len(lines) > max_lines:
@@ -667,7 +667,7 @@ class Terminal:
         is_doubt = is_about_effect_in_doubt(question.id)
         if is_doubt:
             self.print_text(DECISIONS)
-        # Of what numbers answer, the text says what else does.
+        # The text of a question that takes numbers lists the other answers.
         is_told = not (question.tool_name or question.number or is_doubt)
         told = zip_longest(question.options if is_told else [], question.descriptions, fillvalue="")
         for number, (option, about) in enumerate(told, start=1):
@@ -677,8 +677,8 @@ class Terminal:
         return max_lines is None or len(lines) <= max_lines
 
 
-def _format_subject_lines(question: Question, colors: ColorScheme) -> Iterator[tuple[str, str]]:
-    """Yield the lines below a question with their styles: details of an effect in doubt, origins of its data, parts of its call."""
+def _format_question_details(question: Question, colors: ColorScheme) -> Iterator[tuple[str, str]]:
+    """Yield the lines below a question as (text, style): details of an effect in doubt, origins of its data, parts of its call."""
     if is_about_effect_in_doubt(question.id):
         yield f"with: {visible(cut_end(compact(question.details), DETAILS_CHARS))}", ""
     # First, since the rest may be long and cut: a person must see that a third party chose the recipient.
@@ -723,7 +723,7 @@ def _parse_permission_answer(line: str) -> object:
 
 
 AGAIN = object()
-"""What stands for an answer where the person went back to the question."""
+"""The result in place of an answer if the question is to be asked again."""
 
 
 def _find_edits_rule(question: Question) -> JsonDict | None:
@@ -766,26 +766,26 @@ def _format_diff_size(question: Question) -> str:
     return f"+{added} -{removed}"
 
 
-def _shorten_subject(question: Question, room: int) -> str:
-    """Return the subject of a call in at most *room* characters; a command keeps its start, a long path its end."""
+def _shorten_subject(question: Question, max_chars: int) -> str:
+    """Return the subject of a call in at most *max_chars* characters; a command keeps its start, a long path its end."""
     if command := find_shell_command(question.details):
-        return one_line(command, room)
+        return one_line(command, max_chars)
     shown = one_line(find_call_subject(question.details), 4_000)
-    return shown if len(shown) <= room else f"...{shown[3 - room :]}"
+    return shown if len(shown) <= max_chars else f"...{shown[3 - max_chars :]}"
 
 
-def _find_typed_choice(lasting: Sequence[Choice], typed: str) -> Choice | None:
-    """Return the choice with the typed number or command prefix; ``None`` if there is none."""
-    if typed.isascii() and typed.isdigit() and len(typed) < DIGITS and 0 < int(typed) <= len(lasting):
-        return lasting[int(typed) - 1]
-    words = [(" ".join(find_call_matcher(choice.rule).get("prefix", ())), choice) for choice in lasting]
+def _find_typed_choice(choices: Sequence[Choice], typed: str) -> Choice | None:
+    """Return the choice with the typed number or command prefix; ``None`` if no choice has it."""
+    if typed.isascii() and typed.isdigit() and len(typed) < DIGITS and 0 < int(typed) <= len(choices):
+        return choices[int(typed) - 1]
+    words = [(" ".join(find_call_matcher(choice.rule).get("prefix", ())), choice) for choice in choices]
     return next((choice for prefix, choice in words if typed and prefix == " ".join(typed.split())), None)
 
 
 SOON_SECONDS = 60.0
-"""What piped input waits for at most."""
+"""The longest wait of a run, in seconds, for which the console with piped input stays."""
 DIGITS = 10
-"""No option takes longer numbers, and Python reads no number of thousands of digits."""
+"""Numbers of options are shorter, and Python refuses to parse very long ones."""
 
 
 def _parse_question_answer(question: Question, line: str) -> object:
@@ -814,7 +814,7 @@ def validate_typed_answer(answer: Any, question: Question) -> Answer:
     Return the answer parsed from a line; the engine checks the result of an effect in doubt itself.
 
     Raises:
-        AnswerRejected: when it is not an answer to *question*.
+        AnswerRejected: when *answer* does not answer *question*.
     """
     return (
         answer if isinstance(answer, Answer) and answer.result is not ABSENT else require_valid_answer(answer, question)
@@ -828,17 +828,17 @@ class ConsoleRenderer:
     """
     Displays a run on a console, asks its questions, and sends the user's input to the run.
 
-    Text is shown as it arrives; tool calls, children, todos and diffs beside it. A question waits until it is answered: ``y``,
-    ``n REASON``, ``a`` for always; a number or text. On a terminal, what is typed while the run works is sent to it
-    (``send_input``). A handle that is kept open is given the next line whenever it is idle; ``/quit`` or the end of the input
-    shuts it down. Where the input ends at a question, that stays open and the run suspends.
+    Text is shown as it arrives, together with tool calls, children, todos and diffs. A question stays until it is answered: ``y``,
+    ``n REASON``, ``a`` for always; a number or text. On a terminal, lines typed during the run are sent to it (``send_input``). If the
+    handle is kept open, it gets the next line whenever it is idle; ``/quit`` or the end of the input shuts it down. If the input ends
+    at a question, the question stays open and the run suspends.
 
     Args:
         handle: The run's handle.
-        colors: The style of each kind of line. There are no colours where *output* is not a terminal or ``NO_COLOR`` is set.
-        input: What is typed; stdin by default.
-        output: Where all of it is shown; stdout by default.
-        verbose: Show thoughts, whole inputs of tools and every log line.
+        colors: The style of each kind of line. Colours are off if *output* is not a terminal or ``NO_COLOR`` is set.
+        input: The input; stdin by default.
+        output: The output; stdout by default.
+        verbose: Show thoughts, complete inputs of tools and every log line.
     """
 
     def __init__(
@@ -888,7 +888,7 @@ async def show_run(
     with contextlib.suppress(TimeoutError):
         try:
             async with asyncio.timeout(None) as shown:
-                # In this task, so that somebody is there before the run gets to its first question.
+                # In this task, so that questions can be answered before the run asks its first one.
                 await _show_events_and_queue_questions(handle, screen, somebody, asks_permissions=asks_permissions)
         finally:
             is_over = True
@@ -918,7 +918,7 @@ async def _show_events_and_queue_questions(
             elif (
                 isinstance(event, ev.WaitStarted)
                 and event.kind != "child"
-                and not console_input.decide_wait_and_print_hint(event)
+                and not console_input.should_wait_and_print_hint(event)
             ):
                 return
             elif isinstance(event, ev.RunFinished):
@@ -932,7 +932,7 @@ class _ConsoleInput:
     Reads the person's answers and messages while a run is shown.
 
     Attributes:
-        news: The questions that are open; ``None`` when the run is idle.
+        news: The open questions; ``None`` when the run is idle.
     """
 
     def __init__(
@@ -945,11 +945,12 @@ class _ConsoleInput:
         self._answered_ids = set(answered_ids)
         self._asking: tuple[str, asyncio.Task[bool]] | None = None
 
-    def decide_wait_and_print_hint(self, wait: ev.WaitStarted) -> bool:
+    def should_wait_and_print_hint(self, wait: ev.WaitStarted) -> bool:
         """
-        Return whether the console waits with a run for a message or a time; for a long wait at a terminal, print how to leave.
+        Return whether the console stays while a run waits for a message or a time; for a long wait at a terminal, print how to leave.
 
-        Where nobody does, it is left to be suspended: what is piped in is over at some time, and the wait may take days.
+        It stays for waits of up to a minute, and at a terminal for all. Otherwise the run is left to be suspended, since piped input
+        ends and the wait may take days.
         """
         until = datetime.fromisoformat(wait.wakes_at) if wait.wakes_at else None
         if until is not None and (until - datetime.now(UTC)).total_seconds() <= SOON_SECONDS:
@@ -979,7 +980,7 @@ class _ConsoleInput:
                 return
 
     async def _send_lines_until_question(self) -> Question | None:
-        """Return the next question, ``None`` if the run is idle; send the lines typed meanwhile."""
+        """Send typed lines until the run asks or is idle; return the question, ``None`` if the run is idle."""
         if not self._terminal.lines.is_terminal:
             return await self.news.get()
         news = asyncio.ensure_future(self.news.get())
@@ -989,7 +990,7 @@ class _ConsoleInput:
                 try:
                     await asyncio.wait((news, line), return_when=asyncio.FIRST_COMPLETED)
                 finally:
-                    # Waited for: who reads keys gives the terminal back before somebody else takes it.
+                    # Wait for its end, so that the reader of keys has restored the terminal before the next read.
                     line.cancel()
                     await asyncio.wait((line,))
                 if not line.cancelled() and not line.result():
@@ -999,7 +1000,7 @@ class _ConsoleInput:
             news.cancel()
 
     async def _read_and_send_next_line(self) -> bool:
-        """Read and send the next line; return ``False`` at the end of the input."""
+        """Read and send the next line; return ``False`` if the input has ended."""
         text = await self._terminal.read_line_during_run()
         if text is not None:
             await self._send_line_or_run_command(text)
@@ -1009,7 +1010,7 @@ class _ConsoleInput:
         """Send a typed line to the run, or run it as a chat command; print or queue a line that the run refuses."""
         if not text.strip() or await self._terminal.run_or_queue_chat_command(text):
             return
-        self._terminal.print_typed_line()
+        self._terminal.echo_hidden_line()
         try:
             self._handle.send_input(self._terminal.message_from_line(text))
         except StepEngineError as error:
@@ -1029,7 +1030,7 @@ class _ConsoleInput:
                 return True
 
     async def _ask_question(self, question: Question) -> bool:
-        """Ask a question; return ``False`` at the end of the input."""
+        """Ask a question until it is answered here or elsewhere; return ``False`` if the input has ended."""
 
         def send_answer(answer: Any) -> None:
             self._handle.answer(question.id, answer)
@@ -1058,10 +1059,10 @@ class TerminalInteractor:
     Asks the person at a terminal, for ``Engine(interactor=...)`` and ``ask_user_tool(interactor)``.
 
     Args:
-        input: What is typed; stdin by default.
-        output: Where questions are shown; stderr by default.
+        input: The input; stdin by default.
+        output: The output of questions; stderr by default.
         colors: The style of each kind of line.
-        progress: What shows the run on the same terminal; its status line is taken away while a question is open.
+        progress: The display of the run on the same terminal; its status line is hidden while a question is open.
         color: ``"auto"``, ``"always"`` or ``"never"``.
     """
 

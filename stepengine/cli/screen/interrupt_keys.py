@@ -10,9 +10,11 @@ from types import FrameType
 
 
 @contextmanager
-def call_on_interrupts(stop: Callable[[], object], again: Callable[[], object] | None = None) -> Iterator[list[int]]:
+def call_on_interrupts(
+    on_first: Callable[[], object], on_later: Callable[[], object] | None = None
+) -> Iterator[list[int]]:
     """
-    Call *stop* at the first SIGINT or SIGTERM and *again* at later ones; without *again*, those end the process as usual.
+    Call *on_first* at the first SIGINT or SIGTERM and *on_later* at later ones; without *on_later*, those end the process as usual.
 
     Yields the list of received signals, which grows.
     """
@@ -24,10 +26,10 @@ def call_on_interrupts(stop: Callable[[], object], again: Callable[[], object] |
 
     def handle_signal(number: int, _: FrameType | None) -> None:
         received.append(number)
-        if again is None:
+        if on_later is None:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        (stop if again is None or len(received) == 1 else again)()
+        (on_first if on_later is None or len(received) == 1 else on_later)()
 
     for number in before:
         signal.signal(number, handle_signal)

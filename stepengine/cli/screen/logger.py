@@ -1,4 +1,4 @@
-"""``ConsoleLogger``: a logger for a console, for programs that have none of their own."""
+"""``ConsoleLogger``: a logger for programs without a logger of their own."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ class ConsoleLogger:
     """
     Prints one line for each log entry: ``Engine(logger=ConsoleLogger(level="info"))``.
 
-    With ``observers=[LogObserver(logger)]`` it is told what agents do: at ``"debug"`` each step, tool call and result, at
-    ``"info"`` how each run ended. Text of models and tools is
-    made visible; a line has at most 8,192 characters.
+    With ``observers=[LogObserver(logger)]`` it also logs events of agents: at ``"debug"`` each step, tool call and result, at ``"info"``
+    the end of each run. Text of models and tools is made visible. A line has at most 8,192 characters.
 
     Args:
         level: The lowest level that is printed: ``"debug"``, ``"info"``, ``"warn"`` or ``"error"``.
-        file: Where; stderr by default.
+        file: The output; stderr by default.
 
     Raises:
         DefinitionError: for an unknown level.
@@ -98,7 +97,7 @@ class ConsoleLogger:
 
 
 def _format_value(value: object) -> str:
-    """Format a value as it is if it is one word, else as JSON."""
+    """Return a value as text: one printable word as it is, anything else as JSON."""
     if isinstance(value, str):
         shown = visible(value, strict=True)
         return shown if shown.isprintable() and " " not in shown and '"' not in shown else f'"{shown}"'

@@ -1,9 +1,9 @@
 """
 Live progress of a run, from its events to lines on stderr.
 
-``ProgressDisplay`` is an observer. On a terminal it keeps one status line below what it prints and shows text while it
-streams; elsewhere it prints plain lines. Many children at once are one line that counts them. Whatever comes from a model, a tool
-or a file is made visible first. Where children run at the same time, a line in brackets says whose lines follow.
+``ProgressDisplay`` is an observer. On a terminal it prints text while it streams and keeps one status line below; elsewhere it prints
+plain lines. If many children run at once, they are only counted, in one line. Text from models, tools and files is made visible
+first. If children run at the same time, a line in brackets names the run of the following lines.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 MAX_DIFF_LINES = 40
 HANG = 2
 MANY = 5
-"""So many children at once are counted, not followed."""
+"""The number of children at once from which they are counted, not followed."""
 OF_MANY = (
     ev.ModelFinished,
     ev.StepStarted,
@@ -52,7 +52,7 @@ OF_MANY = (
     ev.HandlerNotice,
     ev.Warned,
 )
-"""What is shown or counted of one run among many."""
+"""The events that are shown or counted for one run among many."""
 COLORS = ColorScheme()
 LEVELS = ("debug", "info", "warning", "error", "off")
 
@@ -62,17 +62,17 @@ class ProgressDisplay:
     Shows the events of one run.
 
     Args:
-        console: Where; stderr.
+        console: The console for all output, on stderr.
         live: Whether the console is a terminal that can redraw a line.
-        verbose: Show thinking, whole tool inputs and every log line.
+        verbose: Show thoughts, complete inputs of tools and every log line.
         level: The lowest level of log lines that are shown without *verbose*.
         thinking: How thoughts of models are shown without *verbose*: ``"show"``, ``"hide"``, or ``"fold"`` to one line.
         colors: The style of each kind of line.
 
     Attributes:
-        shows_questions: Whether questions are lines like others; not where somebody is asked them on the same console.
+        shows_questions: Whether questions are printed as lines; ``False`` if they are asked on the same console.
         colors: The style of each kind of line.
-        verbose: Whether whole inputs are shown.
+        verbose: Whether complete inputs of tools are shown.
         thinking: How thoughts are shown.
         level: The number of the lowest level of log lines.
         counts: The counts of the run.
@@ -162,10 +162,10 @@ class ProgressDisplay:
             self._print_group_progress(event.path, group)
         return True
 
-    def _print_group_progress(self, path: str, group: _SiblingGroup) -> None:
+    def _print_group_progress(self, run_path: str, group: _SiblingGroup) -> None:
         """Print how many of the sibling children have ended."""
         group.printed = group.ended
-        self.print_line(path, f"agents {group.agent_id}: {group.ended}/{group.asked}", self.colors.agent)
+        self.print_line(run_path, f"agents {group.agent_id}: {group.ended}/{group.asked}", self.colors.agent)
 
     def record_shown_diff(self, question: Question) -> None:
         """Record that the person saw the diff of *question*, so that the result does not print it again."""
@@ -205,34 +205,34 @@ class ProgressDisplay:
         parts = self.counts.status_parts([f"{group.agent_id} {group.ended}/{group.asked}" for group in groups])
         return Text(" | ".join([p for p in parts if p]), style=self.colors.note)
 
-    def print_line(self, path: str, text: str, style: str = "") -> None:
+    def print_line(self, run_path: str, text: str, style: str = "") -> None:
         """Print a line, indented by the depth of its run; a heading names the run if it changed."""
         from rich.text import Text
 
-        speaker = self.children.find_path_with_siblings(path)
+        speaker = self.children.get_sibling_ancestor_path(run_path)
         if speaker != self._speaker:
             self._speaker = speaker
             if speaker:
                 heading = "  " * _indent_level(speaker) + self.children.siblings[speaker]
                 self._console.print(Text(heading, style=self.colors.note), soft_wrap=True)
-        line = "  " * _indent_level(path) + text
+        line = "  " * _indent_level(run_path) + text
         if self._console.is_terminal:
             line = wrap_lines(line, self._console.width, HANG)
         self._console.print(Text(line, style=style), soft_wrap=True)
 
-    def add_streamed_text(self, path: str, text: str) -> None:
+    def add_streamed_text(self, run_path: str, text: str) -> None:
         """Print the finished lines of streamed text, and hold back the last one."""
-        lines = (self._partial.pop(path, "") + text).split("\n")
+        lines = (self._partial.pop(run_path, "") + text).split("\n")
         for line in lines[:-1]:
-            self.print_line(path, visible(line))
+            self.print_line(run_path, visible(line))
         if lines[-1]:
-            self._partial[path] = lines[-1]
+            self._partial[run_path] = lines[-1]
 
-    def flush_text(self, path: str) -> None:
+    def flush_text(self, run_path: str) -> None:
         """Print the held-back, unfinished line of a run."""
-        rest = self._partial.pop(path, "")
+        rest = self._partial.pop(run_path, "")
         if rest:
-            self.print_line(path, visible(rest))
+            self.print_line(run_path, visible(rest))
 
     def stream_text(self, event: ev.TextDelta) -> None:
         """Print the finished lines of a streaming text with its next piece."""
@@ -247,10 +247,10 @@ class ProgressDisplay:
             self.add_streamed_text(event.path, event.text)
         self.flush_text(event.path)
 
-    def discard_text(self, path: str) -> None:
+    def discard_text(self, run_path: str) -> None:
         """Drop the held-back text of a discarded reply."""
-        self._partial.pop(path, None)
-        self._streamed.discard(path)
+        self._partial.pop(run_path, None)
+        self._streamed.discard(run_path)
 
     def print_todos(self, event: ev.TodosChanged) -> None:
         """Print the current todos of an agent."""
@@ -258,26 +258,26 @@ class ProgressDisplay:
             mark, style = ("x", self.colors.result) if todo.completed else (" ", "")
             self.print_line(event.path, f"{'':>11} [{mark}] {one_line(todo.task, 120)}", style)
 
-    def print_unseen_diff(self, path: str, diff: str) -> None:
+    def print_unseen_diff(self, run_path: str, diff: str) -> None:
         """Print the first lines of a diff, unless the person was shown it in a question."""
         if diff in self._asked_diffs:
             self._asked_diffs.remove(diff)
             return
         lines = diff.splitlines()
         for line, style in style_diff_lines("\n".join(lines[:MAX_DIFF_LINES]), self.colors):
-            self.print_line(path, f"{'':>11} {line}", style)
+            self.print_line(run_path, f"{'':>11} {line}", style)
         if len(lines) > MAX_DIFF_LINES:
-            self.print_line(path, f"{'':>11} ({len(lines) - MAX_DIFF_LINES} more lines)", self.colors.note)
+            self.print_line(run_path, f"{'':>11} ({len(lines) - MAX_DIFF_LINES} more lines)", self.colors.note)
 
 
 class _RunCounts:
     """
-    What a run and its children did and used, for the status line and the summary.
+    The steps, calls, tokens and cost of a run and its children, for the status line and the summary.
 
     Attributes:
         usage: The tokens of all models.
-        cost: Their cost; ``None`` when it is unknown.
-        filled: Tokens of the root's last prompt and its reply; 0 where no model said it.
+        cost: The cost of these tokens; ``None`` if it is unknown.
+        filled: The tokens of the root's last prompt and its reply; 0 if no model reported them.
     """
 
     def __init__(self) -> None:
@@ -292,7 +292,7 @@ class _RunCounts:
         self._agents = self._steps = self._tool_calls = 0
 
     def count_event(self, event: ev.Event) -> None:
-        """Count the children that started, their steps and their tool calls; keep the step that a run started."""
+        """Count started children, their steps and their tool calls; store the last step that each run started."""
         self._agents += isinstance(event, ev.AgentSpawned)
         if isinstance(event, ev.StepStarted):
             self._started[event.path] = event.step + 1
@@ -318,10 +318,10 @@ class _RunCounts:
         if not event.path:
             self._doing = said
 
-    def pop_started_step(self, path: str) -> int:
-        """Return the step that the run at *path* has started, once; else 0."""
-        step = self._started.pop(path, 0)
-        if step and not path:
+    def pop_started_step(self, run_path: str) -> int:
+        """Remove and return the step that the run at *run_path* has started; 0 if there is no new one. Store it if it is of the root."""
+        step = self._started.pop(run_path, 0)
+        if step and not run_path:
             self._step = step
         return step
 
@@ -333,7 +333,7 @@ class _RunCounts:
             self._doing,
             *groups,
             spent,
-            format_cost(self.cost, of=self.usage) if spent else "",
+            format_cost(self.cost, usage=self.usage) if spent else "",
             f"{time.monotonic() - self._start:.0f} s",
         ]
 
@@ -345,17 +345,17 @@ class _RunCounts:
             format_count(sum(not call.path for call in result.tool_calls) + self._tool_calls, "tool call"),
             format_count(self._agents, "child run") if self._agents else "",
             format_tokens(result.usage),
-            format_cost(result.cost, of=result.usage) if result.usage.requests else "no model call",
+            format_cost(result.cost, usage=result.usage) if result.usage.requests else "no model call",
             f"{time.monotonic() - self._start:.1f} s",
         ]
 
 
 class _Children:
     """
-    The children of a run: which are followed, and which are only counted since they are many.
+    The children of a run: single ones, which are followed, and groups of many, which are only counted.
 
     Attributes:
-        groups: The many children of a run, by its path.
+        groups: The group of many children of a run, by the path of that run.
         siblings: The heading of each child that runs alongside others, by its path.
     """
 
@@ -364,15 +364,17 @@ class _Children:
         self.siblings: dict[str, str] = {}
         self._folded: set[str] = set()
 
-    def is_only_counted(self, path: str) -> bool:
-        """Return whether the run at *path*, or a parent, is one of many siblings that are only counted."""
-        return bool(self._folded) and any(path[:end] in self._folded for end in [*_dot_positions(path), len(path)])
+    def is_only_counted(self, run_path: str) -> bool:
+        """Return whether the run at *run_path*, or a parent, is one of many siblings that are only counted."""
+        return bool(self._folded) and any(
+            run_path[:end] in self._folded for end in [*_dot_positions(run_path), len(run_path)]
+        )
 
-    def find_path_with_siblings(self, path: str) -> str:
-        """Return the path of the run with siblings that *path* belongs to, itself or the nearest above; ``""`` if none."""
-        while path and path not in self.siblings:
-            path = path.rpartition(".")[0]
-        return path
+    def get_sibling_ancestor_path(self, run_path: str) -> str:
+        """Return the path of the run with siblings that the run at *run_path* belongs to, itself or the nearest above; ``""`` if none."""
+        while run_path and run_path not in self.siblings:
+            run_path = run_path.rpartition(".")[0]
+        return run_path
 
     def store_child_heading(self, event: ev.AgentSpawned) -> None:
         """Store the heading of a child that runs alongside others."""
@@ -401,10 +403,10 @@ class _SiblingGroup:
     Many children that one run started together.
 
     Attributes:
-        agent_id: The agent of the first of them.
-        asked: How many were asked for so far.
-        ended: How many have ended.
-        printed: How many had ended when that was last printed.
+        agent_id: The agent of the first child.
+        asked: The number of requested children so far.
+        ended: The number of ended children.
+        printed: The number of ended children in the last printed line.
     """
 
     def __init__(self, agent_id: str) -> None:
@@ -576,12 +578,12 @@ def _print_warning(display: ProgressDisplay, event: ev.HandlerNotice | ev.Warned
     display.print_line(event.path, f"  warning: {one_line(said, 400)}", display.colors.warning)
 
 
-def _dot_positions(path: str) -> list[int]:
-    return [position for position, character in enumerate(path) if character == "."]
+def _dot_positions(run_path: str) -> list[int]:
+    return [position for position, character in enumerate(run_path) if character == "."]
 
 
-def _indent_level(path: str) -> int:
-    return path.count(".") + 1 if path else 0
+def _indent_level(run_path: str) -> int:
+    return run_path.count(".") + 1 if run_path else 0
 
 
 def _format_argument(value: object) -> str:
@@ -630,4 +632,4 @@ SHOWN: Mapping[type[ev.Event], Callable[[ProgressDisplay, Any], None]] = {
     ev.HandlerNotice: _print_warning,
     ev.Warned: _print_warning,
 }
-"""How each kind of event is shown; those of the counts are in the status line."""
+"""The function that shows each kind of event; counts are in the status line."""

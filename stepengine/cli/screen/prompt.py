@@ -1,8 +1,8 @@
 """
-What a person types at a chat: lines with a history, files that go along with them, and commands of their own shell.
+The input of a chat: lines with a history, attached files, and commands of the user's own shell.
 
-On a terminal prompt_toolkit (extra ``chat``) reads them: several lines, history, completion. Elsewhere, and without it, one line
-is read after the other. Must not be here: what the commands of a chat do.
+On a terminal prompt_toolkit (extra ``chat``) reads them: several lines, history, completion. Elsewhere, and without it, single lines
+are read. The commands of a chat are in ``commands.chat_commands``.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ PASTE_BYTES = 1024 * 1024
 PASTE = re.compile(r"\[paste \d{1,9}: \d{1,9} lines\]")
 ANSWERS = ("/skip",)
 REFRESH = 0.1
-"""How often what goes on is drawn anew, in seconds."""
+"""The interval between redraws during a turn, in seconds."""
 SOON = 2.0
-"""How soon after the first Ctrl-C the second one leaves, in seconds."""
+"""The time after the first Ctrl-C in which a second one leaves, in seconds."""
 ESCAPE = 0.1
-"""How long after Esc the rest of a longer key, such as Alt-Enter, may arrive, in seconds."""
+"""The time after Esc in which the rest of a longer key, such as Alt-Enter, may arrive, in seconds."""
 
 
 class UnreadMessage(str):
@@ -62,10 +62,10 @@ class AbovePromptStream:
     A text stream that prints above the line that is being typed.
 
     Args:
-        stream: The terminal; printed on directly while nothing is read.
+        stream: The terminal; text is printed directly while no line is read.
 
     Attributes:
-        reading: The prompt_toolkit application that reads now.
+        reading: The prompt_toolkit application that reads a line now; ``None`` without one.
         encoding: The encoding of the terminal.
     """
 
@@ -92,11 +92,11 @@ class AbovePromptStream:
             reading.invalidate()
 
     def isatty(self) -> bool:
-        """Return whether it is a terminal."""
+        """Return whether the stream is a terminal."""
         return self._stream.isatty()
 
     def fileno(self) -> int:
-        """Return its descriptor."""
+        """Return the file descriptor of the stream."""
         return self._stream.fileno()
 
 
@@ -105,20 +105,20 @@ class PromptReader(Terminal):
     Reads the next prompt, and the input typed while a run works.
 
     Args:
-        console: Where questions are shown.
-        lines: Where lines are read without prompt_toolkit.
+        console: The console for questions.
+        lines: The input without prompt_toolkit.
         above: The stream of *console*.
         commands: The commands that are completed.
         root: The folder whose files are completed.
-        history: What was said before; what is said now is added.
+        history: The earlier inputs; new ones are added.
         plain: Read plain lines even at a terminal.
 
     Attributes:
         is_rich: Whether prompt_toolkit reads.
-        was_pasted: Whether a part of what was said last was pasted.
-        keys: What Ctrl-O (``"c-o"``) and Shift-Tab (``"s-tab"``) do.
+        was_pasted: Whether a part of the last input was pasted.
+        keys: The functions of Ctrl-O (``"c-o"``) and Shift-Tab (``"s-tab"``).
         run_if_immediate: Executes a command of the chat that need not wait for the end of the turn; returns whether it did.
-        status: What stands on the last line of the terminal while somebody may type there.
+        status: Returns the last line of the terminal while a person may type.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class PromptReader(Terminal):
         """
         Put the terminal into raw mode during the block, so that early input is not echoed twice and Enter stays Enter.
 
-        Ctrl-C is a signal while nobody reads.
+        Ctrl-C sends a signal while no line is read.
         """
         if self._session is None:
             yield
@@ -177,23 +177,23 @@ class PromptReader(Terminal):
 
     @contextlib.contextmanager
     def set_turn_display_and_interrupt(
-        self, live: Callable[[], str], interrupt: Callable[[], object]
+        self, get_live_text: Callable[[], str], interrupt: Callable[[], object]
     ) -> Iterator[None]:
         """
-        Show the text of *live* above the input while the block runs, and call *interrupt* at Ctrl-C and at the first Esc.
+        Show the text of *get_live_text* above the input while the block runs, and call *interrupt* at Ctrl-C and at the first Esc.
 
-        Only Ctrl-C calls it again, since that leaves.
+        Only Ctrl-C calls it again, since a second call leaves the chat.
         """
-        self._live, self._interrupt, self._is_interrupted = live, interrupt, False
+        self._live, self._interrupt, self._is_interrupted = get_live_text, interrupt, False
         try:
             yield
         finally:
             self._live, self._interrupt = str, None
 
     async def read_next_prompt(self) -> str | None:
-        """Read the next prompt or queued ``UnreadMessage``; ``None`` if the person leaves with Ctrl-D or with Ctrl-C twice."""
+        """Read the next prompt, or take a queued line; return ``None`` if the person leaves with Ctrl-D or with Ctrl-C twice."""
         if self._unsent:
-            said, self.was_pasted = self._unsent.pop(0), False  # that was looked at when it was kept
+            said, self.was_pasted = self._unsent.pop(0), False  # a pasted !command was refused before it was queued
             self.print_text(f"> {visible(said)}", "dim")
             return said
         if self._session is None:
@@ -256,13 +256,13 @@ class PromptReader(Terminal):
         """Execute a chat command that need not wait, or queue it; refuse a pasted ``!command``. Return whether it was a command."""
         is_command = text.startswith(("/", "!")) and not text.startswith("//")
         if is_command and self.was_pasted and text.startswith("!"):
-            self.print_typed_line()
+            self.echo_hidden_line()
             self.note(PASTED, "yellow")
         elif is_command and not (
             text.startswith("/") and self.run_if_immediate is not None and await self.run_if_immediate(text)
         ):
             self.queue_line(text)
-            self.print_typed_line()
+            self.echo_hidden_line()
             self.note("(runs when the turn ends)", "dim")
         return is_command
 
@@ -338,7 +338,7 @@ class PromptReader(Terminal):
         except asyncio.CancelledError:
             if self._accepted is None:
                 raise
-            said, sent = self._accepted, True  # Enter was faster than whoever wanted the terminal
+            said, sent = self._accepted, True  # Enter came before the cancellation
         finally:
             self._above.reading = None
             if keeps_draft:
@@ -349,7 +349,7 @@ class PromptReader(Terminal):
     # --- keys ---------------------------------------------------------------------------------------------------------
 
     def _make_prompt_sessions(self, commands: Sequence[str], root: Path, history: PromptHistory) -> tuple[Any, Any]:
-        """Return the prompt_toolkit sessions for prompts and for answers; ``None`` twice without prompt_toolkit."""
+        """Return the prompt_toolkit sessions for prompts and for answers; both are ``None`` without prompt_toolkit."""
         try:
             from prompt_toolkit import PromptSession
         except ImportError:
@@ -422,7 +422,7 @@ class PromptReader(Terminal):
     # --- pastes -------------------------------------------------------------------------------------------------------
 
     def _store_long_paste(self, pasted: str) -> str:
-        """Return a short paste as it is; store a long one and return its placeholder; discard one above 1 MiB and return ``""``."""
+        """Return a short paste unchanged; store a long one and return its placeholder; discard one above 1 MiB and return ``""``."""
         lines = pasted.count("\n") + 1
         if len(pasted.encode(errors="replace")) > PASTE_BYTES:
             self.print_text(
@@ -436,12 +436,12 @@ class PromptReader(Terminal):
         return f"[paste {len(self._pastes)}: {lines} lines]"
 
     def _expand_pastes(self, typed: str) -> str:
-        """Return the typed text with its placeholders replaced by the pastes."""
+        """Return the typed text with placeholders replaced by the stored pastes."""
         known = {
             f"[paste {number}: {pasted.count(chr(10)) + 1} lines]": pasted
             for number, pasted in enumerate(self._pastes, start=1)
         }
-        # In one go: a paste is not searched for another one.
+        # In one pass, so that placeholders inside a paste are not replaced.
         return PASTE.sub(lambda word: known.get(word[0], word[0]), typed)
 
 
@@ -464,7 +464,7 @@ def _make_stored_history(
             return reversed(history.load())
 
         def append_string(self, string: str) -> None:
-            # A pasted !command is not run, so it must not come back as a typed one.
+            # A pasted !command is not run, so it must not return from the history as a typed one.
             if not (was_pasted() and expand_pastes(string).startswith("!")):
                 super().append_string(string)
 
@@ -495,7 +495,7 @@ def _make_completer(commands: Sequence[str], root: Path) -> Any:
 
 
 def _complete_path(root: Path, typed: str) -> list[str]:
-    """Return the paths below *root* that start with the typed text; nothing if they cannot be listed."""
+    """Return the paths below *root* that start with the typed text; an empty list if they cannot be listed."""
     folder, _, start = typed.rpartition("/")
     if ".." in Path(folder).parts or Path(folder).is_absolute():
         return []
@@ -516,7 +516,7 @@ class PromptHistory:
     The stored inputs of chats.
 
     Args:
-        file: Where it is kept; ``None`` keeps nothing.
+        file: The file for the inputs; ``None`` to store none.
     """
 
     def __init__(self, file: Path | None) -> None:
@@ -635,7 +635,7 @@ def _list_folder(root: Root, name: str, max_bytes: int) -> str:
 
 
 async def run_shell_command(command: str, folder: Path) -> str:
-    """Run a command in the shell and return its output; Ctrl-C or 120 s end it."""
+    """Run a command in the shell and return its output, with the exit code if it failed; Ctrl-C or 120 s end the command."""
     process: asyncio.subprocess.Process | None = None
     is_ended = False
     ended = ""

@@ -1,8 +1,8 @@
 """
-Values as text and as JSON, on their way to a terminal or a pipe.
+Values as text and as JSON, for a terminal or a pipe.
 
-Everything from models, tools and files that would steer the terminal or hide itself is shown as an escape
-(``stepengine.data.visible``); only our own colours reach the screen.
+Characters from models, tools and files that would control or hide text on the terminal are shown as escapes
+(``stepengine.data.visible``). Only the colours of this package reach the screen.
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ class ColorScheme:
     """
     The style of each kind of line, in the words of rich: ``"bold cyan"``, ``"#ff8800"``, ``"dim"``; ``""`` for none.
 
-    On an output that is not a terminal, and where ``NO_COLOR`` is set, there are no colours whatever the scheme says.
+    If the output is not a terminal, or ``NO_COLOR`` is set, no colours are used.
 
     Attributes:
-        step: A step of the model.
-        tool: A tool call that begins.
-        result: A tool call that went well; a todo that is done.
-        agent: A child that begins or ends.
+        step: The start of a model step.
+        tool: The start of a tool call.
+        result: A successful tool call; a completed todo.
+        agent: The start or end of a child.
         thinking: Thoughts.
-        question: What a person is asked.
-        warning: What somebody should look at.
-        error: What failed.
-        note: What is said in passing.
-        summary: How a run ended; the names of files in a diff.
-        place: A place in a diff.
+        question: A question to a person.
+        warning: A warning.
+        error: A failure.
+        note: A note of less importance.
+        summary: The end of a run; the names of files in a diff.
+        place: The line numbers in a diff.
         added: A line that a diff adds.
         removed: A line that a diff removes.
     """
@@ -90,23 +90,23 @@ def is_terminal(stream: Any = None) -> bool:
 
 def print_visible(text: str, hang: int | Callable[[str], int] = 0) -> None:
     """
-    Print lines on stdout, made visible; on a terminal they break at words.
+    Print lines on stdout with control characters made visible; on a terminal, they wrap at words.
 
     Args:
         text: The lines.
-        hang: How far the rest of a line that was broken is indented more than the line, or what tells that of a line.
+        hang: The additional indentation of continuation lines, or a function that returns it for a line.
     """
     shown = visible(text)
     print(wrap_lines(shown, shutil.get_terminal_size().columns, hang) if is_terminal(sys.stdout) else shown, flush=True)
 
 
 def wrap_lines(text: str, width: int, hang: int | Callable[[str], int] = 0) -> str:
-    """Break the lines of *text* at spaces to at most *width* cells; continuation lines keep the indentation plus *hang*."""
+    """Wrap the lines of *text* at spaces to at most *width* cells; continuation lines have the same indentation plus *hang*."""
     more = hang if callable(hang) else lambda _: hang
-    return "\n".join([part for line in text.split("\n") for part in _break_line(line, width, more(line))])
+    return "\n".join([part for line in text.split("\n") for part in _wrap_line(line, width, more(line))])
 
 
-def _break_line(line: str, width: int, hang: int) -> Iterator[str]:
+def _wrap_line(line: str, width: int, hang: int) -> Iterator[str]:
     from rich.cells import cell_len, chop_cells
 
     if cell_len(line) > width:
@@ -137,7 +137,7 @@ def _break_line(line: str, width: int, hang: int) -> Iterator[str]:
 
 
 def can_draw_lines() -> bool:
-    """Return whether the encoding of stdout is a UTF; then box-drawing characters can be printed."""
+    """Return whether the encoding of stdout is a UTF, so that box-drawing characters can be printed."""
     return "utf" in str(getattr(sys.stdout, "encoding", None) or "").lower()
 
 
@@ -198,7 +198,7 @@ def result_to_json(result: RunResult) -> dict[str, Any]:
 
 
 def print_output(output: object) -> None:
-    """Print an output, if there is one: for a person as text, for a pipe as JSON, texts as they are."""
+    """Print an output unless it is empty: as text for a person, as JSON for a pipe; a string is printed as it is."""
     told = plain(output)
     if told in (None, ""):
         return
@@ -252,9 +252,9 @@ def format_tokens(usage: Usage) -> str:
     return f"{about}{usage.prompt_tokens:,} tokens in, {usage.completion_tokens:,} out"
 
 
-def format_cost(cost: Decimal | None, *, of: Usage | None = None) -> str:
-    """Format *cost* in US dollars; ``"cost unknown"`` for ``None``. If the usage *of* is a lower bound, it starts with "at least"."""
+def format_cost(cost: Decimal | None, *, usage: Usage | None = None) -> str:
+    """Format *cost* in US dollars; ``"cost unknown"`` for ``None``. If *usage* is a lower bound, the text starts with "at least"."""
     if cost is None:
         return "cost unknown"
-    about = "at least " if of is not None and of.at_least else ""
+    about = "at least " if usage is not None and usage.at_least else ""
     return f"{about}${cost:.4f}" if cost < 1 else f"{about}${cost:.2f}"

@@ -56,7 +56,7 @@ class HandlerPositions:
         return {"locals": self.locals, "contexts": self.contexts, "hooks": self.hooks}
 
 
-def collect_handler_positions(
+def replay_and_collect_positions(
     stepper: Stepper, view: RunPayload, *, with_locals: bool = True, sources: list[dict[str, str]] | None = None
 ) -> HandlerPositions:
     """
@@ -84,6 +84,8 @@ def collect_handler_positions(
 
 
 class _PositionCollector:
+    """Collects the handler positions of a replayed run, row by row."""
+
     def __init__(self, view: RunPayload, *, with_locals: bool, sources: list[dict[str, str]]) -> None:
         self._view = view
         self._with_locals = with_locals
@@ -102,7 +104,7 @@ class _PositionCollector:
         if row is None:
             return
         if any(isinstance(call.said, Change) for call in moment.hooks):
-            self.walked.hooks.setdefault(row, []).extend(self._iterate_hook_changes(moment))
+            self.walked.hooks.setdefault(row, []).extend(self._iter_hook_changes_and_store_texts(moment))
         if row in self.walked.locals:
             return
         self._add_context_changes_of_row(row, path, moment.state)
@@ -110,7 +112,7 @@ class _PositionCollector:
         if frames:
             self._add_frames(row, path, frames)
 
-    def _iterate_hook_changes(self, moment: Moment) -> Iterator[dict[str, object]]:
+    def _iter_hook_changes_and_store_texts(self, moment: Moment) -> Iterator[dict[str, object]]:
         """Yield the changes that hooks made at a moment as JSON, and store their texts."""
         for call in moment.hooks:
             if isinstance(call.said, Change):
@@ -165,13 +167,13 @@ class _PositionCollector:
         self.walked.locals[row] = {"from": before_row, "frames": told}
         self._last[path] = (row, values, [frame.function for frame in frames])
 
-    def _format_variable_cached(self, place: tuple[str, int, str], value: object) -> str:
+    def _format_variable_cached(self, key: tuple[str, int, str], value: object) -> str:
         """Return the text of a variable. For values of some types, the text is cached until the variable holds another object."""
-        before, text = self._known.get(place, (None, ""))
+        before, text = self._known.get(key, (None, ""))
         if before is value and text and type(value) in UNCHANGING:
             return text
-        text = self._safe.format_variable(place[2], value)
-        self._known[place] = (value, text)
+        text = self._safe.format_variable(key[2], value)
+        self._known[key] = (value, text)
         return text
 
     def _store_source_file(self, frame: Frame) -> int | None:

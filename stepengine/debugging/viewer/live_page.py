@@ -47,7 +47,7 @@ class _PageState:
 
 class FollowedJournal:
     """
-    A journal whose page data is extended when the journal has grown.
+    A journal with its page data, which ``read_new_records`` extends while the run is running.
 
     Args:
         journal: The journal.
@@ -55,7 +55,7 @@ class FollowedJournal:
         title: The page's title; by default the agent and the journal.
 
     Raises:
-        JournalError: when it cannot be read, or holds no run yet.
+        JournalError: when the journal cannot be read, or holds no run yet.
     """
 
     def __init__(self, journal: Journal, file: str, title: str = "") -> None:
@@ -67,7 +67,12 @@ class FollowedJournal:
         self.read_new_records()
 
     def read_new_records(self) -> None:
-        """Read the records since the last call, or all again if the journal was replaced; raises the errors of the constructor."""
+        """
+        Read the records written since the last call, and extend the page data; read all again if the journal was replaced.
+
+        Raises:
+            JournalError: when the journal cannot be read.
+        """
         is_behind = True
         while is_behind:
             news = self._follower.read_new()
@@ -98,7 +103,7 @@ class FollowedJournal:
             "missing": missing, "follow": self.offset,
         }  # fmt: skip
 
-    def changes_after(self, offset: int) -> dict[str, Any]:
+    def get_changes_after(self, offset: int) -> dict[str, Any]:
         """Return the page data added or changed after *offset*; everything for an unknown offset."""
         known = self._known.get(offset, self._known[0])
         view, texts = self._view, self._view.texts
@@ -108,18 +113,18 @@ class FollowedJournal:
         return {
             "after": self.offset, "from": known.texts, "texts": texts.all[known.texts :],
             "images_from": known.images, "images": texts.images[known.images :], "steps": view.list_changed_rows(known.took), "rows": len(view.rows),
-            "run": self._run, "agents": view.agents, "series": view.chart_data(known.took),
+            "run": self._run, "agents": view.agents, "series": view.get_chart_data(known.took),
         }  # fmt: skip
 
 
 def make_page_server(following: FollowedJournal, port: int = 0) -> tuple[ThreadingHTTPServer, str]:
     """
-    Return an HTTP server on this machine only, and the URL of its page; *port* 0 selects a free port.
+    Bind an HTTP server to this machine only; return it, not yet serving, and the URL of its page. *port* 0 selects a free port.
 
     The URL contains a random token, and requests with another host name are refused.
 
     Raises:
-        OSError: when the port is taken.
+        OSError: when the port is in use.
     """
     server = _PageServer(following, port)
     return server, f"http://127.0.0.1:{server.server_port}/{server.token}/"
@@ -165,7 +170,7 @@ class _PageHandler(BaseHTTPRequestHandler):
         try:
             with self.server.reading:
                 following.read_new_records()
-                text = json.dumps(following.changes_after(offset)) if path else following.render_html()
+                text = json.dumps(following.get_changes_after(offset)) if path else following.render_html()
             kind = "application/json" if path else "text/html"
         except JournalError as error:
             kind, text = "application/json", json.dumps({"error": error.message})

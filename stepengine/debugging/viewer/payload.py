@@ -1,7 +1,7 @@
 """
 A journal as the JSON data of the page.
 
-Every text of a page is stored once and cleaned. A redactor replaces all kinds of secrets, whatever the journal's own rules were, and
+Every text of a page is stored once and cleaned. A redactor replaces all kinds of secrets, regardless of the journal's own rules, and
 control characters become escapes. The page resolves numbers to texts and rebuilds requests from their slices, as ``History`` does.
 
 ``RunPayload.add_new_records`` adds only the records that it has not seen, so a running run is followed by calling it again.
@@ -109,7 +109,8 @@ class PageTexts:
     The texts of a page, each stored once under a number.
 
     Args:
-        longest: The characters of a long text that are kept, half of them at its end; ``None`` for all. Texts without *show_command* stay whole.
+        longest: The number of characters to which a long text is cut, half of them at its end; ``None`` for no limit. Texts without
+            *show_command* are never cut.
     """
 
     def __init__(self, longest: int | None = None) -> None:
@@ -311,18 +312,18 @@ class RunPayload:
                 path, {"agent_id": form["tool_name"], "prompt": "", "params": form["input"]} if is_body else form
             )
 
-    def _belongs_to_reply_row(self, run: _OpenRun, form: Mapping[str, Any]) -> bool:
+    def _belongs_to_reply_row(self, run: _OpenRun, effect: Mapping[str, Any]) -> bool:
         """
         Return whether an effect belongs to the row of the last model reply, as its requested call or a call of a hook.
 
-        A tool call names its source. Children and questions only have the id of their call. So the first ids count as requested,
-        as many as the reply has calls.
+        The record of a tool call has its source. Children and questions only have the id of their call, so the first ids count as
+        requested, as many as the reply has calls.
         """
         if run.row < 0:
             return False
-        if form["type"] == "tool_call" and form["source"] != "model":
-            return bool(form["source"] == "hook")
-        known = form.get("tool_call_id", "")
+        if effect["type"] == "tool_call" and effect["source"] != "model":
+            return bool(effect["source"] == "hook")
+        known = effect.get("tool_call_id", "")
         if not known:
             return False
         if known not in run.ids:
@@ -344,15 +345,15 @@ class RunPayload:
         """Record that the current ``add_new_records`` added or changed a row."""
         self._touched[-1].add(number)
 
-    def _request_to_json(self, form: Mapping[str, Any], path: str) -> Form:
+    def _request_to_json(self, effect: Mapping[str, Any], run_path: str) -> Form:
         """Store the texts of a model request, and return it as JSON with their numbers."""
-        request = form["request"]
+        request = effect["request"]
         told: Form = {
             "model": self._clean_name(request["model"]),
-            "m": [self._request_item_to_json(i, path) for i in request["messages"]],
+            "m": [self._request_item_to_json(i, run_path) for i in request["messages"]],
         }
-        if form["purpose"] != "step":
-            told["purpose"] = form["purpose"]
+        if effect["purpose"] != "step":
+            told["purpose"] = effect["purpose"]
         if request.get("system_prompt"):
             told["system"] = self.texts.add(request["system_prompt"])
         if request.get("tools"):
@@ -366,11 +367,11 @@ class RunPayload:
             told["tail"] = [self._message_to_json(decode_stored(m)) for m in request["tail"]]
         return told
 
-    def _request_item_to_json(self, item: Mapping[str, Any], path: str) -> Any:
+    def _request_item_to_json(self, item: Mapping[str, Any], run_path: str) -> Any:
         """Return a message, or a slice of an earlier request: the number of its row, the start and the end."""
         if item["type"] != "slice":
             return self._message_to_json(decode_stored(item))
-        source = (item.get("path", path), item["seq"])
+        source = (item.get("path", run_path), item["seq"])
         return [self.lead.get(source, -1), item["start"], item["stop"]]
 
     def _message_to_json(self, message: Message) -> Form:
@@ -393,27 +394,27 @@ class RunPayload:
         """Return a name with secrets redacted and all control characters escaped."""
         return visible(str(self.texts.clean(text)), strict=True)
 
-    def _call_to_json(self, run: _OpenRun, intent: Intent, form: Mapping[str, Any]) -> Form:
+    def _call_to_json(self, run: _OpenRun, intent: Intent, effect: Mapping[str, Any]) -> Form:
         """Return an effect that calls no model as JSON: kind, address, start, name, stored input and program line."""
-        row, about = KINDS[form["type"]], ABOUT.get(form["type"])
+        row, about = KINDS[effect["type"]], ABOUT.get(effect["type"])
         call: Form = {"kind": row.verb, "a": format_address(intent.path, intent.seq), "began": run.last}
-        if form["type"] == "ask":
-            questions = [decode_stored(q) for q in form["questions"]]
+        if effect["type"] == "ask":
+            questions = [decode_stored(q) for q in effect["questions"]]
             call["name"] = self._clean_name(", ".join([q.id for q in questions]))
             asked = [{"id": q.id, "text": q.text, "options": list(q.options)} for q in questions]
             call["input"] = self.texts.add(asked[0] if len(asked) == 1 else asked)
-            if form["purpose"] != "question":
-                call["purpose"] = form["purpose"]
+            if effect["purpose"] != "question":
+                call["purpose"] = effect["purpose"]
         else:
-            call["name"] = self._clean_name(form[row.name] if about is None else about(form))
-            call["input"] = self.texts.add(_effect_input_to_json(form))
-        if form.get("source") == "tool":
+            call["name"] = self._clean_name(effect[row.name] if about is None else about(effect))
+            call["input"] = self.texts.add(_effect_input_to_json(effect))
+        if effect.get("source") == "tool":
             call["by"] = "tool"
-        if form.get("tool_call_id"):
-            call["id"] = self._clean_name(form["tool_call_id"])
+        if effect.get("tool_call_id"):
+            call["id"] = self._clean_name(effect["tool_call_id"])
         if intent.gather is not None:
             call["together"] = intent.gather
-        return call | _program_line_to_json(intent, form)
+        return call | _program_line_to_json(intent, effect)
 
     def _add_argument_origins(self, history: History, record: Record) -> None:
         """Add the origins of a call's arguments: sentences, each with whether its value is trusted; other records add nothing."""
@@ -504,29 +505,29 @@ class RunPayload:
             return {"status": "ok", "result": self.texts.add(answers)}
         return {"status": "ok", "result": self.texts.add([{"json": plain(value)}], show_command=show_command)}
 
-    def _add_started_run(self, path: str, form: Mapping[str, Any]) -> None:
-        """Append an entry for a run of the tree, or the body of a tool, that starts now."""
-        above = self._runs[path.rpartition(".")[0]] if path else None
+    def _add_started_run(self, run_path: str, start: Mapping[str, Any]) -> None:
+        """Append an entry for a run of the tree, or the body of a tool, that starts now; *start* has its agent, prompt and parameters."""
+        above = self._runs[run_path.rpartition(".")[0]] if run_path else None
         last = 0 if above is None else above.last
-        self._runs[path] = _OpenRun(len(self.agents), last)
+        self._runs[run_path] = _OpenRun(len(self.agents), last)
         parent = None if above is None else above.agent
-        told: Form = {"id": self._clean_name(form["agent_id"]), "path": path, "parent": parent, "began": last}
+        told: Form = {"id": self._clean_name(start["agent_id"]), "path": run_path, "parent": parent, "began": last}
         told |= {
             "steps": 0,
             "tokens": 0,
             "cost": "0",
             "status": "under way",
-            "prompt": self.texts.add(form["prompt"]),
+            "prompt": self.texts.add(start["prompt"]),
         }
-        if form.get("params"):
-            told["params"] = self.texts.add(plain(form["params"]))
-        if form.get("background"):
+        if start.get("params"):
+            told["params"] = self.texts.add(plain(start["params"]))
+        if start.get("background"):
             told["background"] = True
         self.agents.append(told)
 
-    def _store_run_end(self, path: str, outcome: Any, at: int) -> None:
-        """Store end, status and output of the child or tool body at *path*; other paths are ignored."""
-        known = self._runs.get(path)
+    def _store_run_end(self, run_path: str, outcome: Any, at: int) -> None:
+        """Store end, status and output of the child or tool body at *run_path*; other paths are ignored."""
+        known = self._runs.get(run_path)
         if known is None:
             return
         # A failure has no value. Only children and bodies of tools have an entry, and their results have a status.
@@ -606,38 +607,43 @@ class RunPayload:
             series["cost"].append(None if total is None else float(total))
         self._changed[-1] = min(self._changed[-1], at)
 
-    def chart_data(self, since: int = 0) -> Form:
+    def get_chart_data(self, seen_calls: int = 0) -> Form:
         """
         Return the data of the charts, for each model reply: its row, sent tokens, cached tokens and cost so far.
 
         Args:
-            since: The number of ``add_new_records`` calls that the caller has seen; above 0, the result starts at ``"from"``, the first
-                changed value.
+            seen_calls: The number of ``add_new_records`` calls that the caller has seen; above 0, the result starts at ``"from"``, the
+                first changed value.
         """
-        start = min(self._changed[since:], default=len(self._totals)) if since else 0
+        start = min(self._changed[seen_calls:], default=len(self._totals)) if seen_calls else 0
         told: Form = {name: values[start:] for name, values in self._series.items()}
-        return told | ({"from": start} if since else {}) | {"windows": dict(self._history.facts.context_windows)}
+        return told | ({"from": start} if seen_calls else {}) | {"windows": dict(self._history.facts.context_windows)}
 
-    def list_changed_rows(self, since: int) -> list[tuple[int, Form]]:
-        """Return the rows that were added or changed since call number *since* of ``add_new_records``, with their numbers."""
-        return [(number, self.rows[number]) for number in sorted(set().union(*self._touched[since:]))]
+    def list_changed_rows(self, seen_calls: int) -> list[tuple[int, Form]]:
+        """Return the rows, with their numbers, that were added or changed after the first *seen_calls* calls of ``add_new_records``."""
+        return [(number, self.rows[number]) for number in sorted(set().union(*self._touched[seen_calls:]))]
 
     def to_dict(self) -> Form:
         """Return the header of the run, its agents, steps and chart data, without the texts that their numbers refer to."""
-        return {"run": self.header_to_json(), "agents": self.agents, "steps": self.rows, "series": self.chart_data()}
+        return {
+            "run": self.header_to_json(),
+            "agents": self.agents,
+            "steps": self.rows,
+            "series": self.get_chart_data(),
+        }
 
 
-def _effect_input_to_json(form: Mapping[str, Any]) -> Any:
+def _effect_input_to_json(effect: Mapping[str, Any]) -> Any:
     """Return the input of an effect, from its record."""
-    if form["type"] == "tool_call":
-        return plain(form["input"])
-    return {name: plain(form[name]) for name in GIVEN.get(form["type"], form) if name != "type"}
+    if effect["type"] == "tool_call":
+        return plain(effect["input"])
+    return {name: plain(effect[name]) for name in GIVEN.get(effect["type"], effect) if name != "type"}
 
 
-def _program_line_to_json(intent: Intent, form: Mapping[str, Any]) -> Form:
+def _program_line_to_json(intent: Intent, effect: Mapping[str, Any]) -> Form:
     """Return the program line that requests an effect, as JSON; for the call of a program, its number of lines."""
     told: Form = {"line": intent.program_line} if intent.program_line else {}
-    program = find_program_text(form)
+    program = find_program_text(effect)
     # If a secret was redacted, the text may have fewer lines than the program had.
     return told if program is None else told | {"program": program.count("\n") + 1}
 

@@ -10,7 +10,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.definition import AgentDefinition
-from stepengine.debugging.viewer.handler_positions import HandlerPositions, collect_handler_positions
+from stepengine.debugging.viewer.handler_positions import HandlerPositions, replay_and_collect_positions
 from stepengine.debugging.viewer.page import render_page
 from stepengine.debugging.viewer.payload import FORMAT, NOT_RECORDED, PageTexts, RunPayload
 from stepengine.debugging.viewer.side_by_side import DETAILED, pair_steps
@@ -104,7 +104,7 @@ def render_sources(
     *,
     locals: bool = True,
     title: str = "",
-    most: int | None = None,
+    max_chars: int | None = None,
 ) -> RenderedPage:
     """
     Return the page of one run, or of two side by side.
@@ -114,22 +114,24 @@ def render_sources(
         other: Another run to compare with it.
         locals: Whether the handler's variables are shown.
         title: The page's title; by default the agent and the journal.
-        most: The number of characters above which long texts are cut in their middle; the page may still be longer.
+        max_chars: The number of characters above which long texts are cut in their middle; the page may still be longer.
 
     Raises:
         JournalError: when a journal cannot be read, or holds no run.
     """
-    made = _render_with_text_limit(source, other, locals=locals, title=title, longest=None)
-    if most is None or len(made.html) <= most:
+    made = _render_with_text_limit(source, other, locals=locals, title=title, max_text_chars=None)
+    if max_chars is None or len(made.html) <= max_chars:
         return made
-    return attrs.evolve(_render_with_text_limit(source, other, locals=locals, title=title, longest=KEPT), is_cut=True)
+    return attrs.evolve(
+        _render_with_text_limit(source, other, locals=locals, title=title, max_text_chars=KEPT), is_cut=True
+    )
 
 
 def _render_with_text_limit(
-    source: PageSource, other: PageSource | None, *, locals: bool, title: str, longest: int | None
+    source: PageSource, other: PageSource | None, *, locals: bool, title: str, max_text_chars: int | None
 ) -> RenderedPage:
-    """Return the page of one or two runs; long texts are cut after *longest* characters."""
-    made = make_payload(source, other, locals=locals, longest=longest)
+    """Return the page of one or two runs; long texts are cut to *max_text_chars* characters."""
+    made = make_payload(source, other, locals=locals, max_text_chars=max_text_chars)
     files = " → ".join([Path(each.file).name for each in (source, other) if each is not None])
     name = title or f"{made.agent} · {files}"
     return RenderedPage(html=render_page(made.told, str(made.texts.clean(name))), missing=made.missing)
@@ -141,7 +143,7 @@ class PagePayload:
     The data of a page.
 
     Attributes:
-        told: The data as JSON.
+        told: The data of the page, as JSON.
         agent: The id of the root's agent.
         texts: Its texts, with their redactor.
         missing: As in ``RenderedPage``.
@@ -154,21 +156,21 @@ class PagePayload:
 
 
 def make_payload(
-    source: PageSource, other: PageSource | None = None, *, locals: bool = True, longest: int | None = None
+    source: PageSource, other: PageSource | None = None, *, locals: bool = True, max_text_chars: int | None = None
 ) -> PagePayload:
     """
-    Return the page data of one run, or of two side by side; *longest* cuts texts.
+    Return the page data of one run, or of two side by side; *max_text_chars* cuts texts.
 
     Raises:
         JournalError: when a journal cannot be read, or holds no run.
     """
-    texts = PageTexts(longest)
+    texts = PageTexts(max_text_chars)
     files: list[dict[str, str]] = []
-    view, walked, told = _load_run_and_positions(source, texts, files, locals=locals)
+    view, walked, told = _load_run_and_replay_positions(source, texts, files, locals=locals)
     found = [(source, walked)]
     payload: dict[str, object] = {"format": FORMAT, **told}
     if other is not None:
-        second, walked_too, told_too = _load_run_and_positions(other, texts, files, locals=locals)
+        second, walked_too, told_too = _load_run_and_replay_positions(other, texts, files, locals=locals)
         found.append((other, walked_too))
         payload |= {
             "other": told_too,
@@ -189,27 +191,27 @@ def make_payload(
     )
 
 
-def _load_run_and_positions(
+def _load_run_and_replay_positions(
     source: PageSource, texts: PageTexts, files: list[dict[str, str]], *, locals: bool
 ) -> tuple[RunPayload, HandlerPositions | None, dict[str, object]]:
-    """Return the data of a run, its best replayed handler positions, and both as JSON."""
+    """Return the data of a run, the handler positions of its best replay, and both as JSON."""
     view = RunPayload(texts, source.file)
     view.add_new_records(load_stored_history(source.journal))
     walked: HandlerPositions | None = None
     for make in source.steppers:
-        now = _collect_positions_or_reason(make, view, files, locals=locals)
+        now = _replay_positions_or_get_reason(make, view, files, locals=locals)
         walked = now if walked is None or len(now.locals) > len(walked.locals) or not now.missing else walked
         if not now.missing:
             break
     return view, walked, view.to_dict() | ({} if walked is None else walked.to_dict())
 
 
-def _collect_positions_or_reason(
+def _replay_positions_or_get_reason(
     make: Callable[[], Stepper], view: RunPayload, files: list[dict[str, str]], *, locals: bool
 ) -> HandlerPositions:
     """Replay a run, and return its handler positions; an error becomes the reason why they are missing."""
     try:
-        return collect_handler_positions(make(), view, with_locals=locals, sources=files)
+        return replay_and_collect_positions(make(), view, with_locals=locals, sources=files)
     except StepEngineError as error:
         return HandlerPositions(sources=files, missing=f"No source lines and variables: {error.message}")
 
@@ -230,7 +232,7 @@ def load_stored_history(journal: Journal) -> History:
 
 def copy_undamaged_records(journal: Journal) -> tuple[MemoryJournal, int]:
     """
-    Return a copy of the records before the first damaged one, and their number, the head included.
+    Return a copy of the records before the first damaged one, and how many they are, with the head.
 
     Raises:
         JournalError: when the damage is before the start of the run.

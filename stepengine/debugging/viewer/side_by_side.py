@@ -33,7 +33,7 @@ def pair_steps(a: RunPayload, b: RunPayload, difference: Difference, texts: Page
     beside = _pair_rows(a, b, removed, added)
     told = {
         number: [f for address in addresses for f in changes.get(address, ())]
-        for number, addresses in _addresses_by_row(a).items()
+        for number, addresses in _group_addresses_by_row(a).items()
     }
     # Differences of the start are shown at the first step, those of the end at the last one.
     for number, at in ((min(beside, default=-1), "start"), (max(beside, default=-1), "end")):
@@ -46,7 +46,8 @@ def pair_steps(a: RunPayload, b: RunPayload, difference: Difference, texts: Page
     ]
 
 
-def _addresses_by_row(view: RunPayload) -> Mapping[int, list[str]]:
+def _group_addresses_by_row(view: RunPayload) -> Mapping[int, list[str]]:
+    """Return the addresses of the effects of each row."""
     found: dict[int, list[str]] = {}
     for address, number in view.lead.items():
         found.setdefault(number, []).append(format_address(*address))
@@ -90,21 +91,21 @@ def _pair_input_rows(a: RunPayload, b: RunPayload) -> Iterator[tuple[int, int]]:
             yield number, found.pop(0)
 
 
-def _list_effects_of_run(view: RunPayload, path: str) -> list[tuple[str, int]]:
+def _list_effects_of_run(view: RunPayload, run_path: str) -> list[tuple[str, int]]:
     """Return the addresses of the effects of one run, in order."""
     found: list[tuple[str, int]] = []
-    while (path, len(found)) in view.lead:
-        found.append((path, len(found)))
+    while (run_path, len(found)) in view.lead:
+        found.append((run_path, len(found)))
     return found
 
 
-def _merge_rows(a: RunPayload, b: RunPayload, beside: Mapping[int, int]) -> Iterator[tuple[int | None, int | None]]:
-    """Yield the rows of both runs in the order of the first; rows of the second alone stay next to their neighbours."""
+def _merge_rows(a: RunPayload, b: RunPayload, pairs: Mapping[int, int]) -> Iterator[tuple[int | None, int | None]]:
+    """Yield the rows of both runs in the order of the first, ``None`` for a missing one; unpaired rows stay next to their neighbours."""
     # If both runs started the same effects in another order, the order is that of the first run. A row of the second run
     # alone comes after the row that is before it there.
-    taken, paired = 0, set(beside.values())
+    taken, paired = 0, set(pairs.values())
     for i in range(len(a.rows)):
-        j = beside.get(i)
+        j = pairs.get(i)
         while j is not None and taken <= j:
             if taken not in paired:
                 yield None, taken
