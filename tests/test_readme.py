@@ -125,7 +125,7 @@ def test_the_first_agent_runs_by_its_shown_command(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Chat, "replies", replies)
     monkeypatch.setattr(Chat, "asked", [])
-    (file,) = re.search(r"Save it as `(\w+\.py)`", README).groups()  # type: ignore[union-attr]
+    (file,) = re.search(r"[Ss]ave it as `(\w+\.py)`", README).groups()  # type: ignore[union-attr]
     (command,) = re.findall(r"^(stepengine run .*) --script replies\.json$", SHELL[2], re.MULTILINE)
     Path(file).write_text(PYTHON[0], encoding="utf-8")
     Path("other.py").write_text(f"y = 1  {TODO}\n", encoding="utf-8")
@@ -162,7 +162,7 @@ def test_the_first_screen_runs_without_a_key(tmp_path: Path) -> None:
     """
     The agent is saved under the name on the page, and a shell runs the block below it.
     """
-    (file,) = re.search(r"Save it as `(\w+\.py)`", README).groups()  # type: ignore[union-attr]
+    (file,) = re.search(r"[Ss]ave it as `(\w+\.py)`", README).groups()  # type: ignore[union-attr]
     project, home = tmp_path / "project", tmp_path / "home"
     project.mkdir()
     (project / file).write_text(PYTHON[0], encoding="utf-8")
