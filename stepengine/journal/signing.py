@@ -99,9 +99,9 @@ class SigningKey:
         """The components of the resolved path of the folder that contains the key file."""
         return tuple([part for part in os.path.realpath(self.path.parent).split("/") if part])
 
-    def signature(self, words: bytes) -> str:
-        """Return the signature of *words* as base64."""
-        return base64.b64encode(self._key.sign(PURPOSE + words)).decode()
+    def signature(self, data: bytes) -> str:
+        """Return the signature of *data* as base64."""
+        return base64.b64encode(self._key.sign(PURPOSE + data)).decode()
 
 
 def _read_private_key(path: Path) -> bytes:

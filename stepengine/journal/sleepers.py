@@ -70,7 +70,7 @@ class WakeEntry:
         """Make the suspended run due at once if *mail* has messages that this process did not deliver."""
         # By the record, and not by what was read: messages that this process read while the run was suspended may have
         # reached no run.
-        box = mail.open_mailbox()
+        box = mail.find_mailbox()
         has_unread = (
             box is not None
             and box.may_have_messages(0)
@@ -204,19 +204,22 @@ def find_first_unread_message_time(
         box = journal.mailbox()
     except JournalError:
         return None  # a store without mailboxes
-    letters = box.read()[0] if box.may_have_messages(0) else []
-    known, open_ = list_message_ids(history) if letters else set(), find_open_questions(history) if letters else {}
-    known -= _find_receivable_ids(history, find_waits(history)) if letters else set()
+    mailbox_messages = box.read()[0] if box.may_have_messages(0) else []
+    known, open_ = (
+        list_message_ids(history) if mailbox_messages else set(),
+        find_open_questions(history) if mailbox_messages else {},
+    )
+    known -= _find_receivable_ids(history, find_waits(history)) if mailbox_messages else set()
     gone = {*known, *ignored_ids}
-    new = [one for one in letters if one.id not in gone and _can_have_effect(one, history, open_)]
+    new = [one for one in mailbox_messages if one.id not in gone and _can_have_effect(one, history, open_)]
     return min([one.sent for one in new], default=None)
 
 
-def _can_have_effect(letter: MailboxMessage, history: History, open_questions: Collection[str]) -> bool:
+def _can_have_effect(mailbox_message: MailboxMessage, history: History, open_questions: Collection[str]) -> bool:
     """Return whether a message can still have an effect: its question is open, or its call has no result."""
-    if letter.kind == "answer":
-        return letter.topic in open_questions
-    return letter.kind != "result" or (letter.path, int(letter.topic)) in history.open
+    if mailbox_message.kind == "answer":
+        return mailbox_message.topic in open_questions
+    return mailbox_message.kind != "result" or (mailbox_message.path, int(mailbox_message.topic)) in history.open
 
 
 def _find_receivable_ids(history: History, waits: Sequence[Waits]) -> set[str]:
@@ -248,7 +251,10 @@ def is_due(journal: Journal, waits: Sequence[Waits], now: datetime) -> bool:
     if any(one.wakes_at is not None and one.wakes_at <= now for one in waits):
         return True
     known = {one.input.get("id") for one in journal.history().inputs}
-    return any(letter.kind == "message" and letter.id not in known for letter in journal.mailbox().read()[0])
+    return any(
+        mailbox_message.kind == "message" and mailbox_message.id not in known
+        for mailbox_message in journal.mailbox().read()[0]
+    )
 
 
 def is_store_path(text: str) -> bool:

@@ -22,7 +22,6 @@ from stepengine.data.alike import list_names
 from stepengine.errors import JournalError, JournalMissing, JournalWriteFailed
 from stepengine.journal.follower import JournalPosition, OffsetPosition
 from stepengine.journal.journal_files import (
-    check_regular_file,
     create_file,
     format_names_with_verb,
     is_locked,
@@ -32,6 +31,7 @@ from stepengine.journal.journal_files import (
     make_private_folder,
     make_unusable_error,
     read_file_stamp,
+    require_regular_file,
     suggest_names,
 )
 from stepengine.journal.line_journal import LineJournal, LineWriter, LockedStore
@@ -239,7 +239,7 @@ class SqliteJournal(LineJournal):
                 if not _read_run_size(database, name):
                     break
             database.execute("INSERT INTO lines SELECT ?, number, line FROM lines WHERE run = ?", (name, run))
-        return SqliteJournal(self.path, name, **self._options).use_redaction_rules_of(self)
+        return SqliteJournal(self.path, name, **self._options).copy_redaction_rules_from(self)
 
     def _get_bound_or_only_run(self) -> str:
         """Return the run that this journal is bound to, else the only run in the file; raise unless there is one."""
@@ -332,12 +332,12 @@ class SqliteWriter(LineWriter):
         Raises:
             JournalWriteFailed: when that is impossible; the journal still opens, without what was not committed.
         """
-        self._check_usable()
+        self._require_usable()
         self.announce_commit()
         with self.store.database.lock:
             if self._lines and self._broken is None:
                 self._store_announced_lines()
-        self._check_usable()
+        self._require_usable()
 
     def _store_waiting_lines(self) -> None:
         """Store the waiting lines with those of all announced writers; raise if lines of this writer are lost by that."""
@@ -358,7 +358,7 @@ class SqliteWriter(LineWriter):
         while database.waiting:
             writers[database.waiting.popleft()] = None
         try:
-            batches = [(one, b"".join(lines)) for one in writers if (lines := one.start_storing())]
+            batches = [(one, b"".join(lines)) for one in writers if (lines := one.pop_lines_to_store())]
             if len(batches) > 1:
                 self._store_in_one_transaction(batches)
             else:
@@ -387,7 +387,7 @@ class SqliteWriter(LineWriter):
             for one, data in batches:
                 one.store.size += len(data)
 
-    def start_storing(self) -> list[bytes]:
+    def pop_lines_to_store(self) -> list[bytes]:
         """Return the lines to be stored now; the caller has to call ``finish_storing`` afterwards."""
         # First of all: whoever closes this writer sees lines that wait, or that they are under way.
         self._is_under_way = True
@@ -443,14 +443,14 @@ def ensure_database(path: Path) -> os.stat_result:
     """
     with contextlib.suppress(FileNotFoundError):
         status = path.lstat()
-        check_regular_file(path, status)
+        require_regular_file(path, status)
         if status.st_nlink > 1:
             msg = f"{path} has {status.st_nlink} names (hard links), and SQLite allows one; remove the others or copy the file"
             raise JournalError(msg)
         check_own_database(path)
         for one in (path, *[path.with_name(path.name + end) for end in LOG_FILES]):
             with contextlib.suppress(FileNotFoundError):
-                check_regular_file(one, one.lstat())
+                require_regular_file(one, one.lstat())
                 make_private(one)
         return status
     make_private_folder(path.parent)
@@ -478,7 +478,7 @@ def _open_for_reading(path: Path) -> Iterator[sqlite3.Connection]:
     try:
         # Looked at by name and never opened: closing another descriptor of the file would give up SQLite's own locks on it.
         status = path.lstat()
-        check_regular_file(path, status)
+        require_regular_file(path, status)
         database = open_guarded(path, seconds=BUSY_SECONDS, read_only=True)
     except (OSError, sqlite3.Error) as error:
         raise _make_unusable_error(path, error) from error
@@ -546,8 +546,8 @@ def _read_run_size(database: sqlite3.Connection, run: str) -> int:
     return found[0] if found else 0
 
 
-def _read_run_bytes(database: sqlite3.Connection, run: str, start: int = 0, most: int = sys.maxsize) -> bytes:
-    """Return at most *most* bytes of a run from offset *start* on."""
+def _read_run_bytes(database: sqlite3.Connection, run: str, start: int = 0, max_size: int = sys.maxsize) -> bytes:
+    """Return at most *max_size* bytes of a run from offset *start* on."""
     if not _has_lines_table(database):
         return b""
     rows = database.execute(
@@ -557,11 +557,11 @@ def _read_run_bytes(database: sqlite3.Connection, run: str, start: int = 0, most
     )
     lines, before = list[bytes](), 0
     for number, line in _check_row_order(rows):
-        if number >= start + most:
+        if number >= start + max_size:
             break
         before = before if lines else max(0, start - number)
         lines.append(line)
-    return b"".join(lines)[before : before + most]
+    return b"".join(lines)[before : before + max_size]
 
 
 def _check_row_order(rows: Iterable[tuple[Any, Any]]) -> Iterator[tuple[int, bytes]]:

@@ -33,7 +33,7 @@ from stepengine.journal.encoding import Encoder
 from stepengine.journal.follower import Again, JournalPosition, NewRecords, OffsetPosition
 from stepengine.journal.history import History
 from stepengine.journal.journal_files import TO_RECORD
-from stepengine.journal.line_macs import MacChain, load_mac_key
+from stepengine.journal.line_macs import MacChain, load_or_create_mac_key
 from stepengine.journal.line_reader import read_lines
 from stepengine.journal.mailbox import Mailbox, MemoryMailbox
 from stepengine.journal.records import Head, Input, Intent, Record, Result, to_compact_json
@@ -225,7 +225,7 @@ class Journal(abc.ABC):
         """The public key of its signatures, as base64 of OpenSSH's form; ``""`` if it is unsigned."""
         return "" if self.signing is None else self.signing.public
 
-    def check_resume_is_signed(self, history: History) -> None:
+    def require_signed_resume(self, history: History) -> None:
         """
         Raise if the run of a signed journal would continue without a signing key.
 
@@ -291,7 +291,7 @@ class Journal(abc.ABC):
         """Return the journal to record the run with this id into: this one, or in a store of many runs another one."""
         return self
 
-    def use_redaction_rules_of(self, other: Journal) -> Self:
+    def copy_redaction_rules_from(self, other: Journal) -> Self:
         """Change this journal to the redaction rules of *other*, and return it."""
         self.redact, self.redactor = other.redact, other.redactor
         return self
@@ -367,7 +367,7 @@ class Journal(abc.ABC):
             inline=self.inline,
             keeps_macs=self.macs == "kept" and not self.stable,
         )
-        key = load_mac_key(creates=False) if self.macs == "new" else None
+        key = load_or_create_mac_key(creates_missing=False) if self.macs == "new" else None
         encoder.add_mac = None if key is None else MacChain(key).add_line
         kept = (
             redact_records(History(records, self.name), self.redactor)

@@ -183,7 +183,7 @@ class UnknownCalls:
         return self._replies.get(path, False)
 
 
-def failure_to_denial(item: Item, decided: Single) -> Single:
+def replace_failure_by_denial(item: Item, decided: Single) -> Single:
     """Return the denial of a tool call or agent in place of a failure; other outcomes and effects stay unchanged."""
     if isinstance(decided, Failure) and isinstance(item.effect, CallTool) and not isinstance(item.effect, CallBody):
         return Value(ToolResult.error(f"A person denied the call of {item.effect.tool_name}.", status="denied"), 0)

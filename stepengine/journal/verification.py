@@ -95,7 +95,7 @@ def verify(
     content = source.content()
     scan = JournalScan(trusted)
     scan.scan_lines(content)
-    problems, last = scan.problems + _find_read_problem(content, source.name, scan), scan.signature
+    problems, last = scan.problems + _find_read_problems(content, source.name, scan), scan.signature
     if last is None:
         names = ", ".join([key_fingerprint(key) for key in trusted])
         others = sorted({key_fingerprint(key) for key in scan.others})
@@ -162,7 +162,7 @@ def _decode_base64(text: str) -> bytes:
         return b""
 
 
-def _find_read_problem(content: bytes, name: str, scan: JournalScan) -> list[str]:
+def _find_read_problems(content: bytes, name: str, scan: JournalScan) -> list[str]:
     """Return the reason why a journal cannot be read, unless another problem explains it."""
     if scan.problems or scan.count != scan.last:
         return []

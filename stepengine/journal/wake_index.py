@@ -299,22 +299,22 @@ class WakeIndex:
         elif state != (INDEX_VERSION, 1):
             self._rebuild_index(database, state, f"it was of version {state[0]}")
 
-    def _rebuild_index(self, database: Database, seen: object, why: str) -> None:
+    def _rebuild_index(self, database: Database, damaged_state: object, reason: str) -> None:
         """Create the tables again and fill them, unless another process has changed them since."""
         with database.lock, database.writing() as connection:
             # Another process may have made it since: what was noted in that one is not to be lost.
-            if seen is _ANY or _read_index_state(connection) == seen:
+            if damaged_state is _ANY or _read_index_state(connection) == damaged_state:
                 _recreate_tables(connection)
-        self._fill_from_journals(database, why)
+        self._fill_from_journals(database, reason)
 
-    def _fill_from_journals(self, database: Database, why: str) -> None:
+    def _fill_from_journals(self, database: Database, reason: str) -> None:
         """Add the sleeping runs of all journals, mark the index as complete, and log why; present rows stay."""
         # Nobody waits meanwhile: what others note is newer than what is read here.
         found = list(self._rebuild())
         with database.lock, database.writing() as connection:
             _insert_runs(connection, found, "IGNORE")
             connection.execute("UPDATE waking SET is_whole = 1")
-        logger.info("rebuilt the wake index %s with %d sleeping runs: %s", self._path, len(found), why)
+        logger.info("rebuilt the wake index %s with %d sleeping runs: %s", self._path, len(found), reason)
 
     def _discard_damaged_index(self, error: Exception) -> None:
         """Remove an unusable index; in a file of journals create only its tables again, and raise if that fails."""
