@@ -220,7 +220,7 @@ def compute_spending(history: History) -> Spending:
 
 
 def _sum_spendings(spent: Sequence[Spending]) -> Spending:
-    """Return the sum. By halves: a sum holds every model of its parts, and a journal may name another one in each reply."""
+    """Return the sum. It is built by halves: a sum lists all models of its parts, and each reply may have another model."""
     while len(spent) > 1:
         spent = [one + other for one, other in zip_longest(spent[::2], spent[1::2], fillvalue=Spending())]
     return spent[0] if spent else Spending()
@@ -258,12 +258,12 @@ def _find_agent_id(history: History, path: str) -> str:
 
 class _RunEffects:
     """
-    The effects of one run, its children's inside them.
+    The effects of one run, with the effects of its children inside them.
 
     Args:
         history: The journal's records.
         path: The run's path.
-        results: Whether requests show all new results of tools, because these are not effects.
+        results: Whether requests show all new tool results, because the journal does not record these as effects.
     """
 
     def __init__(self, history: History, path: str, *, results: bool = False) -> None:
@@ -535,8 +535,8 @@ def redact_and_shorten_tree(tree: object, *, portable: bool = False, keeps_long_
 
     Args:
         tree: The value.
-        portable: Replace texts that identify this machine, too: folders, the names of host and user.
-        keeps_long_texts: Leave long texts whole.
+        portable: Also replace texts that identify this machine: folders, the names of host and user.
+        keeps_long_texts: Do not shorten long texts.
     """
     clean = make_redactor("all", os.environ, machine=machine_data() if portable else None).value(tree)
     if portable:
@@ -549,7 +549,7 @@ def _restore_program_texts(shortened: Any, full: Any) -> Any:
     """
     Return a shortened tree with the full texts of its programs, marked where only parts are to be shown.
 
-    What is shown of a long program are the lines around its calls, which are not where a text is cut.
+    Of a long program the lines around its calls are shown, so its text must not be cut.
     """
     if isinstance(full, list):
         return [_restore_program_texts(*pair) for pair in zip(shortened, full, strict=True)]
@@ -585,8 +585,8 @@ def render(tree: Mapping[str, object]) -> str:
     """
     Return a tree of ``run_tree`` or ``result_tree`` as text that ends with a line end.
 
-    Members that are missing are left out, and members of another type than usual are shown as they are: a snapshot's
-    filters may have taken or replaced them.
+    Missing members are left out, and members of an unusual type are shown unchanged, since the filters of a snapshot may have
+    removed or replaced them.
     """
     return "".join([f"{_escape_line(line)}\n" for line in _run_lines(tree)])
 
@@ -701,7 +701,7 @@ def _program_lines(program: Mapping[str, object], effects: Sequence[Mapping[str,
     """
     Yield the numbered lines of a program with their effects below, and ``>`` where it waits.
 
-    What has no line of this text stands below: old records have none, and where a secret was taken out lines may be gone.
+    Effects without a line of this text follow at the end: old records have no lines, and redaction may have removed some.
     """
     lines = str(program.get("text", "")).split("\n")
     fits = len(lines) == program.get("lines")

@@ -47,7 +47,7 @@ class WakeEntry:
 
     Attributes:
         place: The folder or database.
-        run: The run's name there.
+        run: The run's name in *place*.
         journals: The journals of the store, if they are not in *place*.
     """
 
@@ -125,7 +125,7 @@ def open_wake_index(place: str | Path, journals: Journals | None = None) -> Wake
         journals: The journals of the store by name; by default those in *place*.
 
     Raises:
-        JournalError: for what is neither a folder nor a database.
+        JournalError: when *place* is neither a folder nor a database.
     """
     where = Path(place)
     return WakeIndex.for_store(where, lambda: find_sleeping_runs(where, journals))
@@ -136,7 +136,7 @@ def open_journal(place: str | Path, run: str, journals: Journals | None = None) 
     Return the journal of a run by its name in a store.
 
     Raises:
-        JournalMissing: when *journals* has none of this name.
+        JournalMissing: when *journals* has no journal of this name.
     """
     where = Path(place)
     if journals is not None:
@@ -198,7 +198,7 @@ def find_first_unread_message_time(
     """
     Return when the first mailbox message that the run has not received was sent, or ``None``.
 
-    Messages with *ignored_ids* are for runs that have not started, and wake nobody.
+    Messages with *ignored_ids* are for runs that have not started, and wake no run.
     """
     try:
         box = journal.mailbox()

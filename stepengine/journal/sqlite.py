@@ -60,10 +60,10 @@ BUSY_SECONDS = 5.0
 
 class SqliteJournal(LineJournal):
     """
-    A run in an SQLite file that holds many.
+    A run in an SQLite file of many runs.
 
-    ``SqliteJournal(path)`` is the store: record any number of runs into it, each becomes a journal of its own, which
-    ``result.journal`` is. ``SqliteJournal(path, run=id)`` is one of them.
+    ``SqliteJournal(path)`` is the store. Each run recorded into it gets a journal of its own, ``result.journal``.
+    ``SqliteJournal(path, run=id)`` is the journal of one run.
 
     Args:
         path: The file.
@@ -95,7 +95,7 @@ class SqliteJournal(LineJournal):
         return str(self.path) if self.run is None else f"{self.path}#{self.run}"
 
     def wake_place(self) -> WakePlace | None:
-        """Return the wake place of the run; without a run, that of the first one in the file, or ``None`` if there is none."""
+        """Return where the wake time of the run is stored: for a store, of the first run in the file; ``None`` without a run."""
         run = self.run or next(iter(self.runs()), None)
         return None if run is None else WakePlace(self.path, run)
 
@@ -175,7 +175,7 @@ class SqliteJournal(LineJournal):
         return self.lock_run()[2]
 
     def lock_run(self) -> tuple[str, Database, Callable[[], None]]:
-        """Return the locked run, the connection of this process, and the function that unlocks the run."""
+        """Lock the run; return its name, a database connection for this process, and a function that unlocks the run and closes the connection."""
         import sqlite3
 
         run = self._get_bound_or_only_run()
@@ -284,7 +284,7 @@ class LockedRun(LockedStore):
         return read_lines(data, self.journal.name), size
 
     def append_bytes(self, data: bytes) -> None:
-        """Append lines in a transaction of their own; raises ``OSError`` when that is impossible."""
+        """Append lines in a separate transaction; raise ``OSError`` if that fails."""
         import sqlite3
 
         try:
@@ -296,7 +296,7 @@ class LockedRun(LockedStore):
             ) from error
 
     def make_rows(self, data: bytes) -> list[Row]:
-        """Return the table rows for the next lines."""
+        """Return the table rows that append *data*, complete lines, to the run."""
         return _make_rows(self._run, self.size, data)
 
     def insert_rows(self, rows: Sequence[Row]) -> None:
@@ -330,7 +330,7 @@ class SqliteWriter(LineWriter):
         Make everything appended durable.
 
         Raises:
-            JournalWriteFailed: when that is impossible; the journal still opens, without what was not committed.
+            JournalWriteFailed: when that fails; the journal can still be opened, without uncommitted records.
         """
         self._require_usable()
         self.announce_commit()
@@ -340,7 +340,7 @@ class SqliteWriter(LineWriter):
         self._require_usable()
 
     def _store_waiting_lines(self) -> None:
-        """Store the waiting lines with those of all announced writers; raise if lines of this writer are lost by that."""
+        """Store the waiting lines with those of all announced writers; raise if lines of this writer are lost."""
         # A loss that a commit has told of already is not told again: whoever closes does so in a `finally`, and the error
         # that ended the run would be covered.
         was_lost = self._is_lost
@@ -388,7 +388,7 @@ class SqliteWriter(LineWriter):
                 one.store.size += len(data)
 
     def pop_lines_to_store(self) -> list[bytes]:
-        """Return the lines to be stored now; the caller has to call ``finish_storing`` afterwards."""
+        """Remove and return the lines to be stored now; the caller must call ``finish_storing`` afterwards."""
         # First of all: whoever closes this writer sees lines that wait, or that they are under way.
         self._is_under_way = True
         self._is_announced = False
@@ -437,9 +437,9 @@ def ensure_database(path: Path) -> os.stat_result:
     Return the file status of the database at *path*; a missing one is created for its owner only.
 
     Raises:
-        JournalError: when it is a symbolic link, no regular file, or cannot be made; when it has two names: SQLite keeps what
-            is not in the file yet beside the name, so whoever comes by the other name would damage it.
-        sqlite3.DatabaseError: when it is not a database of stepengine; nothing of it is changed.
+        JournalError: when the path is a symbolic link or not a regular file, or the file cannot be created; when the file has two
+            names: SQLite stores its log next to the name, so a process that uses the other name would damage the file.
+        sqlite3.DatabaseError: when the file is not a database of stepengine; it is not changed.
     """
     with contextlib.suppress(FileNotFoundError):
         status = path.lstat()

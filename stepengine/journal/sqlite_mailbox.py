@@ -46,8 +46,8 @@ class SqliteMailbox(Mailbox):
     Args:
         journal: The journal of the run.
         path: The file.
-        run: Returns the run's name in it.
-        seconds: How long to wait for a process that holds the file and commits nothing.
+        run: Returns the run's name in the file.
+        seconds: The number of seconds to wait for a process that has locked the file and commits nothing.
     """
 
     def __init__(self, journal: MailboxOwner, path: Path, run: Callable[[], str], *, seconds: float) -> None:
