@@ -187,14 +187,12 @@ class RunMailbox:
         elif not self._journal.answers.has_answer(question):
             self._journal.answers.by_question[question.id] = answer
 
-    def _refuse_answer(self, mailbox_message: MailboxMessage, reason: str) -> None:
+    def _refuse_answer(self, message: MailboxMessage, reason: str) -> None:
         """Record an answer as refused, with the next record, and add a warning to the result."""
         self._journal.writer.unwritten.append(
-            Input(
-                "", -1, self._journal.timing.last, {"type": "rejected_message", "id": mailbox_message.id, "why": reason}
-            )
+            Input("", -1, self._journal.timing.last, {"type": "rejected_message", "id": message.id, "why": reason})
         )
-        self._known.add(mailbox_message.id)
+        self._known.add(message.id)
         self._journal.writer.warnings.append(f"an answer from the mailbox was ignored: {reason}")
 
     def _record_new_messages(self, mailbox_messages: Sequence[MailboxMessage]) -> list[Message]:
