@@ -122,7 +122,7 @@ def _confirm_live_cost(screen: DebugScreen, request: ForkRequest) -> None:
 
 def _run_fork_to_json(screen: DebugScreen, request: ForkRequest, into: str) -> str:
     """Run the fork to its end, and return its status, steps and error as JSON."""
-    from stepengine.journal.show import status_of
+    from stepengine.journal.show import get_run_status
     from stepengine.testing import ScriptedModel
 
     try:
@@ -155,7 +155,7 @@ def _run_fork_to_json(screen: DebugScreen, request: ForkRequest, into: str) -> s
     why = "" if result.error is None else str(result.error)
     if why and not request.live:
         why += "\n   the models are scripted: --script FILE supplies replies, --live calls the models"
-    return json.dumps({"status": status_of(history), "steps": steps, "said": screen.redact_and_escape(why)})
+    return json.dumps({"status": get_run_status(history), "steps": steps, "said": screen.redact_and_escape(why)})
 
 
 def _choose_free_path(source: Path) -> str:

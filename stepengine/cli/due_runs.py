@@ -28,7 +28,7 @@ from stepengine.data.quantities import format_age
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.data.waits import describe_wait, wait_to_json
 from stepengine.errors import DefinitionError, JournalError
-from stepengine.journal.recorded_runs import find_recorded_run, runs_folder
+from stepengine.journal.recorded_runs import find_recorded_run, get_runs_folder
 
 if TYPE_CHECKING:
     from stepengine.engine.scheduler import Scheduler
@@ -86,7 +86,7 @@ def _get_store_path(text: str) -> Path:
     from stepengine.journal.sources import parse_database_path
 
     if not text:
-        folder = runs_folder()
+        folder = get_runs_folder()
         if folder is None:
             msg = "no home folder found with recorded runs; name a STORE, or set STEPENGINE_STATE_DIR"
             raise UsageProblem(msg)

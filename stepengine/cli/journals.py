@@ -47,7 +47,7 @@ from stepengine.errors import (
     JournalError,
     ReplayDivergence,
 )
-from stepengine.journal.encoding import questions_of
+from stepengine.journal.encoding import get_recorded_questions
 from stepengine.journal.history import parse_recorded_start
 from stepengine.journal.journal_files import open_for_reading
 from stepengine.journal.records import format_address
@@ -254,9 +254,9 @@ def load_given_or_recorded_agent(
     """
     from stepengine.engine import load_agent
     from stepengine.engine.loader import AgentLocation
-    from stepengine.journal.show import agent_id_of
+    from stepengine.journal.show import get_root_agent_id
 
-    agent_id = agent_id_of(history)
+    agent_id = get_root_agent_id(history)
     if given:
         place = AgentLocation.from_text(given)
         if place is not None and not place.id and place.file.is_file() and len(place.load_all()) > 1:
@@ -541,9 +541,9 @@ def needs_new_approvals(journal: Journal, history: History) -> bool:
 
 def _has_untrusted_answers(journal: Journal) -> bool:
     """Return whether the mailbox of a journal outside of the state folder has answers: anyone may have sent them."""
-    from stepengine.journal.provenance import is_in_state_folder
+    from stepengine.journal.provenance import is_in_private_runs_folder
 
-    if is_in_state_folder(journal):
+    if is_in_private_runs_folder(journal):
         return False
     box = journal.mailbox()
     return box.may_have_messages(0) and any(letter.kind == "answer" for letter in box.read()[0])
@@ -567,7 +567,7 @@ def refuse_untrusted_approvals(
     from stepengine.journal.permission_reset import find_effective_approvals
     from stepengine.journal.provenance import has_trusted_permissions
 
-    own = questions_of(history.form(history.intents[after])) if edited and after is not None else ()
+    own = get_recorded_questions(history.form(history.intents[after])) if edited and after is not None else ()
     ahead = [each for each in find_effective_approvals(history, after=after) if each not in {q.id for q in own}]
     if not ahead or has_trusted_permissions(journal):
         return

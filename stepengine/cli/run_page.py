@@ -165,12 +165,12 @@ def _make_stepper_factories(
     from stepengine.engine import Engine
     from stepengine.engine.agent_family import collect_agent_family
     from stepengine.engine.loader import locate_agent
-    from stepengine.journal.show import agent_id_of
+    from stepengine.journal.show import get_root_agent_id
     from stepengine.tools.bundled.bundled import list_all_workspace_tools
 
     options = options.with_settings()
     folders = options.settings.agent_folders
-    agent_id = agent_id_of(history)
+    agent_id = get_root_agent_id(history)
     try:
         agent = load_recorded_agent(options, history)
         with contextlib.suppress(DefinitionError):

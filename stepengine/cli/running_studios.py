@@ -16,7 +16,7 @@ from typing import Any
 
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.alike import list_names
-from stepengine.journal.recorded_runs import runs_folder
+from stepengine.journal.recorded_runs import get_runs_folder
 from stepengine.workspace.atomic import replace_path
 
 STUDIOS = "studios"
@@ -26,7 +26,7 @@ SECONDS = 5.0
 @contextlib.contextmanager
 def announce_studio(folder: Path, url: str, host: str, token: str) -> Iterator[None]:
     """Announce a running studio of *folder* during the block, in a file that only its owner can read; ignore errors."""
-    runs = runs_folder()
+    runs = get_runs_folder()
     if runs is None:
         yield
         return
@@ -68,7 +68,7 @@ def request_login_links(folder: Path) -> list[str]:
 
 def _read_announcements() -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yield each readable announcement file of a studio with its content."""
-    runs = runs_folder()
+    runs = get_runs_folder()
     for file in [] if runs is None else sorted((runs.parent / STUDIOS).glob("*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             told = json.loads(file.read_text(encoding="utf-8"))

@@ -32,11 +32,11 @@ from stepengine.journal.recorded_runs import (
     RecordedRun,
     describe_unsafe_folder,
     find_process_start_ticks,
+    get_runs_folder,
     list_runs,
     make_title,
     question_to_companion,
     read_companion,
-    runs_folder,
     waits_to_companion,
 )
 from stepengine.redaction import ANY
@@ -65,7 +65,7 @@ class StateProblem(Exception):
 
 def find_chat_history_file() -> Path | None:
     """Return the path of the chat history; ``None`` without a home."""
-    runs = runs_folder()
+    runs = get_runs_folder()
     return None if runs is None else runs.parent / HISTORY
 
 
@@ -76,7 +76,7 @@ def _get_or_create_runs_folder() -> Path:
     Raises:
         StateProblem: when it cannot be written, or other users can write to it.
     """
-    runs = runs_folder()
+    runs = get_runs_folder()
     if runs is None:
         msg = "no home folder found to record the run in; set STEPENGINE_STATE_DIR"
         raise StateProblem(msg)
@@ -325,9 +325,9 @@ class RunRecording:
         """Return the run id: from the journal for a fork, else from the result."""
         if self.journal is None or self._entry is None or not self._entry.info.get("forked_from"):
             return result.state.run_id
-        from stepengine.journal.show import run_id_of
+        from stepengine.journal.show import get_run_id
 
-        return run_id_of(self.journal.history())
+        return get_run_id(self.journal.history())
 
     def _update_companion_file(self, **changes: object) -> None:
         """Read the companion again and write it with *changes*; print an error if it cannot be written."""

@@ -25,7 +25,7 @@ from stepengine.cli.state_folder import EDITORS, HISTORY
 from stepengine.data.definition import AgentDefinition, ToolSource
 from stepengine.data.tools import ToolLike, ToolSpec, Yielding
 from stepengine.errors import DefinitionError, WorkspaceLost
-from stepengine.journal.recorded_runs import runs_folder
+from stepengine.journal.recorded_runs import get_runs_folder
 from stepengine.workspace.patterns import escape_pattern
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def _make_journal_patterns(journal: str, root: Path) -> list[str]:
 
 def _make_state_patterns(root: Path) -> list[str]:
     """Return glob patterns for recorded runs, editor sessions and chat history below *root*."""
-    runs = runs_folder()
+    runs = get_runs_folder()
     kept = [] if runs is None else [(runs, "/"), (runs.parent / EDITORS, "/"), (runs.parent / HISTORY, "")]
     return [
         f"{escape_pattern(place.relative_to(root).as_posix())}{end}"

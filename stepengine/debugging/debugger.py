@@ -43,7 +43,7 @@ from stepengine.engine.tape import Tape
 from stepengine.errors import DataError, InputError, JournalError, StepEngineError
 from stepengine.journal import Journal, JournalLike, MemoryJournal, as_journal
 from stepengine.journal.pending_items import find_open_questions
-from stepengine.journal.provenance import replace_with_derived
+from stepengine.journal.provenance import replace_records_by_derived
 from stepengine.journal.questions import make_edited_outcome, split_edit_into_answers
 from stepengine.journal.records import Address, Result, format_address
 
@@ -520,9 +520,9 @@ def _copy_journal_with_edit(tape: Tape, address: Address, edit: object) -> Journ
         raise JournalError(msg)
     made = make_edited_outcome(history, history.intents[address], edit, known.at)
     changed = Result(known.path, known.seq, known.at, attrs.evolve(made, inputs=history.outcome(known).inputs))
-    copy = MemoryJournal(redact="off", link=tape.journal.link).use_redaction_rules_of(tape.journal)
+    copy = MemoryJournal(redact="off", link=tape.journal.link).copy_redaction_rules_from(tape.journal)
     records = [changed if record is known else record for record in history.records]
-    replace_with_derived(copy, records, tape.journal)
+    replace_records_by_derived(copy, records, tape.journal)
     return copy
 
 
@@ -554,7 +554,7 @@ def _copy_journal_with_answers(
     if target.records():
         msg = f"{target.name} holds a run already; a fork needs its own journal"
         raise JournalError(msg)
-    replace_with_derived(target, tape.history.records, tape.journal)
+    replace_records_by_derived(target, tape.history.records, tape.journal)
     return target, {question.id: one for question, one in zip(questions, given, strict=True)}
 
 

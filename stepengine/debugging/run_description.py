@@ -72,7 +72,7 @@ def render_text(journal: JournalLike, *, step: str = "") -> str:
     history = opened.history()
     shown = list(_iter_effects(history))
     chosen = _get_step_effects(history, shown, step) if step else []
-    tree = redact_and_shorten_tree(run_tree(opened), whole=bool(step))
+    tree = redact_and_shorten_tree(run_tree(opened), keeps_long_texts=bool(step))
     lines, text = (
         (
             _step_request_lines(_step_header_to_dict(history, shown, chosen)),
@@ -94,7 +94,7 @@ def describe_compactions(journal: JournalLike) -> dict[str, Any]:
     from stepengine.journal.compactions import find_compactions
 
     history = as_journal(journal).history()
-    limit = history.blobs.limit.create_unused_limit()
+    limit = history.blobs.limit.copy_with_zero_count()
     return {
         "journal": history.name,
         "compactions": [_compaction_to_dict(history, found, limit) for found in find_compactions(history)],
@@ -110,7 +110,7 @@ def render_compactions(journal: JournalLike) -> str:
     """
     from stepengine.journal.show import redact_and_shorten_tree
 
-    return "\n".join(_compaction_lines(redact_and_shorten_tree(describe_compactions(journal), whole=True)))
+    return "\n".join(_compaction_lines(redact_and_shorten_tree(describe_compactions(journal), keeps_long_texts=True)))
 
 
 @frozen
@@ -155,19 +155,19 @@ def _iter_effects(history: History) -> Iterator[_ShownEffect]:
 
 def _run_header_to_dict(history: History) -> dict[str, object]:
     """Return the data of a run without its effects: agent, status, prompt, output, questions, usage and cost."""
-    from stepengine.journal.show import find_root_end, run_id_of, spending_of, status_of
+    from stepengine.journal.show import compute_spending, find_root_end, get_run_id, get_run_status
 
     root, head = history.root, history.head
-    spending = spending_of(history)
+    spending = compute_spending(history)
     usage, cost = spending.usage, spending.cost
     questions = [question_to_json(question) for _, question in find_open_questions(history).values()]
     ended = find_root_end(history)
-    waits = find_waits(history) if status_of(history) == "suspended" else []
+    waits = find_waits(history) if get_run_status(history) == "suspended" else []
     return {
         "journal": history.name,
-        "run": run_id_of(history),
+        "run": get_run_id(history),
         "agent": root["agent_id"],
-        "status": status_of(history),
+        "status": get_run_status(history),
         "created": history.started or None,
         "parent": plain(head.parent) if head is not None else None,
         "packages": {} if head is None else plain(head.packages),

@@ -52,11 +52,11 @@ from stepengine.engine.launcher import Launcher
 from stepengine.engine.run import EngineRun, make_ended_machine, stream_run
 from stepengine.engine.run_plans import with_resolved_system_prompt
 from stepengine.errors import AgentError, JournalError, ReplayDivergence, StepEngineError
-from stepengine.journal.encoding import changes_world_again, decode_stored, encode_effect, to_comparable_form
+from stepengine.journal.encoding import decode_stored, encode_effect, may_change_world_if_repeated, to_comparable_form
 from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.history import parse_recorded_start
 from stepengine.journal.journaled_run import JournaledRun
-from stepengine.journal.provenance import replace_with_derived
+from stepengine.journal.provenance import replace_records_by_derived
 from stepengine.journal.records import Address, Intent, Result, format_address, get_starter_address
 from stepengine.journal.run_start import start_run
 from stepengine.journal.show import find_root_end
@@ -284,7 +284,7 @@ def _write_recorded_end(journal: Journal, recorded: RunResult) -> None:
     )  # fmt: skip
     if to_comparable_form(was) != to_comparable_form(made):
         end = Result(end.path, end.seq, end.at, Value(was, end.at))
-        replace_with_derived(journal, [*records[:-1], end], journal)
+        replace_records_by_derived(journal, [*records[:-1], end], journal)
 
 
 async def follow_run(launcher: Launcher, deployment: Deployment, root: str) -> AsyncGenerator[Event, None]:
@@ -362,7 +362,7 @@ def _remove_unstarted_effects(journal: Journal, tree_record: RunTreeRecord) -> N
 
     kept = [record for record in records if not isinstance(record, Intent) or has_started(record)]
     if len(kept) < len(records):
-        replace_with_derived(journal, kept, journal)
+        replace_records_by_derived(journal, kept, journal)
 
 
 class _FixedClock:
@@ -671,7 +671,7 @@ def order_and_seed_from_journal(
         form = (
             None if result is None else encode_outcome(address[1], history.outcome(result), redactor, attempts=attempts)
         )
-        if form is not None or changes_world_again(intent.effect):
+        if form is not None or may_change_world_if_repeated(intent.effect):
             outcomes[address] = get_effect_step_kind(intent.effect), fp, form
     lookups: dict[str, dict[str, object]] = {}
     facts = history.facts

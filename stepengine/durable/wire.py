@@ -26,7 +26,7 @@ from stepengine.data.questions import Answer, AnswerLike, Question, to_answer
 from stepengine.data.state import AgentState, ChildResult, EndedRun, RunInfo, RunResult, RunStatus
 from stepengine.data.usage import Usage
 from stepengine.errors import DataError, StepEngineError
-from stepengine.journal.encoding import decode_outcome, outcome_members, to_storable_error
+from stepengine.journal.encoding import decode_outcome, encode_outcome_members, to_storable_error
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.redaction import Redactor
 
@@ -257,10 +257,10 @@ def encode_outcome(seq: int, outcome: Single, redactor: Redactor, *, attempts: S
     if isinstance(outcome, Failure):
         outcome = attrs.evolve(outcome, error=to_storable_error(outcome.error))
     try:
-        members = to_portable_json(outcome_members(outcome))
+        members = to_portable_json(encode_outcome_members(outcome))
     except DataError as error:
         msg = f"the effect happened, but its outcome cannot be stored: {error.message}"
-        members = to_portable_json(outcome_members(Failure(StepEngineError(msg))))
+        members = to_portable_json(encode_outcome_members(Failure(StepEngineError(msg))))
     form: dict[str, object] = {"seq": seq, "at": outcome.at, **members}
     form |= {"attempts": to_portable_json({"": list(attempts)})[""]} if attempts else {}
     if redactor.may_contain_secret(compact(form)):
@@ -350,7 +350,7 @@ def encode_child_result(
     The state that an inline child leaves to its parent is a member of its own, since no ``ChildResult`` is stored with it.
     """
     child = finished.to_child_result(is_inline=plan.is_inline)
-    members = outcome_members(Value(child))["value"]
+    members = encode_outcome_members(Value(child))["value"]
     left: dict[str, object] = {} if child.left is None else {"left": _encode_inline_end(child.left, plan)}
     left |= {"rules": list(approval_rules)} if approval_rules else {}
     return to_portable_json({"schema": SCHEMA_VERSION, "child": members, "started": descendant_count, **left})
@@ -391,7 +391,7 @@ def encode_body_end(
         told = encode_stored(ToolResult.error(f"The tool ended, but its result cannot be stored: {error.message}"))
     left: dict[str, object] = {
         "spending": encode_stored(end.spending),
-        "children": [outcome_members(Value(child))["value"] for child in end.children],
+        "children": [encode_outcome_members(Value(child))["value"] for child in end.children],
         "changes": [_encode_change(change) for change in end.changes],
         "warnings": list(end.warnings),
     }
@@ -454,7 +454,7 @@ def _encode_calls_and_children(ended: EndedRun) -> dict[str, object]:
         "stop_reason": ended.stop_reason and ended.stop_reason.value,
         "tool_calls": [encode_stored(call) for call in ended.tool_calls],
         "thinking": list(ended.thinking),
-        "children": [outcome_members(Value(child))["value"] for child in ended.children],
+        "children": [encode_outcome_members(Value(child))["value"] for child in ended.children],
     }
 
 
@@ -470,7 +470,7 @@ def _parse_calls_and_children(form: Mapping[str, Any]) -> dict[str, Any]:
 
 def encode_result(result: RunResult) -> dict[str, Any]:
     """Return the stored form of a root run's result."""
-    output = outcome_members(Value(ChildResult(agent_id="", output=result.output)))["value"].get("output")
+    output = encode_outcome_members(Value(ChildResult(agent_id="", output=result.output)))["value"].get("output")
     form: dict[str, object] = {
         "schema": SCHEMA_VERSION,
         "status": result.status.value,

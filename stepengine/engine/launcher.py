@@ -483,7 +483,7 @@ def _increase_limits_to_record(limits: Limits, session: JournaledRun) -> Limits:
 
     If the run asked for more steps, it asks again in the same places and receives the recorded answers.
     """
-    from stepengine.journal.encoding import questions_of  # a run that is not recorded loads no journal
+    from stepengine.journal.encoding import get_recorded_questions  # a run that is not recorded loads no journal
 
     assert session.recorded_part is not None  # noqa: S101 - only recorded runs are started again
     history = session.recorded_part.history
@@ -495,7 +495,7 @@ def _increase_limits_to_record(limits: Limits, session: JournaledRun) -> Limits:
     given = {name: getattr(limits, name) for name in spent}
     limits = attrs.evolve(limits, **{n: max(v, spent[n]) for n, v in given.items() if v is not None})
     steps = _find_first_reached_step_limit(
-        question for i in own if i.type == "ask" for question in questions_of(history.form(i))
+        question for i in own if i.type == "ask" for question in get_recorded_questions(history.form(i))
     )
     return limits if steps is None else attrs.evolve(limits, max_steps=steps, ask=True)
 

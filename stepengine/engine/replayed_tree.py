@@ -307,7 +307,7 @@ class ReplayedTree:
 
     def _replay_background_start(self, run: ReplayedRun, item: Item, known: Result) -> Single:
         """Start a recorded background child and return the outcome of its start, a reference to it."""
-        refused = self._replayer.find_unstarted_outcome(item.address, item)
+        refused = self._replayer.consume_unstarted_outcome(item.address, item)
         if refused is not None:
             return refused
         path = child_path(item.path, item.effect.seq)
@@ -346,7 +346,7 @@ class ReplayedTree:
         """Replay a child or tool body to its end, and return its recorded outcome."""
         effect, address = item.effect, item.address
         path = child_path(*address)
-        refused = self._replayer.find_unstarted_outcome(address, item)
+        refused = self._replayer.consume_unstarted_outcome(address, item)
         if refused is not None:
             if (path, 0) in self._history.intents:
                 # It had begun when another member of its race won, and did no more.

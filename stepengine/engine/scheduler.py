@@ -32,7 +32,7 @@ from stepengine.errors import (
     StepEngineError,
 )
 from stepengine.journal.files import FileJournal
-from stepengine.journal.show import status_of
+from stepengine.journal.show import get_run_status
 from stepengine.journal.sleepers import open_wake_index
 from stepengine.journal.sources import parse_database_path
 from stepengine.journal.sqlite import SqliteJournal
@@ -451,7 +451,7 @@ def _with_journal_status(claimed: ClaimedTime, runs: Path) -> ClaimedTime:
     try:
         if claimed.status not in LIVE or not _read_run_id(journal):
             return claimed
-        return attrs.evolve(claimed, status=status_of(journal.history()))
+        return attrs.evolve(claimed, status=get_run_status(journal.history()))
     except JournalError as error:
         return attrs.evolve(claimed, status="unreadable", error=error.message)
 

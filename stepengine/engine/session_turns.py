@@ -439,7 +439,9 @@ class Turn:
         if not has_trusted_permissions(journal):
             remove_approvals(journal)
         asked = self._request.on_divergence
-        recording = JournaledRun.resume(journal, self._get_answers_by_question(), keep=asked == "keep")
+        recording = JournaledRun.resume(
+            journal, self._get_answers_by_question(), accepts_edited_effects=asked == "keep"
+        )
         recording.raises = asked != "stop"
         self._name = name
         return recording

@@ -51,7 +51,7 @@ from stepengine.evaluation.report_pages import render_improvement
 from stepengine.evaluation.result_folders import RESULTS, refuse_foreign_result_folder, replace_file
 from stepengine.evaluation.scoring import PASS
 from stepengine.journal import FileJournal
-from stepengine.journal.show import status_of
+from stepengine.journal.show import get_run_status
 from stepengine.models import Models
 from stepengine.models.pricing import LIST_PRICES
 from stepengine.models.scripted import ScriptedModel
@@ -416,7 +416,7 @@ class _PlannedSearch:
     def _archive_failed_run(self) -> bool:
         """Rename the journal if the search failed, so that a new search can start; return whether it failed."""
         history = self.journal.history()
-        if not history.is_complete or status_of(history) == RunStatus.COMPLETED.value:
+        if not history.is_complete or get_run_status(history) == RunStatus.COMPLETED.value:
             return False
         number = 1 + len([*self.folder.glob(f"{Path(JOURNAL).stem}.before-*.jsonl")])
         (self.folder / JOURNAL).replace(self.folder / f"{Path(JOURNAL).stem}.before-{number}.jsonl")

@@ -24,7 +24,7 @@ from stepengine.journal.programs import find_program_text
 from stepengine.journal.recorded_forks import ForkTools
 from stepengine.journal.recorded_part import JournalCut, parse_address
 from stepengine.journal.records import Address, Intent, format_address
-from stepengine.journal.show import find_root_end, status_of
+from stepengine.journal.show import find_root_end, get_run_status
 from stepengine.runtime.performer import child_path
 
 AT_ONCE = 4
@@ -160,7 +160,7 @@ def summarize_run_from(history: History, at: str) -> Course:
         steps=len(models),
         tokens=usage.total_tokens,
         cost=known if replies or not models else None,
-        status=status_of(history),
+        status=get_run_status(history),
         output=None if ended is None else plain(ended.output) if ended.output is not None else ended.text,
     )
 

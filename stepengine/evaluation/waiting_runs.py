@@ -19,7 +19,7 @@ from stepengine.engine.packages import describe_package_version_changes
 from stepengine.errors import ReplayDivergence, StepEngineError
 from stepengine.journal import Journal, JournalLike, as_journal
 from stepengine.journal.pending_items import find_open_questions
-from stepengine.journal.show import agent_id_of
+from stepengine.journal.show import get_root_agent_id
 
 ENDED, READY, KEEP, DIVERGES, FAILED = "ended", "ready", "keep", "diverges", "failed"
 ADVICE = "\n  to continue "
@@ -105,7 +105,7 @@ def read_waiting_run(journal: Journal) -> WaitingRun:
     return WaitingRun(
         journal.address,
         ENDED if history.is_complete else FAILED,
-        agent_id_of(history),
+        get_root_agent_id(history),
         tuple([question for _, question in find_open_questions(history).values()]),
         tuple(describe_package_version_changes(history)),
     )

@@ -31,18 +31,18 @@ FALSE_SIGNATURE = "record {}, a signature, was altered or was made with another 
 WRONG_CHECKSUM = "record {} was altered: its checksum is wrong"
 
 
-def restore_verified_chain(key: SigningKey, content: bytes, history: History) -> SignatureChain:
+def verify_and_restore_chain(key: SigningKey, content: bytes, history: History) -> SignatureChain:
     """
-    Return the chain of signatures for a writer that opened a whole journal.
+    Verify the signatures of a journal, and return the chain with which its writer continues.
 
     Args:
-        key: By which it goes on.
-        content: What the journal holds.
-        history: What that says.
+        key: The key for further signatures.
+        content: The bytes of the journal.
+        history: The parsed records of the journal.
 
     Raises:
-        JournalCorrupt: when what is signed in it was changed.
-        JournalError: when it was signed by another key.
+        JournalCorrupt: when a signed record was changed.
+        JournalError: when another key signed the journal.
     """
     if not content:
         return SignatureChain(key)
@@ -70,7 +70,7 @@ def restore_verified_chain(key: SigningKey, content: bytes, history: History) ->
 
 
 def find_head(content: bytes, name: str) -> Head | None:
-    """Return the head of a journal, or ``None`` if its first line is no head."""
+    """Return the head of a journal, or ``None`` if the first line is not a valid head."""
     try:
         records = read_lines(content[: content.find(b"\n") + 1], name).records
     except StepEngineError:
@@ -79,7 +79,7 @@ def find_head(content: bytes, name: str) -> Head | None:
 
 
 def limit_shown_problems(problems: Sequence[str]) -> list[str]:
-    """Return the first 20 problems, and a sentence with the number of the others."""
+    """Return the first 20 problems, then a sentence with the number of omitted problems."""
     more = len(problems) - SHOWN_CHANGES
     return [*problems[:SHOWN_CHANGES], *([f"and {more} more"] if more > 0 else [])]
 
@@ -89,17 +89,17 @@ class JournalScan:
     One scan of all lines of a journal.
 
     Args:
-        trusted: The public keys whose signatures count.
+        trusted: The public keys of trusted signers.
 
     Attributes:
-        count: How many lines there are.
-        last: The number of the line with the last signature, 0 for none.
-        signature: The last signature; ``None`` for none.
+        count: The number of lines.
+        last: The number of the line with the last signature; 0 without a signature.
+        signature: The last signature, or ``None``.
         hash: The SHA-256 of all bytes.
         marks: The marks of the lines after the last signature.
-        others: The keys of signatures by somebody else.
+        others: The keys of signatures by untrusted signers.
         digests: The SHA-256 of the bytes up to the end of each signature.
-        problems: The contradictions to signatures, one sentence each.
+        problems: Sentences about lines that contradict a signature.
     """
 
     def __init__(self, trusted: Collection[str]) -> None:
@@ -148,7 +148,7 @@ class JournalScan:
             self.problems += [WRONG_CHECKSUM.format(number) for number in self._unchecked if number <= self.last]
 
     def _parse_trusted_signature(self, line: bytes) -> JournalSignature | None:
-        """Return the valid signature by a trusted key in a line, else ``None``; record others and false ones."""
+        """Return the valid signature by a trusted key in a line, else ``None``; record untrusted keys and invalid signatures."""
         signature = JournalSignature.from_line(line)
         if signature is None:
             return None
@@ -199,7 +199,7 @@ class JournalScan:
             return
         if gap:
             there = max(0, len(marks) - len(expected))
-            self._report_missing_records(gap, there, first)
+            self._add_missing_records_problem(gap, there, first)
             marks, first = marks[there:], first + there
         self.problems += describe_record_changes(expected, marks, first)
         if len(self.problems) == known and not known:
@@ -208,7 +208,7 @@ class JournalScan:
                 f"{_format_record_range(1, self.count - 1)} may have been altered: together they do not match their signature"
             ]
 
-    def _report_missing_records(self, missing: int, remaining: int, first: int) -> None:
+    def _add_missing_records_problem(self, missing: int, remaining: int, first: int) -> None:
         """Report *missing* removed records without marks, one of them a signature; *remaining* lines from record *first* on are there."""
         false = [number for number in self._false if first <= number < first + remaining]
         for number in false:

@@ -19,25 +19,25 @@ class CallWrites:
     The file writes of calls whose results are not recorded yet.
 
     Args:
-        redactor: Takes secrets out of them.
+        redactor: Redacts secrets in the writes.
 
     Attributes:
-        pending: The writes by the address of their call.
+        pending: The file writes, by the address of the call.
     """
 
     def __init__(self, redactor: Redactor) -> None:
         self.pending: dict[Address, list[FileWrite]] = {}
         self._redactor = redactor
 
-    def add(self, path: str, seq: int, write: FileWrite) -> None:
+    def add(self, run_path: str, seq: int, write: FileWrite) -> None:
         """Store a write until the result of its call is recorded."""
-        self.pending.setdefault((path, seq), []).append(write)
+        self.pending.setdefault((run_path, seq), []).append(write)
 
-    def pop_write_forms(self, item: Item, *, again: bool) -> list[Mapping[str, Any]]:
-        """Remove and return the stored form of a call's writes; *again*: the call was started before."""
+    def pop_write_forms(self, item: Item, *, is_start_recorded: bool) -> list[Mapping[str, Any]]:
+        """Remove and return the stored form of a call's writes; *is_start_recorded*: an earlier process started the call."""
         forms = list[Mapping[str, Any]]()
         for write in self.pending.pop(item.address, ()):
             # Done twice, a call that is like one done once finds its own work, or nothing of it.
-            doubtful = again and (write.hash_before == write.after or not is_repeatable(item))
+            doubtful = is_start_recorded and (write.hash_before == write.after or not is_repeatable(item))
             forms.append(attrs.evolve(drop_secret_old_content(write, self._redactor), doubtful=doubtful).to_json())
         return forms

@@ -44,12 +44,12 @@ class Compaction:
     The changes of one compaction, seen from the request after it.
 
     Attributes:
-        address: The model call that was the first to do without what was left out.
-        step: The step of its run, from 1.
-        left_out: The messages that the model was shown before, or would have been, oldest first.
-        instead: What stands in their place: a summary, or notes in place of results.
-        unrecorded: How many more results were left out that no request ever held and no tool gave: those of the run itself, and
-            those of children.
+        address: The first model call without the removed messages.
+        step: The number of its step in its run, from 1.
+        left_out: The removed messages, oldest first: earlier requests contained them, or would have.
+        instead: The messages that replace them: a summary, or notes in place of results.
+        unrecorded: The number of further removed results that are in no request and not recorded as the result of a tool: those
+            of the run itself and of children.
     """
 
     address: Address
@@ -73,10 +73,10 @@ def find_compactions(history: History) -> Iterator[Compaction]:
     """
     Yield the compactions of a recorded run and its children, in the order of the requests after them.
 
-    One after which the model of the run was not called again is not among them.
+    A compaction is left out if the run made no model call after it.
 
     Raises:
-        JournalCorrupt: when a record that it needs cannot be read.
+        JournalCorrupt: when a needed record cannot be read.
     """
     requests = RecordedRequests(history)
     before: dict[str, _SentMessages] = {}
@@ -109,9 +109,9 @@ class _SentMessages:
 
     Attributes:
         view: The messages of the request.
-        step: The step that it was for.
+        step: The step of the request.
         said: The parts of the reply.
-        results: What the calls of the reply gave, as far as tools gave it.
+        results: The results of the calls in the reply that come from tools.
     """
 
     view: Transcript
@@ -198,13 +198,13 @@ def _make_reply_with_result_ids(sent: _SentMessages) -> AssistantMessage:
     waiting: dict[str, list[str]] = {}
     for message in sent.results:
         waiting.setdefault(message.tool_name, []).append(message.tool_call_id)
-    parts = [_assign_result_id(part, waiting) for part in sent.said]
+    parts = [_pop_and_assign_result_id(part, waiting) for part in sent.said]
     return AssistantMessage(tuple(parts))
 
 
-def _assign_result_id(part: AssistantPart, waiting: Mapping[str, list[str]]) -> AssistantPart:
-    """Return a call with the next id that *waiting* has for its tool, which is removed there; other parts unchanged."""
+def _pop_and_assign_result_id(part: AssistantPart, ids_by_tool: Mapping[str, list[str]]) -> AssistantPart:
+    """Return a call with the next id of its tool, removed from *ids_by_tool*; return other parts unchanged."""
     if not isinstance(part, ToolCallPart):
         return part
-    ids = waiting.get(part.tool_name)
+    ids = ids_by_tool.get(part.tool_name)
     return attrs.evolve(part, tool_call_id=ids.pop(0) if ids else "")

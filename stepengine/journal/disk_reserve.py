@@ -23,11 +23,11 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 class DiskReserve:
     """
-    A mebibyte of one disk, for results that come when it is full; made by ``acquire_for_disk_of(folder)``.
+    A mebibyte reserved on one disk, for results that arrive when the disk is full; made by ``acquire_for_disk_of(folder)``.
 
     Attributes:
-        users: How many journals count on it.
-        is_short: Whether less is kept, so that no effect should begin: there may be no room for what comes of it.
+        users: The number of journals that use this reserve.
+        is_short: Whether less is reserved. Then no effect should start, as there may be no space for its result.
     """
 
     _known: ClassVar[dict[int, DiskReserve]] = {}
@@ -42,7 +42,7 @@ class DiskReserve:
 
     @classmethod
     def acquire_for_disk_of(cls, folder: Path) -> DiskReserve | None:
-        """Return the reserve of the disk that holds *folder*, with one more user; ``None`` if the disk can have none."""
+        """Return the reserve of the disk that holds *folder*, with one more user; ``None`` if no space can be reserved."""
         with cls._lock:
             try:
                 device = folder.stat().st_dev
@@ -63,10 +63,10 @@ class DiskReserve:
 
     def restore_full_reserve(self, folder: Path) -> bool:
         """
-        Reserve all the space again if the disk has enough; return whether it has.
+        Reserve all the space again if the disk has enough; return True if all of it is reserved.
 
         Args:
-            folder: One of the disk that is there: the one that the room was first kept in may be gone.
+            folder: An existing folder on the disk; the original one may have been removed.
         """
         with self._lock:
             if self.is_short:
@@ -79,7 +79,7 @@ class DiskReserve:
             return not self.is_short
 
     def reserve_remaining(self) -> None:
-        """Reserve again the room that is left on the disk, for results of running effects."""
+        """Reserve as much as fits of the remaining disk space, for results of running effects."""
         with self._lock:
             self._release_space()
             self._try_allocate(LESS)

@@ -18,7 +18,7 @@ from stepengine.data.outcomes import Failure, Single, Value
 from stepengine.data.state import ChildResult
 from stepengine.data.visible import cut_after
 from stepengine.errors import ReplayDivergence
-from stepengine.journal.encoding import get_sandbox_name, outcome_members, to_comparable_form
+from stepengine.journal.encoding import encode_outcome_members, get_sandbox_name, to_comparable_form
 from stepengine.journal.fingerprints import UNSEEN, Fingerprints, select_fingerprinted_part
 from stepengine.journal.history import History
 from stepengine.journal.recorded_requests import RecordedRequests
@@ -44,7 +44,7 @@ WHOLE_CHARS = 60
 
 
 class FieldDifference(NamedTuple):
-    """One difference: a JSON pointer, and both sides as text; ``"(absent)"`` where one has nothing."""
+    """One difference: a JSON pointer, and both values as text; ``"(absent)"`` for a missing value."""
 
     pointer: str
     recorded: str
@@ -52,12 +52,12 @@ class FieldDifference(NamedTuple):
 
 
 def find_waiting_location(machine: object) -> str:
-    """Return the location where the author's code of a machine waits, or ``""`` if it is no agent's machine."""
+    """Return the location where the author's code of a machine waits, or ``""`` if it is not the machine of an agent."""
     return machine.location if isinstance(machine, Machine) else ""
 
 
 def find_definition_line(handler: object) -> str:
-    """Return ``file:line`` of a handler's definition, or ``""`` if it is no function."""
+    """Return ``file:line`` of a handler's definition, or ``""`` if the handler is not a function."""
     code = getattr(inspect.unwrap(handler), "__code__", None) if callable(handler) else None
     return "" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
 
@@ -78,15 +78,15 @@ def make_divergence_error(
     Return the error for the first difference.
 
     Args:
-        history: What was recorded.
-        address: Where they differ.
-        kind: How.
-        asked: What the run did, in a few words.
-        agent_id: Whose handler asked.
+        history: The recorded run.
+        address: The address of the first difference.
+        kind: The kind of the difference.
+        asked: The action of the run, in a few words.
+        agent_id: The agent whose handler requested the effect.
         location: ``file:line`` of the ``yield``, or of a handler that has ended.
-        fields: What differs.
-        hint: The cause, as far as one can tell.
-        now_calls_model: Whether the run asked for a model call here, which then belongs to the step it opens.
+        fields: The differing fields.
+        hint: The likely cause, or ``""``.
+        now_calls_model: Whether the run requested a model call here. The call belongs to the step that it starts.
     """
     path, seq = address
     at_end = kind == "end"
@@ -148,11 +148,11 @@ def describe_effect(form: CallModel | Mapping[str, object]) -> str:
 
 
 def compare_effects(
-    requests: RecordedRequests, intent: Intent, now: Intent, redactor: Redactor
+    requests: RecordedRequests, intent: Intent, requested: Intent, redactor: Redactor
 ) -> list[FieldDifference]:
     """Return the differences between a recorded effect and the requested one."""
     history = requests.history
-    recorded, asked = history.form(intent), history.form(now)
+    recorded, asked = history.form(intent), history.form(requested)
     if recorded["type"] != asked["type"]:
         return [FieldDifference("/type", format_value(recorded["type"]), format_value(asked["type"]))]
     if recorded["type"] == "model_call":
@@ -165,13 +165,15 @@ def compare_effects(
     )
 
 
-def compare_requests(recorded: Mapping[str, object], now: Mapping[str, object]) -> list[FieldDifference]:
+def compare_requests(recorded: Mapping[str, object], requested: Mapping[str, object]) -> list[FieldDifference]:
     """Return the differences between two stored requests, inserted and removed messages included."""
-    names = [n for n in ("model", "system_prompt", "tools", "tool_choice", "settings") if n in recorded or n in now]
+    names = [
+        n for n in ("model", "system_prompt", "tools", "tool_choice", "settings") if n in recorded or n in requested
+    ]
     fields: list[FieldDifference] = []
     for name in names:
-        fields += compare_values(recorded.get(name, ABSENT), now.get(name, ABSENT), f"/{name}")
-    return fields + list(_compare_messages(_list_comparable_messages(recorded), _list_comparable_messages(now)))
+        fields += compare_values(recorded.get(name, ABSENT), requested.get(name, ABSENT), f"/{name}")
+    return fields + list(_compare_messages(_list_comparable_messages(recorded), _list_comparable_messages(requested)))
 
 
 def _list_comparable_messages(request: Mapping[str, Any]) -> list[object]:
@@ -179,32 +181,32 @@ def _list_comparable_messages(request: Mapping[str, Any]) -> list[object]:
     return [{k: v for k, v in message.items() if k not in UNSEEN} for message in messages]
 
 
-def _compare_messages(recorded: list[object], now: list[object]) -> Iterator[FieldDifference]:
+def _compare_messages(recorded: list[object], requested: list[object]) -> Iterator[FieldDifference]:
     start = 0
-    while start < min(len(recorded), len(now)) and recorded[start] == now[start]:
+    while start < min(len(recorded), len(requested)) and recorded[start] == requested[start]:
         start += 1
     end = 0
-    while end < min(len(recorded), len(now)) - start and recorded[-1 - end] == now[-1 - end]:
+    while end < min(len(recorded), len(requested)) - start and recorded[-1 - end] == requested[-1 - end]:
         end += 1
-    old, new = recorded[start : len(recorded) - end], now[start : len(now) - end]
+    old, new = recorded[start : len(recorded) - end], requested[start : len(requested) - end]
     for offset in range(max(len(old), len(new))):
         theirs = old[offset] if offset < len(old) else ABSENT
         ours = new[offset] if offset < len(new) else ABSENT
         yield from compare_values(theirs, ours, f"/messages/{start + offset}")
 
 
-def compare_values(recorded: object, now: object, pointer: str = "") -> Iterator[FieldDifference]:
+def compare_values(recorded: object, requested: object, pointer: str = "") -> Iterator[FieldDifference]:
     """Yield each difference between two JSON values."""
-    for found in find_differences(recorded, now, pointer):
+    for found in find_differences(recorded, requested, pointer):
         yield FieldDifference(found.pointer or "/", *_format_value_pair(found.recorded, found.now))
 
 
-def _format_value_pair(recorded: object, now: object) -> tuple[str, str]:
+def _format_value_pair(recorded: object, requested: object) -> tuple[str, str]:
     """Return both values as texts; long texts start shortly before their first difference."""
-    if isinstance(recorded, str) and isinstance(now, str) and max(len(recorded), len(now)) > WHOLE_CHARS:
-        start = max(0, find_first_difference(recorded, now) - WHOLE_CHARS // 3)
-        return _format_excerpt(recorded, start), _format_excerpt(now, start)
-    return format_value(recorded), format_value(now)
+    if isinstance(recorded, str) and isinstance(requested, str) and max(len(recorded), len(requested)) > WHOLE_CHARS:
+        start = max(0, find_first_difference(recorded, requested) - WHOLE_CHARS // 3)
+        return _format_excerpt(recorded, start), _format_excerpt(requested, start)
+    return format_value(recorded), format_value(requested)
 
 
 def _format_excerpt(text: str, start: int) -> str:
@@ -223,10 +225,10 @@ def format_value(value: object) -> str:
 # --- why ------------------------------------------------------------------------------------------------------------
 
 
-def guess_cause(history: History, address: Address, fp: str, fields: Sequence[FieldDifference]) -> str:
-    """Return the likely cause of a difference in one line, or ``""`` if none is likely."""
+def guess_cause(history: History, address: Address, fingerprint: str, fields: Sequence[FieldDifference]) -> str:
+    """Return the likely cause of a difference in one line, or ``""`` if the cause is unknown."""
     for (path, seq), intent in history.intents.items():
-        if path == address[0] and seq != address[1] and intent.fp and intent.fp == fp:
+        if path == address[0] and seq != address[1] and intent.fp and intent.fp == fingerprint:
             what = "inserted" if seq < address[1] else "removed"
             return f"the same effect was recorded as {format_address(path, seq)}, so an effect was {what} before it"
     pointer = fields[0].pointer if fields else ""
@@ -253,14 +255,20 @@ CAUSES = {
 }
 
 
-def compare_child_results(redactor: Redactor, known: ChildResult, child: ChildResult) -> list[FieldDifference]:
-    """Return the differences between two ends of a child."""
-    return list(compare_values(redactor.value(to_comparable_form(known)), redactor.value(to_comparable_form(child))))
+def compare_child_results(redactor: Redactor, recorded: ChildResult, current: ChildResult) -> list[FieldDifference]:
+    """Return the differences between the recorded and the current end of a child."""
+    return list(
+        compare_values(redactor.value(to_comparable_form(recorded)), redactor.value(to_comparable_form(current)))
+    )
 
 
-def compare_outcomes(redactor: Redactor, known: Value | Failure, now: Value | Failure) -> list[FieldDifference]:
-    """Return the differences between two outcomes of an effect."""
-    return list(compare_values(redactor.value(outcome_members(known)), redactor.value(outcome_members(now))))
+def compare_outcomes(redactor: Redactor, recorded: Value | Failure, current: Value | Failure) -> list[FieldDifference]:
+    """Return the differences between the recorded and the current outcome of an effect."""
+    return list(
+        compare_values(
+            redactor.value(encode_outcome_members(recorded)), redactor.value(encode_outcome_members(current))
+        )
+    )
 
 
 class DivergenceErrors:
@@ -268,8 +276,8 @@ class DivergenceErrors:
     Makes the errors of a run that differs from its record.
 
     Args:
-        history: What was recorded.
-        prints: Computes the fingerprints of what is asked for now.
+        history: The recorded run.
+        prints: Computes the fingerprints of requested effects.
         running: The machines by path; each knows the line of the author's code where it waits.
     """
 
@@ -303,9 +311,9 @@ class DivergenceErrors:
         said = f"{describe_effect(asked.effect)} is requested, but the recorded run ended before it"
         return self._make_error("extra", said, item)
 
-    def make_undecodable_error(self, why: str, item: Item) -> ReplayDivergence:
+    def make_undecodable_error(self, reason: str, item: Item) -> ReplayDivergence:
         """Return the error for a recorded outcome that can no longer be decoded."""
-        said = f"the recorded outcome cannot be read: {why}"
+        said = f"the recorded outcome cannot be read: {reason}"
         return self._make_error("undecodable", said, item)
 
     def make_child_end_error(self, known: Value, outcome: Single, item: Item) -> ReplayDivergence:
@@ -338,7 +346,7 @@ class DivergenceErrors:
     def _make_error(
         self,
         kind: DivergenceKind,
-        said: str,
+        action: str,
         item: Item,
         *,
         fields: Sequence[FieldDifference] = (),
@@ -351,7 +359,7 @@ class DivergenceErrors:
             self._history,
             item.address,
             kind,
-            asked=said,
+            asked=action,
             agent_id=item.plan.agent.definition.id,
             location=find_waiting_location(self._running.get(item.path)),
             fields=fields,

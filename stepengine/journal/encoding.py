@@ -68,22 +68,22 @@ from stepengine.workspace.writes import FileWrite
 
 __all__ = (
     "Encoder",
-    "changes_world_again",
     "decode_outcome",
     "decode_stored",
     "drop_secret_old_content",
     "encode_call_with_durability",
     "encode_effect",
+    "encode_outcome_members",
+    "encode_request_members",
     "encode_stored",
     "fill_in_blobs",
     "get_name_without_module",
+    "get_recorded_questions",
     "get_sandbox_name",
     "make_call_form",
+    "may_change_world_if_repeated",
     "move_long_texts_to_blobs",
     "must_start_be_durable",
-    "outcome_members",
-    "questions_of",
-    "request_members",
     "to_comparable_form",
     "to_storable_error",
 )
@@ -286,7 +286,7 @@ def must_start_be_durable(item: Item, form: Form) -> bool:
     return not isinstance(item.effect, (*RUNS, *WAITS)) and not form.get("idempotent")
 
 
-def changes_world_again(form: object) -> bool:
+def may_change_world_if_repeated(form: object) -> bool:
     """Return whether repeating a recorded effect may change something outside of the run again."""
     if not isinstance(form, Mapping) or not KINDS[form["type"]].changes_world:
         return False
@@ -294,7 +294,7 @@ def changes_world_again(form: object) -> bool:
     return not (form.get("idempotent") or form.get("yields"))
 
 
-def questions_of(form: object) -> tuple[Question, ...]:
+def get_recorded_questions(form: object) -> tuple[Question, ...]:
     """Return the questions of a recorded ``Ask``; none of any other effect."""
     if isinstance(form, Mapping) and form.get("type") == "ask":
         return tuple([decode_stored(q) for q in form["questions"]])
@@ -308,7 +308,7 @@ def to_storable_error(error: StepEngineError) -> StepEngineError:
     """
     Return *error*, or its nearest ancestor that can be stored, with the same message.
 
-    A subclass that only this process knows cannot be read back; whoever catches it must see the same live and on replay.
+    Another process cannot load a subclass that only this process defines. A handler must catch the same error live and on replay.
     """
     kind = type(error)
     if is_stored(kind):
@@ -322,14 +322,14 @@ def to_storable_error(error: StepEngineError) -> StepEngineError:
 
 # Without the type of the outcome and its time: a record has members of its own for both, and a journal holds as many of
 # these as effects.
-def outcome_members(outcome: Value | Failure) -> dict[str, Any]:
+def encode_outcome_members(outcome: Value | Failure) -> dict[str, Any]:
     """Return the members of the result record for an outcome."""
     if isinstance(outcome, Failure):
         members = {"error": encode_stored(Failure(outcome.error))["error"]}
     else:
         value = outcome.value
         if isinstance(value, ChildResult):
-            value = _with_output_as_json(value)
+            value = _replace_output_by_json(value)
         members = {"value": _encode_outcome_value(value)}
     if outcome.inputs:
         members["inputs"] = [encode_stored(message) for message in outcome.inputs]
@@ -348,7 +348,7 @@ def decode_outcome(members: Mapping[str, Any]) -> Value | Failure:
     Return the outcome in the members of a result record.
 
     Raises:
-        DataError: when it does not fit the codec any more.
+        DataError: when the current codec cannot decode the outcome.
     """
     inputs = tuple([decode_stored(message) for message in members["inputs"]]) if "inputs" in members else ()
     at = members["at"]
@@ -360,7 +360,7 @@ def decode_outcome(members: Mapping[str, Any]) -> Value | Failure:
         raise prefix_path(error, ".value") from None
 
 
-def _with_output_as_json(child: ChildResult) -> ChildResult:
+def _replace_output_by_json(child: ChildResult) -> ChildResult:
     """Return a child's result with its output as JSON; it serves only for comparisons."""
     output = _encode_argument(child.output)
     error = to_storable_error(child.error) if child.error is not None else None
@@ -369,12 +369,12 @@ def _with_output_as_json(child: ChildResult) -> ChildResult:
 
 def to_comparable_form(child: ChildResult) -> Form:
     """
-    Return the form of a child's end in which two runs of it are compared.
+    Return the form of a child's result for comparison with another run of the child.
 
-    Of an error it has class, kind and words, without what differs by machine and edit: folders, lines, memory addresses.
-    What follows from the rest by rules that journals outlive may differ: the text, and how a spent budget is described.
+    An error is reduced to class, kind and message, without folders, lines and memory addresses, which differ by machine and edit.
+    Derived texts are left out, since their rules may change: the text of the run, and the description of a spent budget.
     """
-    data = encode_stored(_with_output_as_json(child))
+    data = encode_stored(_replace_output_by_json(child))
     same = {name: data.get(name) for name in COMPARED_CHILD}
     error = None if child.status is RunStatus.MAX_STEPS else child.error
     return {
@@ -385,7 +385,7 @@ def to_comparable_form(child: ChildResult) -> Form:
 
 
 def _describe_error(error: StepEngineError) -> str:
-    """Return class, kind and words of an error, without folders, lines and memory addresses."""
+    """Return class, kind and message of an error, without folders, lines and memory addresses."""
     kind = getattr(error, "kind", "")
     name = f"{type(error).__name__} ({kind})" if kind else type(error).__name__
     if isinstance(error, LimitExceeded):
@@ -408,12 +408,12 @@ class Encoder:
 
     Args:
         redactor: Removes secrets.
-        link: Whether each checksum starts from the one before.
-        previous: The checksum of the last line that is there already.
-        blobs: Fingerprints of blobs that are there already.
-        stable: Whether what differs between two recordings of the same run is left out.
-        inline: The longest text that a record holds itself, in characters; longer ones are blobs.
-        keeps_macs: Whether a record that was read is written with its keyed digest. It is valid where all before it is there, too.
+        link: Whether each checksum starts from the previous one.
+        previous: The checksum of the last stored line.
+        blobs: The fingerprints of the stored blobs.
+        stable: Whether to omit members that differ between two recordings of the same run.
+        inline: The maximum length of a text in a record, in characters; longer texts become blobs.
+        keeps_macs: Whether a record that was read keeps its keyed digest, which is valid only after the same preceding lines.
 
     Attributes:
         add_mac: Returns the keyed digest of each line, in order; ``None`` (default) for lines without one.
@@ -451,7 +451,7 @@ class Encoder:
 
         Raises:
             JournalWriteFailed: when the line would be longer than 20 MiB.
-            SecretFound: when shapes are looked for and one is left.
+            SecretFound: when the rules look for secrets by shape, and one remains.
         """
         if isinstance(record, Blob):
             self._blobs.add(record.fp)
@@ -531,7 +531,7 @@ class Encoder:
         """Return the members of a record; a request has ``None`` in place of its prompt and tools, which are blobs."""
         match record:
             case Head():
-                return head_members(record)
+                return encode_head_members(record)
             case Intent():
                 return self._encode_intent(record)
             case Result():
@@ -547,8 +547,8 @@ class Encoder:
         if isinstance(effect, CallModel):
             if not record.fp:
                 record.fp = self.prints.for_request(effect.request)
-            messages = self._bases.encode_as_difference(record.path, record.seq, effect.request.messages)
-            request = request_members(effect.request, messages, whole=False)
+            messages = self._bases.encode_and_remember_difference(record.path, record.seq, effect.request.messages)
+            request = encode_request_members(effect.request, messages, includes_prompt_and_tools=False)
             form: Mapping[str, Any] = {"type": "model_call", "purpose": effect.purpose, "request": request}
         else:
             form = effect
@@ -571,7 +571,7 @@ class Encoder:
             members.update({name: extras[name] for name in sorted(extras, key=[*EXTRAS].index)})
         outcome = record.outcome
         assert outcome is not None  # noqa: S101 - a result of this process has its outcome
-        members.update(outcome_members(outcome))
+        members.update(encode_outcome_members(outcome))
         value = members.get("value")
         if self._stable and isinstance(value, dict):
             members["value"] = _remove_volatile_members(value)
@@ -613,7 +613,7 @@ def _remove_volatile_members(value: dict[str, Any]) -> dict[str, Any]:
 # A head has a member for each thing that a run may bring along, and is the one record whose form grows with the
 # package. Members are left out where they say nothing: each that was added later would otherwise change the bytes of
 # every recording that is made anew.
-def head_members(head: Head) -> dict[str, Any]:
+def encode_head_members(head: Head) -> dict[str, Any]:
     """Return the members of a head's line; optional ones only if they are set."""
     members: dict[str, object] = {"kind": "head", "format": head.format, "engine": head.engine, "agent": head.agent}
     members |= {"definition": head.definition, "run": head.run, "seed": head.seed, "created": head.created}
@@ -628,14 +628,16 @@ def head_members(head: Head) -> dict[str, Any]:
 
 # Settings at their default are left out, so that a setting that is added later changes no recorded request
 # (replay:J39).
-def request_members(request: ModelRequest, messages: Sequence[object], *, whole: bool) -> dict[str, Any]:
-    """Return the stored form of a request with the history *messages*; *whole* adds prompt and tools."""
+def encode_request_members(
+    request: ModelRequest, messages: Sequence[object], *, includes_prompt_and_tools: bool
+) -> dict[str, Any]:
+    """Return the stored form of a request with the history *messages*; *includes_prompt_and_tools* adds prompt and tools."""
     members: dict[str, object] = {"model": request.model}
     if request.system_prompt:
-        members["system_prompt"] = request.system_prompt if whole else None
+        members["system_prompt"] = request.system_prompt if includes_prompt_and_tools else None
     members["messages"] = list(messages)
     if request.tools:
-        members["tools"] = [describe_tool(t) for t in request.tools] if whole else None
+        members["tools"] = [describe_tool(t) for t in request.tools] if includes_prompt_and_tools else None
     if request.tool_choice is not None:
         members["tool_choice"] = request.tool_choice
     if request.settings != DEFAULT_SETTINGS:
@@ -654,7 +656,7 @@ def move_long_texts_to_blobs(value: object, blobs: dict[str, object], inline: in
     """
     Return *value* with texts of more than *inline* characters replaced by ``{"$blob": fp}`` and put into *blobs*.
 
-    An object of the user's with a single member that starts with ``$`` is wrapped in ``{"$obj": ...}`` (replay:J8).
+    An object from the user with a single member whose name starts with ``$`` is wrapped in ``{"$obj": ...}`` (replay:J8).
     """
     if isinstance(value, str):
         return _move_to_blob(value, blobs) if len(value) > inline else value
@@ -685,7 +687,7 @@ def fill_in_blobs(value: object, blobs: Mapping[str, object], depth: int = 0) ->
 
     Raises:
         KeyError: when a blob is missing.
-        DataError: when a blob makes it deeper than any line may be.
+        DataError: when a blob makes the value deeper than the limit for lines.
     """
     if isinstance(value, list):
         return [fill_in_blobs(v, blobs, depth + 1) for v in value]
@@ -735,11 +737,11 @@ class _KnownRequest:
     The last of several requests of one path that extend each other; later requests are stored as differences to it.
 
     Attributes:
-        seq: Its number.
-        shared: What its transcript shares with all that grow from it, see ``Transcript.parts``.
-        length: How long its transcript is.
-        longest: How long the longest is of those that are kept.
-        count: How many they are, as far as that matters.
+        seq: The number of the effect.
+        shared: The part of the transcript shared with later ones, see ``Transcript.parts``.
+        length: The number of messages in the transcript.
+        longest: The length of the longest remembered transcript of the path.
+        count: The number of requests in the group, counted only up to a limit.
     """
 
     seq: int
@@ -770,7 +772,7 @@ class _KnownRequests:
         last.longest = max([base.length for base in self._list_recent_bases(path)])
 
     def _list_recent_bases(self, path: str) -> list[_KnownRequest]:
-        """Return the remembered ones of the last four requests of a path, the newest last."""
+        """Return the remembered requests among the last four of a path, the newest last."""
         kept, room = list[_KnownRequest](), KEPT_REQUESTS
         for base in reversed(self._known.get(path, ())):
             if room > 0:
@@ -780,8 +782,8 @@ class _KnownRequests:
 
     # Nearly every request is the one before with something behind it. That is told by identity of the shared beginning,
     # without a look at messages, so a step costs the same at 10 messages and at 10,000 (replay:J39).
-    def encode_as_difference(self, path: str, seq: int, transcript: Transcript) -> list[Mapping[str, Any]]:
-        """Return *transcript* as stored messages and slices of earlier requests, and remember it."""
+    def encode_and_remember_difference(self, path: str, seq: int, transcript: Transcript) -> list[Mapping[str, Any]]:
+        """Return *transcript* as stored messages and slices of earlier requests, and remember it as a base for later ones."""
         last = self._last.get(path)
         if last is not None:
             shared, length = transcript.parts
@@ -789,7 +791,7 @@ class _KnownRequests:
             if 0 < last.longest == before and (
                 length >= before
                 if shared is last.shared
-                else before == _base_transcript(last).shared_prefix_length(transcript)
+                else before == _get_base_transcript(last).shared_prefix_length(transcript)
             ):
                 # It goes on from the last one, as it nearly always does.
                 said = {"type": "slice", "seq": last.seq, "start": 0, "stop": before}
@@ -829,13 +831,13 @@ class _KnownRequests:
         if not candidates or not transcript:
             return None
         last = candidates[0]
-        shared = _base_transcript(last).shared_prefix_length(transcript)
+        shared = _get_base_transcript(last).shared_prefix_length(transcript)
         for base in candidates:
             if shared < last.length or base.length > last.length:
                 break
         else:
-            return (path, last.seq), _base_transcript(last), shared  # none of the others can share more
-        bases = [((path, base.seq), _base_transcript(base)) for base in candidates]
+            return (path, last.seq), _get_base_transcript(last), shared  # none of the others can share more
+        bases = [((path, base.seq), _get_base_transcript(base)) for base in candidates]
         found = [(address, known, known.shared_prefix_length(transcript)) for address, known in bases]
         return max(found, key=lambda base: (base[2], len(base[1])))
 
@@ -863,7 +865,7 @@ class _KnownRequests:
             index += count or 1
 
 
-def _base_transcript(base: _KnownRequest) -> Transcript:
+def _get_base_transcript(base: _KnownRequest) -> Transcript:
     return Transcript.from_parts(base.shared, base.length)
 
 

@@ -50,7 +50,7 @@ from stepengine.data.state import AgentState, ChildResult, RunResult, RunStatus
 from stepengine.data.usage import Spending, Usage, add_cost
 from stepengine.data.yields import Perform
 from stepengine.errors import JournalCorrupt
-from stepengine.journal.encoding import questions_of
+from stepengine.journal.encoding import get_recorded_questions
 from stepengine.journal.follower import Follower
 from stepengine.journal.history import History, parse_created
 from stepengine.journal.pending_items import WAITING
@@ -83,16 +83,16 @@ class _KnownRun:
     The state of one run of the tree in the stream.
 
     Attributes:
-        agent_id: Its agent; ``""`` of the body of a tool.
-        started: What shows that it began, until that was shown.
-        plan: Stands for what it was started with.
-        last: When the last thing in it happened: journals hold the times of results alone.
-        step: The number of its step; -1 before the first.
-        is_open: Whether the step is under way.
-        was_left: Whether it was when the run was stopped, so that it begins again when somebody goes on.
+        agent_id: The id of its agent; ``""`` for the body of a tool.
+        started: The start event, until it was returned.
+        plan: A substitute for the plan of the run.
+        last: The time of the last result in the run; journals store no other times.
+        step: The number of the current step; -1 before the first.
+        is_open: Whether the step has started and not ended.
+        was_left: Whether the step was open when the run was stopped; it starts again when the run is resumed.
         has_no_end: Whether a shutdown left the step without an end event.
-        ended_turn: Whether the model asked for nothing more in it.
-        spent: What it and its children spent so far.
+        ended_turn: Whether the last reply of the model in the step requested no call.
+        spent: The spending of the run and its children so far.
     """
 
     agent_id: str
@@ -119,12 +119,12 @@ class _OpenEffect:
 
 class EventProjection:
     """
-    The events of a journal's records, which are taken in order, in pieces of any size.
+    Makes the events of a journal's records, which are passed in order, in groups of any size.
 
     Attributes:
-        epoch: That of the events: 8 hex digits made of the run's id, ``""`` until that is known.
-        index: The place of the next event.
-        is_over: Whether the last thing recorded is how the run ended, or was stopped for good.
+        epoch: The epoch of the events: 8 hex digits computed from the run's id; ``""`` until the id is known.
+        index: The number of the next event.
+        is_over: Whether the last record is the end of the run or a permanent stop.
     """
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ class EventProjection:
         Yield the events of all *records*, which are the last ones of *history*.
 
         Raises:
-            JournalCorrupt: when one holds what no run writes.
+            JournalCorrupt: when a record has content that no run writes.
         """
         for record in records:
             try:
@@ -172,7 +172,7 @@ class EventProjection:
 
     # --- runs and their steps -----------------------------------------------------------------------------------------
 
-    def _start_root_run(self, form: Mapping[str, Any]) -> Iterator[Event]:
+    def _make_root_start_events(self, form: Mapping[str, Any]) -> Iterator[Event]:
         """Yield the start event of the root run, and set the run id and the epoch."""
         self._run_id = str(form["run_id"])
         self.epoch = hashlib.blake2b(self._run_id.encode(), digest_size=EPOCH_BYTES).hexdigest()
@@ -213,7 +213,7 @@ class EventProjection:
                 at = seq if above == path else int(parts[above.count(".") + 1 if above else 0])
                 yield StepStarted(path=above, seq=at, step=run.step, steps_remaining=UNKNOWN_STEPS, resumed=True)
 
-    def _end_open_step(self, path: str, seq: int, status: RunStatus = RunStatus.COMPLETED) -> Iterator[Event]:
+    def _make_step_end_events(self, path: str, seq: int, status: RunStatus = RunStatus.COMPLETED) -> Iterator[Event]:
         """Yield the end event of the open step of a run, if there is one."""
         run = self._runs.get(path)
         if run is None or not run.is_open:
@@ -244,14 +244,14 @@ class EventProjection:
         """Yield the events of an effect's start."""
         form, path, seq = history.form(intent), intent.path, intent.seq
         if (path, seq) == ROOT:
-            yield from self._start_root_run(form)
+            yield from self._make_root_start_events(form)
             return
         yield from self._make_resumed_events(path, seq)
         yield from self._pop_start_event(path)
         run = self._runs[path]
         begins = form["type"] == "model_call" and form["purpose"] == "step" and not _continues_cut_text(form["request"])
-        if begins or not _belongs_to_step(form):
-            yield from self._end_open_step(path, seq)
+        if begins or not _is_effect_in_step(form):
+            yield from self._make_step_end_events(path, seq)
         if begins:
             run.step += 1
             run.is_open, run.ended_turn = True, False
@@ -319,7 +319,7 @@ class EventProjection:
         if purpose in SPOKEN:
             yield from _make_text_events(result.path, result.seq, reply)
         if purpose == "step" and run.ended_turn and reply.stop_reason not in UNFINISHED:
-            yield from self._end_open_step(result.path, result.seq + 1)
+            yield from self._make_step_end_events(result.path, result.seq + 1)
 
     def _make_child_end_events(self, path: str, item: Item, outcome: Value | Failure) -> Iterator[Event]:
         """Yield the end events of a child: of its open step, its failure, and the effect that started it."""
@@ -327,7 +327,7 @@ class EventProjection:
         if isinstance(child, ChildResult):
             if child.run_id:
                 yield from self._pop_start_event(path)
-            yield from self._end_open_step(path, 0, child.status)
+            yield from self._make_step_end_events(path, 0, child.status)
             if child.status is RunStatus.FAILED and child.error is not None:
                 yield _make_failed_event(path, child.error)
         yield from make_child_end_events(item, outcome)
@@ -338,7 +338,7 @@ class EventProjection:
         if not isinstance(child, ChildResult):
             error = outcome.error if isinstance(outcome, Failure) else None
             child = ChildResult(agent_id=self._runs[""].agent_id, status=RunStatus.FAILED, error=error)
-        yield from self._end_open_step("", 0, child.status)
+        yield from self._make_step_end_events("", 0, child.status)
         if child.status is RunStatus.FAILED and child.error is not None:
             yield _make_failed_event("", child.error)
         self.is_over = True
@@ -390,7 +390,7 @@ class EventProjection:
             run = self._runs[path]
             run.is_open = run.is_open or run.has_no_end
             run.was_left = run.is_open or run.was_left
-            yield from self._end_open_step(path, 0, status)
+            yield from self._make_step_end_events(path, 0, status)
         if status is RunStatus.FAILED and error is not None:
             yield _make_failed_event("", error)
         self._is_stopped = self.is_over = True
@@ -398,7 +398,7 @@ class EventProjection:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether all that runs is waiting: for people, messages, times or waiting children."""
+        """Whether every active run is waiting: for a person, a message, a time or a waiting child."""
         runs = {path for path, _ in self._open}
         return (
             bool(self._open)
@@ -412,11 +412,11 @@ def _continues_cut_text(request: Mapping[str, Any]) -> bool:
     return any(message["type"] == "assistant_message" for message in request.get("tail") or ())
 
 
-def _belongs_to_step(form: Mapping[str, Any]) -> bool:
+def _is_effect_in_step(effect: Mapping[str, Any]) -> bool:
     """Return whether an effect belongs to the running step rather than to its handler between two steps."""
-    if form["type"] == "tool_call":
-        return bool(form["source"] in ("model", "hook"))
-    return form["type"] == "model_call" or bool(form.get("tool_call_id"))
+    if effect["type"] == "tool_call":
+        return bool(effect["source"] in ("model", "hook"))
+    return effect["type"] == "model_call" or bool(effect.get("tool_call_id"))
 
 
 # The machine makes this event of what a policy decided, which no effect has; a record has the answer of a person alone.
@@ -490,7 +490,7 @@ EFFECTS: Mapping[str, Callable[[Intent, Mapping[str, Any]], Leaf]] = {
     "agent_call": _spawn_from_form,
     "perform": lambda intent, form: CallFunction(intent.seq, cast("Perform[Any]", _RecordedPerform(form["name"]))),
     "ask": lambda intent, form: AskPerson(
-        intent.seq, questions_of(form), form["purpose"], form.get("tool_call_id", "")
+        intent.seq, get_recorded_questions(form), form["purpose"], form.get("tool_call_id", "")
     ),
     "sleep": lambda intent, _: AwaitTime(intent.seq),
 }
@@ -507,33 +507,34 @@ async def follow_events(
     """
     Yield the events of a run of another process, from its journal, as they arrive.
 
-    There are no deltas: texts come whole, as ``TextCompleted`` and ``ThinkingCompleted``. What no journal holds is not told: phases,
-    progress, log lines, notifications, retries, warnings, what rules decided without a person, and the requests of model calls. Not
-    known are ``ModelFinished.call_ids`` (``()``), categories of tools (``""``), ``steps_remaining`` (-1) and how many children were asked
-    for at once (``of`` is 0 where it was more than one). ``RunFinished.result`` has status, output, text, error and spending.
+    There are no deltas: complete texts arrive as ``TextCompleted`` and ``ThinkingCompleted``. Events without a record are missing:
+    phases, progress, log lines, notifications, retries, warnings, decisions of rules without a person, and the requests of model calls.
+    Some members are unknown: ``ModelFinished.call_ids`` (``()``), categories of tools (``""``), ``steps_remaining`` (-1), and the
+    number of children started together (``of`` is 0 for more than one). ``RunFinished.result`` has status, output, text, error and
+    spending.
 
-    A run that waits has not ended, whether a process holds it or not. One that was stopped has: ``RunFinished`` says so, and where
-    somebody goes on with it, ``RunStarted`` with ``resumed`` follows. One that a process left because that was shut down has not, and
-    nothing says so until somebody goes on. A process that was killed leaves no trace.
+    A waiting run has not ended, with or without a process. For a stopped run ``RunFinished`` reports the end. If the run is resumed,
+    ``RunStarted`` with ``resumed`` follows. A run whose process was shut down has not ended, and has no event for that until it is
+    resumed. A killed process leaves no trace.
 
     Args:
-        journal: Any journal; one that is not there yet is waited for.
-        after: The ``id`` of the last event that the reader has; what comes after it is given. The same journal gives the same ids
-            to everybody.
-        stay: Whether to stay where the run only waits, for people, messages or times. It ends at the end of the run in any case, and
-            where it was stopped for good; after a shutdown, and where its process was killed, whoever goes on is waited for.
-        sleep: What waits between looks, for a number of seconds from 0.02 on that grows to 0.5 while nothing comes.
+        journal: Any journal; a missing one is waited for.
+        after: The ``id`` of the last event that the reader has; only later events are returned. All readers of a journal get the same
+            ids.
+        stay: Whether to continue while the run only waits, for people, messages or times. The stream always ends when the run ends or
+            is stopped permanently. After a shutdown or a killed process, it waits until the run is resumed.
+        sleep: Waits between two polls, for 0.02 seconds at first and up to 0.5 while there are no records.
 
     Yields:
-        The events in order. ``EventsDropped``, which has no ``id``, says that *after* is not an event of this journal (reason ``"epoch"``)
-        and all of them follow, or that so many of those that were given do not hold any more (``"journal"``): its holder could not
-        store them, or it was replaced. What stands there now follows.
+        The events in order. ``EventsDropped``, which has no ``id``, has two reasons. ``"epoch"``: *after* is not an event of this
+        journal, and all events follow. ``"journal"``: a number of returned events are no longer valid, because the writer could not
+        store them or the journal was replaced; the present ones follow.
 
     Raises:
-        StepEngineError: for *after* that is not an id of an event.
+        StepEngineError: when *after* is not the id of an event.
         JournalCorrupt: when a record is damaged.
-        JournalMissing: when the journal was there and is not any more.
-        JournalError: when it cannot be read.
+        JournalMissing: when the journal was removed.
+        JournalError: when the journal cannot be read.
     """
     watch, pause = JournalWatch(journal, after), FIRST_PAUSE_SECONDS
     while True:
@@ -544,12 +545,12 @@ async def follow_events(
             yield event
         if watch.is_over(stay=stay):
             return
-        pause = next_pause(pause, has_news=bool(events))
+        pause = compute_next_pause(pause, has_news=bool(events))
         if not watch.is_behind:
             await sleep(pause)
 
 
-def next_pause(pause: float, *, has_news: bool) -> float:
+def compute_next_pause(pause: float, *, has_news: bool) -> float:
     """Return the seconds until the next poll, given the last pause."""
     return FIRST_PAUSE_SECONDS if has_news else min(LAST_PAUSE_SECONDS, pause * PAUSE_FACTOR)
 

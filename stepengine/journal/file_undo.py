@@ -21,7 +21,7 @@ from stepengine.data.effects import KINDS
 from stepengine.data.outcomes import Failure
 from stepengine.errors import DefinitionError, ToolError, UndoRefused, UnknownOutcome
 from stepengine.journal.divergence import describe_effect
-from stepengine.journal.encoding import changes_world_again
+from stepengine.journal.encoding import may_change_world_if_repeated
 from stepengine.journal.history import History
 from stepengine.journal.provenance import is_written_by_user
 from stepengine.journal.recorded_part import JournalCut, parse_result_address
@@ -60,15 +60,15 @@ class UndoResult:
     The result of an undo; paths are relative to their root.
 
     Attributes:
-        restored: Files that hold again what they held before.
-        removed: Files that the run had made, and folders that it had made for them and that are empty.
-        created: Files that the run had deleted, and that are there again.
+        restored: Files that have their earlier content again.
+        removed: Removed files that the run had created, and removed empty folders that it had created for them.
+        created: Files that the run had deleted and that exist again.
         unchanged: Files that were unchanged.
-        left: Files that were left alone, each with why; only where that was asked for.
-        unknown: Calls that were begun and of which nobody knows whether they happened, such as ``"#3 tool_call str_replace"``.
-        others: What else may have changed the world and keeps nothing to undo it by, such as
+        left: Files that were left alone, each with the reason; only with *partial*.
+        unknown: Started calls with an unknown outcome, such as ``"#3 tool_call str_replace"``.
+        others: Other calls that may have changed the world and cannot be undone, such as
             ``"tool_call run_terminal_command (2 times)"``.
-        dry_run: Whether nothing was done, and this is what would have been.
+        dry_run: Whether nothing was changed and the result only lists the changes an undo would make.
         contents: After a dry run, the content that each restored or created file would have.
         modes: After a dry run, the permission bits that each of these files would have.
     """
@@ -114,31 +114,30 @@ def undo(
     """
     Restore the files that a run and its children wrote with ``file_tools`` to their earlier content.
 
-    All of it or nothing: when one file was changed since, or cannot be brought back, nothing is done, unless *partial*
-    says so. What other tools did, such as commands, is not undone; the result names them. When it is interrupted, it can
-    be done again.
+    If one file was changed since or cannot be restored, nothing is changed, unless *partial* is set. Effects of other tools, such as
+    commands, are not undone; the result names them. An interrupted undo can be repeated.
 
     Args:
         journal: The journal of the run, or the path of its file. It is locked, and a torn tail is cut off; no record changes.
-        root: The folder that ``file_tools`` was given; several where there were several.
+        root: The root folder or folders of ``file_tools``.
         at: The last effect whose writes stay: a number of the root's effects, or ``"path#number"``; by default none.
-        partial: Leave the files that cannot be brought back, and bring back the rest.
-        dry_run: Only report what would be done.
-        moved: The root stands at another place than when the run wrote; only for one root.
-        trust: Also undo a journal that no run of this user wrote, as far as the state folder knows. It decides which
-            files are written and their content.
-        allow_secrets: As with ``file_tools``; so the other three.
-        allow_protected: See above.
-        cross_mounts: See above.
-        allow_wide_root: See above.
+        partial: Restore the files that can be restored, and leave the others.
+        dry_run: Only report the changes.
+        moved: The root was moved since the run wrote; only for one root.
+        trust: Also undo a journal that is not known as this user's in the state folder. Its content decides which
+            files are written.
+        allow_secrets: As with ``file_tools``.
+        allow_protected: As with ``file_tools``.
+        cross_mounts: As with ``file_tools``.
+        allow_wide_root: As with ``file_tools``.
 
     Raises:
-        UndoRefused: when a file cannot be brought back, or the journal is not known as this user's; it names the files,
+        UndoRefused: when a file cannot be restored, or the journal is not known as this user's; the error names the files,
             and nothing was changed.
-        JournalLocked: when the run still goes on.
+        JournalLocked: when the run is still running.
         JournalError: when the journal is damaged, or there is no effect *at*.
         DefinitionError: when a root is not a folder or too wide.
-        OSError: when the disk fails in the middle; undo again to go on.
+        OSError: when the disk fails during the undo; repeat the undo to complete it.
     """
     source = as_journal(journal)
     policy = PathPolicy(
@@ -185,7 +184,7 @@ def refuse_untrusted_undo(
     journal: Journal,
     history: History,
     root: Roots,
-    keeps: Callable[[Address], bool],
+    keeps_effect: Callable[[Address], bool],
     options: UndoOptions,
     *,
     remedy: str,
@@ -194,9 +193,9 @@ def refuse_untrusted_undo(
     Raise if the writes of a journal that is not known as this user's would change a file.
 
     Raises:
-        UndoRefused: it names each file with its change.
+        UndoRefused: when a file would be changed; the error names each file with its change.
     """
-    plan = undo_writes(history, root, keeps, attrs.evolve(options, dry_run=True, partial=True))
+    plan = undo_writes(history, root, keeps_effect, attrs.evolve(options, dry_run=True, partial=True))
     rows = [(path, f"would be {fate}") for fate in CHANGES for path in getattr(plan, fate)]
     if rows:
         # All of them: who trusts the journal agrees to each change.
@@ -211,12 +210,12 @@ def refuse_untrusted_undo(
 def undo_writes(
     history: History,
     root: Roots,
-    keeps: Callable[[Address], bool],
+    keeps_effect: Callable[[Address], bool],
     options: UndoOptions,
 ) -> UndoResult:
-    """Undo the file writes of all results that *keeps* rejects, or only report them for a dry run; see ``undo``."""
+    """Undo the file writes of all results that *keeps_effect* rejects, or only report them for a dry run; see ``undo``."""
     with ExitStack() as held:
-        files = _list_written_files(history, keeps, _open_roots(root, options, held), moved=options.moved)
+        files = _list_written_files(history, keeps_effect, _open_roots(root, options, held), moved=options.moved)
         for file in files:
             file.determine_fate()
         stuck = tuple([(file.path, file.problem) for file in files if file.problem])
@@ -233,8 +232,8 @@ def undo_writes(
         created=_list_paths_with_fate(whole, "created"),
         unchanged=_list_paths_with_fate(whole, "unchanged"),
         left=stuck,
-        unknown=tuple(_list_calls_in_doubt(history, keeps)),
-        others=tuple(_list_calls_without_undo(history, keeps)),
+        unknown=tuple(_list_calls_in_doubt(history, keeps_effect)),
+        others=tuple(_list_calls_without_undo(history, keeps_effect)),
         dry_run=options.dry_run,
         contents=tuple([(file.path, file.old_content) for file in written]),
         modes=tuple([(file.path, file.old_mode) for file in written]),
@@ -269,22 +268,22 @@ def _list_created_folders(files: Iterable[_WrittenFile]) -> Iterator[tuple[Root,
             yield root, folder
 
 
-def _make_refused_error(stuck: Sequence[tuple[str, str]]) -> UndoRefused:
-    listed = "; ".join([f"{path}: {why}" for path, why in stuck[:LISTED_FILES]])
-    more = f"; and {len(stuck) - LISTED_FILES} more" if len(stuck) > LISTED_FILES else ""
-    msg = f"nothing was undone, because {len(stuck)} of the files cannot be restored: {listed}{more}. partial=True (--partial) undoes the rest"
-    return UndoRefused(msg, files=stuck)
+def _make_refused_error(problems: Sequence[tuple[str, str]]) -> UndoRefused:
+    listed = "; ".join([f"{path}: {why}" for path, why in problems[:LISTED_FILES]])
+    more = f"; and {len(problems) - LISTED_FILES} more" if len(problems) > LISTED_FILES else ""
+    msg = f"nothing was undone, because {len(problems)} of the files cannot be restored: {listed}{more}. partial=True (--partial) undoes the rest"
+    return UndoRefused(msg, files=problems)
 
 
-def _open_roots(root: Roots, options: UndoOptions, held: ExitStack) -> dict[str, Root]:
-    """Open the folders, by id; *held* closes them."""
+def _open_roots(root: Roots, options: UndoOptions, exit_stack: ExitStack) -> dict[str, Root]:
+    """Open the root folders and return them by id; *exit_stack* closes them."""
     folders = [root] if isinstance(root, str | os.PathLike | Workspace) else list(root)
     if not folders or (options.moved and len(folders) > 1):
         msg = "undo needs the folder that you passed to file_tools, or several; with moved=True exactly one"
         raise DefinitionError(msg)
     made = [Root(folder, options.policy) for folder in folders]
     for each in made:
-        held.callback(each.close)
+        exit_stack.callback(each.close)
     return {each.id: each for each in made}
 
 
@@ -292,12 +291,12 @@ def _open_roots(root: Roots, options: UndoOptions, held: ExitStack) -> dict[str,
 
 
 def _list_written_files(
-    history: History, keeps: Callable[[Address], bool], roots: dict[str, Root], *, moved: bool
+    history: History, keeps_effect: Callable[[Address], bool], roots: dict[str, Root], *, moved: bool
 ) -> list[_WrittenFile]:
     """Return the files that were written, each with all its writes, in the order of their first ones."""
     only = next(iter(roots.values()))
     files: dict[tuple[str, str], _WrittenFile] = {}
-    for result in _list_dropped_results(history, keeps):
+    for result in _list_dropped_results(history, keeps_effect):
         for write in history.writes(result) if result.writes else ():
             key = (write.root, write.path)
             if key not in files:
@@ -307,35 +306,35 @@ def _list_written_files(
     return list(files.values())
 
 
-def _list_dropped_results(history: History, keeps: Callable[[Address], bool]) -> Iterator[Result]:
-    """Yield the results that *keeps* rejects."""
+def _list_dropped_results(history: History, keeps_effect: Callable[[Address], bool]) -> Iterator[Result]:
+    """Yield the results that *keeps_effect* rejects."""
     for record in history.records:
-        if isinstance(record, Result) and not keeps(record.address):
+        if isinstance(record, Result) and not keeps_effect(record.address):
             yield record
 
 
 def _list_dropped_changing_effects(
-    history: History, keeps: Callable[[Address], bool]
+    history: History, keeps_effect: Callable[[Address], bool]
 ) -> Iterator[tuple[Intent, Result | None]]:
     """Yield the dropped effects that change the world, with their results; effects that start a run are left out."""
     for address, intent in history.intents.items():
-        if KINDS[intent.type].changes_world and not intent.starts_child_or_body and not keeps(address):
+        if KINDS[intent.type].changes_world and not intent.starts_child_or_body and not keeps_effect(address):
             yield intent, history.results.get(address)
 
 
-def _list_calls_in_doubt(history: History, keeps: Callable[[Address], bool]) -> Iterator[str]:
+def _list_calls_in_doubt(history: History, keeps_effect: Callable[[Address], bool]) -> Iterator[str]:
     """Yield the dropped calls with an unknown outcome."""
-    for intent, result in _list_dropped_changing_effects(history, keeps):
+    for intent, result in _list_dropped_changing_effects(history, keeps_effect):
         outcome = None if result is None else history.outcome(result)
         if outcome is None or (isinstance(outcome, Failure) and isinstance(outcome.error, UnknownOutcome)):
             yield f"{format_address(intent.path, intent.seq)} {describe_effect(history.form(intent))}"
 
 
-def _list_calls_without_undo(history: History, keeps: Callable[[Address], bool]) -> Iterator[str]:
+def _list_calls_without_undo(history: History, keeps_effect: Callable[[Address], bool]) -> Iterator[str]:
     """Yield the successful calls that may have changed the world and recorded nothing to undo it."""
     counted = Counter[str]()
-    for intent, result in _list_dropped_changing_effects(history, keeps):
-        if result is None or result.writes or not changes_world_again(history.form(intent)):
+    for intent, result in _list_dropped_changing_effects(history, keeps_effect):
+        if result is None or result.writes or not may_change_world_if_repeated(history.form(intent)):
             continue
         outcome = history.outcome(result)
         if not isinstance(outcome, Failure) and not getattr(getattr(outcome, "value", None), "is_error", False):
@@ -352,11 +351,11 @@ class _WrittenFile:
     A file that a run wrote: its content before the first write and after the last, and its fate.
 
     Attributes:
-        path: Where it is, relative to its root.
-        root: What it is below; ``None`` when that was not given.
-        folders: The folders that were made for it.
-        problem: Why it cannot be brought back; ``""`` when it can.
-        fate: What becomes of it.
+        path: The path, relative to the root.
+        root: The root folder of the file; ``None`` if the caller did not pass that root.
+        folders: The folders created for the file.
+        problem: The reason why the file cannot be restored; ``""`` if it can.
+        fate: What the undo does with the file.
     """
 
     def __init__(self, root: Root | None, first: FileWrite) -> None:
@@ -443,7 +442,7 @@ class _WrittenFile:
         Restore or remove the file, according to its fate.
 
         Raises:
-            UndoRefused: when the file was changed after it was looked at.
+            UndoRefused: when the file was changed after ``determine_fate``.
         """
         if self.fate == "unchanged":
             return

@@ -17,7 +17,6 @@ from typing import Any, Literal, get_args
 
 from stepengine.errors import JournalCorrupt, JournalError, JournalMissing
 from stepengine.journal.journal_files import (
-    check_regular_file,
     create_file,
     is_locked,
     lock_file,
@@ -27,6 +26,7 @@ from stepengine.journal.journal_files import (
     make_unusable_error,
     open_for_reading,
     read_file_stamp,
+    require_regular_file,
     unlock_and_close,
 )
 from stepengine.journal.line_journal import LineJournal
@@ -54,12 +54,12 @@ class FileJournal(LineJournal):
     """
     A journal in a file, ``.jsonl`` by custom.
 
-    Making one touches nothing; the file is created when a run is recorded into it.
+    Creating the object does not create the file; recording a run does.
 
     Args:
         path: The file.
         sync: ``"disk"`` (default) survives a power cut, ``"write"`` survives the end of the process only.
-        unsafe_no_lock: Go on where the file system has no locks; then two writers would damage the file.
+        unsafe_no_lock: Continue without a lock if the file system has none; two writers would then damage the file.
         options: See ``Journal``.
     """
 
@@ -89,7 +89,7 @@ class FileJournal(LineJournal):
 
     @property
     def name(self) -> str:
-        """How the journal is called in messages."""
+        """The journal's name for messages."""
         return self._name
 
     @property
@@ -130,7 +130,7 @@ class FileJournal(LineJournal):
             os.close(descriptor)
 
     def read_records(self) -> Reading:
-        """Return the stored records, and where the last whole one ends; long texts of a large file stay there."""
+        """Return the stored records and the offset of the end of the last complete one; long texts of a large file are read on demand."""
         descriptor = open_for_reading(self.path)
         if descriptor is None:
             return Reading([])
@@ -177,8 +177,8 @@ class FileJournal(LineJournal):
         """Replace the file by a new one, at once or not at all."""
         with contextlib.suppress(FileNotFoundError):
             # Replacing a symbolic link would leave its target as it was.
-            check_regular_file(self.path, self.path.lstat())
-            self._check_files_are_ours()
+            require_regular_file(self.path, self.path.lstat())
+            self._require_own_files()
         make_private_folder(self.path.parent)
         try:
             replace_path(self.path, data, mode=OWNER_FILE_MODE)
@@ -200,7 +200,7 @@ class FileJournal(LineJournal):
         Raises:
             JournalCorrupt: when the file is not a journal.
         """
-        self._check_files_are_ours()
+        self._require_own_files()
         return make_missing_file_error(self.path)
 
     def mailbox(self) -> Mailbox:
@@ -209,7 +209,7 @@ class FileJournal(LineJournal):
 
     def discard(self) -> None:
         """Remove the file, and its mailbox."""
-        self._check_files_are_ours(with_mailbox=True)
+        self._require_own_files(with_mailbox=True)
         self.path.unlink(missing_ok=True)
         mailbox_path(self.path).unlink(missing_ok=True)
 
@@ -222,7 +222,7 @@ class FileJournal(LineJournal):
             path = self.path.with_name(f"{self.path.stem}.before-{number}{self.path.suffix}")
             with contextlib.suppress(FileExistsError):
                 self._copy_file_to(create_file(path))
-                return FileJournal(path, sync=self.sync, unsafe_no_lock=self.unsafe_no_lock).use_redaction_rules_of(
+                return FileJournal(path, sync=self.sync, unsafe_no_lock=self.unsafe_no_lock).copy_redaction_rules_from(
                     self
                 )
 
@@ -240,8 +240,8 @@ class FileJournal(LineJournal):
             os.fsync(descriptor)
         sync_folder(self.path.parent)
 
-    def _check_files_are_ours(self, *, with_mailbox: bool = False) -> None:
-        """Raise unless the file, and its mailbox, are missing, empty or ours."""
+    def _require_own_files(self, *, with_mailbox: bool = False) -> None:
+        """Raise unless the file, and its mailbox if *with_mailbox*, is missing, empty or in the format of stepengine."""
         try:
             JOURNAL_FILE.check(self.path)
             if with_mailbox:
@@ -298,10 +298,10 @@ class JournalFile:
         """
         Append *data* to the file, which has *at* bytes, and sync it if the journal asks for it.
 
-        First one call of the system checks that the path still names this file, with this size (reliability:JR15).
+        First a system call checks that the path still names this file and that its size is *at* (reliability:JR15).
 
         Raises:
-            OSError: when it does not, or the file cannot be written.
+            OSError: when the check fails or the file cannot be written.
         """
         try:
             status = os.stat(self._name)  # noqa: PTH116 - a path object takes its time

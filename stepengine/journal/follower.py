@@ -37,11 +37,11 @@ class AddedRecords:
 
     Attributes:
         records: The records, in order.
-        again: Why *records* begin with the first of the journal; ``""`` where they follow from those that were given before.
-        kept: Where they do not, how many of those that were given before stand there unchanged, and are given again; what was
-            given behind them does not hold any more.
-        is_behind: Whether more is there already: a look takes in about a megabyte.
-        is_complete: Whether the root run has ended, so that nothing comes any more.
+        again: The reason why *records* start again with the first record; ``""`` if they follow the records of earlier calls.
+        kept: If *again* is set: the number of earlier records that are unchanged and returned again. Later ones of the earlier
+            records are no longer valid.
+        is_behind: Whether the journal has further records already: one call reads about a megabyte.
+        is_complete: Whether the root run has ended, so that no records follow.
     """
 
     records: Sequence[Record] = ()
@@ -57,9 +57,9 @@ class NewRecords(NamedTuple):
 
     Attributes:
         records: The records, in order.
-        again: Why they begin with the first of the store; ``""`` where they follow from those before.
-        kept: How many of those that were given before are given again, unchanged.
-        is_behind: Whether more is there already.
+        again: The reason why they start again with the first record of the store; ``""`` if they follow earlier ones.
+        kept: The number of earlier records that are unchanged and returned again.
+        is_behind: Whether the store has further records already.
     """
 
     records: Sequence[Record] = ()
@@ -78,18 +78,18 @@ class JournalPosition(abc.ABC):
 
     @abc.abstractmethod
     def may_have_new_records(self) -> bool:
-        """Return whether ``read_new_records`` may find something; a cheap check, true where it is unsure."""
+        """Return whether ``read_new_records`` may find something; a cheap check that returns True if it cannot tell."""
 
     @abc.abstractmethod
     def read_new_records(self) -> NewRecords:
         """
-        Return the new records and advance behind them.
+        Return the new records and advance the position behind them.
 
         Raises:
-            JournalCorrupt: when a record is damaged that is not the last one.
-            JournalMissing: when the journal was there, and is not any more.
-            JournalVersion: when a newer version wrote it.
-            JournalError: when it cannot be read.
+            JournalCorrupt: when a record other than the last one is damaged.
+            JournalMissing: when the journal was removed.
+            JournalVersion: when a newer version wrote the journal.
+            JournalError: when the journal cannot be read.
         """
 
     @abc.abstractmethod
@@ -99,12 +99,12 @@ class JournalPosition(abc.ABC):
 
 class BytesAfter(NamedTuple):
     """
-    Bytes behind a place.
+    Bytes read after a position.
 
     Attributes:
         data: The bytes.
-        is_all: Whether there are no others behind them.
-        again: Why the place is none any more.
+        is_all: Whether *data* ends at the end of the store.
+        again: The reason why the position is no longer valid; ``""`` if it is valid.
     """
 
     data: bytes = b""
@@ -113,26 +113,26 @@ class BytesAfter(NamedTuple):
 
 
 class FollowableJournal(Protocol):
-    """A journal, as far as it is followed."""
+    """The methods of a journal that are needed to follow it."""
 
     @property
     def name(self) -> str:
         """The journal's name for errors."""
 
     def make_start_position(self) -> JournalPosition:
-        """Return a position at its start."""
+        """Return a position at the start of the journal."""
 
     def read_piece(self, start: int, most: int) -> bytes:
         """Return about *most* stored bytes from an offset on."""
 
     def stamp(self) -> tuple[object, object] | None:
-        """Return which store it is now, and a value that changes with its bytes; ``None`` if that is unknown."""
+        """Return the identity of the store and a value that changes with its bytes; ``None`` if only reading shows changes."""
 
     def is_there(self) -> bool:
-        """Return whether it exists."""
+        """Return whether the journal exists."""
 
     def make_missing_error(self) -> JournalMissing:
-        """Return the error for a missing one."""
+        """Return the error for a missing journal."""
 
 
 class OffsetPosition(JournalPosition):
@@ -160,12 +160,12 @@ class OffsetPosition(JournalPosition):
         return self._reading.end
 
     def may_have_new_records(self) -> bool:
-        """Return whether there may be new records: also after ``restart``, and if the store cannot tell."""
+        """Return whether there may be new records; True after ``restart``, and if the store cannot tell."""
         seen = self._store.stamp()
         return self._is_behind or self._must_restart or seen is None or seen != self._seen
 
     def restart(self) -> None:
-        """Read everything again."""
+        """Reset the position so that the next read returns all records."""
         self._must_restart = True
 
     def read_new_records(self) -> NewRecords:
@@ -213,19 +213,19 @@ class OffsetPosition(JournalPosition):
             self._marks = before
             raise
 
-    def _parse_records(self, look: BytesAfter) -> NewRecords:
-        """Return the records in the whole lines of *look*, with more bytes read if a line is longer, and advance behind them."""
+    def _parse_records(self, new_bytes: BytesAfter) -> NewRecords:
+        """Return the records in the whole lines of *new_bytes*, with more bytes read if a line is longer, and advance behind them."""
         size = PIECE_BYTES
         while True:
             # Of a piece the last line may go on; one that is damaged is known by what stands behind it.
-            data = look.data if look.is_all else look.data[: look.data.rfind(b"\n") + 1]
+            data = new_bytes.data if new_bytes.is_all else new_bytes.data[: new_bytes.data.rfind(b"\n") + 1]
             reading = read_more_lines(
                 data, self._store.name, self._reading, len(self._marks) // MARK_CHARS, link=self._link
             )
-            if look.is_all or (data and not reading.torn):
+            if new_bytes.is_all or (data and not reading.torn):
                 break
             size *= 2
-            look = self._read_after(size)
+            new_bytes = self._read_after(size)
         if not self._marks and reading.records and isinstance(reading.records[0], Head):
             self._link = reading.records[0].link
         taken = data[: reading.end - self._reading.end]
@@ -233,11 +233,11 @@ class OffsetPosition(JournalPosition):
         self._marks += b"".join([line[-MARK_CHARS - 2 : -2] for line in lines])
         self._remember_last_bytes(taken)
         self._reading = reading._replace(records=[])
-        self._is_behind = not look.is_all
+        self._is_behind = not new_bytes.is_all
         return NewRecords(reading.records, is_behind=self._is_behind)
 
     def _read_after(self, most: int) -> BytesAfter:
-        """Return about *most* bytes after the position, or why the position does not fit the store any more."""
+        """Return about *most* bytes after the position, or the reason why the position is no longer valid."""
         found = None if self._seen is None else self._seen[0]
         known, self._found = self._found, found
         if known not in (None, found):
@@ -251,7 +251,7 @@ class OffsetPosition(JournalPosition):
         return BytesAfter(data[len(self._last) :], len(data) != size)
 
     def _report_replaced_store(self, again: Again) -> BytesAfter:
-        """Return that the store was replaced, and how; raise if it is missing."""
+        """Return *again*, the reason why the store must be read from its start; raise if the store is missing."""
         if not self._store.is_there():
             raise self._store.make_missing_error()
         return BytesAfter(again=again)
@@ -277,13 +277,13 @@ class Follower:
     Follows a journal that another process may be writing.
 
     Args:
-        journal: Any journal; it may be empty or not there yet, and is waited for then.
+        journal: Any journal; it may be empty or missing until a run is recorded.
 
     Attributes:
-        history: What the records say that were given so far.
+        history: The history of the records returned so far.
 
     Raises:
-        JournalError: for a store of many runs that does not say which.
+        JournalError: for a store of many runs without the name of a run.
     """
 
     def __init__(self, journal: FollowableJournal) -> None:
@@ -306,13 +306,13 @@ class Follower:
         """
         Return the records added since the last call; there may be none.
 
-        A line that is not whole is waited for.
+        An incomplete line at the end is left for a later call.
 
         Raises:
-            JournalCorrupt: when a record is damaged; again at each look until the journal has changed.
-            JournalMissing: when the journal was there and is not any more.
-            JournalVersion: when a newer version wrote it.
-            JournalError: when it cannot be read.
+            JournalCorrupt: when a record is damaged; raised by each call until the journal has changed.
+            JournalMissing: when the journal was removed.
+            JournalVersion: when a newer version wrote the journal.
+            JournalError: when the journal cannot be read.
         """
         if self._error is not None:
             if not self._tail.may_have_new_records():

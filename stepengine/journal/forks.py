@@ -17,9 +17,9 @@ from stepengine.data.outcomes import Value
 from stepengine.errors import JournalError
 from stepengine.journal.file_undo import Roots, UndoOptions, refuse_untrusted_undo, undo_writes
 from stepengine.journal.history import History, parse_created
-from stepengine.journal.provenance import is_written_by_user, replace_with_derived
+from stepengine.journal.provenance import is_written_by_user, replace_records_by_derived
 from stepengine.journal.questions import make_edited_outcome
-from stepengine.journal.recorded_part import JournalCut, check_no_repeats, parse_result_address
+from stepengine.journal.recorded_part import JournalCut, parse_result_address, require_no_repeats
 from stepengine.journal.records import (
     INPUTS,
     ROOT,
@@ -61,17 +61,17 @@ def branch(
         edit: Another outcome for it: a value (a ``ModelReply`` or text for a model call, a ``ToolResult`` or JSON for a
             tool, JSON for a ``Perform``, answers for an ``Ask``, an error for a failure), or a function from the recorded
             value to one. ``None`` keeps it.
-        allow_repeat: Go on although effects that are cut off have changed the world and may happen again.
-        into: Where the new journal goes; by default into memory.
-        restore_files: The folder that ``file_tools`` was given: the files that were written after *at* are brought back to
-            what they were then, as ``undo`` does; by default files stay as they are.
-        run_id: The id of the new run; by default one that begins with the id of its parent.
-        now: When the fork is made; by default now. Its duration counts from here.
+        allow_repeat: Continue although removed effects have changed the world and may happen again.
+        into: The new journal; by default one in memory.
+        restore_files: The root folder of ``file_tools``. Files written after *at* are restored as by ``undo``; by default files
+            stay unchanged.
+        run_id: The id of the new run; by default one that starts with the id of its parent.
+        now: The time of the fork; by default the current time. The duration of the new run counts from here.
 
     Raises:
-        JournalError: when there is no such effect, it has no result, its outcome cannot be edited, or something would be
-            repeated.
-        UndoRefused: when a file cannot be brought back, or would be by a journal that is not known as this user's; nothing
+        JournalError: when there is no such effect, the effect has no result, its outcome cannot be edited, or an effect would
+            be repeated.
+        UndoRefused: when a file cannot be restored, or the journal is not known as this user's and would restore one; nothing
             was changed, and there is no new journal.
     """
     source = as_journal(journal)
@@ -84,13 +84,13 @@ def branch(
     cut = JournalCut(history.tree)
     cut.cut_at((address[0], address[1] + 1))
     if not allow_repeat:
-        check_no_repeats(history, cut, f"forking at {format_address(*address)}", undone=restore_files is not None)
+        require_no_repeats(history, cut, f"forking at {format_address(*address)}", undone=restore_files is not None)
     run = run_id or make_fork_id(str(root["run_id"]))
     records = _make_fork_records(history, cut, address, run)
     if edit is not None:
         records = _replace_outcome(history, records, address, edit)
     fresh = (
-        MemoryJournal(redact="off", link=source.link).use_redaction_rules_of(source)
+        MemoryJournal(redact="off", link=source.link).copy_redaction_rules_from(source)
         if into is None
         else as_journal(into)
     )
@@ -100,7 +100,7 @@ def branch(
             remedy = f"undo(journal, root, at={format_address(*address)!r}, trust=True) (`stepengine undo --at`), then fork without restoring files"
             refuse_untrusted_undo(source, history, restore_files, cut.keeps_result, UndoOptions(), remedy=remedy)
         undo_writes(history, restore_files, cut.keeps_result, UndoOptions())
-    replace_with_derived(target, _set_fork_time(records, now or datetime.now(UTC), stable=target.stable), source)
+    replace_records_by_derived(target, _set_fork_time(records, now or datetime.now(UTC), stable=target.stable), source)
     source.forks += 1
     return target
 

@@ -36,10 +36,10 @@ from stepengine.errors import (
 from stepengine.journal.encoding import (
     decode_outcome,
     decode_stored,
+    encode_request_members,
     encode_stored,
     fill_in_blobs,
     get_name_without_module,
-    request_members,
 )
 from stepengine.journal.fingerprints import definition_fingerprint
 from stepengine.journal.record_blobs import RecordBlobs
@@ -77,7 +77,7 @@ class History:
     The records of one journal.
 
     Args:
-        records: All of them, in order.
+        records: All records, in order.
         name: The journal's name, for errors.
         missing: Makes the error for a journal without a run.
 
@@ -86,15 +86,15 @@ class History:
         records: All records, in order.
         intents: Intents by address.
         results: Results by address.
-        open: Intents that have no result, by address, in order: few, however long the journal is.
-        inputs: Inputs in order.
+        open: Intents without a result, by address, in order; few even in a long journal.
+        inputs: Inputs, in order.
         facts: The facts about runs and effects in the inputs.
         tree: The runs of the record.
-        blobs: The long texts that other records name.
+        blobs: The long texts that other records refer to.
         last_at: The latest time in milliseconds since the root run was created.
 
     Raises:
-        JournalCorrupt: when the records cannot have been written one after the other by one run.
+        JournalCorrupt: when one run cannot have written these records in this order.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class History:
         self._append_records(self.records)
 
     def grow(self, records: Sequence[Record]) -> None:
-        """Append records written after the known ones; raises as the class does."""
+        """Append records written after the known ones; raise ``JournalCorrupt`` for invalid ones."""
         # A new one, since the tree stores look-ups, which hold for the earlier records only.
         self.tree = RecordedTree(self.intents, self.results, self.outcome)
         first = len(self.records) + 1
@@ -131,7 +131,7 @@ class History:
     def _append_records(self, records: Sequence[Record], first: int = 1) -> None:
         """Append records; raise for one that does not fit those before it. *first* is the number of the first one."""
         for number, record in enumerate(records, first):
-            problem = self._append_and_check_record(record)
+            problem = self._append_record_or_find_problem(record)
             if problem:
                 where = f"record {number} of {self.name}"
                 msg = f"{where} does not fit the records before it: {problem}; a record is missing, repeated or moved"
@@ -144,12 +144,12 @@ class History:
 
     @property
     def duration_ms(self) -> int:
-        """How long the run has taken until its last record; of a fork, since it was made."""
+        """The milliseconds from the start of the run, or of the fork, to its last record."""
         return self.compute_time_since_start(self.last_at)
 
     @property
     def started(self) -> str:
-        """When the run was started, RFC 3339 in UTC; of a fork, when it was made. ``""`` without a head."""
+        """The start time of the run or fork, RFC 3339 in UTC; ``""`` without a head."""
         head = self.head
         if head is None or not head.since:
             return "" if head is None else head.created
@@ -175,15 +175,15 @@ class History:
             raise self._missing()
         return self.form(intent)
 
-    def _append_and_check_record(self, record: Record) -> str:
-        """Append a record; return the reason if it is invalid here, or ``""``."""
+    def _append_record_or_find_problem(self, record: Record) -> str:
+        """Append a record and return ``""``, or return why the record is invalid here. After a problem the history is unusable."""
         if (self.head is None) != (isinstance(record, Head)):
             return "the head must be the first record, and no other record may be a head"
         # Of these two there are most; a `match` would ask of each what it is not.
         if isinstance(record, Intent):
-            return self._append_and_check_intent(record)
+            return self._append_intent_or_find_problem(record)
         if isinstance(record, Result):
-            return self._append_and_check_result(record)
+            return self._append_result_or_find_problem(record)
         match record:
             case Head():
                 self.head = record
@@ -209,8 +209,8 @@ class History:
             self._next[record.path] = record.seq
         self.facts.add(record)
 
-    def _append_and_check_intent(self, record: Intent) -> str:
-        """Append an intent; return the reason if its type or position is invalid, or ``""``."""
+    def _append_intent_or_find_problem(self, record: Intent) -> str:
+        """Append an intent and return ``""``, or return why its type or position is invalid."""
         path, seq, kind = record.path, record.seq, record.type
         if kind not in KINDS:
             return f"{kind[:SHOWN_CHARS]!r} is not an effect"
@@ -250,8 +250,8 @@ class History:
         may_start = is_same_group or all((path, number) in self.results for number in range(first, seq))
         return "" if may_start else f"{format_address(path, seq - 1)} before it has no result"
 
-    def _append_and_check_result(self, record: Result) -> str:
-        """Append a result; return the reason if it is invalid here, or ``""``."""
+    def _append_result_or_find_problem(self, record: Result) -> str:
+        """Append a valid result and return ``""``; else return why the result is invalid here."""
         address = (record.path, record.seq)
         if address not in self.intents and not (record.seq == -1 and self.tree.is_background(record.path)):
             return f"there is no intent {format_address(*address)}"
@@ -268,7 +268,9 @@ class History:
         """Return the stored form of an effect with its blobs filled in; slices of requests remain."""
         effect = intent.effect
         if isinstance(effect, CallModel):
-            request = request_members(effect.request, [encode_stored(m) for m in effect.request.messages], whole=True)
+            request = encode_request_members(
+                effect.request, [encode_stored(m) for m in effect.request.messages], includes_prompt_and_tools=True
+            )
             return {"type": "model_call", "purpose": effect.purpose, "request": request}
         if not intent.is_stored:
             return effect
@@ -306,7 +308,7 @@ class History:
         Return the outcome in a result record.
 
         Raises:
-            JournalCorrupt: when it does not fit the codec any more, or a blob of it is missing.
+            JournalCorrupt: when the current codec cannot decode the outcome, or a blob is missing.
         """
         known = result.outcome
         if known is not None:
@@ -328,7 +330,7 @@ class History:
         return made
 
     def _check_reported_children(self, intent: Intent, told: Awaited) -> None:
-        """Raise ``ValueError`` unless a wait reports the children that it is for, and ends that exist: a replay would hang, or lack one."""
+        """Raise ``ValueError`` unless a wait reports its own children, enough of them ended, and each ended one has a recorded end."""
         asked = self.form(intent)
         children = asked["children"]
         for path in told.done:
@@ -354,7 +356,7 @@ class History:
         Return the content of an input with its blobs filled in.
 
         Raises:
-            DataError: when more is made from the journal than any run needs.
+            DataError: when the decoded size exceeds the reading limit.
             KeyError: when a blob is missing.
         """
         filled: dict[str, Any] = fill_in_blobs(record.input, self.blobs.get_counted_texts("input", record))
@@ -365,7 +367,7 @@ class History:
         Return the file writes of a tool call, in order, for undoing.
 
         Raises:
-            JournalCorrupt: when that cannot be read, or a blob of it is missing.
+            JournalCorrupt: when the writes cannot be read, or a blob is missing.
         """
         with self.report_damage(result):
             return [FileWrite.from_json(form) for form in self.extras(result).get("writes", ())]
@@ -408,13 +410,13 @@ class RecordedStart:
     The data that an engine needs to start a recorded run again.
 
     Attributes:
-        agent_id: The root's agent.
-        prompt: Its prompt.
-        params: Its params as JSON; ``None`` for none.
-        previous: The state that it continued; ``None`` for none.
-        info: What the caller said of it.
-        limits: The limits that the caller gave; ``None`` for none.
-        run_id: The run's id, which stays the same for ever.
+        agent_id: The id of the root's agent.
+        prompt: The prompt of the root run.
+        params: The params as JSON, or ``None``.
+        previous: The state that the run continued, or ``None``.
+        info: The data about the run that the caller passed.
+        limits: The limits that the caller passed, or ``None``.
+        run_id: The run's id, which never changes.
     """
 
     agent_id: str
@@ -485,10 +487,10 @@ def _format_utc_time(when: datetime) -> str:
 
 def parse_created(head: Head) -> datetime:
     """
-    Return when the recorded root run was created.
+    Return the time at which the recorded root run was created.
 
     Raises:
-        JournalCorrupt: when that is not a time.
+        JournalCorrupt: when the head has no valid time.
     """
     try:
         return datetime.fromisoformat(head.created)
@@ -504,11 +506,11 @@ def encode_root_start(
     Return the stored form of the Spawn that starts a root run.
 
     Args:
-        plan: Its plan.
-        state: Its state.
-        limits: The limits that the caller gave.
-        model: A model that the agent itself does not name.
-        models: Models in place of those that agents name.
+        plan: The plan of the root run.
+        state: The state of the root run.
+        limits: The limits that the caller passed.
+        model: The model of the run, if the agent does not name one.
+        models: Models that replace those of the agents.
     """
     form: dict[str, object] = {"type": "agent_call", "agent_id": plan.agent.definition.id, "prompt": plan.input.prompt}
     form |= {"params": plan.input.json, "run_id": plan.run_id}
@@ -539,7 +541,7 @@ def parse_recorded_start(history: History) -> RecordedStart:
 
 
 def find_outside_stop(status: RunStatus, error: BaseException | None) -> Stop | None:
-    """Return the stop from outside that ended a run, or ``None`` if it ended by itself."""
+    """Return the stop from outside that ended a run, or ``None`` if the run was not stopped."""
     if status is RunStatus.SUSPENDED:
         return Stop("suspended")
     if status is RunStatus.CANCELLED or (error is not None and not isinstance(error, Exception)):

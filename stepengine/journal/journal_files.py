@@ -35,10 +35,10 @@ REOPENED = os.O_RDWR | os.O_APPEND | NO_LINK | CAREFULLY
 
 def open_for_reading(path: Path) -> int | None:
     """
-    Open the file at *path* for reading and return its descriptor, or ``None`` if there is none.
+    Open the file at *path* for reading and return its descriptor, or ``None`` if the file is missing.
 
     Raises:
-        JournalError: when it cannot be read, or is not a regular file.
+        JournalError: when the file cannot be read, or is not a regular file.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | CAREFULLY)
@@ -54,7 +54,7 @@ def open_for_appending(path: Path) -> int:
     Open the file at *path* for reading and appending; a missing one is created as by ``create_file``.
 
     Raises:
-        JournalError: when it cannot be written, or is a symbolic link or no regular file.
+        JournalError: when the file cannot be written, or is not a regular file.
     """
     while True:
         try:
@@ -72,8 +72,8 @@ def create_file(path: Path, flags: int = os.O_WRONLY | os.O_CLOEXEC) -> int:
     Create a file and return its descriptor; its name is durable after ``sync_folder``.
 
     Raises:
-        FileExistsError: when there is one of this name.
-        JournalError: when it cannot be made.
+        FileExistsError: when a file of this name exists.
+        JournalError: when the file cannot be created.
     """
     try:
         return os.open(path, flags | os.O_CREAT | os.O_EXCL, OWNER_FILE_MODE)
@@ -97,8 +97,8 @@ def make_private(path: Path, descriptor: int | None = None) -> None:
     Remove the permissions of others than the owner from a file.
 
     Raises:
-        FileNotFoundError: when there is no file at *path*, any more.
-        JournalError: when that is not allowed.
+        FileNotFoundError: when there is no file at *path*.
+        JournalError: when the process may not change the permissions.
     """
     try:
         if descriptor is None:
@@ -112,12 +112,12 @@ def make_private(path: Path, descriptor: int | None = None) -> None:
         raise make_unusable_error(path, error) from error
 
 
-def check_regular_file(path: Path, status: os.stat_result) -> None:
+def require_regular_file(path: Path, status: os.stat_result) -> None:
     """
-    Raise unless it is a regular file.
+    Raise unless *status* is that of a regular file.
 
     Raises:
-        JournalError: it says what was found.
+        JournalError: when it is another kind of file; the error names the kind.
     """
     if stat.S_ISLNK(status.st_mode):
         msg = f"{path} is a symbolic link; give the path of the journal itself"
@@ -132,7 +132,7 @@ def make_private_folder(folder: Path) -> None:
     Create a folder and its missing parents for their owner only; existing ones stay unchanged.
 
     Raises:
-        JournalError: when one cannot be made.
+        JournalError: when a folder cannot be created.
     """
     try:
         create_folder_durably(folder, OWNER_FOLDER_MODE)
@@ -185,7 +185,7 @@ def make_unusable_error(path: Path, error: OSError) -> JournalError:
 def _close_unless_regular(path: Path, descriptor: int) -> int:
     """Return the descriptor of a regular file; close it and raise for anything else."""
     try:
-        check_regular_file(path, os.fstat(descriptor))
+        require_regular_file(path, os.fstat(descriptor))
     except BaseException:
         os.close(descriptor)
         raise
@@ -203,12 +203,12 @@ def lock_file(descriptor: int, path: Path, *, unsafe_no_lock: bool = False) -> N
 
     Args:
         descriptor: The open file.
-        path: What it is called in messages.
-        unsafe_no_lock: Go on where there are no locks.
+        path: The path of the file, for messages.
+        unsafe_no_lock: Continue without a lock if the file system has none.
 
     Raises:
-        JournalLocked: when another process has it; it names the process where the system tells.
-        JournalError: when there are no locks here.
+        JournalLocked: when another process has locked the file; the error names the process if it is known.
+        JournalError: when the file system has no locks.
     """
     try:
         import fcntl
@@ -228,7 +228,7 @@ def is_locked(path: Path) -> bool:
     Return whether a process has locked the file; False for a missing file or without lock support.
 
     Raises:
-        JournalError: when it cannot be opened.
+        JournalError: when the file cannot be opened.
     """
     descriptor = open_for_reading(path)
     if descriptor is None:
@@ -251,8 +251,7 @@ def unlock_and_close(descriptor: int) -> None:
     """
     Unlock a file that ``lock_file`` locked, and close it.
 
-    A process that another thread begins at this moment has the open file, too, until its program starts; closing alone would
-    leave the lock with it.
+    The file is unlocked first: a process that another thread is starting has inherited the descriptor, and would keep the lock.
     """
     with contextlib.suppress(ImportError, OSError):
         import fcntl
@@ -261,11 +260,11 @@ def unlock_and_close(descriptor: int) -> None:
     os.close(descriptor)
 
 
-def _refuse_unlocked(path: Path, why: str, *, unsafe_no_lock: bool) -> None:
+def _refuse_unlocked(path: Path, reason: str, *, unsafe_no_lock: bool) -> None:
     """Raise because a file cannot be locked, unless the caller accepts that."""
     if not unsafe_no_lock:
         msg = (
-            f"{path} cannot be locked ({why}), so two writers could damage it; put it on a local file system, or pass "
+            f"{path} cannot be locked ({reason}), so two writers could damage it; put it on a local file system, or pass "
             "unsafe_no_lock=True if you are sure that no other process writes it"
         )
         raise JournalError(msg)

@@ -18,7 +18,7 @@ from stepengine.errors import JournalCorrupt, JournalError, StepEngineError
 from stepengine.journal.fingerprints import Fingerprints, fingerprint
 from stepengine.journal.history import History
 from stepengine.journal.line_reader import Reading, parse_members, parse_members_strictly, read_lines
-from stepengine.journal.provenance import determine_ownership, replace_with_derived
+from stepengine.journal.provenance import determine_ownership, replace_records_by_derived
 from stepengine.journal.recorded_requests import RecordedRequests
 from stepengine.journal.records import (
     TAIL_BYTES,
@@ -45,11 +45,11 @@ class JournalReport:
     The result of checking a journal without running it; true if it has no problems.
 
     Attributes:
-        name: The journal.
-        records: How many records it holds.
+        name: The name of the journal.
+        records: The number of records.
         is_complete: Whether the run has ended.
-        torn: Bytes at the end that belong to no whole record; resuming cuts them off.
-        problems: What is wrong, one sentence each.
+        torn: The number of bytes after the last complete record; resuming cuts them off.
+        problems: The problems, one sentence each.
         secrets: Texts that look like keys: ``"record 5 /effect/input/text: provider-key"``.
     """
 
@@ -68,11 +68,11 @@ def check(journal: JournalLike, *, allow_secrets: Iterable[str] = ()) -> Journal
     """
     Check every record of a journal: checksums, order, fingerprints, blobs, outcomes, and likely secrets.
 
-    Nothing is changed and nothing raised: what is wrong stands in the report.
+    Nothing is changed, and no error is raised for damage: the report lists all problems.
 
     Args:
         journal: The journal.
-        allow_secrets: Hashes of values that look like secrets and are none, as ``SecretFinding.digest`` has them.
+        allow_secrets: Hashes (``SecretFinding.digest``) of values that look like secrets but are not.
     """
     source = as_journal(journal)
     try:
@@ -136,7 +136,7 @@ def _find_secrets(records: list[Record], allowed: Iterable[str]) -> Iterator[str
 
 def scrub(journal: JournalLike) -> MemoryJournal:
     """
-    Return a copy with everything that looks like a secret removed and fingerprints recomputed, so that it replays.
+    Return a copy without texts that look like secrets; fingerprints are recomputed so that the copy can be replayed.
 
     Raises:
         JournalError: when the journal cannot be read.
@@ -162,9 +162,9 @@ class EditedLine:
     A line that was changed after stepengine wrote it.
 
     Attributes:
-        number: Its number, from 1.
-        what: What the record is, such as ``"result of #2"``.
-        now: What it says now, in short.
+        number: The number of the line, from 1.
+        what: The kind and address of the record, such as ``"result of #2"``.
+        now: The present content, shortened.
     """
 
     number: int
@@ -179,7 +179,7 @@ class SealedJournal:
 
     Attributes:
         journal: The valid journal, in memory.
-        edits: The lines that were edited; one after which a line is missing counts too.
+        edits: The edited lines, and lines that follow a removed line.
     """
 
     journal: MemoryJournal
@@ -193,8 +193,8 @@ def seal_journal(journal: JournalLike) -> SealedJournal:
     The journal itself is not changed; ``seal_journal(journal).journal.copy_to(journal)`` does that.
 
     Raises:
-        JournalCorrupt: when a line is not a record, or the records do not follow from each other.
-        JournalVersion: when a newer version wrote it.
+        JournalCorrupt: when a line is not a record, or the records contradict each other.
+        JournalVersion: when a newer version wrote the journal.
     """
     source = as_journal(journal)
     lines = [line for line in source.content().split(b"\n") if line.strip()]
@@ -220,10 +220,10 @@ def repair(journal: JournalLike, until: int, into: JournalLike) -> Journal:
     Args:
         journal: The journal; it is only read.
         until: The number of the last record to keep, from 1.
-        into: A journal that holds nothing yet.
+        into: An empty journal.
 
     Raises:
-        JournalError: when there are not so many whole records, or *into* holds something.
+        JournalError: when the journal has fewer complete records, or *into* is not empty.
     """
     source, target = as_journal(journal), as_journal(into)
     if target.records():
@@ -235,7 +235,7 @@ def repair(journal: JournalLike, until: int, into: JournalLike) -> Journal:
     if until != whole:
         msg = f"{source.name} has {whole} whole records; until must be a number from 1 to {whole}, not {until}"
         raise JournalError(msg)
-    replace_with_derived(target, reading.records, source)
+    replace_records_by_derived(target, reading.records, source)
     return target
 
 

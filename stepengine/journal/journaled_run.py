@@ -31,7 +31,7 @@ from stepengine.journal.modes import (
     Walking,
 )
 from stepengine.journal.provenance import has_trusted_calls, has_trusted_permissions, is_written_by_user
-from stepengine.journal.questions import GivenAnswers, InDoubt, check_answers
+from stepengine.journal.questions import GivenAnswers, InDoubt, require_fitting_answers
 from stepengine.journal.recorded_clock import ReplayPace, RunClock
 from stepengine.journal.recorded_machines import RecordedMachines
 from stepengine.journal.recorder import Recorder
@@ -50,29 +50,29 @@ if TYPE_CHECKING:
 
 class JournaledRun:
     """
-    One run tree and its journal. Made by ``record``, ``resume``, ``replay``, ``open_for_stepping``, ``rerecord``, ``record_missing`` and ``fork``.
+    One run tree and its journal. Made by ``record``, ``resume``, ``replay``, ``open_for_stepping``, ``replay_then_continue``, ``record_missing`` and ``fork``.
 
     Args:
-        mode: What is done with the journal.
+        mode: The mode: how the run uses the journal.
         writer: Writes the journal.
-        answers: The answers that the run is given.
-        history: What was recorded already; ``None`` for a new run.
-        leeway: How the run may differ from that; by default not at all.
-        replayer: Makes what answers from it.
+        answers: The caller's answers and decisions.
+        history: The recorded history; ``None`` for a new run.
+        leeway: The allowed differences from the record; by default none.
+        replayer: Makes the object that answers effects from the record.
 
     Attributes:
-        mode: What is done with the journal.
+        mode: The mode: how the run uses the journal.
         writer: Writes the journal; holds the first error and the warnings.
-        answers: The answers that the run is given, and what becomes of effects in doubt.
+        answers: The caller's answers, and the decisions about effects in doubt.
         timing: The run's own clock.
         machines: The machines of the tree.
         mail: The mailbox messages of the run.
-        opening: What the run was started with; ``None`` for a new one.
-        recorded_part: What was recorded already; ``None`` for a new run.
-        replayer: Answers from it.
+        opening: The recorded start of the run; ``None`` for a new run.
+        recorded_part: The recorded part of the run; ``None`` for a new run.
+        replayer: Answers effects from the record; ``None`` for a new run.
         raises: Whether a divergence is raised to the caller of the run; by default it is in the result.
-        notifies_providers: Whether providers are notified of the calls that the record answers; by default they know only of live ones.
-        wakes_now: Whether recorded sleeps are over at once.
+        notifies_providers: Whether providers are notified of model calls answered from the record; by default only of live ones.
+        wakes_now: Whether recorded sleeps end at once.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class JournaledRun:
     def record(
         cls, journal: Journal, answers: Mapping[str, AnswerLike] | None = None, *, seed: str = ""
     ) -> JournaledRun:
-        """Return a new run that records into *journal*; a missing seed is drawn."""
+        """Return a new run that records into *journal*; without *seed* a random one is used."""
         run = cls(Recording(), RunWriter(journal), GivenAnswers(answers))
         run.machines.seed = seed
         return run
@@ -125,23 +125,23 @@ class JournaledRun:
         answers: Mapping[str, AnswerLike] | None = None,
         in_doubt: InDoubt = "fail",
         *,
-        ahead: Mapping[str, AnswerLike] | None = None,
-        keep: bool = False,
+        later_answers: Mapping[str, AnswerLike] | None = None,
+        accepts_edited_effects: bool = False,
         now: bool = False,
         asks_again: bool | None = None,
         asks_about_calls: bool | None = None,
     ) -> JournaledRun:
         """
-        Return a recorded run that resumes; it owns the journal until it is closed.
+        Return a recorded run that is ready to resume; it locks the journal until it is closed.
 
-        With *keep*, what was edited since does not end the run where the record has an effect of the same kind. Unlike
-        *answers*, those given *ahead* need not fit an open question: they may be asked for later. With *now* recorded sleeps
+        With *accepts_edited_effects*, what was edited since does not end the run where the record has an effect of the same kind. Unlike
+        *answers*, those given *later_answers* need not fit an open question: they may be asked for later. With *now* recorded sleeps
         and timeouts are over at once. With *asks_again* no recorded or posted answer is believed; by default (``None``) if this user did
         not give the permissions that the journal holds. With *asks_about_calls* a person is
         asked about calls that only the record asks for; by default (``None``) if the journal is not known as this user's.
 
         Raises:
-            JournalMissing: when there is none; nothing is made.
+            JournalMissing: when the journal does not exist; nothing is created.
             JournalError: when the journal cannot be used; see ``Journal.writer``.
             AnswerRejected: when an answer fits no open question; nothing is changed.
         """
@@ -162,15 +162,17 @@ class JournaledRun:
                 asks_again = not has_trusted_permissions(journal)
             if asks_about_calls is None:
                 asks_about_calls = not has_trusted_calls(journal)
-            leeway = AllowedDifferences(keeps=keep, asks_about_calls=asks_about_calls)
+            leeway = AllowedDifferences(keeps=accepts_edited_effects, asks_about_calls=asks_about_calls)
             run = cls(Resuming(), writer, given, history, leeway)
             run.wakes_now = now
-            journal.check_resume_is_signed(history)
+            journal.require_signed_resume(history)
             # Before anything is changed: an answer that fits no question is a slip, such as of the run's id, and a run
             # that went on without it would ask again somewhere else.
-            check_answers(history, {**given.by_question, **given.decisions}, is_known=not asks_about_calls)
-            run.mail.collect_earlier_messages(history, asks_again=asks_again)
-            given.add_recorded_answers(history, ahead or {}, by_id=keep, asks_again=asks_again)
+            require_fitting_answers(history, {**given.by_question, **given.decisions}, is_known=not asks_about_calls)
+            run.mail.receive_earlier_messages(history, asks_again=asks_again)
+            given.add_recorded_answers(
+                history, later_answers or {}, by_id=accepts_edited_effects, asks_again=asks_again
+            )
         except BaseException:
             writer.close()
             raise
@@ -180,7 +182,7 @@ class JournaledRun:
     def replay(
         cls, journal: Journal, *, leeway: AllowedDifferences | None = None, pace: ReplayPace | None = None
     ) -> JournaledRun:
-        """Return a recorded run that repeats without performing anything; the journal is only read."""
+        """Return a recorded run that repeats its record without performing effects; the journal is only read."""
         run = cls._open_repetition(Replaying(), journal, None, leeway)
         run.timing.pace = pace
         return run
@@ -195,7 +197,7 @@ class JournaledRun:
         return cls(Walking(), RunWriter(journal), GivenAnswers(), history, leeway)
 
     @classmethod
-    def rerecord(
+    def replay_then_continue(
         cls,
         journal: Journal,
         answers: Mapping[str, AnswerLike] | None = None,
@@ -203,14 +205,14 @@ class JournaledRun:
         leeway: AllowedDifferences | None = None,
     ) -> JournaledRun:
         """
-        Return a recorded run that repeats while it matches its record, then continues live.
+        Return a recorded run that repeats while it matches its record, then performs further effects live.
 
-        The journal is locked until the run ends. It is replaced then, and stays as it is when the run fails. Effects that changed
-        the world and do not hold any more end the run, unless they may be repeated.
+        The journal is locked until the run ends, and then replaced; if the run fails, it stays unchanged. The run is stopped before
+        an effect that changed the world would be repeated, unless that is allowed.
 
         Raises:
-            JournalMissing: when there is none; nothing is made.
-            JournalLocked: when a run of this or another process has it.
+            JournalMissing: when the journal does not exist; nothing is created.
+            JournalLocked: when a run of this or another process has locked it.
         """
         return cls._open_repetition(Extending(), journal, answers, leeway)
 
@@ -246,9 +248,9 @@ class JournaledRun:
 
         Args:
             journal: The journal.
-            replayer: Makes what says where that place is, and what answers after it.
-            around: Wraps the performer of what is live, given the prices of models.
-            leeway: What may be different this time.
+            replayer: Makes the object that decides where the fork starts and answers effects after it.
+            around: Wraps the performer of live effects, given the estimates of model calls.
+            leeway: The allowed differences from the record.
         """
         return cls._open_repetition(Forking(around), journal, None, leeway, replayer)
 
@@ -319,7 +321,7 @@ class JournaledRun:
         return find_parallel_record(replayer, past)
 
     def _make_recorder(self, inner: Performer, *, writes: CallWrites) -> Performer:
-        """Return the middleware that records, or of a run with a past also answers from the record."""
+        """Return the middleware that records effects and, for a recorded run, also answers them from the record."""
         recorder = Recorder(inner, self._journal, self.mail, writes, self.replayer)
         if self.recorded_part is None or self.replayer is None:
             return recorder
@@ -334,7 +336,7 @@ def _make_redacted_params_warning(name: str, opening: RecordedStart) -> Iterator
     """
     Yield the warning that the run's params have placeholders in place of secrets, if they have.
 
-    They are not put back: whoever wrote the journal would choose which of this process's secrets go where.
+    The secrets are not restored: the author of the journal could choose where secrets of this process are inserted.
     """
     names = find_redacted_names(to_compact_json(opening.params))
     if names:

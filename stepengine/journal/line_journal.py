@@ -24,7 +24,7 @@ from stepengine.errors import DataError, JournalError, JournalWriteFailed
 from stepengine.journal.disk_reserve import FULL, RESERVE_BYTES, DiskReserve
 from stepengine.journal.encoding import Encoder
 from stepengine.journal.history import History
-from stepengine.journal.line_macs import MacChain, load_mac_key, split_into_lines
+from stepengine.journal.line_macs import MacChain, load_or_create_mac_key, split_into_lines
 from stepengine.journal.line_reader import Reading, parse_head, read_lines
 from stepengine.journal.mailbox import Mailbox, StoreMailbox
 from stepengine.journal.records import Head, Intent, Record
@@ -44,14 +44,14 @@ class LineJournal(Journal):
     A journal whose lines are bytes of some store. A subclass has ``name``, ``read_bytes``, ``append_bytes``, ``replace_bytes`` and ``lock``.
 
     Methods raise ``OSError`` when the store cannot be used. They are called in any thread, one at a time for each object.
-    A store that has better ways than the default ones overrides ``read_piece``, ``stamp`` and ``truncate_bytes``, too.
+    A store with faster ways than the defaults also overrides ``read_piece``, ``stamp`` and ``truncate_bytes``.
 
     Args:
         options: ``redact``, ``secrets``, ``allow_secrets``, ``machine``, ``link``, ``stable``, ``inline`` and ``sign``; see ``Journal``.
 
     Attributes:
-        blocks: Whether ``append_bytes`` may wait long, as for a disk.
-        folder: A folder of the disk that holds the journal: room for the last results is reserved there. ``None`` (default) for no disk.
+        blocks: Whether ``append_bytes`` may block for a long time, as for a disk.
+        folder: A folder on the disk of the journal, on which space for the last results is reserved; ``None`` (default) without a disk.
     """
 
     blocks = True
@@ -67,7 +67,7 @@ class LineJournal(Journal):
         Append *data* durably to a store of exactly *at* bytes.
 
         Raises:
-            OSError: when the store has another size, or cannot be written.
+            OSError: when the store has another size or cannot be written.
         """
 
     @abc.abstractmethod
@@ -80,7 +80,7 @@ class LineJournal(Journal):
         Lock the store for one writer and return the function that unlocks it. The end of the process unlocks it, too.
 
         Raises:
-            JournalLocked: when a writer of this or another process has it.
+            JournalLocked: when a writer of this or another process has locked the store.
         """
 
     def truncate_bytes(self, size: int) -> None:
@@ -88,11 +88,11 @@ class LineJournal(Journal):
         self.replace_bytes(self.read_bytes(0)[:size])
 
     def get_mailbox_store(self) -> LineJournal | None:
-        """Return another store, in which other processes leave messages for the run; ``None`` (default) for no mailbox."""
+        """Return the store for messages from other processes to the run; ``None`` (default) for no mailbox."""
         return None
 
     def read_records(self) -> Reading:
-        """Return the stored records, and where the last whole one ends."""
+        """Return the stored records, with the offset of the end of the last complete one."""
         return read_lines(self.content(), self.name)
 
     @override
@@ -128,8 +128,8 @@ class LineJournal(Journal):
 
     @override
     def mailbox(self) -> Mailbox:
-        letters = self.get_mailbox_store()
-        return super().mailbox() if letters is None else StoreMailbox(self, letters)
+        mailbox_store = self.get_mailbox_store()
+        return super().mailbox() if mailbox_store is None else StoreMailbox(self, mailbox_store)
 
     @override
     def replace(self, records: Sequence[Record]) -> None:
@@ -144,9 +144,9 @@ class LineJournal(Journal):
     @override
     def discard(self) -> None:
         self.replace([])
-        letters = self.get_mailbox_store()
-        if letters is not None:
-            letters.replace([])
+        mailbox_store = self.get_mailbox_store()
+        if mailbox_store is not None:
+            mailbox_store.replace([])
 
 
 # A function: a private method here could be overridden by one of the same name in a store of somebody else.
@@ -167,9 +167,9 @@ class LockedStore:
         journal: The journal; its store is locked until ``release``.
 
     Attributes:
-        journal: The same.
-        size: How many bytes are stored.
-        repaired: Bytes of a torn tail that were cut off.
+        journal: The journal.
+        size: The number of stored bytes.
+        repaired: The number of bytes of a torn tail that were cut off.
         reserve: The reserved space on the disk of the journal; ``None`` without a disk.
     """
 
@@ -212,7 +212,7 @@ class LockedStore:
         return reading
 
     def renew_reserve_or_raise(self, reserve: DiskReserve) -> None:
-        """Reserve room for an effect's outcome on the disk again; raise if the disk is still full."""
+        """Reserve space for an effect's outcome on the disk again; raise if the disk is still full."""
         folder = self.journal.folder
         if folder is not None and not reserve.restore_full_reserve(folder):
             why = f"the disk is full; an effect starts only if {RESERVE_BYTES // 1024} KiB are free for its result"
@@ -224,7 +224,7 @@ class LockedStore:
         Append lines durably, all or none of them.
 
         Raises:
-            JournalWriteFailed: when that is impossible; then nothing can be appended any more.
+            JournalWriteFailed: when the lines cannot be stored; later appends fail, too.
         """
         try:
             self.append_bytes(data)
@@ -233,11 +233,11 @@ class LockedStore:
         self.size += len(data)
 
     def append_bytes(self, data: bytes) -> None:
-        """Append lines to the store, without using the reserved room; raise ``OSError`` when that is impossible."""
+        """Append lines to the store, without using the reserved space; raise ``OSError`` if that fails."""
         self.journal.append_bytes(data, self.size)
 
     def _append_into_reserve(self, data: bytes, error: OSError) -> None:
-        """Release the reserved room of a full disk and append once more (reliability:JR09)."""
+        """Release the reserved space of a full disk and append once more (reliability:JR09)."""
         if error.errno not in FULL or self.reserve is None or not self.reserve.free_reserved_space():
             raise self.make_write_error(describe_os_error(error), error) from error
         try:
@@ -246,7 +246,7 @@ class LockedStore:
             raise self.make_write_error(describe_os_error(again), again) from again
         self.reserve.reserve_remaining()
 
-    def make_write_error(self, why: str, error: Exception | None = None) -> JournalWriteFailed:
+    def make_write_error(self, reason: str, error: Exception | None = None) -> JournalWriteFailed:
         """Return the error for lines that cannot be stored; its message tells how to continue."""
         if self.size and getattr(error, "errno", 0) == errno.ESTALE:
             then = "The records committed before are in the file that this run wrote to. If you still have that file, resume from it"
@@ -254,11 +254,11 @@ class LockedStore:
             then = "The records committed before are intact. Resume from them"
         else:
             then = "Nothing was run or recorded. Start the run again; you can use the same journal"
-        msg = f"{self.journal.name} cannot be written: {why}. {then}"
+        msg = f"{self.journal.name} cannot be written: {reason}. {then}"
         return JournalWriteFailed(msg)
 
     def release(self) -> None:
-        """Release the reserved room and the lock."""
+        """Release the reserved space and the lock."""
         if self.reserve is not None:
             self.reserve.remove_user()
         try:
@@ -275,7 +275,7 @@ class LineWriter(Writer):
     The writer of a ``LineJournal``: it encodes records, and holds their lines until they are committed.
 
     Args:
-        store: The locked store; it is released when this is closed.
+        store: The locked store; ``close`` releases it.
     """
 
     waits = True
@@ -315,14 +315,14 @@ class LineWriter(Writer):
 
     # Called once in the child, in place of a check at every record and commit.
     def reset_after_fork(self) -> None:
-        """Refuse all writes in a forked child, since the parent owns run, file and lock."""
+        """Make all later writes raise in a forked child, since the parent owns run, file and lock."""
         self._is_forked, self._storing = True, threading.Lock()
         why = f"the run belongs to process {self._pid}, and this one ({os.getpid()}) was forked from it"
         self._broken = self.store.make_write_error(why)
 
     def enable_macs(self) -> None:
         """Add a keyed digest to each later line; do nothing without a usable state folder of the user."""
-        key = load_mac_key()
+        key = load_or_create_mac_key()
         if key is not None:
             chain = MacChain(key)
             if self.store.size:
@@ -338,8 +338,8 @@ class LineWriter(Writer):
         Append a record; it is durable with the next ``commit``.
 
         Raises:
-            JournalWriteFailed: when it cannot be stored, or an earlier write failed.
-            SecretFound: when shapes are looked for and one is left.
+            JournalWriteFailed: when the record cannot be stored, or an earlier write failed.
+            SecretFound: when the rules look for secrets by shape, and one remains.
         """
         if self._broken is not None:
             raise self._broken
@@ -380,10 +380,10 @@ class LineWriter(Writer):
         Make everything appended durable.
 
         Raises:
-            JournalWriteFailed: when that is impossible; the journal still opens, without what was not committed.
+            JournalWriteFailed: when that fails; the journal can still be opened, without uncommitted records.
         """
         with self._storing:
-            self._check_usable()
+            self._require_usable()
             self._store_waiting_lines()
 
     def close(self) -> None:
@@ -415,7 +415,7 @@ class LineWriter(Writer):
         """
         Remove and return the waiting lines. The caller has to store or ``mark_broken`` them.
 
-        Those before a record that could not be made are whole; after lost ones there are none.
+        Lines before a record that could not be encoded are complete. After lost lines the list is empty.
         """
         # One takes at a time, and another thread may add behind the end meanwhile.
         lines = self._lines[:]
@@ -426,7 +426,7 @@ class LineWriter(Writer):
         """Mark the writer as broken for good, since lines were lost."""
         self._broken, self._is_lost = error, True
 
-    def _check_usable(self) -> None:
+    def _require_usable(self) -> None:
         if self._broken is not None:
             raise self._broken
 
@@ -435,6 +435,6 @@ def _restore_signature_chain(journal: Journal, history: History) -> SignatureCha
     """Return the chain of signatures to continue, verified; ``None`` for a journal without a signing key."""
     if journal.signing is None:
         return None
-    from stepengine.journal.alterations import restore_verified_chain
+    from stepengine.journal.alterations import verify_and_restore_chain
 
-    return restore_verified_chain(journal.signing, journal.content(), history)
+    return verify_and_restore_chain(journal.signing, journal.content(), history)

@@ -85,7 +85,7 @@ class MacChain:
 
 class _Signatures:
     """
-    The signatures of one journal, which have no keyed digest: nothing but their key tells whose they are.
+    The signatures of one journal. They have no keyed digest; only their key identifies the author.
 
     Attributes:
         digest: The SHA-256 of the lines so far.
@@ -120,7 +120,7 @@ class _Signatures:
 
 
 def split_into_lines(read_piece: Callable[[int, int], bytes]) -> Iterator[bytes]:
-    """Yield the lines of a journal, of which no more than a piece and a line are in memory; see ``Journal.read_piece``."""
+    """Yield the lines of a journal, read in pieces by *read_piece*; see ``Journal.read_piece``."""
     at, rest = 0, b""
     while piece := read_piece(at, PIECE_BYTES):
         at += len(piece)
@@ -132,30 +132,30 @@ def split_into_lines(read_piece: Callable[[int, int], bytes]) -> Iterator[bytes]
 
 def are_written_by_user(lines: Iterable[bytes]) -> bool:
     """Return whether this user's runs wrote these lines of a journal, all of them from the first one on."""
-    key = load_mac_key(creates=False)
+    key = load_or_create_mac_key(creates_missing=False)
     return key is not None and MacChain(key).add_and_verify_lines(lines)
 
 
-def load_mac_key(*, creates: bool = True) -> bytes | None:
+def load_or_create_mac_key(*, creates_missing: bool = True) -> bytes | None:
     """
-    Return this user's key; ``None`` without a state folder that belongs to this user and to which only this user can write.
+    Return this user's key, created if missing; ``None`` without a state folder that only this user owns and can write.
 
-    It is read once for each process and folder.
+    The key is read once for each process and folder.
 
     Args:
-        creates: Whether a missing one is created.
+        creates_missing: Whether to create a missing key.
     """
     folder = state_folder()
     if folder is None:
         return None
     try:
-        if creates:
+        if creates_missing:
             create_folder_durably(folder, 0o700)
         # Asked each time, as the folder may have been opened to others since the key was read.
         if not is_writable_only_by_user(folder):
             return None
         if folder not in _keys:
-            key = _read_or_create_key(folder / KEY_FILE, creates=creates)
+            key = _read_or_create_key(folder / KEY_FILE, creates_missing=creates_missing)
             if key is None:
                 return None
             _keys[folder] = key
@@ -164,12 +164,12 @@ def load_mac_key(*, creates: bool = True) -> bytes | None:
         return None  # no journal is known then, which costs a question
 
 
-def _read_or_create_key(path: Path, *, creates: bool) -> bytes | None:
-    """Return the key in a file, created if it is missing and *creates*; ``None`` for no key or an unsafe file."""
+def _read_or_create_key(path: Path, *, creates_missing: bool) -> bytes | None:
+    """Return the key in a file, created if it is missing and *creates_missing*; ``None`` for no key or an unsafe file."""
     try:
         return _read_key(path)
     except FileNotFoundError:
-        if not creates:
+        if not creates_missing:
             return None
     # The name comes with the whole content, and another process that was first keeps its key.
     new = path.with_name(f".{KEY_FILE}.{secrets.token_hex(8)}")

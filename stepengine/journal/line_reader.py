@@ -90,21 +90,21 @@ class JournalBytes:
         data: The bytes.
         name: The journal's name, for errors.
         start: The offset of the first byte in the journal.
-        lines: How many lines end before that.
+        line_count: The number of lines that end before *start*.
     """
 
-    def __init__(self, data: bytes, name: str, start: int = 0, lines: int = 0) -> None:
+    def __init__(self, data: bytes, name: str, start: int = 0, line_count: int = 0) -> None:
         self._data = data
         self.name = name
         self._start = start
-        self._lines = lines
+        self._lines = line_count
 
     def read(self, start: int, end: int) -> bytes:
         """Return the bytes from *start* to *end* of the journal."""
         return self._data[start - self._start : end - self._start]
 
     def count_lines_before(self, end: int) -> int:
-        """Return how many lines of the journal end before the byte *end*."""
+        """Return the number of lines of the journal that end before the byte *end*."""
         return self._lines + self._data.count(b"\n", 0, end - self._start)
 
     def read_line_members(self, start: int, end: int) -> Mapping[str, Any]:
@@ -112,7 +112,7 @@ class JournalBytes:
         Return the members of a line.
 
         Raises:
-            JournalCorrupt: when that is not a record.
+            JournalCorrupt: when the line is not a record.
         """
         return self._parse_line(self.read(start, end), start)
 
@@ -121,7 +121,7 @@ class JournalBytes:
         Return the members of a line with its blobs filled in.
 
         Raises:
-            JournalCorrupt: when that is not a record.
+            JournalCorrupt: when the line is not a record.
             KeyError: when a blob is missing.
         """
         line = self.read(start, end)
@@ -139,10 +139,10 @@ class JournalBytes:
 
 class FileSource(JournalBytes):
     """
-    The bytes of a journal in a file, which stay there.
+    The bytes of a journal in a file, read on demand.
 
     Args:
-        descriptor: The open file; it is closed with this.
+        descriptor: The open file; it is closed with this object.
         name: The journal's name, for errors.
     """
 
@@ -156,10 +156,10 @@ class FileSource(JournalBytes):
         """
         Return the bytes from *start* to *end*.
 
-        A run that is repeated reads records in order, so 256 KiB are read ahead and cached.
+        A repeated run reads records in order, so 256 KiB are read ahead and cached.
 
         Raises:
-            JournalCorrupt: when they are not there any more.
+            JournalCorrupt: when the file no longer has these bytes.
         """
         begin, window = self._window
         if start < begin or end > begin + len(window):
@@ -171,7 +171,7 @@ class FileSource(JournalBytes):
         return data
 
     def count_lines_before(self, end: int) -> int:
-        """Return how many lines end before the byte *end*."""
+        """Return the number of lines that end before the byte *end*."""
         pieces = range(0, end, AHEAD_BYTES)
         return sum([os.pread(self._descriptor, min(AHEAD_BYTES, end - at), at).count(b"\n") for at in pieces])
 
@@ -195,10 +195,10 @@ def _is_plain_result(members: Mapping[str, object]) -> bool:
 
 def parse_members(line: bytes, where: object) -> Mapping[str, object]:
     """
-    Return the members of a line; *where* is the text, or has the text, that an error begins with.
+    Return the members of a line; error messages start with ``str(where)``.
 
     Raises:
-        JournalCorrupt: when it is not a JSON object.
+        JournalCorrupt: when the line is not a JSON object.
     """
     if is_text_nested_deeper(line, MAX_LINE_DEPTH_LEVELS):
         raise _make_depth_error(where)
@@ -239,7 +239,7 @@ def parse_record_lazily(line: bytes, source: JournalBytes, start: int) -> Intent
     """
     Return the intent or result in a line in our own format without parsing it all, else ``None``.
 
-    ``None`` for any other line, which has to be read. It begins at the byte *start* of *source*.
+    ``None`` means that the line must be parsed completely. The line starts at the byte *start* of *source*.
     """
     found = INTENT_FORM.match(line)
     if found is not None:
@@ -293,10 +293,10 @@ class Reading(NamedTuple):
 
     Attributes:
         records: The records in order.
-        end: Where the last whole record ends, in bytes.
-        torn: How many bytes after that belong to no whole record.
-        open_end: Whether the last whole record lacks its newline.
-        crc: The last checksum, which the next line of a linked journal starts from.
+        end: The offset of the end of the last complete record, in bytes.
+        torn: The number of bytes after *end*, which are no complete record.
+        open_end: Whether the last complete record lacks its newline.
+        crc: The last checksum, from which the next line of a linked journal starts.
     """
 
     records: list[Record]
@@ -311,28 +311,28 @@ def read_lines(data: bytes, name: str) -> Reading:
     Return the records of *data*, a whole journal; most of them are parsed on first use.
 
     Raises:
-        JournalCorrupt: for a damaged record that is not the last one; it names record and offset.
-        JournalVersion: when a newer version wrote it.
+        JournalCorrupt: for a damaged record that is not the last one; the error names record and offset.
+        JournalVersion: when a newer version wrote the journal.
     """
     return _read_records(BytesIO(data), JournalBytes(data, name))
 
 
-def read_more_lines(data: bytes, name: str, before: Reading, lines: int, *, link: bool) -> Reading:
+def read_more_lines(data: bytes, name: str, earlier: Reading, line_count: int, *, link: bool) -> Reading:
     """
     Return the records after those of an earlier reading that ended with a whole line.
 
     Args:
         data: The journal's bytes from ``before.end`` on.
         name: Its name, for errors.
-        before: The earlier reading.
-        lines: How many records that, and those before it, had.
+        earlier: The earlier reading.
+        line_count: How many records that, and those before it, had.
         link: Whether lines are chained, as the journal's head says.
 
     Raises:
         JournalCorrupt: as ``read_lines``.
     """
-    source = JournalBytes(data, name, before.end, lines)
-    return _read_records(BytesIO(data), source, before.end, before.crc, link=link)
+    source = JournalBytes(data, name, earlier.end, line_count)
+    return _read_records(BytesIO(data), source, earlier.end, earlier.crc, link=link)
 
 
 def parse_head(line: bytes, name: str) -> Head | None:
@@ -340,12 +340,12 @@ def parse_head(line: bytes, name: str) -> Head | None:
     Return the first record of a journal, or ``None`` while its line is incomplete.
 
     Args:
-        line: What stands up to its first newline, this included.
-        name: Its name, for errors.
+        line: The bytes of the journal up to and including the first newline.
+        name: The journal's name, for errors.
 
     Raises:
-        JournalCorrupt: when it is not a head.
-        JournalVersion: when a newer version wrote it.
+        JournalCorrupt: when the line is not a head.
+        JournalVersion: when a newer version wrote the journal.
     """
     body = line.removesuffix(b"\n")
     if verify_checksum(body, 0) is None:
@@ -364,7 +364,7 @@ def parse_head(line: bytes, name: str) -> Head | None:
 
 def read_file(descriptor: int, path: Path, name: str) -> Reading:
     """
-    Return the records of an open file as ``read_lines`` does; a long one stays in the file.
+    Return the records of an open file as ``read_lines`` does; a long file is read on demand.
 
     Args:
         descriptor: The open file.

@@ -44,15 +44,14 @@ class LockedFile:
     A locked file, open or not.
 
     Args:
-        path: Where it is.
-        descriptor: The file, open and locked; it belongs to this object from now on.
+        path: The path of the file.
+        descriptor: The open and locked file; this object owns it from now on.
 
     Attributes:
         descriptor: The open file; ``None`` while it is closed.
-        using: A lock; its holder needs the file to stay open. One of the system itself, as a child never uses its parent's files.
-        is_last: Whether it is open, and the one of all that was taken last. Whoever holds ``using`` need not take it again then:
-            the order in which files were used stays as it is, and nobody closes one in use. The lock of all files, which
-            every commit took, cost a third of what was left of it beside the system's own work.
+        using: A lock; while it is held, the file stays open. A plain ``threading.Lock``, as a child never uses its parent's files.
+        is_last: Whether the file is open and the most recently used one. A holder of ``using`` need not call ``ensure_open`` then:
+            the order of use is unchanged, and a file in use is never closed. This avoids the shared lock in each commit.
     """
 
     # Those that are open and may be closed, the least recently used first.
@@ -82,7 +81,7 @@ class LockedFile:
         Return the open file, opened again if it was closed; the caller holds ``using`` while it uses it.
 
         Raises:
-            OSError: when it cannot be opened again.
+            OSError: when the file cannot be opened again.
         """
         with self._lock:
             if self.descriptor is None:
@@ -116,11 +115,11 @@ class LockedFile:
             return cls._close_idle_files(len(cls._open) - 1)
 
     @classmethod
-    def _close_idle_files(cls, most: int) -> bool:
-        """Close the least recently used idle files until at most *most* are open; return whether any was closed."""
+    def _close_idle_files(cls, max_open_count: int) -> bool:
+        """Close the least recently used idle files until at most *max_open_count* are open; return whether any was closed."""
         begun = len(cls._open)
         for one in list(cls._open):
-            if len(cls._open) <= most:
+            if len(cls._open) <= max_open_count:
                 break
             if one.using.acquire(timeout=0):
                 try:
@@ -209,7 +208,7 @@ def open_closing_idle_files(path: Path) -> int:
     Return a descriptor as ``open_for_appending`` does; idle journals are closed if too many files are open.
 
     Raises:
-        JournalError: as there.
+        JournalError: as ``open_for_appending``.
     """
     while True:
         try:
@@ -229,7 +228,7 @@ def open_closing_idle_files(path: Path) -> int:
 
 @cache
 def _load_libc() -> Any:
-    """Return the functions that map files, or ``None`` where they are unavailable or keep no lock."""
+    """Return libc with typed ``mmap``, ``munmap`` and ``madvise``; ``None`` except on Linux, where a mapping preserves a file's lock."""
     if sys.platform != "linux":
         return None
     try:

@@ -106,19 +106,19 @@ class MailboxMessage:
     A message to a run from another process.
 
     Attributes:
-        kind: ``"message"`` for whoever receives on a topic, ``"answer"`` to a question, ``"cancel"`` to end the run, ``"input"``
-            for a text that its next model call sees, ``"result"`` for what came of a call of a deferred tool.
-        value: JSON of at most 1 MiB. Of a message and a result anything; of an answer a bool, a text, or the stored form of an
-            ``Answer``; of the others a text: the reason, or what is said.
-        id: 1 to 200 printable characters, once in a mailbox: whoever is not sure that a mailbox message arrived posts it again with the
-            same id. Made up by default.
-        path: Which run of the tree it is for, such as ``"3.2"``; ``""`` (default) for the root.
-        topic: Of a message 1 to 200 ASCII letters, digits and ``_ - . : /``; of an answer the question's id; of a result the
+        kind: ``"message"`` for a receiver on a topic, ``"answer"`` to a question, ``"cancel"`` to end the run, ``"input"``
+            for a text that the next model call sees, ``"result"`` for the result of a deferred tool call.
+        value: JSON of at most 1 MiB. For a message and a result any JSON; for an answer a bool, a text, or the stored form of an
+            ``Answer``; for a cancel the reason; for an input the text.
+        id: 1 to 200 printable characters, unique in the mailbox. A sender that is unsure whether a message arrived sends it again
+            with the same id. Random by default.
+        path: The path of the receiving run in the tree, such as ``"3.2"``; ``""`` (default) for the root.
+        topic: For a message 1 to 200 ASCII letters, digits and ``_ - . : /``; for an answer the question's id; for a result the
             number of the call among the effects of its run, such as ``"3"``; else empty.
-        sent: When; now by default. Kept in UTC.
+        sent: The time of sending, stored in UTC; now by default.
 
     Raises:
-        InputError: for anything else.
+        InputError: for invalid values.
     """
 
     kind: MailboxMessageKind
@@ -214,24 +214,24 @@ class StoredMessage(NamedTuple):
     """A redacted mailbox message and the run it is for, as a mailbox stores it."""
 
     run: str
-    letter: MailboxMessage
+    message: MailboxMessage
 
     @property
     def line(self) -> bytes:
         """The mailbox message as a line with its newline."""
-        letter = self.letter
+        mailbox_message = self.message
         members = {
-            "run": self.run, "id": letter.id, "kind": letter.kind, "path": letter.path, "topic": letter.topic,
-            "value": letter.value, "sent": letter.sent.isoformat(),
+            "run": self.run, "id": mailbox_message.id, "kind": mailbox_message.kind, "path": mailbox_message.path, "topic": mailbox_message.topic,
+            "value": mailbox_message.value, "sent": mailbox_message.sent.isoformat(),
         }  # fmt: skip
         return encode_line(members, 0)[0]
 
     @property
     def line_prefix(self) -> bytes:
-        """The start of its line, which only mailbox messages with its id have."""
+        """The start of the line, the same for all mailbox messages with this id."""
         # `run` and `id` are the first members of a line, so that a sender which looks for its id compares bytes and
         # reads no JSON: 10,000 mailbox messages are looked through for each one that is posted.
-        return to_compact_json({"run": self.run, "id": self.letter.id})[:-1].encode() + b","
+        return to_compact_json({"run": self.run, "id": self.message.id})[:-1].encode() + b","
 
     @classmethod
     def parse(cls, line: bytes, where: object) -> StoredMessage | None:
@@ -239,7 +239,7 @@ class StoredMessage(NamedTuple):
         Parse a line without its newline; return ``None`` for a kind of mailbox message that this version does not know.
 
         Raises:
-            JournalCorrupt: for what is not a mailbox message; it begins with *where*, a text or what has one.
+            JournalCorrupt: when the line is not a mailbox message; the error starts with ``str(where)``.
         """
         if len(line) >= MAX_LETTER_BYTES or verify_checksum(line, 0) is None:
             msg = f"{where} is damaged: its checksum is wrong"
@@ -260,7 +260,7 @@ class StoredMessage(NamedTuple):
 
 
 class MailboxOwner(Protocol):
-    """A journal, as its mailbox knows it."""
+    """The methods of a journal that its mailbox needs."""
 
     redactor: Redactor
 
@@ -279,10 +279,10 @@ class Mailbox(abc.ABC):
     """
     The mailbox messages to the run of a journal; see ``Journal.mailbox()``.
 
-    All of it may be done in any process and thread, and waits for the disk: not to be done in an event loop.
+    All methods may be called in any process and thread. They block for the disk, so do not call them in an event loop.
 
     Args:
-        journal: Whose mailbox it is.
+        journal: The journal of the receiving run.
     """
 
     def __init__(self, journal: MailboxOwner) -> None:
@@ -296,32 +296,32 @@ class Mailbox(abc.ABC):
         """The mailbox's name for messages."""
         return f"the mailbox of {self._journal.name}"
 
-    def send(self, letter: MailboxMessage) -> bool:
+    def send(self, mailbox_message: MailboxMessage) -> bool:
         """
         Store a mailbox message durably, redacted by the journal's rules; return whether it is new.
 
         Returns:
-            Whether it was added: ``False`` when it is there already.
+            True if the message was added, False if it is stored already.
 
         Raises:
-            InputError: when another mailbox message has this id; when its id or topic holds a secret.
-            SecretFound: as recording does.
+            InputError: when another mailbox message has this id; when its id or topic contains a secret.
+            SecretFound: as in recording.
             JournalMissing: when the journal holds no run.
-            JournalLocked: when a sender of another process holds the mailbox and does nothing.
-            JournalCorrupt: when the journal does not begin as one.
+            JournalLocked: when a sender in another process has locked the mailbox and makes no progress.
+            JournalCorrupt: when the journal has no valid head.
             JournalWriteFailed: when the mailbox is full (10,000 mailbox messages or 64 MiB), or cannot be written.
-            JournalError: when somebody else could have written the mailbox.
+            JournalError: when another user could have written the mailbox.
         """
-        return self.send_all([letter])
+        return self.send_all([mailbox_message])
 
-    def send_all(self, letters: Iterable[MailboxMessage]) -> bool:
+    def send_all(self, mailbox_messages: Iterable[MailboxMessage]) -> bool:
         """
-        Store mailbox messages with ids of their own as ``send`` does, all or none of them; return whether one is new.
-
-        Errors are those of ``send``.
+        Store mailbox messages with different ids, all or none of them; return True if at least one is new. Raises as ``send``.
         """
         run = self._read_run_id()
-        return self._add_messages([StoredMessage(run, self._redact_message(letter)) for letter in letters])
+        return self._add_messages(
+            [StoredMessage(run, self._redact_message(mailbox_message)) for mailbox_message in mailbox_messages]
+        )
 
     @abc.abstractmethod
     def read(self, after: int = 0) -> tuple[list[MailboxMessage], int]:
@@ -335,8 +335,8 @@ class Mailbox(abc.ABC):
             after: A position that an earlier call returned; 0 is the start.
 
         Raises:
-            JournalCorrupt: when a mailbox message that is not the last one is damaged; it says which.
-            JournalError: when the mailbox cannot be read, or somebody else could have written it.
+            JournalCorrupt: when a mailbox message that is not the last one is damaged; the error names the message.
+            JournalError: when the mailbox cannot be read, or another user could have written it.
         """
 
     @abc.abstractmethod
@@ -356,32 +356,32 @@ class Mailbox(abc.ABC):
             raise self._journal.make_missing_error()
         return head.run
 
-    def _redact_message(self, letter: MailboxMessage) -> MailboxMessage:
+    def _redact_message(self, mailbox_message: MailboxMessage) -> MailboxMessage:
         """Return a mailbox message with its value redacted by the journal's rules; raise if its id or topic holds a secret."""
         redactor = self._journal.redactor
         # Nothing is taken out of an id or a topic: the message would be found under another name than its sender knows,
         # and posted a second time.
-        for what, text in (("id", letter.id), ("topic", letter.topic)):
+        for what, text in (("id", mailbox_message.id), ("topic", mailbox_message.topic)):
             if redactor.may_contain_secret(text) and redactor.text(text) != text:
                 msg = f"the {what} of a mailbox message contains a secret and would be stored in plain text, so nothing was sent"
                 raise InputError(msg)
-        text = to_compact_json(letter.value)
+        text = to_compact_json(mailbox_message.value)
         if not redactor.may_contain_secret(text):
-            return letter
-        value = redactor.redact_keeping_machine_details(letter.value)
+            return mailbox_message
+        value = redactor.redact_keeping_machine_details(mailbox_message.value)
         if redactor.shapes:
             redactor.check_no_secrets(value, "the message")
-        return attrs.evolve(letter, value=value)
+        return attrs.evolve(mailbox_message, value=value)
 
     def _refuse_changed_duplicate(self, stored: StoredMessage, known: StoredMessage | None) -> None:
         """Raise unless the *known* message with the same id has the same content as *stored*."""
         # The time at which it was sent may differ: whoever posts again because it did not hear of the first time does
         # so later.
-        if known is None or known.letter.content != stored.letter.content:
-            msg = f"{self.name} has another mailbox message with the id {stored.letter.id!r}; give every message its own id"
+        if known is None or known.message.content != stored.message.content:
+            msg = f"{self.name} has another mailbox message with the id {stored.message.id!r}; give every message its own id"
             raise InputError(msg)
 
-    def _check_capacity(self, count: int, size: int) -> None:
+    def _require_capacity(self, count: int, size: int) -> None:
         """Raise if the mailbox would be over its limit with *count* messages of *size* bytes in total."""
         if count > MAX_LETTERS or size > MAX_MAILBOX_BYTES:
             msg = f"{self.name} is full: it holds at most {MAX_LETTERS:,} mailbox messages and {MAX_MAILBOX_BYTES:,} bytes; nothing was sent"
@@ -407,7 +407,7 @@ class MemoryMailbox(Mailbox):
         with self._lock:
             new = self._letters[max(after, 0) :]
             place = len(self._letters)
-        return [each.letter for each in new if head is not None and each.run == head.run], place
+        return [each.message for each in new if head is not None and each.run == head.run], place
 
     def may_have_messages(self, after: int) -> bool:
         """Return whether there are mailbox messages after a position."""
@@ -415,12 +415,12 @@ class MemoryMailbox(Mailbox):
 
     def _add_messages(self, messages: Sequence[StoredMessage]) -> bool:
         with self._lock:
-            new = {(stored.run, stored.letter.id): stored for stored in messages}
+            new = {(stored.run, stored.message.id): stored for stored in messages}
             for key in new.keys() & self._known.keys():
                 self._refuse_changed_duplicate(new.pop(key), self._known[key])
             size = sum([len(stored.line) for stored in new.values()])
             if new:
-                self._check_capacity(len(self._letters) + len(new), self._size + size)
+                self._require_capacity(len(self._letters) + len(new), self._size + size)
             self._letters += new.values()
             self._known |= new
             self._size += size
@@ -431,7 +431,7 @@ class MemoryMailbox(Mailbox):
 
 
 class MailboxStore(Protocol):
-    """Bytes of a mailbox, as a ``LineJournal`` stores them."""
+    """The methods of a ``LineJournal`` that a mailbox in stored bytes needs."""
 
     @property
     def name(self) -> str:
@@ -467,11 +467,11 @@ class StoreMailbox(Mailbox):
     """
     A mailbox of lines in stored bytes. A position is a number of bytes.
 
-    A line that was cut off when its sender was killed is not a mailbox message, and the next sender removes it.
+    An incomplete line of a killed sender is not a mailbox message; the next sender removes it.
 
     Args:
-        journal: The journal.
-        store: The bytes, which are no part of the journal's.
+        journal: The journal of the receiving run.
+        store: The store of the mailbox, separate from that of the journal.
     """
 
     def __init__(self, journal: MailboxOwner, store: MailboxStore) -> None:
@@ -483,7 +483,7 @@ class StoreMailbox(Mailbox):
         data, start = self._read_after(max(after, 0))
         if not data:
             return [], start
-        run, letters, last = self._read_run_id(), [], start + len(data)
+        run, mailbox_messages, last = self._read_run_id(), [], start + len(data)
         for line in BytesIO(data):
             end = start + len(line)
             # The last line may be one that somebody writes now, or was killed over: it is left for the next look, also
@@ -493,16 +493,16 @@ class StoreMailbox(Mailbox):
                 break
             stored = StoredMessage.parse(line[:-1], _LinePosition(self._store, start))
             if stored is not None and stored.run == run:
-                letters.append(stored.letter)
+                mailbox_messages.append(stored.message)
             start = end
-        return letters, start
+        return mailbox_messages, start
 
     def may_have_messages(self, after: int) -> bool:
         """Return whether there are mailbox messages after a position."""
         return bool(self._read_from_store(after))
 
     def _read_after(self, after: int) -> tuple[bytes, int]:
-        """Return the bytes after a position, and where they start: 0 and all bytes if no message ends at the position."""
+        """Return the bytes after a position and their start offset; all bytes and 0 if no message ends at the position."""
         data = self._read_from_store(max(after - 1, 0))
         if not after:
             return data, 0
@@ -530,7 +530,7 @@ class StoreMailbox(Mailbox):
         Return the lines of the messages that are not stored yet and the offset to append them at; remove torn bytes after it.
 
         Raises:
-            InputError: when another mailbox message has its id.
+            InputError: when a stored message with the same id has other content.
             JournalWriteFailed: when the mailbox is full.
         """
         content, new = self._read_from_store(0), {stored.line_prefix: stored for stored in messages}
@@ -552,7 +552,7 @@ class StoreMailbox(Mailbox):
         if end < len(content):
             self._store.truncate_bytes(end)
         lines = b"".join([stored.line for stored in new.values()])
-        self._check_capacity(count + len(new), end + len(lines))
+        self._require_capacity(count + len(new), end + len(lines))
         return lines, end
 
     def _lock_store(self) -> Callable[[], None]:
@@ -593,8 +593,8 @@ class FileMailbox(StoreMailbox):
     Args:
         journal: The journal.
         path: The journal's file.
-        sync: Makes an open file durable; ``None`` where the end of the process is all that has to be survived.
-        unsafe_no_lock: Go on where the file system has no locks.
+        sync: Makes an open file durable; ``None`` if the content only has to survive the end of the process.
+        unsafe_no_lock: Continue without a lock if the file system has none.
     """
 
     def __init__(
@@ -637,7 +637,7 @@ class _MailboxFile:
         if descriptor is None:
             return b""
         try:
-            self._check_trusted(descriptor)
+            self._require_trusted_file(descriptor)
             size = os.fstat(descriptor).st_size
             if size > MAX_MAILBOX_BYTES + MAX_LETTER_BYTES:
                 msg = (
@@ -690,7 +690,7 @@ class _MailboxFile:
                     self._copy_owner_of_journal(descriptor)
                 self._lock_file(descriptor)
                 if self._is_file_at_path(descriptor):
-                    self._check_trusted(descriptor)
+                    self._require_trusted_file(descriptor)
                     MAILBOX_FILE.check(self._path, descriptor)
                     make_private(self._path, descriptor)
                     self._locked.descriptor = descriptor
@@ -759,8 +759,8 @@ class _MailboxFile:
             msg = f"{self._path} is a symbolic link; a mailbox must be a regular file next to its journal"
             raise JournalError(msg) from error
 
-    def _check_trusted(self, descriptor: int) -> None:
-        """Raise if it is no regular file, or others than the journal's owner can write to it."""
+    def _require_trusted_file(self, descriptor: int) -> None:
+        """Raise unless the open file is a regular file that only the journal's owner can write."""
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             msg = f"{self._path} is not a regular file; a mailbox must be one"

@@ -41,19 +41,19 @@ def send_message(journal: JournalLike, topic: str, value: Any, *, id: str | None
         journal: The journal; its run may be in any process, or in none.
         topic: The topic.
         value: JSON of at most 1 MiB.
-        id: Its id; a second message with the same id is ignored. By default it has one of its own.
-        path: The path of the run that receives it, where that is a child.
+        id: The id of the message; a second message with the same id is ignored. By default a random one.
+        path: The path of the receiving run, if it is a child.
 
     Returns:
-        Whether it is new; it is on the disk then.
+        True if the message is new. The message is on the disk.
 
     Raises:
-        BadYield: for what is not a topic.
-        InputError: when it is not JSON or over 1 MiB, or something else has its id.
+        BadYield: when the topic is invalid.
+        InputError: when the value is not JSON or over 1 MiB, or another message has the id.
         JournalError: as ``Engine.send_message``.
         StepEngineError: when the run has ended, or the child at *path*, or there is no such child.
     """
-    letter = MailboxMessage(
+    mailbox_message = MailboxMessage(
         kind="message",
         value=value,
         id=secrets.token_hex(MESSAGE_ID_BYTES) if id is None else id,
@@ -65,21 +65,21 @@ def send_message(journal: JournalLike, topic: str, value: Any, *, id: str | None
     if path and not history.tree.has_run(path):
         msg = f"there is no run at the path {path!r} in {found.name}; nothing was sent"
         raise StepEngineError(msg)
-    return _send_and_wake(found, [letter])
+    return _send_and_wake(found, [mailbox_message])
 
 
 def send_answers(journal: JournalLike, answers: Mapping[str, AnswerLike]) -> None:
     """
     Answer open questions of the run of a journal, all or none of them; a process that has the run gets them within seconds.
 
-    They are on the disk when this returns, and a run that waits for them is due for ``stepengine resume --due``.
+    The answers are on the disk when this returns. A run that waits for them is due for ``stepengine resume --due``.
 
     Args:
         journal: The journal; its run may be in any process, or in none.
         answers: The answers by question id.
 
     Raises:
-        AnswerRejected: when a question is not open, or is not answered by that.
+        AnswerRejected: when a question is not open, or an answer does not fit its question.
         JournalError: as ``Engine.send_message``.
         StepEngineError: when the run has ended.
     """
@@ -99,7 +99,7 @@ def match_answers(
     Return answers by question id, as ``Answer`` objects that name *by* as their author, if given.
 
     Raises:
-        AnswerRejected: unless every one of them fits an open question.
+        AnswerRejected: when an answer does not fit an open question.
     """
     given: dict[str, Answer] = {}
     for name, value in answers.items():
@@ -123,13 +123,13 @@ def send_input(journal: JournalLike, text: str, *, id: str | None = None) -> boo
     Args:
         journal: The journal; its run may be in any process, or in none.
         text: The message.
-        id: Its id; a second message with the same id is ignored. By default it has one of its own.
+        id: The id of the message; a second message with the same id is ignored. By default a random one.
 
     Returns:
-        Whether it is new; it is on the disk then.
+        True if the message is new. The message is on the disk.
 
     Raises:
-        InputError: when it is over 1 MiB, or something else has its id.
+        InputError: when the text is over 1 MiB, or another message has the id.
         JournalError: as ``Engine.send_message``.
         StepEngineError: when the run has ended.
     """
@@ -148,21 +148,23 @@ def send_tool_result(journal: JournalLike, call_id: str, result: object, *, path
         journal: The journal.
         call_id: The id of the call.
         result: A text or JSON.
-        path: The path of the run that made the call; needed only where calls of several runs of the tree have that id.
+        path: The path of the run that made the call; needed only if calls of several runs have this id.
 
     Returns:
-        Whether it is new: ``False`` when the same was sent before.
+        True if the result is new, False if the same result was sent before.
 
     Raises:
-        ToolError: when there is no such call that has no result yet, or several are.
-        InputError: when it is over 1 MiB, or the call was given another result.
+        ToolError: unless exactly one call with this id waits for its result.
+        InputError: when the result is over 1 MiB, or another result was sent for the call.
         JournalError: as ``Engine.send_message``.
         StepEngineError: when the run has ended.
     """
     found = as_journal(journal)
     message = make_result_message(_get_waiting_call(_read_open_run(found), call_id, path), result)
-    letter = MailboxMessage(kind="result", value=message.value, id=message.id, path=message.path, topic=message.topic)
-    return _send_and_wake(found, [letter])
+    mailbox_message = MailboxMessage(
+        kind="result", value=message.value, id=message.id, path=message.path, topic=message.topic
+    )
+    return _send_and_wake(found, [mailbox_message])
 
 
 def _get_waiting_call(history: History, call_id: str, path: str | None) -> tuple[str, int]:
@@ -188,7 +190,7 @@ def send_cancel(journal: JournalLike, reason: str = "") -> None:
 
     Args:
         journal: The journal.
-        reason: The reason, which the record keeps.
+        reason: The reason, which is recorded.
 
     Raises:
         JournalError: as ``Engine.send_message``.
@@ -211,10 +213,10 @@ def _read_open_run(journal: Journal, path: str = "") -> History:
     return history
 
 
-def _send_and_wake(journal: Journal, letters: Sequence[MailboxMessage]) -> bool:
+def _send_and_wake(journal: Journal, mailbox_messages: Sequence[MailboxMessage]) -> bool:
     """Send messages, all or none, and make a sleeping run that waits for them due; return whether one is new."""
-    is_new = journal.mailbox().send_all(letters)
+    is_new = journal.mailbox().send_all(mailbox_messages)
     # Also where it was there already: who posted it first may have been killed in between.
-    for kind in {letter.kind for letter in letters}:
+    for kind in {mailbox_message.kind for mailbox_message in mailbox_messages}:
         wake_for_mailbox_message(journal, kind)
     return is_new

@@ -16,7 +16,7 @@ from stepengine.data.events import Event, RunStarted
 from stepengine.data.outcomes import Stop
 from stepengine.journal.history import History
 from stepengine.journal.questions import GivenAnswers
-from stepengine.journal.record_order import drop_trailing_blobs, reorder_like_original
+from stepengine.journal.record_order import drop_trailing_blobs, restore_order_and_inputs
 from stepengine.journal.recorded_clock import RunClock
 from stepengine.journal.records import ROOT, Blob, Head, Intent
 from stepengine.journal.run_writer import RunWriter
@@ -39,16 +39,15 @@ class Mode:
 
     Attributes:
         name: The name of the mode in the documentation.
-        writes: Whether anything is recorded.
+        writes: Whether the run writes records.
         copies: Whether repeated effects are recorded in a new journal in memory, so that the source journal is only read.
-        takes_over: Whether the new journal shares the records of equal effects with the source journal, since copies would
-            be a third of the memory of a long run.
+        takes_over: Whether the new journal shares the records of equal effects with the source journal, to save memory.
         replaces: Whether the source journal is replaced at the end.
-        cuts_off: Whether the record is cut off where it does not hold any more, and the run continues live from there.
-        resumes: Whether the run appends to the source journal, unless that is complete.
+        cuts_off: Whether the record is discarded from the first difference on, and the run continues live from there.
+        resumes: Whether the run appends to the source journal, unless that journal is complete.
         keeps_writes: Whether the file writes of calls are recorded, so that they can be undone.
-        takes_letters: Whether the run receives the messages in the mailbox of the journal.
-        waits: Whether a tree that only waits for a near time waits for it, instead of being suspended.
+        reads_mailbox: Whether the run receives the messages in the mailbox of the journal.
+        waits: Whether a run tree that only waits for a near time stays in the process instead of being suspended.
     """
 
     name = ""
@@ -59,7 +58,7 @@ class Mode:
     cuts_off = False
     resumes = False
     keeps_writes = True
-    takes_letters = False
+    reads_mailbox = False
     waits = True
 
     def is_record_only(self, history: History) -> bool:
@@ -91,7 +90,7 @@ class Mode:
         return ()
 
     def write_start(self, writer: RunWriter, history: History, head: Head, asked: Intent, *, is_equal: bool) -> None:
-        """Record the start of a recorded run, with the present intent if it differs."""
+        """Record the start of a recorded run, with the current intent *asked* unless *is_equal*."""
         if self.copies:
             writer.append(attrs.evolve(head, line=None, signed=""))
             writer.append(asked)
@@ -101,27 +100,27 @@ class Mode:
         if past is not None and self.is_full_repetition(past):
             made = writer.journal
             assert isinstance(made, MemoryJournal)  # noqa: S101 - what repeats makes one
-            reorder_like_original(made, past.history.records)
+            restore_order_and_inputs(made, past.history.records)
 
 
 class Recording(Mode):
     """A new run is recorded."""
 
     name = "record"
-    takes_letters = True
+    reads_mailbox = True
 
     def finalize_journal(self, writer: RunWriter, past: RecordedPart | None, *, is_whole: bool) -> None:
         """Sort a recording by address if it is to be stable."""
         if writer.source.stable:
             writer.close()
-            writer.replace_records_of(writer.journal)
+            writer.overwrite_journal(writer.journal)
 
 
 class Resuming(Mode):
     """A recorded run continues in its journal."""
 
     name = "resume"
-    resumes = takes_letters = True
+    resumes = reads_mailbox = True
 
     def is_record_only(self, history: History) -> bool:
         """Return whether the record is complete, so that there is nothing to resume."""
@@ -245,9 +244,9 @@ class OpenJournal:
     The journal of a run while it is open, as the parts of the run share it.
 
     Attributes:
-        mode: What is done with the journal.
+        mode: The mode: how the run uses the journal.
         writer: Writes the journal; holds the first error and the warnings.
-        answers: The answers that the run is given, and what becomes of effects in doubt.
+        answers: The caller's answers, and the decisions about effects in doubt.
         timing: The run's own clock.
     """
 

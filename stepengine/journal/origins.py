@@ -46,9 +46,9 @@ class CallOrigins:
 class _TracedRun:
     """One recorded run, and the outcomes that it has not received yet."""
 
-    def __init__(self, index: Provenance, *, is_root: bool = False, is_body: bool = False) -> None:
+    def __init__(self, index: Provenance, *, is_root: bool = False, is_tool_body: bool = False) -> None:
         self.model_calls = 0
-        self.sources = RunSources(index, self, tools={}, is_root=is_root, is_body=is_body)
+        self.sources = RunSources(index, self, tools={}, is_root=is_root, is_body=is_tool_body)
         self.gather: object = None
         self.waiting: list[Intent] = []
 
@@ -74,12 +74,12 @@ class RecordedSources:
     def trace_calls(self, history: History) -> Iterator[CallOrigins]:
         """Yield the calls of a whole record in the order in which they started."""
         for record in history.records:
-            yield from self.read_record(history, record)
+            yield from self.add_record_and_trace_calls(history, record)
         for run in list(self.runs.values()):
             self._add_ended_outcomes(run)
 
-    def read_record(self, history: History, record: Record) -> Iterator[CallOrigins]:
-        """Read the next record of *history*, and yield the calls that it starts."""
+    def add_record_and_trace_calls(self, history: History, record: Record) -> Iterator[CallOrigins]:
+        """Add the next record of *history* to the sources, and yield the origins of the call that it starts, if any."""
         self._history = history
         if isinstance(record, Result):
             self._ended.add((record.path, record.seq))
@@ -112,7 +112,7 @@ class RecordedSources:
 
     def _trace_call(self, run: _TracedRun, intent: Intent) -> Iterator[CallOrigins]:
         """Yield the origins of a started call's arguments, and register the run that it starts."""
-        form, index = self._form_without_request(intent), run.sources.index
+        form, index = self._get_form_without_request(intent), run.sources.index
         at = format_address(intent.path, intent.seq)
         below = child_path(intent.path, intent.seq)
         if intent.type == "tool_call":
@@ -120,7 +120,7 @@ class RecordedSources:
             if form["source"] == "handler":
                 run.sources.add_handler_values(given)
             if "yields" in form:
-                self.runs[below] = _TracedRun(run.sources.make_body_provenance(), is_body=True)
+                self.runs[below] = _TracedRun(run.sources.make_body_provenance(), is_tool_body=True)
             yield CallOrigins(at, form["tool_name"], is_question=False, origins=make_origins(index, given.items()))
         elif intent.type == "agent_call":
             prompt, params = form["prompt"], form["params"]
@@ -136,8 +136,8 @@ class RecordedSources:
                     at, question.get("tool_name") or "", is_question=True, origins=make_origins(index, details.items())
                 )
 
-    def _form_without_request(self, intent: Intent) -> Mapping[str, Any]:
-        """Return the record of an effect, without the request of a model call, which grows from step to step and is no source."""
+    def _get_form_without_request(self, intent: Intent) -> Mapping[str, Any]:
+        """Return the stored form of an effect, without the request of a model call: requests repeat the history and are no source."""
         return {"request": {"model": ""}, "purpose": ""} if intent.type == "model_call" else self._history.form(intent)
 
     def _add_ended_outcomes(self, run: _TracedRun) -> None:
@@ -150,7 +150,7 @@ class RecordedSources:
                 continue
             result = self._history.results[address]
             run.sources.add_outcome(
-                effect_from_form(intent, self._form_without_request(intent)), self._history.outcome(result)
+                effect_from_form(intent, self._get_form_without_request(intent)), self._history.outcome(result)
             )
 
 

@@ -12,7 +12,7 @@ from stepengine.data.effects import KINDS
 from stepengine.data.questions import Question
 from stepengine.data.waits import Received, Waits, WaitsFor
 from stepengine.errors import JournalError
-from stepengine.journal.encoding import questions_of
+from stepengine.journal.encoding import get_recorded_questions
 from stepengine.journal.history import History, parse_created
 from stepengine.journal.records import Address, Intent
 from stepengine.journal.store import Journal
@@ -29,7 +29,7 @@ def find_open_questions(history: History) -> dict[str, tuple[Address, Question]]
     # Inputs are searched only if a question is open: a long run may have thousands.
     answered = {i.input["question_id"] for i in history.inputs if i.input.get("type") == "answer"} if asked else ()
     for address, intent in asked:
-        for question in questions_of(history.form(intent)):
+        for question in get_recorded_questions(history.form(intent)):
             if question.id not in answered:
                 found[question.id] = (address, question)
     return found
@@ -64,7 +64,7 @@ def _make_wait_of_effect(history: History, address: Address, intent: Intent, unt
 
 
 def find_unread_messages(history: History) -> list[dict[str, Any]]:
-    """Return the messages sent to runs that none of them received or refused, in the order in which they arrived."""
+    """Return the messages sent to runs that were neither received nor refused, in order of arrival."""
     gone = {i.input["id"] for i in history.inputs if i.input.get("type") == "rejected_message"}
     for address, intent in history.intents.items():
         result = history.results.get(address) if intent.type == "receive" else None
@@ -83,13 +83,13 @@ def list_unread_messages(journal: Journal) -> list[Message]:
     box = None
     with contextlib.suppress(JournalError):  # a journal of this kind has none
         box = journal.mailbox()
-    letters = [] if box is None else box.read()[0]
+    mailbox_messages = [] if box is None else box.read()[0]
     return [
         *[Message(**one) for one in find_unread_messages(history)],
         *[
-            Message(letter.id, letter.path, letter.topic, letter.value)
-            for letter in letters
-            if letter.kind == "message" and letter.id not in known
+            Message(mailbox_message.id, mailbox_message.path, mailbox_message.topic, mailbox_message.value)
+            for mailbox_message in mailbox_messages
+            if mailbox_message.kind == "message" and mailbox_message.id not in known
         ],
     ]
 

@@ -15,10 +15,10 @@ import attrs
 
 from stepengine.data.questions import Answer
 from stepengine.errors import JournalError
-from stepengine.journal.encoding import decode_stored, questions_of
+from stepengine.journal.encoding import decode_stored, get_recorded_questions
 from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.history import History
-from stepengine.journal.provenance import has_trusted_permissions, replace_with_derived
+from stepengine.journal.provenance import has_trusted_permissions, replace_records_by_derived
 from stepengine.journal.recorded_calls import RecordedCalls
 from stepengine.journal.recorded_part import JournalCut
 from stepengine.journal.recorded_permissions import limit_to_one_call, list_answers
@@ -36,8 +36,8 @@ def find_effective_approvals(history: History, *, after: Address | None = None) 
     Return the question ids or effect addresses of recorded approvals that still cover a call, and of answers without a result.
 
     Args:
-        history: What was recorded.
-        after: Where it is cut off; by default nowhere.
+        history: The recorded run.
+        after: The last effect that is kept; by default all are kept.
     """
     calls, cut = RecordedCalls(history), JournalCut(history.tree)
     if after is not None:
@@ -47,7 +47,7 @@ def find_effective_approvals(history: History, *, after: Address | None = None) 
     found = [
         name
         for intent in _find_effective_permissions(calls, cut)
-        for name in [q.id for q in questions_of(history.form(intent))] or [format_address(*intent.address)]
+        for name in [q.id for q in get_recorded_questions(history.form(intent))] or [format_address(*intent.address)]
     ]
     return list(dict.fromkeys([*found, *[record.input["question_id"] for record in _find_unused_answers(history)]]))
 
@@ -67,17 +67,21 @@ def _find_unused_answers(history: History) -> list[Input]:
 def _find_question_ids(history: History, address: Address) -> set[str]:
     """Return the ids of the questions of the effect at an address."""
     intent = history.intents.get(address)
-    return {q.id for q in questions_of(history.form(intent))} if intent is not None and intent.type == "ask" else set()
+    return (
+        {q.id for q in get_recorded_questions(history.form(intent))}
+        if intent is not None and intent.type == "ask"
+        else set()
+    )
 
 
 def remove_approvals(journal: Journal) -> tuple[str, ...]:
     """
     Remove the recorded approvals of calls that have not started, so that the run asks again; return the question ids.
 
-    The journal is backed up first, if its store can do that. It is not locked here, so no process may be running it.
+    The journal is backed up first, if its store supports backups. It is not locked here, so no process may run it meanwhile.
 
     Raises:
-        JournalError: when the journal is damaged, holds no run, or cannot be written; ``JournalLocked`` when a run writes it.
+        JournalError: when the journal is damaged, holds no run, or cannot be written; ``JournalLocked`` when a run writes to it.
     """
     if not find_effective_approvals(journal.history()):
         return ()
@@ -86,7 +90,7 @@ def remove_approvals(journal: Journal) -> tuple[str, ...]:
         found = find_effective_approvals(history)
         if found:
             journal.make_backup()
-            replace_with_derived(journal, list(drop_approvals(history)), journal)
+            replace_records_by_derived(journal, list(drop_approvals(history)), journal)
     return tuple(found)
 
 
@@ -107,7 +111,7 @@ def refuse_approvals_of_others(journal: Journal, history: History, *, trust: boo
     Raise if a journal contains approvals that this user did not give; see ``resume`` for *trust*.
 
     Raises:
-        JournalError: it names the effects, and says what helps.
+        JournalError: when there are such approvals; the error names the effects and a remedy.
     """
     if has_trusted_permissions(journal, trust=trust):
         return
@@ -136,7 +140,7 @@ def _find_effective_permissions(calls: RecordedCalls, cut: JournalCut) -> Iterat
         if not cut.keeps_result(address) or _has_kept_end(history, address[0], cut):
             continue
         if any(
-            _approves_later_calls(answer, has_begun=_has_call_started(calls, intent, answer, cut))
+            _approves_later_calls(answer, has_call_started=_has_call_started(calls, intent, answer, cut))
             for answer in _get_recorded_answers(history, address)
         ):
             yield intent
@@ -155,9 +159,9 @@ def _is_answer_to(record: Input, ids: set[str]) -> bool:
     return record.input.get("type") == "answer" and record.input["question_id"] in ids
 
 
-def _approves_later_calls(answer: Answer, *, has_begun: bool) -> bool:
+def _approves_later_calls(answer: Answer, *, has_call_started: bool) -> bool:
     """Return whether an answer approves a call that has not started, or later calls."""
-    return answer.agrees and (not has_begun or answer.remember is not None)
+    return answer.agrees and (not has_call_started or answer.remember is not None)
 
 
 def _has_call_started(calls: RecordedCalls, asked: Intent, answer: Answer, cut: JournalCut) -> bool:
@@ -168,7 +172,8 @@ def _has_call_started(calls: RecordedCalls, asked: Intent, answer: Answer, cut: 
         return False
     # The id alone may be that of another call, as no fingerprint covers it; the name may be an alias.
     approved = [
-        question.details if answer.edited_input is None else answer.edited_input for question in questions_of(form)
+        question.details if answer.edited_input is None else answer.edited_input
+        for question in get_recorded_questions(form)
     ]
     same_id = calls.find_effects_of_call("tool_call", asked.path, form.get("tool_call_id"))
     later = [history.form(call) for call in same_id if call.seq > asked.seq and cut.keeps_intent(call.address)]
@@ -176,7 +181,7 @@ def _has_call_started(calls: RecordedCalls, asked: Intent, answer: Answer, cut: 
 
 
 def _has_kept_end(history: History, path: str, cut: JournalCut) -> bool:
-    """Return whether the child at *path*, or one around it, has a recorded end that *cut* keeps, so that nothing of it can start."""
+    """Return whether the child at *path*, or one around it, has a recorded end that *cut* keeps, so that none of its effects can start."""
     while path:
         end = history.tree.find_end(path)
         if end is not None and cut.keeps_result(end.address):
@@ -185,18 +190,20 @@ def _has_kept_end(history: History, path: str, cut: JournalCut) -> bool:
     return False
 
 
-def drop_approvals(history: History, *, keep: Address | None = None) -> Iterator[Record]:
+def drop_approvals(history: History, *, kept_question: Address | None = None) -> Iterator[Record]:
     """
     Yield the records without unused answers and approvals of calls that have not started; lasting approvals cover one call.
 
     Args:
-        history: What was recorded.
-        keep: The address of a question whose answers stay as they are.
+        history: The recorded run.
+        kept_question: The address of a question whose answers stay unchanged.
     """
     calls, cut = RecordedCalls(history), JournalCut(history.tree)
-    asked = {intent.address: intent for intent in _find_effective_permissions(calls, cut) if intent.address != keep}
-    ids = {question.id for intent in asked.values() for question in questions_of(history.form(intent))}
-    ids |= {record.input["question_id"] for record in _find_unused_answers(history) if record.address != keep}
+    asked = {
+        intent.address: intent for intent in _find_effective_permissions(calls, cut) if intent.address != kept_question
+    }
+    ids = {question.id for intent in asked.values() for question in get_recorded_questions(history.form(intent))}
+    ids |= {record.input["question_id"] for record in _find_unused_answers(history) if record.address != kept_question}
     for record in history.records:
         if isinstance(record, Input) and _is_answer_to(record, ids):
             continue

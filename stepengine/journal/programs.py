@@ -19,7 +19,7 @@ def find_program_text(form: Mapping[str, Any]) -> str | None:
     """
     Return the program that an effect runs, from its stored form; ``None`` for any other effect.
 
-    No record says that a tool runs programs: it is one that yields, and whose input is ``code`` and nothing else but ``restart``.
+    Records do not mark tools that run programs. A tool counts as one if it yields and its input is only ``code`` and ``restart``.
     """
     given = form.get("input")
     if form.get("type") != "tool_call" or "yields" not in form or not isinstance(given, Mapping):
@@ -29,7 +29,7 @@ def find_program_text(form: Mapping[str, Any]) -> str | None:
 
 
 def has_programs(history: History) -> bool:
-    """Return whether a run has called a program, as far as ``find_program_text`` knows."""
+    """Return whether a run has called a program, as recognized by ``find_program_text``."""
     return any(
         intent.starts_child_or_body and find_program_text(history.form(intent)) is not None
         for intent in history.intents.values()

@@ -37,7 +37,7 @@ PADDED: dict[Kind, str] = {"own": " own \n", "seen": " seen\n"}
 
 
 def is_written_by_user(journal: Journal) -> bool:
-    """Return whether this user's runs wrote all records of a journal; False where that is unknown."""
+    """Return whether this user's runs wrote all records of a journal; False if that is unknown."""
     if journal.is_own:
         return True
     try:
@@ -47,37 +47,37 @@ def is_written_by_user(journal: Journal) -> bool:
 
 
 def determine_ownership(journal: Journal) -> bool | None:
-    """Return ``is_written_by_user``, or ``None`` for a journal in memory that only the program itself has written."""
+    """Return whether this user's runs wrote a journal; ``None`` for a journal in memory that only the program itself has written."""
     return is_written_by_user(journal) or (journal.is_own if journal.is_in_memory else False)
 
 
 def has_trusted_permissions(journal: Journal, *, trust: bool | None = None) -> bool:
     """
-    Return whether this user gave all permissions that a journal holds: in a run of their own, or when they were asked again.
+    Return whether this user gave all permissions in a journal: in a run of this user, or in a later review.
 
-    *trust* is the caller's own answer, which is returned as it is; ``None`` (default) to look at the journal.
+    *trust*, if not ``None``, is returned unchanged.
     """
     if trust is not None:
         return trust
     if journal.is_in_memory and journal.is_own is not False:
         return True
     try:
-        return is_in_state_folder(journal) or has_macs_of_user(journal) or _has_note(journal, ("own", "seen"))
+        return is_in_private_runs_folder(journal) or has_macs_of_user(journal) or _has_note(journal, ("own", "seen"))
     except (OSError, JournalError):
         return False
 
 
 def has_trusted_calls(journal: Journal, *, trust: bool | None = None) -> bool:
     """
-    Return whether calls that only a journal asks for are this user's; *trust* as in ``has_trusted_permissions``.
+    Return whether calls that only a journal requests are trusted as this user's; *trust*, if not ``None``, is returned unchanged.
 
-    They are in a journal in memory that was not made of an unknown one: the program itself put there what it holds. That this user was
-    asked for its permissions once says nothing of its calls.
+    They are trusted in a journal in memory that was not derived from an unknown one, since the program itself filled it. A review of
+    the journal's permissions does not make its calls trusted.
     """
     return determine_ownership(journal) is not False if trust is None else trust
 
 
-def replace_with_derived(target: Journal, records: Sequence[Record], source: Journal) -> None:
+def replace_records_by_derived(target: Journal, records: Sequence[Record], source: Journal) -> None:
     """
     Replace the records of *target* by ones derived from *source*; record *target* as this user's if *source* is.
 
@@ -107,8 +107,8 @@ def has_macs_of_user(journal: Journal) -> bool:
     return has_one and are_written_by_user(split_into_lines(journal.read_piece))
 
 
-def is_in_state_folder(journal: Journal) -> bool:
-    """Return whether a journal is in the folder of recorded runs, where only this user can write."""
+def is_in_private_runs_folder(journal: Journal) -> bool:
+    """Return whether a journal is in the user's folder of recorded runs and only this user can write there."""
     folder = _find_private_folder()
     try:
         return (
@@ -131,20 +131,20 @@ def record_as_written_by_user(journal: Journal) -> None:
 
 def record_permission_review(journal: Journal) -> None:
     """Record that this user gave or was asked for all permissions in a journal."""
-    if not is_in_state_folder(journal):
+    if not is_in_private_runs_folder(journal):
         _append_note(journal, "seen")
 
 
 def _is_trusted_by_folder(journal: Journal) -> bool:
-    """Return whether its folder alone shows that a journal is this user's. A fork holds records of a parent from anywhere."""
+    """Return whether the folder of a journal alone proves that it is this user's. It does not for a fork, which copies records of a parent."""
     try:
-        return is_in_state_folder(journal) and (head := journal.head()) is not None and not head.parent
+        return is_in_private_runs_folder(journal) and (head := journal.head()) is not None and not head.parent
     except JournalError:
         return False
 
 
 def _find_private_folder() -> Path | None:
-    """Return the state folder; ``None`` where there is none or others can write to it."""
+    """Return the user's state folder; ``None`` if it is missing or others can write to it."""
     folder = state_folder()
     try:
         return folder if folder is not None and is_writable_only_by_user(folder) else None

@@ -19,11 +19,11 @@ from stepengine.data.questions import DOUBT, Answer, AnswerLike, Question, requi
 from stepengine.data.visible import cut_end
 from stepengine.errors import AnswerRejected, DataError, JournalError, StepEngineError, UnknownOutcome
 from stepengine.journal.encoding import (
-    changes_world_again,
     decode_stored,
     encode_effect,
     get_name_without_module,
-    questions_of,
+    get_recorded_questions,
+    may_change_world_if_repeated,
 )
 from stepengine.journal.history import History
 from stepengine.journal.pending_items import find_open_questions
@@ -46,7 +46,7 @@ def split_answers(
     Split *given* into the answers to questions and the decisions about effects in doubt, both by question id or text.
 
     Raises:
-        AnswerRejected: when they are no mapping.
+        AnswerRejected: when *given* is not a mapping.
     """
     if given is not None and not isinstance(given, Mapping):
         msg = f"answers must be a mapping from the id or text of a question, such as {{'q3': 'yes'}}, not a {type(given).__name__}"
@@ -63,16 +63,16 @@ class GivenAnswers:
     The answers and decisions that the caller gave for one run.
 
     Args:
-        given: By question id or text.
-        in_doubt: What becomes of an effect in doubt about which nobody decided.
+        given: The answers, by question id or text.
+        in_doubt: The policy for effects in doubt without a decision.
 
     Attributes:
         by_question: Answers to questions, by question id or text.
-        decisions: Answers to questions about effects that are in doubt, by question id.
-        in_doubt: See above.
+        decisions: Answers to questions about effects in doubt, by question id.
+        in_doubt: The policy for effects in doubt without a decision.
 
     Raises:
-        AnswerRejected: when they are no mapping.
+        AnswerRejected: when *given* is not a mapping.
     """
 
     def __init__(self, given: Mapping[str, AnswerLike] | None = None, in_doubt: InDoubt = "fail") -> None:
@@ -88,23 +88,23 @@ class GivenAnswers:
         return question.id in self.by_question or question.text in self.by_question
 
     def add_recorded_answers(
-        self, history: History, ahead: Mapping[str, AnswerLike], *, by_id: bool, asks_again: bool
+        self, history: History, later_answers: Mapping[str, AnswerLike], *, by_id: bool, asks_again: bool
     ) -> None:
         """
-        Add the recorded answers, unless *asks_again*, and the answers *ahead* to later questions; answers of the caller have priority.
+        Add the recorded answers, unless *asks_again*, and the answers *later_answers* to later questions; answers of the caller have priority.
 
-        With *by_id* answers to open questions are stored by id instead of text: a question whose text was edited is asked as
-        it is now, and who answers has seen the one that was recorded.
+        With *by_id* answers to open questions are stored by id instead of text. Then an answer also fits a question whose text was
+        edited since it was recorded.
         """
         # The later ones win: those of the caller over those that the record keeps, and both over those given *ahead*.
-        answers = {**({} if asks_again else load_recorded_answers(history)), **self.by_question}
+        answers = {**({} if asks_again else get_recorded_answers(history)), **self.by_question}
         if by_id:
             by_text: dict[str, list[str]] = {}
             for key, (_, question) in find_open_questions(history).items():
                 by_text.setdefault(question.text, []).append(key)
             found = {key: answer for text, answer in answers.items() for key in by_text.get(text, [text])}
             answers = {**found, **{key: answer for key, answer in answers.items() if key not in by_text}}
-        self.by_question = {**ahead, **answers}
+        self.by_question = {**later_answers, **answers}
 
     def decide_doubtful_outcome(self, item: Item, history: History) -> Value | Failure | Stop | None:
         """Return the outcome of an effect in doubt, a stop with the question about it, or ``None`` to repeat it."""
@@ -115,17 +115,17 @@ class GivenAnswers:
         return self.decisions.get(f"{DOUBT}{format_address(*address)}")
 
 
-def check_answers(history: History, answers: Mapping[str, AnswerLike], *, is_known: bool = True) -> None:
+def require_fitting_answers(history: History, answers: Mapping[str, AnswerLike], *, is_known: bool = True) -> None:
     """
     Raise unless every answer fits an open question of a suspended run; nothing is changed.
 
     Args:
-        history: What was recorded.
-        answers: By question id or text.
-        is_known: Whether this user's runs wrote it; of others every call is in question that has begun and not ended.
+        history: The recorded run.
+        answers: The answers, by question id or text.
+        is_known: Whether this user's runs wrote the journal. If not, every started call without a result is in doubt.
 
     Raises:
-        AnswerRejected: it names the question, why, and the questions that are open.
+        AnswerRejected: when an answer does not fit; the error names the question, the reason and the open questions.
     """
     waiting = {key: question for key, (_, question) in find_open_questions(history).items()}
     by_text = {q.text: q for q in waiting.values()}
@@ -143,7 +143,7 @@ def check_answers(history: History, answers: Mapping[str, AnswerLike], *, is_kno
 def _describe_rejection(history: History, key: str) -> str:
     """Return why *key* is no open question of the run, as the end of a sentence."""
     for intent in [i for i in history.intents.values() if i.type == "ask"]:
-        for question in questions_of(history.form(intent)):
+        for question in get_recorded_questions(history.form(intent)):
             if key in (question.id, question.text):
                 return "is already answered"
     return "is not a question of this run"
@@ -169,11 +169,11 @@ def make_doubt_questions(history: History, *, is_known: bool = True) -> list[Que
     """
     Return the questions about effects in doubt, in start order; ``details`` holds their arguments.
 
-    In a journal that is not known as this user's, each call is in doubt that has begun and not ended.
+    With *is_known* false, the journal is not known as this user's, and every started call without a result is in doubt.
     """
 
     def is_in_doubt(intent: Intent) -> bool:
-        if changes_world_again(intent.effect) and intent.address not in history.facts.pending_results:
+        if may_change_world_if_repeated(intent.effect) and intent.address not in history.facts.pending_results:
             return True
         is_call = intent.type in ("tool_call", "perform")
         return not is_known and (is_call or (intent.type == "agent_call" and "tool_call_id" in history.form(intent)))
@@ -185,7 +185,7 @@ def make_pending_call_questions(history: History) -> list[Question]:
     """
     Return questions, as ``make_doubt_questions`` does, about calls whose bodies returned and whose results come from outside.
 
-    They are in no doubt: a resumed run goes on to wait. An answer with a result is one, and ends that.
+    These calls are not in doubt: a resumed run continues to wait. An answer with a result ends the wait.
     """
     return _make_call_questions(history, lambda i: i.address in history.facts.pending_results)
 
@@ -241,7 +241,7 @@ def _check_stated_result(history: History, key: str, answer: Answer) -> None:
         raise AnswerRejected(msg) from None
 
 
-def load_recorded_answers(history: History) -> dict[str, AnswerLike]:
+def get_recorded_answers(history: History) -> dict[str, AnswerLike]:
     """Return the answers in the input records, which an effect may still wait for, by question id."""
     kept = [record.input for record in history.inputs if record.input.get("type") == "answer"]
     return {entry["question_id"]: decode_stored(entry["answer"]) for entry in kept}
@@ -261,7 +261,7 @@ def _make_doubt_question(effect_name: str, address: str, path: str) -> Question:
 
 
 def make_unknown_call_question(item: Item) -> Question:
-    """Return the question about a call that only a journal of somebody else asks for."""
+    """Return the question about a call that only an untrusted journal requests."""
     what, details = _get_name_and_arguments(encode_effect(item))
     address = format_address(*item.address)
     text = f"A journal that was written or changed by others asks for {what} ({address}), which you did not approve. Do it?"
@@ -279,11 +279,11 @@ def decide_doubtful_outcome(
 
     Args:
         item: The effect.
-        policy: ``"fail"`` throws ``UnknownOutcome`` at the handler's yield, ``"retry"`` does it again, ``"ask"`` suspends
-            until somebody has looked.
-        answers: What was answered so far; "yes" means do it again, "no" throws, and a result is taken for that of the
-            effect. An answer goes before the policy.
-        history: What is recorded.
+        policy: ``"fail"`` throws ``UnknownOutcome`` at the handler's yield, ``"retry"`` repeats the effect, ``"ask"`` suspends
+            the run until a person has answered.
+        answers: The answers so far. "yes" repeats the effect, "no" throws ``UnknownOutcome``, and a result becomes the result of
+            the effect. An answer has priority over the policy.
+        history: The recorded run.
     """
     address = format_address(*item.address)
     effect = item.effect
@@ -323,7 +323,7 @@ def make_edited_outcome(history: History, intent: Intent, value: object, at: int
     Return *value*, given by a person or a simulator, as the outcome of a recorded effect.
 
     Raises:
-        JournalError: when it cannot be one.
+        JournalError: when the value cannot be an outcome of the effect.
     """
     where = format_address(intent.path, intent.seq)
     if intent.starts_child_or_body and intent.type == "tool_call":
@@ -366,7 +366,7 @@ def _to_tool_result(value: Any, *_: object) -> object:
 
 def _to_answers(value: Any, history: History, intent: Intent) -> object:
     """Return one answer for each question of a recorded effect, from one value or a list."""
-    asked = questions_of(history.form(intent))
+    asked = get_recorded_questions(history.form(intent))
     given = split_edit_into_answers(value, asked)
     return tuple([to_answer(answer, question) for question, answer in zip(asked, given, strict=True)])
 
@@ -375,7 +375,7 @@ def split_edit_into_answers(value: Any, questions: Sequence[Question]) -> list[A
     """
     Return one answer for each question of an effect; *value* is a list of them, or the answer to a single question.
 
-    A list that answers one question has the options that are chosen.
+    For a single question with multiple choices, a list holds the chosen options.
 
     Raises:
         DataError: when there are more or fewer answers than questions, or a list answers a question with a single choice.

@@ -28,7 +28,7 @@ class ReadingLimit:
     Counts the bytes that one operation decodes from a journal.
 
     Args:
-        stored: Returns the size of the journal; it is called when that matters.
+        stored: Returns the size of the journal; called only if the limit depends on the size.
     """
 
     def __init__(self, stored: Callable[[], int]) -> None:
@@ -38,8 +38,8 @@ class ReadingLimit:
         self._problem = ""
         self._counted: set[Hashable] = set()
 
-    def create_unused_limit(self) -> ReadingLimit:
-        """Return a limit of the same journal for another operation, which has made nothing so far."""
+    def copy_with_zero_count(self) -> ReadingLimit:
+        """Return a limit for the same journal with a count of zero."""
         return ReadingLimit(self._stored)
 
     def count_bytes(self, size: int) -> None:
@@ -47,7 +47,7 @@ class ReadingLimit:
         Count *size* more bytes.
 
         Raises:
-            DataError: when it is more than any run needs.
+            DataError: when the total exceeds the limit.
         """
         self._made += size
         if self._made <= self._most:
@@ -68,12 +68,12 @@ class ReadingLimit:
         return texts if record in self._counted else _CountedTexts(self, record, texts)
 
     def mark_counted(self, record: Hashable) -> None:
-        """Record that the texts of *record* were counted, so that they count no more."""
+        """Record that the texts of *record* were counted, so that they are not counted again."""
         self._counted.add(record)
 
 
 class _CountedTexts(Mapping[str, Any]):
-    """The stored texts of a journal, each counted every time that it is taken."""
+    """The stored texts of a journal; each access counts the text."""
 
     def __init__(self, limit: ReadingLimit, record: Hashable, texts: Mapping[str, Any]) -> None:
         self._limit = limit

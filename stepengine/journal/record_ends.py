@@ -24,12 +24,12 @@ from stepengine.runtime.performer import Item
 
 class RecordEnds:
     """
-    Where the runs of a tree end in their record.
+    The recorded ends of the runs in a tree.
 
     Args:
-        past: What was recorded.
+        past: The recorded part of the run.
         timing: The run's own clock.
-        is_closed: Whether nothing is performed behind the end of the record.
+        is_closed: Whether nothing is performed after the end of the record.
     """
 
     def __init__(self, past: RecordedPart, timing: RunClock, *, is_closed: bool) -> None:
@@ -40,9 +40,9 @@ class RecordEnds:
 
     def can_perform_effects(self, path: str) -> bool:
         """Return whether effects without result may be performed: not in a run recorded to its end."""
-        return not self._is_closed and self.find_nearest_end(path) is None and not self.is_race_loser(path)
+        return not self._is_closed and self.find_own_or_enclosing_end(path) is None and not self.is_race_loser(path)
 
-    def find_nearest_end(self, path: str) -> Result | None:
+    def find_own_or_enclosing_end(self, path: str) -> Result | None:
         """Return the recorded end of the child at *path*, or of the nearest run around it."""
         past = self._past
         # The nearest run around counts, since a child that was cut off when its parent ended has no end of its own.
@@ -94,7 +94,7 @@ class RecordEnds:
         # last stop that was written down. A record that says nothing of all this was cut off by a crash, which a replay
         # shows as cancelled.
         at = self._timing.last
-        ended = self.find_nearest_end(path)
+        ended = self.find_own_or_enclosing_end(path)
         stop = None if ended is None else self.find_stop(ended)
         if ended is not None and stop is not None:
             is_own = ended.address in ((path, -1), get_starter_address(path))

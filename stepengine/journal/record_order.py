@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from stepengine.journal.provenance import replace_with_derived
+from stepengine.journal.provenance import replace_records_by_derived
 from stepengine.journal.records import Blob, Head, Input, Intent, Record, Result, to_compact_json
 from stepengine.journal.store import MemoryJournal
 
@@ -27,16 +27,14 @@ def sort_by_address(records: Sequence[Record]) -> list[Record]:
     return made
 
 
-def reorder_like_original(journal: MemoryJournal, original: Sequence[Record]) -> None:
+def restore_order_and_inputs(journal: MemoryJournal, original: Sequence[Record]) -> None:
     """
-    Sort the records of a replay's journal like the original ones.
-
-    What came from outside, such as a stop or what was kept after an edit, did not come again and is taken over.
+    Order a replay's records like the original ones, and add the original's external inputs that the replay lacks.
     """
     records = journal.records()
     made, kept = _drop_blobs(records), _drop_blobs(original)
     if list(map(_make_identity_key, kept)) != list(map(_make_identity_key, made)):
-        replace_with_derived(journal, _sort_like_original(records, original), journal)
+        replace_records_by_derived(journal, _sort_like_original(records, original), journal)
     elif len(made) < len(records):
         following = iter(made)
         journal.replace_records_unchecked(

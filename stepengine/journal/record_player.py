@@ -26,7 +26,7 @@ from stepengine.journal.recorder import STARTS, Recorder, add_ended_run, find_en
 from stepengine.journal.records import Input, Result
 from stepengine.journal.replayer import Replayer
 from stepengine.journal.run_mailbox import RunMailbox
-from stepengine.journal.unknown_calls import UnknownCalls, failure_to_denial
+from stepengine.journal.unknown_calls import UnknownCalls, replace_failure_by_denial
 from stepengine.runtime.core_performer import is_deferred_call
 from stepengine.runtime.failfast import make_race_loss_outcome
 from stepengine.runtime.limits import RecordState
@@ -39,12 +39,12 @@ class RecordPlayer:
     Answers effects from the record, or has them recorded.
 
     Args:
-        recorder: Performs and records the effects that are live.
-        inner: What performs live.
+        recorder: Performs and records live effects.
+        inner: Performs live effects.
         journal: The journal of the run.
         mail: The mailbox messages of the run.
-        past: What was recorded.
-        replayer: Compares effects with that.
+        past: The recorded part of the run.
+        replayer: Compares effects with the record.
     """
 
     def __init__(
@@ -101,17 +101,17 @@ class RecordPlayer:
         return self._resume_effect_in_doubt(item, io) if has_recorded_start else self._recorder.perform_live(item, io)
 
     async def _perform_after_approval(self, unknown: UnknownCalls, item: Item, io: IO) -> Single:
-        """Perform an effect without a recorded outcome; first ask a person if only a record of others asks for it."""
+        """Perform an effect without a recorded outcome; first ask a person if only an untrusted record requests the effect."""
         if unknown.needs_approval(item):
             refused = await self._ask_about_unknown_call(unknown, item, io)
-            return await self._recorder.perform_live(item, io, again=True) if refused is None else refused
+            return await self._recorder.perform_live(item, io, is_start_recorded=True) if refused is None else refused
         outcome = await self._perform_unanswered(item, io)
         if is_permission(item):
             unknown.record_approval(item, outcome)
         return outcome
 
     async def _ask_about_unknown_call(self, unknown: UnknownCalls, item: Item, io: IO) -> Single | None:
-        """Ask a person about a call; return ``None`` where it may start, else the recorded outcome."""
+        """Ask a person about a call; return ``None`` if the call may start, else record and return its denial or stop."""
         answers, history = self._answers, self._past.history
         given = answers.find_decision(item.address)
         if given is None:
@@ -123,7 +123,7 @@ class RecordPlayer:
         if decided is None:
             return None
         self._record_result_author(item, decided)
-        return await self._recorder.commit_outcome(item, failure_to_denial(item, decided), [])
+        return await self._recorder.commit_outcome(item, replace_failure_by_denial(item, decided), [])
 
     def find_record(self, item: Item) -> RecordState:
         """Return ``"answered"`` if the record answers an effect, ``"begun"`` if it has only its start, else ``"new"``."""
@@ -159,7 +159,7 @@ class RecordPlayer:
         return await self._wait_for_child_ends(outcome, item, io) if is_of_children else outcome
 
     async def _perform_and_compare(self, known: Result, item: Item, io: IO) -> Single:
-        """Perform a recorded effect again and compare the results; raise for one that only a record of others asks for."""
+        """Perform a recorded effect again and compare the results; raise for an effect that only an untrusted record requests."""
         if self._unknown_calls is not None and self._unknown_calls.needs_approval(item):
             raise self._writer.keep_first_fatal_error(self._unknown_calls.make_refusal_error(item))
         outcome = await self._inner.perform(item, io)
@@ -190,7 +190,7 @@ class RecordPlayer:
     async def _start_background_child(self, item: Item, io: IO) -> Single:
         """Start a child in the background; the start is an outcome at once, and the end is recorded separately."""
         replayer, address = self._replayer, item.address
-        known, refused = replayer.find_result(address), replayer.find_unstarted_outcome(address, item)
+        known, refused = replayer.find_result(address), replayer.consume_unstarted_outcome(address, item)
         if refused is not None:
             return refused
         if known is None and replayer.stops_before(item):
@@ -241,7 +241,7 @@ class RecordPlayer:
     async def _decide_outcome_without_start(self, item: Item, io: IO) -> Single | None:
         """Return, and record for a lost race, the outcome of a child or body that must not start; else ``None``."""
         replayer, address = self._replayer, item.address
-        refused = replayer.find_unstarted_outcome(address, item)
+        refused = replayer.consume_unstarted_outcome(address, item)
         if refused is not None:
             return refused
         if item.gather is not None and replayer.ends.has_lost_race(item):
@@ -255,7 +255,7 @@ class RecordPlayer:
         return await self._ask_before_start(item, io) if replayer.find_result(address) is None else None
 
     async def _ask_before_start(self, item: Item, io: IO) -> Single | None:
-        """Ask about a child or tool body that only a record of others asks for; return and record the outcome if it must not start."""
+        """Ask a person about a child or tool body that only an untrusted record requests; record and return the outcome of a refused one."""
         unknown = self._unknown_calls
         # Where the record ends, a replay runs a child that has begun over its own records and starts nothing.
         if unknown is None or self._replayer.stops_before(item) or not unknown.needs_approval(item):
@@ -287,15 +287,15 @@ class RecordPlayer:
             address in history.facts.pending_results or address in self._mail.results_sent
         )
         if is_waiting and self._answers.find_decision(address) is None:
-            return await self._recorder.perform_live(item._replace(has_begun=True), io, again=True)
+            return await self._recorder.perform_live(item._replace(has_begun=True), io, is_start_recorded=True)
         if isinstance(item.effect, WAITS):
-            return await self._recorder.perform_live(item._replace(has_begun=True), io, again=True)
+            return await self._recorder.perform_live(item._replace(has_begun=True), io, is_start_recorded=True)
         if is_repeatable(item):
             lost = self._list_lost_attempts(item) if isinstance(item.effect, CallModel) else ()
-            return await self._recorder.perform_live(item, io, lost, again=True)
+            return await self._recorder.perform_live(item, io, lost, is_start_recorded=True)
         decided = self._answers.decide_doubtful_outcome(item, history)
         if decided is None:
-            return await self._recorder.perform_live(item, io, again=True)
+            return await self._recorder.perform_live(item, io, is_start_recorded=True)
         self._record_result_author(item, decided)
         return await self._recorder.commit_outcome(item, decided, [])
 

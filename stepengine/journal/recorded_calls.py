@@ -17,7 +17,7 @@ class RecordedCalls:
         history: The records.
 
     Attributes:
-        history: The same.
+        history: The records.
     """
 
     def __init__(self, history: History) -> None:
@@ -43,7 +43,7 @@ class RecordedCalls:
         """
         Return the recorded calls, or questions, with this tool call id in the run at *path*, in order.
 
-        No run has two calls with one id; a journal that somebody else wrote may.
+        A run never has two calls with one id, but an edited journal may.
         """
         if self._effects is None:
             self._effects = {}

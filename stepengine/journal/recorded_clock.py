@@ -19,14 +19,14 @@ MAX_PAUSE_SECONDS = 10.0
 # sees one time that only goes on.
 class RunClock:
     """
-    Puts outcomes on the run's own clock.
+    The run's own clock, which gives each outcome a time.
 
     Args:
-        stable: Whether times depend on addresses alone, so that two recordings agree.
+        stable: Whether times depend only on addresses, so that two recordings are equal.
 
     Attributes:
         last: The latest time so far.
-        pace: How fast recorded results come; ``None`` for at once.
+        pace: The speed at which recorded results are returned; ``None`` for at once.
     """
 
     @property
@@ -62,10 +62,10 @@ class RunClock:
 
 class ReplayPace:
     """
-    Lets recorded results come as fast as they did, or faster.
+    Delays recorded results as in the recorded run, scaled by a speed.
 
     Args:
-        speed: How many times as fast.
+        speed: The factor by which results are faster than recorded.
 
     Attributes:
         sleep: Waits some seconds.

@@ -16,7 +16,7 @@ from stepengine.data.json import freeze_object
 from stepengine.data.outcomes import Value
 from stepengine.data.questions import Answer, Question
 from stepengine.data.tools import ToolSpec
-from stepengine.journal.encoding import decode_stored, questions_of
+from stepengine.journal.encoding import decode_stored, get_recorded_questions
 from stepengine.journal.history import History, parse_created
 from stepengine.journal.records import Input, Result, format_address
 from stepengine.journal.sources import JournalLike, as_journal
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 @frozen(kw_only=True)
 class RecordedDecision:
     """
-    One thing that was decided from outside of a run.
+    A decision about a run from outside of it.
 
     Attributes:
-        record: The number of the record that says so, from 1.
-        address: The effect that it is about.
-        time: When, by the run's clock.
-        kind: ``"question"``, ``"permission"``, or ``"result"`` for what somebody said had come of an effect in doubt.
-        asked: The question; of a result the effect.
+        record: The number of the record with the decision, from 1.
+        address: The address of the effect.
+        time: The time of the decision, by the run's clock.
+        kind: ``"question"``, ``"permission"``, or ``"result"`` for the stated result of an effect in doubt.
+        asked: The question; for a result the effect.
         tool: For a permission, the tool.
-        said: The answer; ``""`` for none.
-        declined: Whether nobody wanted to answer.
-        edited: Whether another input was given than was asked about.
-        remembered: ``"session"`` or ``"always"`` where it holds for later calls as well; ``""`` where it does not.
-        by: Who decided, as they were called; ``""`` where nobody said.
-        reason: Why; ``""`` where nobody said.
+        said: The answer, or ``""``.
+        declined: Whether the person declined to answer.
+        edited: Whether the answer changed the input of the call.
+        remembered: ``"session"`` or ``"always"`` if the decision covers later calls; else ``""``.
+        by: The recorded name of the person who decided, or ``""``.
+        reason: The reason, or ``""``.
     """
 
     record: int
@@ -73,8 +73,8 @@ def decisions(journal: JournalLike) -> list[RecordedDecision]:
     return list(_find_decisions(history, parse_created(history.head)))
 
 
-def _make_place_and_time(record: Input | Result, number: int, created: datetime) -> dict[str, Any]:
-    """Return the place and time of a record, as members of ``RecordedDecision``."""
+def _make_position_members(record: Input | Result, number: int, created: datetime) -> dict[str, Any]:
+    """Return number, address and time of a record, as members of ``RecordedDecision``."""
     time = created + timedelta(milliseconds=record.at)
     return {"record": number, "address": format_address(*record.address), "time": time}
 
@@ -96,8 +96,8 @@ def _find_decisions_in_result(
     outcome = history.outcome(record) if intent is not None and intent.type == "ask" else None
     if intent is not None and isinstance(outcome, Value):
         form = history.form(intent)
-        for question, answer in zip(questions_of(form), outcome.value, strict=True):
-            yield _make_decision(_make_place_and_time(record, number, created), form, question, answer)
+        for question, answer in zip(get_recorded_questions(form), outcome.value, strict=True):
+            yield _make_decision(_make_position_members(record, number, created), form, question, answer)
 
 
 def _find_decisions_in_input(
@@ -106,7 +106,7 @@ def _find_decisions_in_input(
     address, said = record.address, record.input
     if said["type"] == "manual_result":
         yield RecordedDecision(
-            **_make_place_and_time(record, number, created),
+            **_make_position_members(record, number, created),
             kind="result",
             asked=str(history.intents[address].subject or history.intents[address].type),
             by=said["by"],
@@ -115,18 +115,18 @@ def _find_decisions_in_input(
     elif said["type"] == "answer" and address not in history.results:
         # With the last answer all of them stand in the result.
         form = history.form(history.intents[address])
-        found = next((each for each in questions_of(form) if each.id == said["question_id"]), None)
+        found = next((each for each in get_recorded_questions(form) if each.id == said["question_id"]), None)
         if found is not None:
             yield _make_decision(
-                _make_place_and_time(record, number, created), form, found, decode_stored(said["answer"])
+                _make_position_members(record, number, created), form, found, decode_stored(said["answer"])
             )
 
 
 def _make_decision(
-    moment: Mapping[str, Any], form: Mapping[str, Any], question: Question, answer: Answer
+    position: Mapping[str, Any], form: Mapping[str, Any], question: Question, answer: Answer
 ) -> RecordedDecision:
     return RecordedDecision(
-        **moment,
+        **position,
         kind=str(form["purpose"]),
         asked=question.text,
         tool=question.tool_name or "",

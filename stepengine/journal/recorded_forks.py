@@ -30,7 +30,7 @@ from stepengine.journal.history import parse_created
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.modes import OpenJournal
 from stepengine.journal.permission_reset import refuse_approvals_of_others
-from stepengine.journal.provenance import has_trusted_calls, replace_with_derived
+from stepengine.journal.provenance import has_trusted_calls, replace_records_by_derived
 from stepengine.journal.questions import make_edited_outcome
 from stepengine.journal.record_ends import RecordEnds
 from stepengine.journal.recorded_machines import RecordedMachines
@@ -54,8 +54,8 @@ class ExternalCall:
     Attributes:
         name: The tool's name, or the function's.
         input: The tool's input; for a function ``{"args": [...], "kwargs": {...}}``.
-        address: Its effect, such as ``"#5"``.
-        result: What a recorded one came to: a ``ToolResult``, the JSON value of a ``Perform``, or the error.
+        address: The address of its effect, such as ``"#5"``.
+        result: The result of a recorded call: a ``ToolResult``, the JSON value of a ``Perform``, or the error.
     """
 
     name: str
@@ -77,16 +77,16 @@ class SharedBudget:
     A shared spending limit of several runs. Model calls run together while the most that they may cost fits; the others wait.
 
     Args:
-        dollars: US dollars; ``None`` for no bound.
+        dollars: The limit in US dollars; ``None`` for no limit.
         allow_unpriced: Whether models without a known price may be called, one call at a time.
 
     Attributes:
-        dollars: As given.
-        unpriced: How many calls were made whose price nobody knows; they are not in ``spent``.
-        is_empty: Whether a call was refused because there was no room for it.
+        dollars: The limit in US dollars, or ``None``.
+        unpriced: The number of calls with an unknown price, which are not included in ``spent``.
+        is_empty: Whether a call was refused because it would exceed the limit.
 
     Raises:
-        JournalError: for what is not an amount above 0.
+        JournalError: when *dollars* is not an amount above 0.
     """
 
     def __init__(self, dollars: Decimal | float | str | None = None, *, allow_unpriced: bool = False) -> None:
@@ -99,12 +99,12 @@ class SharedBudget:
 
     @property
     def spent(self) -> Decimal:
-        """The amount spent so far, as far as prices are known."""
+        """The amount spent so far in US dollars, without calls of unknown price."""
         return self._ledger.cost
 
     async def reserve(self, estimate: CallEstimate) -> MeteredCall:
         """
-        Reserve money for a model call, after waiting for the costs of running calls if there is no room for it yet.
+        Reserve money for a model call; wait for the costs of running calls while the call does not fit.
 
         Raises:
             LimitExceeded: when the limit does not allow it.
@@ -132,7 +132,7 @@ class SharedBudget:
 
     async def perform_within_budget(self, estimate: CallEstimate, perform: Callable[[], Awaitable[Single]]) -> Single:
         """
-        Return the outcome of a model call that is performed once there is room for it.
+        Perform a model call once the budget can reserve money for it, and return the outcome.
 
         Raises:
             LimitExceeded: when the limit does not allow it.
@@ -167,22 +167,22 @@ def _parse_dollars(dollars: Decimal | float | str) -> Decimal:
 @frozen
 class ForkReport:
     """
-    How a recorded run went when it was run again from one place on.
+    The report of a recorded run that was repeated from one address on.
 
     Attributes:
-        result: How it ended. Where a call left the record its status is ``failed``, and nobody knows how it would have ended.
-        broke_at: The first effect that is not as recorded, such as ``"#5"``; ``""`` for a run that went as recorded.
-        difference: How that effect differs; ``None`` for a place that the caller named.
-        by_request: Whether a model request differs; if not, the handler does something else.
-        served: Tool calls and functions after that place that the record answered.
-        simulated: Those that the caller's function answered.
-        performed: Those that were performed, because that may be done twice.
-        refused: The call that none of these could answer; it ended the run.
-        reused: Model calls after that place that the record answered.
-        model_calls: Model calls that were made.
-        cost: What those cost in US dollars; ``None`` when that is unknown.
-        is_unpaid: Whether the budget had no room for a model call, so that nobody knows how the run would have ended.
-        journal: What was recorded of it; its head names the run and the place that it came from.
+        result: The result of the run. If a call could not be answered, the status is ``failed`` and the real end is unknown.
+        broke_at: The first effect that differs from the record, such as ``"#5"``; ``""`` for a run that matched its record.
+        difference: The difference of that effect; ``None`` for an address that the caller named.
+        by_request: Whether a model request differs; if not, the handler requests another effect.
+        served: The number of tool calls and functions after the fork address that the record answered.
+        simulated: The number of those that the caller's function answered.
+        performed: The number of those that were performed, since they may be repeated.
+        refused: The call that could not be answered and ended the run, or ``None``.
+        reused: The number of model calls after the fork address that the record answered.
+        model_calls: The number of model calls that were made.
+        cost: The cost of these in US dollars; ``None`` if unknown.
+        is_unpaid: Whether the budget refused a model call, so that the real end is unknown.
+        journal: The journal of the fork; its head names the original run and the fork address.
     """
 
     result: RunResult
@@ -244,23 +244,23 @@ async def fork_from_record(
 
     Args:
         journal: The journal, or the path of its file.
-        launch: Brings a run to its end.
-        at: The last effect to keep: a number of the root's effects, or ``"path#number"``; -1 keeps none. By default that
-            before the first one that is not as recorded.
-        tools: Which calls are performed that nothing else answers: none (``"recorded"``), those of tools that are
+        launch: Runs a run to its end.
+        at: The last effect to keep: a number of the root's effects, or ``"path#number"``; -1 keeps none. By default the
+            effect before the first difference.
+        tools: The otherwise unanswered calls that are performed: none (``"recorded"``), those of tools that are
             ``idempotent`` or ``read_only`` and of ``Perform.idempotent`` (``"idempotent"``), or all (``"working-copy"``),
-            for tools that work on something that may be thrown away.
-        simulate: Makes up the results of calls that are not recorded; see ``Simulator``.
-        reuse: Whether a model call after the place that equals a recorded one is answered by that.
-        budget: US dollars that model calls may cost, or a ``SharedBudget`` that several forks share.
-        into: Where the new journal goes; by default into memory.
-        trust: Whether the journal is this user's: if not, a person is asked about each call that only it asks for. ``None``: if the
-            user's state folder knows it.
+            for tools that work on a disposable copy.
+        simulate: Returns simulated results for calls that are not recorded; see ``Simulator``.
+        reuse: Whether a model call after the fork address is answered by an equal recorded one.
+        budget: The limit for model calls in US dollars, or a ``SharedBudget`` that several forks share.
+        into: The new journal; by default one in memory.
+        trust: Whether the journal is this user's. If not, a person is asked about each call that only the journal requests.
+            ``None``: the user's state folder decides.
 
     Raises:
         JournalError: when the journal is damaged or of a newer version, has no such effect, or *into* is not empty; when
             *simulate* fails; when calls may be performed, and a journal that is not this user's holds approvals.
-        ReplayDivergence: when what is recorded before *at* does not fit the code.
+        ReplayDivergence: when the run differs from its record before *at*.
     """
     source = as_journal(journal)
     if tools not in get_args(ForkTools):
@@ -327,21 +327,21 @@ def _label_and_store_fork(journal: Journal, count: _ForkCounts, into: JournalLik
         records[0] = attrs.evolve(
             head, run=run, parent={"run": head.run, "at": count.broke_at}, since=since, workspace="", line=None
         )
-        replace_with_derived(journal, records, journal)
+        replace_records_by_derived(journal, records, journal)
     if into is None:
         return journal
     name = run or str(records[0].run) if records and isinstance(records[0], Head) else ""
     target = bind_fork_journal(as_journal(into), name)
-    replace_with_derived(target, journal.records(), journal)
+    replace_records_by_derived(target, journal.records(), journal)
     return target
 
 
 class _ForkEnds(RecordEnds):
-    """Where the runs of a fork end: after its place they are live, and wait for answers."""
+    """The ends of the runs in a fork. After the fork address, runs are live and wait for answers."""
 
     def can_perform_effects(self, path: str) -> bool:
         """Return whether effects without result may be performed: after the fork's address, in a run without a recorded end."""
-        return bool(self._past.cut) and self.find_nearest_end(path) is None
+        return bool(self._past.cut) and self.find_own_or_enclosing_end(path) is None
 
     def make_record_end_stop(self, path: str, questions: tuple[Question, ...], *, waits: bool = False) -> Stop:
         """Return the stop of a run where its record stops, or where it waits for an answer."""
@@ -352,14 +352,14 @@ class _ForkEnds(RecordEnds):
 
 class ForkReplayer(Replayer):
     """
-    Answers a fork: by address up to its place, after it by the rules of the fork.
+    Answers the effects of a fork: from the record up to the fork address, then by the rules of the fork.
 
     Args:
         journal: The journal of the run.
-        past: What was recorded.
+        past: The recorded part of the run.
         machines: The machines of the tree.
-        rules: How it goes on after its place.
-        count: What is told of it.
+        rules: The rules after the fork address.
+        count: The counts for the report.
     """
 
     def __init__(
@@ -388,10 +388,10 @@ class ForkReplayer(Replayer):
         """
         Match an effect with the record; return True if a record or a rule answers it, or the run stops before it.
 
-        False: it is performed. The record is discarded from the fork's address on, or from the first difference.
+        False means that the effect is performed. The record is discarded from the fork's address on, or from the first difference.
 
         Raises:
-            ReplayDivergence: when it is before the place and not as recorded, or after it and nothing may answer it.
+            ReplayDivergence: when the effect differs from the record before the fork address, or nothing may answer it after.
         """
         address = item.address
         if address == self._rules.at:
@@ -418,7 +418,7 @@ class ForkReplayer(Replayer):
         """
         if asked.address in self._past.history.intents:
             return self._try_answer_by_rules(asked, item)
-        ended = self.ends.find_nearest_end(item.path)
+        ended = self.ends.find_own_or_enclosing_end(item.path)
         if ended is not None and self.ends.find_stop(ended) is not None:
             return True  # it stops there, as it did
         if not self._has_left_record or ended is not None:
@@ -429,7 +429,7 @@ class ForkReplayer(Replayer):
         return self._try_answer_by_rules(asked, item)
 
     def _leave_record_or_raise(self, address: Address, error: ReplayDivergence, *, is_model_request: bool) -> None:
-        """Leave the record at an effect that differs; raise *error* if the fork has a fixed place that is not reached yet."""
+        """Leave the record at an effect that differs; raise *error* if the fork has an address that is not reached yet."""
         if self._rules.at is not None and not self._has_left_record:
             raise self._writer.keep_first_fatal_error(error)
         if not self._has_left_record:
@@ -457,7 +457,7 @@ class ForkReplayer(Replayer):
         # Which children have ended, and who was told or ended, is so of the children of today.
         if asked.starts_child_or_body or KINDS[asked.type].follows_children:
             return False
-        place = past.pop_equal_unused(asked, models=rules.reuse and asked.address != rules.at)
+        place = past.pop_equal_unused(asked, includes_model_calls=rules.reuse and asked.address != rules.at)
         if place is not None:
             known = past.history.results[place]
             self._append_intent_with_answer(asked, past.history.outcome(known), known)
@@ -533,7 +533,7 @@ class ForkReplayer(Replayer):
         return future, outcome.value.done
 
     def has_recorded_start(self, address: Address) -> bool:
-        """Return False: effects that a crash left open are decided when they are requested."""
+        """Return False, so that a fork treats no effect as in doubt here; this is decided when the effect is requested."""
         return False
 
     def confirm_child_end(self, known: Result, outcome: Single, item: Item) -> Single | None:

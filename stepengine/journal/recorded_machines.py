@@ -59,7 +59,7 @@ def add_placeholder_tools(recorded: Collection[str], plan: RunPlan) -> RunPlan:
     """
     Return *plan* with a placeholder for each *recorded* tool that the agent no longer has.
 
-    What it did is in the record; a call that is not recorded fails, because nobody can carry it out.
+    The record answers the recorded calls of such a tool. A call without a record fails, because there is no body to run.
     """
     # A replay calls no tool, so one that was deleted since must not keep an old recording from being replayed
     # (reliability:JR24). The stand-in only lets the machine find a binding; what comes is the recorded result.
@@ -74,10 +74,10 @@ def add_placeholder_tools(recorded: Collection[str], plan: RunPlan) -> RunPlan:
 
 
 class _ToolsWithPlaceholders(dict[str, ToolBinding]):
-    """A run's tools with stand-ins; a tool that ``pre_run`` hooks add goes to the run's own table, too, where performers look."""
+    """The tools of a run and placeholders. A tool added by a ``pre_run`` hook is also added to the run's own table for performers."""
 
-    def __init__(self, own: Mapping[str, ToolBinding], stand_ins: Mapping[str, ToolBinding]) -> None:
-        super().__init__({**own, **stand_ins})
+    def __init__(self, own: Mapping[str, ToolBinding], placeholders: Mapping[str, ToolBinding]) -> None:
+        super().__init__({**own, **placeholders})
         self._own = own
 
     def __setitem__(self, name: str, binding: ToolBinding) -> None:
@@ -91,12 +91,12 @@ class RecordedMachines:
 
     Args:
         journal: The journal of the run.
-        past: What was recorded; ``None`` for a new run.
+        past: The recorded part of the run; ``None`` for a new run.
 
     Attributes:
-        seed: The random numbers of all machines depend on it.
-        running: The machines by path, while somebody drives them: one that has ended holds all results of its calls.
-        decoders: What makes the output of a run of its JSON, by path, where that is of the author's own type.
+        seed: The seed for the random numbers of all machines.
+        running: The running machines, by path. Ended ones are removed to free the results of their calls.
+        decoders: Functions that decode a run's output from JSON to the author's own type, by path.
     """
 
     def __init__(self, journal: OpenJournal, past: RecordedPart | None) -> None:
@@ -136,7 +136,7 @@ class RecordedMachines:
         return plan_child
 
     def add_seeded_random(self, plan: RunPlan) -> RunPlan:
-        """Return *plan* with random numbers that depend on the seed and its path."""
+        """Return *plan* with a random number generator seeded from the seed and the path of the plan."""
         # By path, so that each child has chance of its own: drawn from one source, what a child gets would depend on
         # which sibling was faster.
         return attrs.evolve(plan, random=partial(Random, f"{self.seed}:{plan.path}"))

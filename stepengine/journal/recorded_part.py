@@ -27,7 +27,7 @@ from stepengine.journal.divergence import (
     format_value,
     make_divergence_error,
 )
-from stepengine.journal.encoding import changes_world_again, encode_stored, to_comparable_form
+from stepengine.journal.encoding import encode_stored, may_change_world_if_repeated, to_comparable_form
 from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.history import History, find_outside_stop
 from stepengine.journal.recorded_calls import RecordedCalls
@@ -46,10 +46,10 @@ def parse_result_address(history: History, at: int | str) -> Address:
     Return the address of an effect that has a result, as ``parse_address`` does.
 
     Raises:
-        JournalError: for what is not an address; when there is no such effect, or it has no result.
+        JournalError: when *at* is not an address, there is no such effect, or the effect has no result.
     """
     address = parse_address(at)
-    _check_has_result(history, address)
+    _require_result(history, address)
     return address
 
 
@@ -58,7 +58,7 @@ def parse_address(at: int | str) -> Address:
     Return the address for a number of the root's effects, ``"#5"`` or ``"3.2#1"``.
 
     Raises:
-        JournalError: for anything else.
+        JournalError: when *at* is not such an address.
     """
     # `True` is an `int` to Python, and would mean effect 1.
     found = None if isinstance(at, bool) else TEXT_FORM.fullmatch(str(at))
@@ -68,7 +68,7 @@ def parse_address(at: int | str) -> Address:
     return found["path"] or "", int(found["seq"])
 
 
-def _check_has_result(history: History, address: Address) -> None:
+def _require_result(history: History, address: Address) -> None:
     """Raise unless the effect at an address has a recorded result; ``ROOT`` needs none."""
     where = format_address(*address)
     if address == ROOT:
@@ -86,9 +86,9 @@ def _check_has_result(history: History, address: Address) -> None:
 
 class JournalCut:
     """
-    The places where a journal was cut; without any, everything stays.
+    The addresses at which a journal was cut. Without cuts, every record stays.
 
-    What a child in the background did is nothing that its parent's effects follow from, before the parent was told how it ended.
+    A parent's effects depend on a background child only after the parent has received the child's end.
 
     Args:
         tree: The runs of the journal.
@@ -126,7 +126,7 @@ class JournalCut:
         self._ends[path] = min(seq, self._ends.get(path, seq))
 
     def keeps_intent(self, address: Address) -> bool:
-        """Return whether an intent stays."""
+        """Return whether the intent at *address* is kept."""
         # Asked for each effect of a replay, where nearly never anything was cut.
         if not self._ends or address == ROOT:
             return True
@@ -139,7 +139,7 @@ class JournalCut:
             path, seq = get_starter_address(path)
 
     def keeps_result(self, address: Address) -> bool:
-        """Return whether a result stays: its run was not cut, either."""
+        """Return whether the result at *address* is kept: neither the effect nor the run that it started is cut."""
         if not self._ends:
             return True
         path, seq = address
@@ -154,22 +154,24 @@ class JournalCut:
         return started not in self._ends or self._tree.is_background(started)
 
 
-def check_no_repeats(history: History, cut: JournalCut, act: str, *, undone: bool = False) -> None:
+def require_no_repeats(history: History, cut: JournalCut, act: str, *, undone: bool = False) -> None:
     """
-    Raise if an effect might be repeated that must not be, unless the caller allows it.
+    Raise if *cut* removes an effect that changed the world and might be repeated.
 
     Args:
-        history: What was recorded.
-        cut: Where it is cut off.
-        act: What cuts it off, such as ``"forking at #3"``.
-        undone: Whether the files that were written there are brought back, so that writing them again is no repeat.
+        history: The recorded run.
+        cut: The cut of the journal.
+        act: The cause of the cut for the message, such as ``"forking at #3"``.
+        undone: Whether the files written by removed effects are restored, so that writing them again is not a repetition.
 
     Raises:
-        JournalError: it lists the effects that changed the world and are cut off.
+        JournalError: when there are such effects; the error lists them.
     """
     # Refused before anything happens, with all of them listed: by the time a second mail has been sent it is too late
     # to ask (replay:D10).
-    gone = {a: i for a, i in history.intents.items() if not cut.keeps_intent(a) and changes_world_again(i.effect)}
+    gone = {
+        a: i for a, i in history.intents.items() if not cut.keeps_intent(a) and may_change_world_if_repeated(i.effect)
+    }
     lost = [i for a, i in gone.items() if not (undone and a in history.results and history.results[a].writes)]
     if lost:
         listed = ", ".join(
@@ -191,7 +193,7 @@ def parse_live_kinds(names: Collection[str], *, has_pace: bool) -> frozenset[str
     Return the types of effects that a replay performs.
 
     Raises:
-        JournalError: when a name is none of theirs, or model calls are to be performed with others, or at a pace.
+        JournalError: when a name is unknown, or model calls are combined with other types or with a pace.
     """
     # A text is a collection of its letters, and `live="perform"` is what everybody writes first.
     given = (names,) if isinstance(names, str) else names
@@ -208,18 +210,18 @@ def parse_live_kinds(names: Collection[str], *, has_pace: bool) -> frozenset[str
 @frozen
 class AllowedDifferences:
     """
-    The differences from its record that a run is allowed; by default none.
+    The allowed differences of a run from its record; by default none.
 
     Attributes:
-        live: The types of effects that are performed for real; their results must be the recorded ones.
-        may_leave: Whether it may end before its record does.
+        live: The types of effects that are performed again; the results must equal the recorded ones.
+        may_leave: Whether the run may end before its record does.
         may_repeat: Whether effects that changed the world may be cut off, and so happen again.
-        keeps: Whether any effect of the recorded kind is answered with its outcome.
-        keeps_replies: Whether a model that is asked something else than is recorded is taken to say the same.
-        accepts: Says whether one that is not quite the recorded one is.
-        doubts_yes: Whether a recorded permission lets nothing run, as one of a journal that somebody else made: it counts for
-            the call whose result is recorded with it, once, and for nothing else.
-        asks_about_calls: Whether a person is asked about each call that only the record asks for; see ``UnknownCalls``.
+        keeps: Whether an effect of the recorded kind but with other content is answered with the recorded outcome.
+        keeps_replies: Whether a model call with a changed request is answered with the recorded reply.
+        accepts: Returns whether a difference is accepted; ``None`` to accept none.
+        doubts_yes: Whether recorded permissions are untrusted. Such a permission covers only the one call with a recorded result
+            and starts no call.
+        asks_about_calls: Whether a person is asked about each call that only the record requests; see ``UnknownCalls``.
     """
 
     live: frozenset[str] = frozenset()
@@ -247,17 +249,17 @@ class RecordedPart:
     The recorded part of a run.
 
     Args:
-        history: What was recorded.
-        prints: Computes the fingerprints of what is asked for now.
+        history: The recorded run.
+        prints: Computes the fingerprints of requested effects.
 
     Attributes:
         calls: The recorded tool calls.
-        cut: Where the record does not hold any more.
-        leeway: What may be different this time.
-        has_new_effects: Whether effects that are not recorded were performed.
-        refused: Why nothing was cut off, if that was asked for and is not allowed.
-        answered: How many effects were answered from the record.
-        handler_line: Where the handler of the root is defined, for errors; ``""`` without one.
+        cut: The discarded part of the record.
+        leeway: The allowed differences.
+        has_new_effects: Whether unrecorded effects were performed.
+        refused: The error that prevented a cut, or ``None``.
+        answered: The number of effects answered from the record.
+        handler_line: ``file:line`` of the root's handler, for errors; ``""`` without a handler.
     """
 
     def __init__(self, history: History, prints: Fingerprints, leeway: AllowedDifferences = NO_LEEWAY) -> None:
@@ -292,14 +294,14 @@ class RecordedPart:
         Discard the record from *address* on.
 
         Raises:
-            JournalError: when effects are cut off that must not happen again; it is kept in ``refused``.
+            JournalError: when an effect that must not be repeated would be cut off; the error is also stored in ``refused``.
         """
         self.cut.cut_at(address)
         try:
             # Looked at after the cut and before anything follows from it: what would happen again is known only by what
             # the cut takes away.
             if not self.leeway.may_repeat:
-                check_no_repeats(
+                require_no_repeats(
                     self.history, self.cut, f"extending {self.history.name} from {format_address(*address)} on"
                 )
         except JournalError as error:
@@ -318,19 +320,19 @@ class RecordedPart:
         """The number of recorded effects that the run did not reach."""
         return len(self.history.intents) - len(self._used)
 
-    def pop_equal_unused(self, asked: Intent, *, models: bool = False) -> Address | None:
+    def pop_equal_unused(self, asked: Intent, *, includes_model_calls: bool = False) -> Address | None:
         """
-        Return the address of an equal recorded effect with a result that the run has not reached yet, each once; or ``None``.
+        Return the address of an equal recorded effect with a result that the run has not reached, each address once; or ``None``.
 
-        The first on the same path comes before the first on any other, so that siblings do not take each other's.
+        Effects on the same path have priority, so that siblings do not use each other's.
 
         Args:
             asked: The effect.
-            models: Whether model calls may be equal, too; by default each is new.
+            includes_model_calls: Whether recorded model calls may be returned, too; by default each model call is new.
         """
         # A child is not an answer but a run, with effects of its own below it. And a model that is asked the same twice
         # may say two things, so its recorded reply serves only where it is said to.
-        if asked.starts_child_or_body or (asked.type == "model_call" and not models):
+        if asked.starts_child_or_body or (asked.type == "model_call" and not includes_model_calls):
             return None
         if self._by_print is None:
             self._by_print = {}
@@ -396,11 +398,11 @@ class RecordedPart:
 
     def find_end_difference(self, finished: Finished, *, is_closed: bool) -> ReplayDivergence | None:
         """
-        Return the error for a root run that ended by itself in another way than is recorded, or ``None``.
+        Return the error for a root run whose end differs from the recorded end, or ``None``.
 
         Args:
-            finished: How it ended.
-            is_closed: Whether a recorded stop is an end, since nothing is performed behind it.
+            finished: The end of the run.
+            is_closed: Whether a recorded stop counts as an end, since nothing is performed after it.
         """
         # Whoever leaves records out has another end, too, and was allowed that. A stop from outside is none of the code's.
         if self.unreached_count or find_outside_stop(finished.status, finished.error) is not None:
@@ -432,8 +434,8 @@ class RecordedPart:
         known = self.history.results.get(ROOT)
         return None if known is None else self.history.outcome(known)
 
-    def find_unused_difference(self, agent_id: str, why: BaseException | None = None) -> ReplayDivergence | None:
-        """Return the error for records that a run did not reach, or ``None``; *why* made the run fail."""
+    def find_unused_difference(self, agent_id: str, run_error: BaseException | None = None) -> ReplayDivergence | None:
+        """Return the error for records that a run did not reach, or ``None``; *run_error* is the error of a failed run."""
         # Two counts tell it for nearly every replay; the first that is missing is searched only where something is. A
         # run that was cut, or may leave something, has a reason to.
         #
@@ -448,9 +450,9 @@ class RecordedPart:
         left_calls_model = left.type == "model_call"
         # The generator is gone: where it was written is all that is left of it, unless it raised.
         where = self.handler_line if not address[0] else ""
-        if why is not None:
-            said += f"\n  it failed: {why}"
-            where = getattr(why, "location", "") or where
+        if run_error is not None:
+            said += f"\n  it failed: {run_error}"
+            where = getattr(run_error, "location", "") or where
         return make_divergence_error(
             self.history,
             address,

@@ -15,7 +15,7 @@ from stepengine.data.effects import AskPerson
 from stepengine.data.outcomes import Failure, Value
 from stepengine.data.questions import Answer
 from stepengine.errors import JournalError
-from stepengine.journal.encoding import questions_of
+from stepengine.journal.encoding import get_recorded_questions
 from stepengine.journal.modes import OpenJournal
 from stepengine.journal.recorded_part import RecordedPart
 from stepengine.journal.records import Address, format_address
@@ -48,7 +48,7 @@ class RecordedPermissions:
 
     Args:
         journal: The journal of the run.
-        past: What was recorded.
+        past: The recorded part of the run.
     """
 
     def __init__(self, journal: OpenJournal, past: RecordedPart) -> None:
@@ -62,7 +62,7 @@ class RecordedPermissions:
         """
         Return whether a recorded approval would cover a call with another input.
 
-        Where the call has run already, or nobody has agreed, nothing runs.
+        False if the call has a recorded result or was not approved, since then no call starts.
         """
         # "Keep what is recorded" must not mean that a yes to `rm a` is one to `rm b` (reliability:R8).
         effect, address = item.effect, item.address
@@ -77,7 +77,7 @@ class RecordedPermissions:
         Return whether a recorded permission is untrusted here and has to be asked for again.
 
         Raises:
-            JournalError: where nothing can be asked, because the run is only repeated.
+            JournalError: when nobody can be asked, because the run is only repeated.
         """
         if not is_permission(item):
             return False
@@ -116,7 +116,7 @@ class RecordedPermissions:
         Raise if a call would start on an untrusted recorded permission.
 
         Raises:
-            JournalError: when it would, since the record does not hold any more in between.
+            JournalError: when the call would start, since the record was discarded after the permission.
         """
         # A yes was believed since the call that it allowed has its result in the record. If the record is then cut
         # between the two, that yes would let a call run that nobody here has allowed.
@@ -132,7 +132,7 @@ class RecordedPermissions:
                 raise self._writer.keep_first_fatal_error(JournalError(msg))
 
     def _is_recorded_for_same_call(self, item: Item) -> bool:
-        """Return whether the record asks for permission there, too, and for the same call: no fingerprint covers its id."""
+        """Return whether the record has a permission question for the same call at this address; compares call ids, too."""
         effect: Any = item.effect
         form = self._past.history.form(self._past.history.intents[item.address])
         is_permission_there = form["type"] == "ask" and form["purpose"] == "permission"
@@ -152,7 +152,7 @@ class RecordedPermissions:
     def _has_approved_result(self, asked: Address, answer: Answer) -> bool:
         """Return whether the record has a result for the call that the permission at *asked* allowed, with the same input."""
         form = self._past.history.form(self._past.history.intents[asked])
-        (question,) = questions_of(form)
+        (question,) = get_recorded_questions(form)
         wanted = question.details if answer.edited_input is None else answer.edited_input
         calls = self._past.calls.find_effects_of_call("tool_call", asked[0], form.get("tool_call_id"))
         forms = [self._past.history.form(call) for call in calls if call.address in self._past.history.results]

@@ -40,7 +40,7 @@ class RecordedRequests:
         history: The records. They may grow.
 
     Attributes:
-        history: The same.
+        history: The records.
     """
 
     def __init__(self, history: History) -> None:
@@ -50,20 +50,20 @@ class RecordedRequests:
         self._built: dict[Address, Transcript] = {}
         self._extended: set[Address] = set()
         self._order: dict[Address, int] = {}
-        self._limit = history.blobs.limit.create_unused_limit()
+        self._limit = history.blobs.limit.copy_with_zero_count()
 
     def messages(self, intent: Intent) -> list[Mapping[str, Any]]:
         """
         Return the history of a recorded request as JSON, with its slices expanded.
 
         Raises:
-            JournalCorrupt: when that cannot be read, or is more than any run sends.
+            JournalCorrupt: when the request cannot be read, or exceeds the limit.
         """
         if intent.live is not None:
             return [encode_stored(m) for m in intent.live.request.messages]
         # Each request by itself: who looks at all of them keeps none.
         with self.history.report_damage(intent):
-            return self._expand_messages(intent, self._limit.create_unused_limit())
+            return self._expand_messages(intent, self._limit.copy_with_zero_count())
 
     def _expand_messages(self, intent: Intent, limit: ReadingLimit) -> list[Mapping[str, Any]]:
         """Return the messages of a request as JSON, with slices expanded; raise if they exceed *limit*."""
@@ -173,7 +173,7 @@ class RecordedRequests:
         """
         Return the messages of a request if those it shares are built, else ``None``.
 
-        A history that is cut at every step leads through all requests before it, one into the other.
+        Without this, a history that is shortened at every step would be expanded through all earlier requests.
         """
         found: list[Message] = []
         for item in items:

@@ -45,7 +45,7 @@ GOES_ON = ("suspended", "interrupted")
 """Statuses of runs that can be resumed."""
 
 
-def runs_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
+def get_runs_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
     """Return the path of the folder of recorded runs, even if it does not exist; ``None`` without a home."""
     state = state_folder(environ)
     return None if state is None else state / RUNS
@@ -122,7 +122,7 @@ class RecordedRun(NamedTuple):
         """
         Lock the journal while the block runs; yield whether it was free. A missing journal is free.
 
-        A run in a database is not locked: its database stays in any case.
+        A run in a database is not locked, since its database is never removed.
         """
         database = parse_database_path(self.journal)
         if database is not None and database[1]:
@@ -146,7 +146,7 @@ class RecordedRun(NamedTuple):
 
 def list_runs(*, working_folder: Path | None = None, waiting: bool = False) -> list[RecordedRun]:
     """
-    Return the recorded runs of this user, newest first; a missing or broken companion is rebuilt from the journal.
+    Return the recorded runs of this user, newest first; the data of a missing or broken companion is read from the journal.
 
     Args:
         working_folder: Return only the runs that were started in this folder.
@@ -155,7 +155,7 @@ def list_runs(*, working_folder: Path | None = None, waiting: bool = False) -> l
     Raises:
         JournalError: when other users can write to the folder of runs.
     """
-    folder = runs_folder()
+    folder = get_runs_folder()
     if folder is None or not folder.is_dir():
         return []
     if problem := describe_unsafe_folder(folder):
@@ -203,11 +203,11 @@ def _rebuild_companion(folder: Path, stem: str) -> dict[str, object]:
 
 def summarize_journal(journal: Journal, name: str) -> dict[str, object]:
     """Return the summary of the journal *name* in the form of a companion file; only name and status if it cannot be read."""
-    from stepengine.journal.show import run_id_of, spending_of, status_of
+    from stepengine.journal.show import compute_spending, get_run_id, get_run_status
 
     try:
         history = journal.history()
-        root, spending, status = history.root, spending_of(history), status_of(history)
+        root, spending, status = history.root, compute_spending(history), get_run_status(history)
         questions = [question_to_companion(q) for _, q in find_open_questions(history).values()]
     except JournalError:
         return {"version": 1, "status": "unreadable", "journal": name}
@@ -215,7 +215,7 @@ def summarize_journal(journal: Journal, name: str) -> dict[str, object]:
         status = "running" if journal.is_held() else "interrupted"
     return {
         "version": 1,
-        "run_id": run_id_of(history),
+        "run_id": get_run_id(history),
         "agent": {"id": root["agent_id"] if history.head is None else history.head.agent},
         "journal": name,
         "created": history.started or None,

@@ -38,9 +38,9 @@ from stepengine.journal.encoding import (
     decode_outcome,
     encode_call_with_durability,
     encode_effect,
+    encode_outcome_members,
     encode_stored,
     must_start_be_durable,
-    outcome_members,
     to_storable_error,
 )
 from stepengine.journal.modes import OpenJournal
@@ -63,14 +63,14 @@ class Recorder:
     Records effects.
 
     Args:
-        inner: What performs live.
+        inner: Performs live effects.
         journal: The journal of the run.
         mail: The mailbox messages of the run.
-        writes: What was written to files by calls whose results are not recorded yet.
-        replayer: Compares effects with what was recorded; ``None`` for a new run.
+        writes: The file writes of calls without a recorded result.
+        replayer: Compares effects with the record; ``None`` for a new run.
 
     Attributes:
-        cleans: Whether secrets that only look like secrets are taken out of outcomes.
+        cleans: Whether texts that look like secrets are redacted in outcomes.
     """
 
     def __init__(
@@ -104,8 +104,8 @@ class Recorder:
         Compare effects with the record, or record that they start.
 
         Raises:
-            ReplayDivergence: when one is not what was recorded at its address.
-            JournalWriteFailed: when an intent cannot be written; then nothing of the batch happens.
+            ReplayDivergence: when an effect differs from the record at its address.
+            JournalWriteFailed: when an intent cannot be written; then no effect of the batch is performed.
         """
         replayer = self._replayer
         if self._writer.fatal is not None:
@@ -236,8 +236,10 @@ class Recorder:
 
     # What was used is written down also where the call is stopped: the exception takes nothing along, and nobody who
     # comes later could know.
-    async def perform_live(self, item: Item, io: IO, attempts: Sequence[object] = (), *, again: bool = False) -> Single:
-        """Perform an effect, record its outcome and return it once it is durable; *again*: its start is recorded already."""
+    async def perform_live(
+        self, item: Item, io: IO, attempts: Sequence[object] = (), *, is_start_recorded: bool = False
+    ) -> Single:
+        """Perform an effect, record its outcome and return it once it is durable; *is_start_recorded*: its start is recorded already."""
         if self._writer.fatal is not None and self._replayer is None:
             return Stop("diverged", self._timing.last, self._writer.fatal)
         noted, noting = [*attempts], io
@@ -251,9 +253,9 @@ class Recorder:
         except BaseException:
             self._record_stopped_usage(item, io)
             raise
-        if again and self._replayer is not None:
+        if is_start_recorded and self._replayer is not None:
             outcome = _add_earlier_usage(outcome, self._replayer.find_stopped_call_usage(item))
-        kept, owed, waiting = self._record_outcome(item, outcome, noted, io, again=again)
+        kept, owed, waiting = self._record_outcome(item, outcome, noted, io, is_start_recorded=is_start_recorded)
         if waiting is not None:
             await self._pending.wait_ignoring_cancellation(waiting, owed)
         return kept
@@ -268,17 +270,23 @@ class Recorder:
     # Encoded before anybody sees it: what cannot be stored must fail here, at the effect that gave it, and not when the
     # run is read back. What the machine gets is what a replay will get (`to_recorded_form`).
     def _record_outcome(
-        self, item: Item, outcome: Single, attempts: Sequence[Any], io: IO | None = None, *, again: bool = False
+        self,
+        item: Item,
+        outcome: Single,
+        attempts: Sequence[Any],
+        io: IO | None = None,
+        *,
+        is_start_recorded: bool = False,
     ) -> tuple[Single, Outcomes, asyncio.Future[None] | None]:
         """
         Record an outcome and commit it. The commit of a model's reply may wait if *io* has no watcher; without *io* none waits.
 
         Returns:
-            The outcome as it is kept, what becomes durable with it, and what to wait for until then.
+            The recorded outcome, the outcomes that become durable with it, and a future that is done then, or ``None``.
         """
         path, effect, seq = item.path, item.effect, item.effect.seq
         at = self._timing.record_time(path, seq, outcome.at)
-        writes = self._writes.pop_write_forms(item, again=again) if self._writes.pending else ()
+        writes = self._writes.pop_write_forms(item, is_start_recorded=is_start_recorded) if self._writes.pending else ()
         if isinstance(outcome, Stop):
             self._record_partial_answers(item, outcome, at)
             if outcome.begun is not None:
@@ -322,7 +330,7 @@ class Recorder:
         if not self.cleans or isinstance(item.effect, Spawn):
             return outcome
         redactor = self._writer.source.redactor
-        members = outcome_members(outcome)
+        members = encode_outcome_members(outcome)
         clean = (
             redactor.redact_keeping_machine_details(members)
             if redactor.may_contain_secret(to_compact_json(members))

@@ -250,9 +250,9 @@ class InputRow(NamedTuple):
 
     Attributes:
         members: The types of its members.
-        check: Raises for a value that *members* lets through and no run writes.
-        is_shown: Whether the page of a run has a row for it. Others are shown with the request or the call that they belong to.
-        is_forked: Whether a fork keeps it.
+        check: Raises for content that has the types of *members* and that no run writes.
+        is_shown: Whether the page of a run has a row for the input. Others are shown with their request or call.
+        is_forked: Whether a fork keeps the input.
     """
 
     members: Shape
@@ -330,21 +330,21 @@ class Head:
     The first record of a journal.
 
     Attributes:
-        engine: The version of stepengine that wrote it.
-        agent: The root's agent id; of an agent of a package ``publisher/name``.
-        definition: The fingerprint of the root's definition; only ever a hint.
-        run: The id of this journal's run; a fork has its own.
-        seed: What randomness is derived from, together with the path.
-        created: When the root run was created, RFC 3339 in UTC.
-        parent: For a fork ``{"run", "at"}``: where it was cut off from which run.
-        since: For a fork, when it was made: milliseconds since *created*, which is that of its parent.
+        engine: The version of stepengine that wrote the journal.
+        agent: The id of the root's agent; ``publisher/name`` for an agent of a package.
+        definition: The fingerprint of the root's definition; only a hint.
+        run: The id of this journal's run; a fork has its own id.
+        seed: The seed for random numbers, which also depend on the path.
+        created: The creation time of the root run, RFC 3339 in UTC.
+        parent: For a fork ``{"run", "at"}``: the original run and the fork address.
+        since: For a fork, its creation time in milliseconds since *created*, which is copied from the parent.
         hooks: The names of the root's hooks, in order.
-        packages: The packages of the root's agent and of all that could run below it: ``name==version`` by ``publisher/name``.
-        link: Whether each checksum starts from the one before.
-        signed: The public key by which it is signed, as base64 of OpenSSH's form; ``""`` for one that is not.
-        workspace: What the place is called that the run works in, such as ``"docker:python:3.13"``; ``""`` for a folder of this machine.
-        format: Name and major version of the format.
-        line: Everything that stood in the line it was read from.
+        packages: The packages of the root's agent and of all possible descendants: ``name==version`` by ``publisher/name``.
+        link: Whether each checksum starts from the previous one.
+        signed: The public key of the signatures, as base64 of OpenSSH's form; ``""`` for an unsigned journal.
+        workspace: The name of the run's workspace, such as ``"docker:python:3.13"``; ``""`` for a folder of this machine.
+        format: The name and major version of the format.
+        line: All members of the line that the head was read from.
     """
 
     kind: ClassVar[str] = "head"
@@ -390,7 +390,7 @@ def check_same_address(record: Intent | Result, members: Mapping[str, Any]) -> N
     Raise unless the members of a line have the record's address and fingerprint, which were read from its start alone.
 
     Raises:
-        JournalCorrupt: a member occurs twice; it names the address.
+        JournalCorrupt: when they differ because a member occurs twice; the error names the address.
     """
     is_same = (members["path"], members["seq"]) == (record.path, record.seq)
     if not is_same or (isinstance(record, Intent) and record.fp not in ("", members["fp"])):
@@ -404,17 +404,17 @@ class Intent:
     An effect that is about to be performed.
 
     Attributes:
-        path: The path of the run that asks.
-        seq: The effect's number on it.
-        given: The effect's stored form; the effect itself for a model call of this process; ``None`` for one that was read.
-        fp: Its fingerprint; ``""`` until somebody needs it.
-        gather: The number of the first effect of those that began together; ``None`` for one that began alone.
-        type: The stored name of its type, such as ``"model_call"``; ``""`` until somebody needs it.
-        subject: The model of a model call, the tool of a tool call; ``None`` for others, and until somebody needs it.
-        program_line: The line of the program that asks for it, from 1; 0 where no program does, and where nobody noted it.
-        read_from: What stood in the line it was read from, or the journal's bytes; ``None`` for one of this process.
-        start: Where its line begins in these bytes. It is a number and not an object, because a long journal has many records.
-        end: Where its line ends, without its newline.
+        path: The path of the run that requests the effect.
+        seq: The number of the effect in its run.
+        given: The effect's stored form; the effect itself for a model call of this process; ``None`` for an intent that was read.
+        fp: The fingerprint; ``""`` until it is needed.
+        gather: The number of the first effect of those started together; ``None`` for an effect started alone.
+        type: The stored name of the effect's type, such as ``"model_call"``; ``""`` until it is needed.
+        subject: The model of a model call, the tool of a tool call; ``None`` for others, and until it is needed.
+        program_line: The line of the program that requests the effect, from 1; 0 without a program or if not recorded.
+        read_from: The members of the line that it was read from, or the journal's bytes; ``None`` for an intent of this process.
+        start: The offset of the line in these bytes. It is a plain number, because a long journal has many records.
+        end: The offset of the end of the line, without the newline.
     """
 
     kind: ClassVar[str] = "intent"
@@ -496,14 +496,14 @@ class Result:
     The outcome of an effect.
 
     Attributes:
-        path: The path of the run that asked.
-        seq: The effect's number on it.
+        path: The path of the run that requested the effect.
+        seq: The number of the effect in its run.
         at: Milliseconds since the root run was created.
         given: The outcome; the value itself for a plain ``Value``; ``None`` for a result that was read.
-        extras: The members besides the outcome, as in ``EXTRAS``; ``None`` where the line that it was read from holds them.
-        read_from: What stood in the line it was read from, or the journal's bytes; ``None`` for one of this process.
-        start: Where its line begins in these bytes; only set there.
-        end: Where its line ends, without its newline.
+        extras: The members besides the outcome, as in ``EXTRAS``; ``None`` if they are in the line that it was read from.
+        read_from: The members of the line that it was read from, or the journal's bytes; ``None`` for a result of this process.
+        start: The offset of the line in these bytes; only set there.
+        end: The offset of the end of the line, without the newline.
     """
 
     kind: ClassVar[str] = "result"
@@ -556,14 +556,14 @@ class Result:
 @frozen(eq=False)
 class Input:
     """
-    Something from outside that no effect asked for: a stop, a resolved prompt, one of several answers.
+    An external input that is not the result of an effect: a stop, a resolved prompt, one of several answers.
 
     Attributes:
-        path: The path of the run it belongs to.
-        seq: The number of the effect that it belongs to or comes before; -1 for the run as a whole.
+        path: The path of the run of the input.
+        seq: The number of the effect that the input belongs to or precedes; -1 for the run as a whole.
         at: Milliseconds since the root run was created.
-        input: What it is, a JSON object with a ``"type"``.
-        line: Everything that stood in the line it was read from.
+        input: The content, a JSON object with a ``"type"``.
+        line: All members of the line that the input was read from.
     """
 
     kind: ClassVar[str] = "input"
@@ -590,9 +590,9 @@ class Blob:
     A JSON value that other records name by its fingerprint.
 
     Attributes:
-        fp: Its fingerprint.
+        fp: The fingerprint.
         data: The value.
-        line: Everything that stood in the line it was read from.
+        line: All members of the line that the blob was read from.
     """
 
     kind: ClassVar[str] = "blob"
@@ -640,8 +640,8 @@ def encode_line(
     Return the line of a record, with its newline, and its checksum.
 
     Args:
-        members: Everything but the checksum, in order; or the text that ``to_compact_json`` made of it.
-        previous: The checksum that this one starts from; 0 in a journal that is not linked.
+        members: All members but the checksum, in order; or their text from ``to_compact_json``.
+        previous: The checksum from which this one starts; 0 in a journal without linked checksums.
         add_mac: Returns the keyed digest of the line; ``None`` for a line without one.
     """
     body = (members if isinstance(members, str) else to_compact_json(members))[:-1].encode()
@@ -663,7 +663,7 @@ def parse_record(members: Mapping[str, object], where: object) -> Record:
     Return the record with the members of a line; *where* starts the message of an error.
 
     Raises:
-        JournalVersion: for a format or a kind that this version does not know.
+        JournalVersion: when this version does not know the format or the kind.
         JournalCorrupt: when a member is missing or of the wrong type.
     """
     kind = members.get("kind")

@@ -47,7 +47,7 @@ class Acceptance:
     Decides which differences from a record the caller accepts, and records those of kept effects.
 
     Attributes:
-        notes: Notes about recorded effects that serve although something else is asked for now.
+        notes: Notes about recorded effects that answer different requested effects.
     """
 
     def __init__(self, journal: OpenJournal, past: RecordedPart) -> None:
@@ -83,13 +83,13 @@ class Replayer:
 
     Args:
         journal: The journal of the run.
-        past: What was recorded.
+        past: The recorded part of the run.
         machines: The machines of the tree.
 
     Attributes:
-        acceptance: Which differences the caller accepts.
-        ends: Where the record of each run ends.
-        models: Where providers are that are told of the model calls which the record answers; ``None`` to tell nobody.
+        acceptance: Decides which differences are accepted.
+        ends: The recorded ends of the runs.
+        models: The registry of providers to notify of model calls answered from the record; ``None`` to notify none.
     """
 
     def __init__(self, journal: OpenJournal, past: RecordedPart, machines: RecordedMachines) -> None:
@@ -112,7 +112,7 @@ class Replayer:
         Match an effect with the record; return True if it is recorded or the run stops before it, False if it is new.
 
         Raises:
-            ReplayDivergence: when it is not what was recorded, or a run that is recorded to its end goes on.
+            ReplayDivergence: when the effect differs from the record, or a run continues after its recorded end.
             JournalError: when a new call would start on a permission that this user did not give.
         """
         is_matched = self._match_or_cut_off(item, asked)
@@ -130,7 +130,7 @@ class Replayer:
         if known is None and self.ends.is_race_loser(item.path):
             return True
         if known is None:
-            ended = self.ends.find_nearest_end(item.path)
+            ended = self.ends.find_own_or_enclosing_end(item.path)
             # Nothing is recorded here: either the record just ends (it was cut off by a crash or a stop, and the run
             # goes on or stops there), or the run asks for something after its recorded end, which is a divergence of
             # the kind `extra`.
@@ -275,7 +275,7 @@ class Replayer:
         elif self._mode.copies:
             self._writer.append(Result(*item.address, known.at, outcome, self._past.history.extras(known)))
 
-    def find_unstarted_outcome(self, address: Address, item: Item) -> Single | None:
+    def consume_unstarted_outcome(self, address: Address, item: Item) -> Single | None:
         """Return the recorded outcome, counted as answered, of a child or tool body that never started, or ``None``."""
         known = self.find_result(address)
         if known is None:
@@ -308,7 +308,7 @@ class Replayer:
         Return the recorded end of a repeated child or tool body, or ``None`` if it differs and the record is cut off after it.
 
         Raises:
-            ReplayDivergence: when it ended differently, and the caller does not accept that.
+            ReplayDivergence: when the end differs, and the caller does not accept that.
         """
         past = self._past
         # A child is run again over its own records, although its parent's record has its result: only so are its
@@ -338,7 +338,7 @@ class Replayer:
         Return the end of the root run: the recorded one where the caller accepts that it ends differently now.
 
         Raises:
-            ReplayDivergence: when it ends in another way than is recorded.
+            ReplayDivergence: when the end differs, and the caller does not accept that.
         """
         past = self._past
         error = past.find_end_difference(finished, is_closed=self._closed)
@@ -426,8 +426,8 @@ class ParallelRecord:
     The record of a tree whose runs continue in parallel.
 
     Attributes:
-        replayer: Says where the record of a run ends.
-        past: What was recorded.
+        replayer: Knows where the record of each run ends.
+        past: The recorded part of the run.
     """
 
     replayer: Replayer
@@ -448,7 +448,7 @@ def find_parallel_record(replayer: Replayer, past: RecordedPart) -> ParallelReco
     """
     Return the record of a tree whose runs continue in parallel, and must all reach the end of their records first; else ``None``.
 
-    Else one of them could end another one, as its parent or as who wins a race, in the middle of what that did long ago.
+    Otherwise a parent or the winner of a race could end another run in the middle of its recorded effects.
     """
     history = past.history
     goes_on_apart = any(

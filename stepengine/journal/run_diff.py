@@ -10,12 +10,12 @@ from attrs import frozen
 from stepengine.data.effects import CallModel
 from stepengine.data.matching import BoundedMatcher
 from stepengine.journal.divergence import FieldDifference, compare_effects, compare_values, describe_effect
-from stepengine.journal.encoding import outcome_members
+from stepengine.journal.encoding import encode_outcome_members
 from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.history import History
 from stepengine.journal.recorded_requests import RecordedRequests
 from stepengine.journal.records import ROOT, Address, Intent, format_address
-from stepengine.journal.show import spending_of
+from stepengine.journal.show import compute_spending
 from stepengine.journal.sources import JournalLike, as_journal
 from stepengine.redaction import Redactor
 from stepengine.runtime.performer import child_path
@@ -38,10 +38,10 @@ class RunChange:
     Attributes:
         kind: ``"added"`` and ``"removed"`` effects, ``"changed"`` ones, another ``"outcome"`` of an equal effect, another
             ``"start"`` or ``"end"`` of a run.
-        a: The address in the first journal; ``""`` when there is none.
-        b: The address in the second journal; ``""`` when there is none.
-        what: The effect in a word or two.
-        fields: What differs.
+        a: The address in the first journal, or ``""``.
+        b: The address in the second journal, or ``""``.
+        what: The effect in one or two words.
+        fields: The differing fields.
     """
 
     kind: ChangeKind
@@ -96,11 +96,11 @@ def diff(a: JournalLike, b: JournalLike, *, detailed: int | None = None) -> Diff
     Args:
         a: The first run.
         b: The second run.
-        detailed: Of how many changed model requests the fields are told; ``None`` for all. A request holds the history, so that
-            telling all of them takes time that grows with the square of the steps.
+        detailed: The maximum number of changed model requests with a list of fields; ``None`` for all. A request contains the
+            history, so the time for all of them grows with the square of the steps.
 
     Raises:
-        JournalError: when one of them cannot be read.
+        JournalError: when a journal cannot be read.
     """
     sides = _HistoryComparison(as_journal(a).history(), as_journal(b).history(), detailed)
     return Difference(tuple(sides.compare()), sides.compute_totals())
@@ -182,19 +182,19 @@ class _HistoryComparison:
 
 
 def _compare_effect_fields(
-    a: RecordedRequests, b: RecordedRequests, ours: Intent, theirs: Intent, plain: Redactor
+    a: RecordedRequests, b: RecordedRequests, effect_a: Intent, effect_b: Intent, plain: Redactor
 ) -> list[FieldDifference]:
-    """Return the fields in which effect *ours* of journal *a* and effect *theirs* of journal *b* differ."""
-    if ours.type == "model_call":
-        now = Intent(theirs.path, theirs.seq, CallModel(theirs.seq, b.get(theirs)))
-        return compare_effects(a, ours, now, plain)
-    return compare_effects(a, ours, Intent(theirs.path, theirs.seq, b.history.form(theirs)), plain)
+    """Return the fields in which effect *effect_a* of journal *a* and effect *effect_b* of journal *b* differ."""
+    if effect_a.type == "model_call":
+        now = Intent(effect_b.path, effect_b.seq, CallModel(effect_b.seq, b.get(effect_b)))
+        return compare_effects(a, effect_a, now, plain)
+    return compare_effects(a, effect_a, Intent(effect_b.path, effect_b.seq, b.history.form(effect_b)), plain)
 
 
 def _encode_stable_outcome(history: History, address: Address) -> Any:
     """Return an outcome as JSON without members that differ between equal runs; ``None`` if there is no result."""
     known = history.results.get(address)
-    return None if known is None else _drop_volatile(outcome_members(history.outcome(known)))
+    return None if known is None else _drop_volatile(encode_outcome_members(history.outcome(known)))
 
 
 def _drop_volatile(value: object) -> object:
@@ -205,7 +205,7 @@ def _drop_volatile(value: object) -> object:
 
 
 def _compute_run_totals(history: History) -> dict[str, object]:
-    spending = spending_of(history)
+    spending = compute_spending(history)
     return {
         "effects": len(history.intents) - 1,
         "model calls": sum(i.type == "model_call" for i in history.intents.values()),

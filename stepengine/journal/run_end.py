@@ -39,7 +39,7 @@ async def finish_run(run: JournaledRun, finished: Finished, waits: Sequence[Wait
 
     Args:
         run: The run.
-        finished: How it ended.
+        finished: The end of the run.
         waits: The waits of a suspended run, which the wake index stores.
     """
     if not run.writer.has_opened:
@@ -76,12 +76,12 @@ def _write_end_and_close(run: JournaledRun, finished: Finished, waits: Sequence[
 
 
 def find_wake_entry(run: JournaledRun, finished: Finished) -> WakeEntry | None:
-    """Return the wake entry of a run that is suspended, or was until now; ``None`` for any other, or without an index."""
+    """Return the wake entry of a run that is suspended or was just resumed; ``None`` for any other run or without an index."""
     is_asleep = finished.status is RunStatus.SUSPENDED
     extends, source = run.mode.cuts_off, run.writer.source
     past = None if run.recorded_part is None else run.recorded_part.history
     slept = past is not None and (extends or run.mode.appends_to_source(past)) and bool(find_waits(past))
-    if not (run.mode.takes_letters or extends) or source.stable or not (is_asleep or slept):
+    if not (run.mode.reads_mailbox or extends) or source.stable or not (is_asleep or slept):
         return None
     from stepengine.journal.sleepers import locate_wake_entry
 

@@ -40,21 +40,21 @@ def start_run(
     workspace: str = "",
 ) -> tuple[RunPlan, AgentState]:
     """
-    Return the plan and the state of the root run, and record its start.
+    Record the start of the root run, or verify it against the record, and return the plan and state to use.
 
     Args:
         run: The run; if it cannot start, its journal is released.
-        plan: As the engine made it; of a recorded run from ``opening``.
-        state: With its system prompt resolved.
-        limits: The limits that the caller gave.
-        models: Models that the engine has in place of those that agents name, by agent id.
-        own_models: Those that were chosen for this run alone.
-        workspace: What the place is called that the engine's agents work in; ``""`` for a folder of this machine.
+        plan: The plan made by the engine; for a recorded run made from ``opening``.
+        state: The state, with its system prompt resolved.
+        limits: The limits that the caller passed.
+        models: The engine's models that replace those of agents, by agent id.
+        own_models: The models chosen for this run alone, by agent id.
+        workspace: The name of the engine's workspace; ``""`` for a folder of this machine.
 
     Raises:
         JournalError: when the journal is locked, damaged, of a newer version, holds a run already or cannot be written, or its
-            run works in another container, sandbox or machine.
-        ReplayDivergence: when agent, prompt or params are not those that were recorded.
+            run has its workspace in another container, sandbox or machine.
+        ReplayDivergence: when agent, prompt or params differ from the recorded ones.
     """
     chosen = (models or {}, own_models or {})
     # Two kinds of failure, one rule: the journal is given back. What is ours is kept as the reason why nothing goes
@@ -74,10 +74,10 @@ def start_run(
 
 def _check_same_workspace(run: JournaledRun, history: History, workspace: str) -> None:
     """
-    Raise if a run started in a container or sandbox would continue outside of it.
+    Raise if a run would continue in another workspace than its recorded container or sandbox.
 
     Raises:
-        JournalError: where it would.
+        JournalError: when the workspaces differ.
     """
     recorded = "" if history.head is None else history.head.workspace
     if recorded and recorded != workspace and run.mode.appends_to_source(history):

@@ -16,7 +16,7 @@ from stepengine.data.outcomes import Failure, Value
 from stepengine.data.visible import cut_end
 from stepengine.errors import JournalError, StepEngineError
 from stepengine.journal.encoding import encode_effect
-from stepengine.journal.provenance import determine_ownership, has_macs_of_user, replace_with_derived
+from stepengine.journal.provenance import determine_ownership, has_macs_of_user, replace_records_by_derived
 from stepengine.journal.record_order import sort_by_address
 from stepengine.journal.records import Head, Input, Intent, Record
 from stepengine.journal.store import Commits, Journal, MemoryJournal, Writer, hold_lock
@@ -34,18 +34,18 @@ class RunWriter:
     Writes the records of one run.
 
     Args:
-        source: The journal that was given.
+        source: The journal of the caller.
 
     Attributes:
-        source: The journal that was given.
-        journal: The journal that the run's result names: the one that is written, or for a replay the one that it makes.
-        fatal: The error that stopped the run: a divergence, or a record that could not be written.
-        warnings: What the result should mention.
-        unwritten: Records that are written with the next one.
-        is_own: Whether all records of the journal are of this user's own runs.
-        waits: Whether what was appended is lost without ``request_commit``.
-        request_commit: See ``Commits``; calls of one tick share one commit. Where a commit never waits long, it is
-            that commit.
+        source: The journal of the caller.
+        journal: The journal of the run's result: the written one, or for a replay the new one.
+        fatal: The error that stopped the run: a divergence, or a failed write.
+        warnings: The warnings for the result.
+        unwritten: Records that are written together with the next record.
+        is_own: Whether this user's runs wrote all records of the journal.
+        waits: Whether appended records are lost without ``request_commit``.
+        request_commit: See ``Commits``; calls in one tick of the event loop share one commit. If a commit never blocks for long,
+            this is the commit itself.
     """
 
     request_commit: Callable[[], asyncio.Future[None] | None]
@@ -71,7 +71,7 @@ class RunWriter:
         Open the journal for a new run.
 
         Raises:
-            JournalError: when it cannot be used, or holds a run already.
+            JournalError: when the journal cannot be used, or holds a run already.
         """
         self.journal = self.source.bind_run(run_id)
         writer = self.journal.writer()
@@ -107,7 +107,7 @@ class RunWriter:
         # What equals the given journal has the same bytes.
         copy.macs = "new" if source.macs == "new" or has_macs_of_user(source) else "none"
         copy.is_own = determine_ownership(source)
-        self.journal = copy.use_redaction_rules_of(source)
+        self.journal = copy.copy_redaction_rules_from(source)
         self.attach_writer(copy.writer())
 
     def lock_source(self) -> None:
@@ -115,8 +115,8 @@ class RunWriter:
         Lock the source journal until ``close``, for a run that replaces it at the end.
 
         Raises:
-            JournalMissing: when there is none; nothing is made.
-            JournalLocked: when a run of this or another process has it.
+            JournalMissing: when the journal does not exist; nothing is created.
+            JournalLocked: when a run of this or another process has locked it.
         """
         if not self.source.is_there():
             raise self.source.make_missing_error()
@@ -177,7 +177,7 @@ class RunWriter:
             self._writer.set_request_base(intent.path, intent.seq, intent.live.request.messages)
 
     def keep_first_fatal_error(self, error: StepEngineError) -> StepEngineError:
-        """Keep *error* as the reason why the run stops, unless there is one already; return the kept one."""
+        """Store *error* as the reason why the run stops, unless an earlier one is stored; return the stored error."""
         # The first reason only: once one record could not be written, or one effect was another, all that follows are
         # consequences.
         self.fatal = self.fatal or error
@@ -194,14 +194,14 @@ class RunWriter:
 
     def replace_source(self) -> None:
         """Replace the records of the source journal by this run's, and return to that journal."""
-        self.replace_records_of(self.source)
+        self.overwrite_journal(self.source)
         self.journal = self.source
 
-    def replace_records_of(self, target: Journal) -> None:
-        """Replace the records of *target* by this run's, in address order if *target* is stable."""
+    def overwrite_journal(self, target: Journal) -> None:
+        """Replace the records of *target* by the records of this run, in address order if *target* is stable."""
         records = self.journal.records()
         # Whose they are was looked up when the copy was opened: the file may be another one by now.
-        replace_with_derived(target, sort_by_address(records) if target.stable else records, self.journal)
+        replace_records_by_derived(target, sort_by_address(records) if target.stable else records, self.journal)
 
 
 def _has_head_alone(journal: Journal) -> bool:
@@ -218,7 +218,7 @@ class PendingOutcomes:
         writer: Writes the journal.
 
     Attributes:
-        owed: Replies that the machine has, and that are durable before anything else is begun or anybody is told.
+        owed: Replies that the machine has received. They become durable before another effect starts or an event is sent.
     """
 
     __slots__ = ("_writer", "owed")
@@ -259,7 +259,7 @@ class PendingOutcomes:
         """
         Wait until a commit is done, even when the run is stopped meanwhile.
 
-        A run that was cancelled meanwhile is noticed by whoever drives it.
+        The driver of the run notices a cancellation afterwards.
         """
         try:
             while waiting is not None:

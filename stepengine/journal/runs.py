@@ -18,7 +18,7 @@ from stepengine.data.state import RunResult
 from stepengine.errors import InputError, JournalError, ReplayDivergence, StepEngineError
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.pending_items import find_open_questions
-from stepengine.journal.provenance import has_trusted_calls, has_trusted_permissions, replace_with_derived
+from stepengine.journal.provenance import has_trusted_calls, has_trusted_permissions, replace_records_by_derived
 from stepengine.journal.questions import InDoubt, split_answers
 from stepengine.journal.recorded_clock import ReplayPace
 from stepengine.journal.sources import JournalLike, as_journal
@@ -49,7 +49,7 @@ def open_recording(journal: JournalLike, answers: Mapping[str, AnswerLike] | Non
     Return the run for *journal*: a recording, unless the journal decides otherwise.
 
     Raises:
-        JournalError: for what is not a journal.
+        JournalError: when *journal* is not a journal.
     """
     made = as_journal(journal)
     return made.open_run(answers) if isinstance(made, SelfOpeningJournal) else JournaledRun.record(made, answers)
@@ -79,28 +79,28 @@ async def resume(
     """
     Resume a run that was suspended, interrupted or cut off by a crash; recorded effects are not repeated.
 
-    A run that has ended gives its result again, and nothing is performed.
+    For a run that has ended, the recorded result is returned and nothing is performed.
 
     Args:
         journal: The journal, or the path of its file.
-        launch: Brings a run to its end.
+        launch: Runs a run to its end.
         answers: Answers to the open questions, by question id or text.
-        in_doubt: What becomes of an effect that was begun, has no result, and is not idempotent: ``"fail"`` throws
-            ``UnknownOutcome`` at the handler's yield, ``"retry"`` does it again, ``"ask"`` suspends with a question.
-        on_divergence: ``"raise"``, ``"stop"`` for a result with status ``failed``, or ``"keep"``: where an effect of the
-            same kind is recorded with another content, its recorded outcome serves nevertheless, and the journal says so.
-            ``"extend"`` records anew from the first difference on, and replaces the journal unless the run fails. The journal's
-            ``extended`` then says how much was kept, and where the old journal is.
-        allow_repeat: With ``"extend"``: continue although effects that are cut off changed the world and may happen again.
-        trust: Whether the journal is this user's: if not, a person is asked about permissions and calls that only it holds.
-            ``None``: if the user's state folder knows it.
-        now: Whether recorded sleeps, and patience for messages and children, are over at once.
+        in_doubt: The policy for a started effect without a result that is not idempotent: ``"fail"`` throws
+            ``UnknownOutcome`` at the handler's yield, ``"retry"`` repeats the effect, ``"ask"`` suspends with a question.
+        on_divergence: ``"raise"``, ``"stop"`` for a result with status ``failed``, or ``"keep"``: a recorded effect of the same
+            kind with other content answers nevertheless, and the journal records that.
+            ``"extend"`` records again from the first difference on, and replaces the journal unless the run fails. The journal's
+            ``extended`` then holds the number of kept effects and the old journal.
+        allow_repeat: With ``"extend"``: continue although removed effects changed the world and may happen again.
+        trust: Whether the journal is this user's. If not, a person is asked about permissions and calls that only the journal
+            holds. ``None``: the user's state folder decides.
+        now: Whether recorded sleeps, and timeouts for messages and children, end at once.
 
     Raises:
         AnswerRejected: when an answer fits no open question; nothing is changed.
-        JournalError: when the journal is locked, damaged, of a newer version or cannot be written, or something would be
+        JournalError: when the journal is locked, damaged, of a newer version or cannot be written, or an effect would be
             repeated.
-        ReplayDivergence: when the handler does something else than is recorded.
+        ReplayDivergence: when the run differs from its record.
     """
     _check_choice("in_doubt", in_doubt, get_args(InDoubt))
     _check_choice("on_divergence", on_divergence, (*get_args(OnDivergence), "extend"))
@@ -115,7 +115,7 @@ async def resume(
 
         remove_approvals(taken)
     if on_divergence == "extend":
-        return await _resume_and_rerecord(
+        return await _replay_then_continue_live(
             taken,
             launch,
             answers,
@@ -127,12 +127,18 @@ async def resume(
         )
     keep = on_divergence == "keep"
     run = JournaledRun.resume(
-        taken, answers, in_doubt, keep=keep, now=now, asks_again=asks_again, asks_about_calls=asks_about_calls
+        taken,
+        answers,
+        in_doubt,
+        accepts_edited_effects=keep,
+        now=now,
+        asks_again=asks_again,
+        asks_about_calls=asks_about_calls,
     )
     return await _run_to_end(run, launch, on_divergence)
 
 
-async def _resume_and_rerecord(
+async def _replay_then_continue_live(
     journal: Journal,
     launch: Launch,
     answers: Mapping[str, AnswerLike] | None,
@@ -147,7 +153,7 @@ async def _resume_and_rerecord(
     from stepengine.journal.recorded_part import AllowedDifferences
 
     leeway = AllowedDifferences(may_repeat=allow_repeat, doubts_yes=asks_again, asks_about_calls=asks_about_calls)
-    run = JournaledRun.rerecord(journal, answers, leeway=leeway)
+    run = JournaledRun.replay_then_continue(journal, answers, leeway=leeway)
     run.answers.in_doubt, run.wakes_now = in_doubt, now
     result = await _run_to_end(run, launch, "stop")
     refused = None if run.recorded_part is None else run.recorded_part.refused
@@ -169,25 +175,25 @@ async def replay(
     """
     Repeat a run from its record without model, tools, network or key; nothing is performed.
 
-    The result's journal is what the replay would have recorded.
+    The result has a new journal with the records of the replay.
 
     Args:
         journal: The journal, or the path of its file.
-        launch: Brings a run to its end.
-        live: Kinds of effects that are performed for real: ``"tool_call"`` and ``"perform"``, whose results must be the
-            recorded ones; or ``"model_call"`` alone: models answer anew, calls get the recorded results of equal calls, and the
-            first call that is not recorded is the divergence.
-        speed: How fast results come: 1.0 as they did, 2.0 twice as fast; ``None`` all at once.
-        complete: Whether the run has to come by every record, or may end before.
-        on_divergence: ``"raise"``, ``"stop"`` for a result with status ``failed``, ``"keep"`` to let the recorded outcome of
-            an effect of the same kind with another content, or the recorded end, serve nevertheless, or a function that looks
-            at the error for one of these and returns whether it does; what it does not accept is raised.
-        trust: Whether the journal is this user's: if not, nothing that *live* names runs, except tools that only read here.
-            ``None``: if the user's state folder knows it.
+        launch: Runs a run to its end.
+        live: Kinds of effects that are performed again: ``"tool_call"`` and ``"perform"``, whose results must equal the
+            recorded ones; or ``"model_call"`` alone: models reply again, calls get the recorded results of equal calls, and the
+            first unrecorded call is the divergence.
+        speed: The speed of recorded results: 1.0 as recorded, 2.0 twice as fast; ``None`` without delays.
+        complete: Whether the run must reach every record; if not, the run may end earlier.
+        on_divergence: ``"raise"``, ``"stop"`` for a result with status ``failed``, ``"keep"`` to use the recorded outcome of
+            an effect of the same kind with other content, or the recorded end, or a function that receives the error for such a
+            difference and returns whether it is accepted; other differences are raised.
+        trust: Whether the journal is this user's. If not, effects in *live* are not performed, except tools that only read on this
+            machine. ``None``: the user's state folder decides.
 
     Raises:
-        JournalError: when the journal is damaged or of a newer version, or a call of it would run that may not.
-        ReplayDivergence: when the handler does something else than is recorded, or less.
+        JournalError: when the journal is damaged or of a newer version, or requests a call that may not be performed.
+        ReplayDivergence: when the run differs from its record, or ends before it.
     """
     from stepengine.journal.recorded_part import AllowedDifferences, parse_live_kinds
 
@@ -245,7 +251,7 @@ async def fork(
 
     Raises:
         InputError: when *at* is missing.
-        AnswerRejected: when *answers* are no mapping, or one does not fit.
+        AnswerRejected: when *answers* is not a mapping, or an answer does not fit.
         JournalError: as ``branch``.
         ReplayDivergence: when the kept part does not fit the code.
         UndoRefused: as ``branch``.
@@ -272,7 +278,9 @@ async def fork(
         texts = {question.text for _, question in waiting.values()}
         asked = {key: answer for key, answer in given.items() if key in waiting or key in texts}
         # What is asked only after the fork may be answered up front, as in a new run.
-        run = JournaledRun.resume(made, asked, ahead=given, asks_again=asks_again, asks_about_calls=asks_about_calls)
+        run = JournaledRun.resume(
+            made, asked, later_answers=given, asks_again=asks_again, asks_about_calls=asks_about_calls
+        )
         return await _run_to_end(run, launch, "raise")
     except StepEngineError as error:
         # It could not start, for a wrong answer or for lack of a model or a key: nothing is left in the way of the next try.
@@ -289,7 +297,7 @@ def _drop_approvals_of_others(made: Journal, edited: int | str | None) -> None:
     history = made.history()
     if find_effective_approvals(history):
         keep = None if edited is None else parse_result_address(history, edited)
-        replace_with_derived(made, list(drop_approvals(history, keep=keep)), made)
+        replace_records_by_derived(made, list(drop_approvals(history, kept_question=keep)), made)
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -26,14 +26,14 @@ TEXT_TEST_BYTES = 8 * 1024
 @frozen
 class SecretFinding:
     """
-    Something that looks like a secret.
+    A text that looks like a secret.
 
     Attributes:
         path: The file.
         line: The line, from 1; 0 in a file that is not text.
-        rule: What it looks like, or the variable whose value it is; never the value.
-        length: How many characters it has.
-        digest: What ``allow_secrets`` would list for it.
+        rule: The kind of secret, or the variable with this value; never the value.
+        length: The number of characters.
+        digest: The hash for ``allow_secrets``.
     """
 
     path: str
@@ -53,7 +53,7 @@ def list_files(path: str | os.PathLike[str]) -> Iterator[Path]:
     Folders of version control, of environments and of caches are left out. Symbolic links to folders are not followed.
 
     Raises:
-        DataError: when there is nothing at *path*.
+        DataError: when *path* does not exist.
     """
     start = Path(path)
     if not start.exists():
@@ -78,8 +78,8 @@ def scan(
 
     Args:
         paths: Files and folders.
-        allow_secrets: Hashes of values that look like secrets and are none.
-        environment: Where known values come from; the process's environment by default.
+        allow_secrets: Hashes of values that look like secrets but are not.
+        environment: The variables with known secret values; by default the process's environment.
 
     Raises:
         DataError: when a path does not exist, a file cannot be read, is a pipe or a device, or is longer than 256 MiB.

@@ -124,9 +124,9 @@ def run_tree(journal: Journal) -> Tree:
     if any(intent.live is not None for intent in history.intents.values()):
         # Lines say what of a request is new; values in memory would have to be compared with each other for that.
         history = MemoryJournal(journal.lines()).history()
-    root, spending = history.root, spending_of(history)
+    root, spending = history.root, compute_spending(history)
     ended = find_root_end(history)
-    tree = _run_heading_tree(str(root["agent_id"]), status_of(history), spending)
+    tree = _run_heading_tree(str(root["agent_id"]), get_run_status(history), spending)
     calls = sum(intent.type == "model_call" for intent in history.intents.values())
     tree |= {"effects": len(history.intents) - 1, "model_calls": calls}
     tree |= (
@@ -171,18 +171,18 @@ def find_root_end(history: History) -> ChildResult | None:
     return value if isinstance(value, ChildResult) else None
 
 
-def run_id_of(history: History) -> str:
+def get_run_id(history: History) -> str:
     """Return the id of the run from the head; for a fork this is its own id, not that of its parent."""
     return str(history.root["run_id"]) if history.head is None else history.head.run
 
 
-def agent_id_of(history: History) -> str:
+def get_root_agent_id(history: History) -> str:
     """Return the id of the recorded agent, with its publisher if it comes from a package."""
     root, head = str(history.root["agent_id"]), history.head
     return root if head is None or "/" not in head.agent else head.agent
 
 
-def status_of(history: History) -> str:
+def get_run_status(history: History) -> str:
     """Return the status of the root run; without an end ``suspended``, ``stopped: KIND`` or ``interrupted``."""
     ended = find_root_end(history)
     if ended is not None:
@@ -195,7 +195,7 @@ def status_of(history: History) -> str:
     return f"stopped: {kinds[-1]}" if kinds else "interrupted"
 
 
-def spending_of(history: History) -> Spending:
+def compute_spending(history: History) -> Spending:
     """Return the spending of the run: as recorded at its end, else the sum of its replies."""
     ended = find_root_end(history)
     if ended is not None:
@@ -220,7 +220,7 @@ def spending_of(history: History) -> Spending:
 
 
 def _sum_spendings(spent: Sequence[Spending]) -> Spending:
-    """Return the sum. By halves: a sum holds every model of its parts, and a journal may name another one in each reply."""
+    """Return the sum. It is built by halves: a sum lists all models of its parts, and each reply may have another model."""
     while len(spent) > 1:
         spent = [one + other for one, other in zip_longest(spent[::2], spent[1::2], fillvalue=Spending())]
     return spent[0] if spent else Spending()
@@ -258,12 +258,12 @@ def _find_agent_id(history: History, path: str) -> str:
 
 class _RunEffects:
     """
-    The effects of one run, its children's inside them.
+    The effects of one run, with the effects of its children inside them.
 
     Args:
         history: The journal's records.
         path: The run's path.
-        results: Whether requests show all new results of tools, because these are not effects.
+        results: Whether requests show all new tool results, because the journal does not record these as effects.
     """
 
     def __init__(self, history: History, path: str, *, results: bool = False) -> None:
@@ -529,39 +529,39 @@ BLANK = "\u2420"
 PYTEST_FOLDER = re.compile(r"<tmp>[/\\]pytest-of-[^/\\\s]+[/\\]pytest-\d+(?![\w-])")
 
 
-def redact_and_shorten_tree(tree: object, *, portable: bool = False, whole: bool = False) -> Any:
+def redact_and_shorten_tree(tree: object, *, portable: bool = False, keeps_long_texts: bool = False) -> Any:
     """
     Return a JSON value with secrets redacted and long texts cut to 2,000 characters.
 
     Args:
         tree: The value.
-        portable: Replace texts that identify this machine, too: folders, the names of host and user.
-        whole: Leave long texts whole.
+        portable: Also replace texts that identify this machine: folders, the names of host and user.
+        keeps_long_texts: Do not shorten long texts.
     """
     clean = make_redactor("all", os.environ, machine=machine_data() if portable else None).value(tree)
     if portable:
         # The folder that pytest puts between its temporary folder and a test's is another one in each of its runs.
         clean = _map_texts(clean, lambda text: PYTEST_FOLDER.sub("<tmp>", text))
-    return clean if whole else _restore_program_texts(_map_texts(clean, _shorten_text), clean)
+    return clean if keeps_long_texts else _restore_program_texts(_map_texts(clean, _shorten_text), clean)
 
 
-def _restore_program_texts(cut: Any, whole: Any) -> Any:
+def _restore_program_texts(shortened: Any, full: Any) -> Any:
     """
     Return a shortened tree with the full texts of its programs, marked where only parts are to be shown.
 
-    What is shown of a long program are the lines around its calls, which are not where a text is cut.
+    Of a long program the lines around its calls are shown, so its text must not be cut.
     """
-    if isinstance(whole, list):
-        return [_restore_program_texts(*pair) for pair in zip(cut, whole, strict=True)]
-    if not isinstance(whole, dict):
-        return cut
+    if isinstance(full, list):
+        return [_restore_program_texts(*pair) for pair in zip(shortened, full, strict=True)]
+    if not isinstance(full, dict):
+        return shortened
     for name in ("steps", "children"):
-        if name in whole:
-            cut[name] = _restore_program_texts(cut[name], whole[name])
-    program = whole.get("program")
-    if isinstance(program, dict) and "address" in whole:
-        cut["program"] = {**program, "cut": True} if len(str(program.get("text"))) > MAX_TEXT_CHARS else program
-    return cut
+        if name in full:
+            shortened[name] = _restore_program_texts(shortened[name], full[name])
+    program = full.get("program")
+    if isinstance(program, dict) and "address" in full:
+        shortened["program"] = {**program, "cut": True} if len(str(program.get("text"))) > MAX_TEXT_CHARS else program
+    return shortened
 
 
 def _map_texts(value: object, change: Callable[[str], str]) -> object:
@@ -585,8 +585,8 @@ def render(tree: Mapping[str, object]) -> str:
     """
     Return a tree of ``run_tree`` or ``result_tree`` as text that ends with a line end.
 
-    Members that are missing are left out, and members of another type than usual are shown as they are: a snapshot's
-    filters may have taken or replaced them.
+    Missing members are left out, and members of an unusual type are shown unchanged, since the filters of a snapshot may have
+    removed or replaced them.
     """
     return "".join([f"{_escape_line(line)}\n" for line in _run_lines(tree)])
 
@@ -701,7 +701,7 @@ def _program_lines(program: Mapping[str, object], effects: Sequence[Mapping[str,
     """
     Yield the numbered lines of a program with their effects below, and ``>`` where it waits.
 
-    What has no line of this text stands below: old records have none, and where a secret was taken out lines may be gone.
+    Effects without a line of this text follow at the end: old records have no lines, and redaction may have removed some.
     """
     lines = str(program.get("text", "")).split("\n")
     fits = len(lines) == program.get("lines")

@@ -57,19 +57,19 @@ class SigningKey:
     """
     A private key by which journals are signed: an ed25519 key in OpenSSH's form, as ``ssh-keygen -t ed25519`` makes it.
 
-    ``FileJournal("run.jsonl", sign=SigningKey("~/keys/audit"))``; whoever has ``~/keys/audit.pub`` can tell with ``verify``
-    whether the journal is as it was written. The file is read once, and what it holds is taken out of whatever this process writes
-    from then on. Keep it where no agent works: an engine refuses tools that work in a folder that it is in. A program that an
-    agent may run without a sandbox can read what its user can read, and so this key.
+    Use it as ``FileJournal("run.jsonl", sign=SigningKey("~/keys/audit"))``. With ``~/keys/audit.pub``, ``verify`` shows whether
+    the journal is unaltered. The file is read once, and its content is redacted from all later records of this process. Keep the
+    key outside of the folders of agents: an engine refuses tools that work in a folder with the key. A program that an agent may
+    run without a sandbox can read this key like any other file of its user.
 
     Args:
-        path: The file of the private key, for its owner only, without a passphrase.
-        records: After how many records a signature follows; 32 by default.
-        seconds: After how many seconds one follows with the next record; 30 by default. One follows in any case
-            when the run ends, is suspended or cancelled.
+        path: The file of the private key, readable only by its owner, without a passphrase.
+        records: The number of records after which a signature follows; 32 by default.
+        seconds: The number of seconds after which the next record is followed by a signature; 30 by default. A signature always
+            follows when the run ends, is suspended or cancelled.
 
     Raises:
-        JournalError: when the file cannot be read, others may read it, or it holds no such key; without the extra ``sign``.
+        JournalError: when the file cannot be read, others may read it, or it has no such key; without the extra ``sign``.
     """
 
     def __init__(
@@ -99,9 +99,9 @@ class SigningKey:
         """The components of the resolved path of the folder that contains the key file."""
         return tuple([part for part in os.path.realpath(self.path.parent).split("/") if part])
 
-    def signature(self, words: bytes) -> str:
-        """Return the signature of *words* as base64."""
-        return base64.b64encode(self._key.sign(PURPOSE + words)).decode()
+    def signature(self, data: bytes) -> str:
+        """Return the signature of *data* as base64."""
+        return base64.b64encode(self._key.sign(PURPOSE + data)).decode()
 
 
 def _read_private_key(path: Path) -> bytes:
@@ -174,14 +174,14 @@ class JournalSignature:
     The content of a signature line by any author.
 
     Attributes:
-        words: The bytes that are signed.
+        words: The signed bytes.
         key: The public key, as base64 of OpenSSH's form.
-        records: How many records stand before it.
-        digest: The SHA-256 of every byte before it.
-        marks: The marks of the last of these, in order.
-        found: How many of the records since the signature before stood there unsigned when the run was taken over.
-        closes: Whether the writer gave the journal back after it: what follows was written by another.
-        time: When it was made, by the clock of who signed.
+        records: The number of records before the signature.
+        digest: The SHA-256 of all bytes before the signature.
+        marks: The marks of the last of these records, in order.
+        found: The number of records since the previous signature that were unsigned when this writer opened the journal.
+        closes: Whether the writer closed the journal after the signature: another writer wrote the following lines.
+        time: The time of signing, by the signer's clock.
         sig: The signature.
     """
 
@@ -247,12 +247,12 @@ class SignatureChain:
 
     Args:
         key: The key.
-        digest: The SHA-256 of all bytes so far, which goes on.
-        records: How many records these are.
-        marks: The marks of those that stand unsigned at the end.
+        digest: The SHA-256 object of all bytes so far, which is updated.
+        records: The number of records so far.
+        marks: The marks of the unsigned records at the end.
         at: The latest time of the run.
-        is_open: Whether the run has begun: a signature belongs to one.
-        is_closed: Whether the last record is a signature behind which the journal was given back.
+        is_open: Whether the run has started, since a signature belongs to a run.
+        is_closed: Whether the last record is a signature that closes the journal.
     """
 
     def __init__(

@@ -47,7 +47,7 @@ class WakeEntry:
 
     Attributes:
         place: The folder or database.
-        run: The run's name there.
+        run: The run's name in *place*.
         journals: The journals of the store, if they are not in *place*.
     """
 
@@ -70,7 +70,7 @@ class WakeEntry:
         """Make the suspended run due at once if *mail* has messages that this process did not deliver."""
         # By the record, and not by what was read: messages that this process read while the run was suspended may have
         # reached no run.
-        box = mail.open_mailbox()
+        box = mail.find_mailbox()
         has_unread = (
             box is not None
             and box.may_have_messages(0)
@@ -125,7 +125,7 @@ def open_wake_index(place: str | Path, journals: Journals | None = None) -> Wake
         journals: The journals of the store by name; by default those in *place*.
 
     Raises:
-        JournalError: for what is neither a folder nor a database.
+        JournalError: when *place* is neither a folder nor a database.
     """
     where = Path(place)
     return WakeIndex.for_store(where, lambda: find_sleeping_runs(where, journals))
@@ -136,7 +136,7 @@ def open_journal(place: str | Path, run: str, journals: Journals | None = None) 
     Return the journal of a run by its name in a store.
 
     Raises:
-        JournalMissing: when *journals* has none of this name.
+        JournalMissing: when *journals* has no journal of this name.
     """
     where = Path(place)
     if journals is not None:
@@ -198,25 +198,28 @@ def find_first_unread_message_time(
     """
     Return when the first mailbox message that the run has not received was sent, or ``None``.
 
-    Messages with *ignored_ids* are for runs that have not started, and wake nobody.
+    Messages with *ignored_ids* are for runs that have not started, and wake no run.
     """
     try:
         box = journal.mailbox()
     except JournalError:
         return None  # a store without mailboxes
-    letters = box.read()[0] if box.may_have_messages(0) else []
-    known, open_ = list_message_ids(history) if letters else set(), find_open_questions(history) if letters else {}
-    known -= _find_receivable_ids(history, find_waits(history)) if letters else set()
+    mailbox_messages = box.read()[0] if box.may_have_messages(0) else []
+    known, open_ = (
+        list_message_ids(history) if mailbox_messages else set(),
+        find_open_questions(history) if mailbox_messages else {},
+    )
+    known -= _find_receivable_ids(history, find_waits(history)) if mailbox_messages else set()
     gone = {*known, *ignored_ids}
-    new = [one for one in letters if one.id not in gone and _can_have_effect(one, history, open_)]
+    new = [one for one in mailbox_messages if one.id not in gone and _can_have_effect(one, history, open_)]
     return min([one.sent for one in new], default=None)
 
 
-def _can_have_effect(letter: MailboxMessage, history: History, open_questions: Collection[str]) -> bool:
+def _can_have_effect(mailbox_message: MailboxMessage, history: History, open_questions: Collection[str]) -> bool:
     """Return whether a message can still have an effect: its question is open, or its call has no result."""
-    if letter.kind == "answer":
-        return letter.topic in open_questions
-    return letter.kind != "result" or (letter.path, int(letter.topic)) in history.open
+    if mailbox_message.kind == "answer":
+        return mailbox_message.topic in open_questions
+    return mailbox_message.kind != "result" or (mailbox_message.path, int(mailbox_message.topic)) in history.open
 
 
 def _find_receivable_ids(history: History, waits: Sequence[Waits]) -> set[str]:
@@ -248,7 +251,10 @@ def is_due(journal: Journal, waits: Sequence[Waits], now: datetime) -> bool:
     if any(one.wakes_at is not None and one.wakes_at <= now for one in waits):
         return True
     known = {one.input.get("id") for one in journal.history().inputs}
-    return any(letter.kind == "message" and letter.id not in known for letter in journal.mailbox().read()[0])
+    return any(
+        mailbox_message.kind == "message" and mailbox_message.id not in known
+        for mailbox_message in journal.mailbox().read()[0]
+    )
 
 
 def is_store_path(text: str) -> bool:

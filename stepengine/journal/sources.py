@@ -23,7 +23,7 @@ def as_journal(journal: JournalLike) -> Journal:
     Return *journal*, or open the path: ``RUNS.db`` and ``RUNS.db#RUN`` as SQLite, any other as a file.
 
     Raises:
-        JournalError: for anything else.
+        JournalError: when *journal* is neither a journal nor a path.
     """
     if isinstance(journal, Journal):
         return journal
@@ -48,7 +48,7 @@ def bind_fork_journal(journal: Journal, run: str) -> Journal:
     Return the journal of a fork with this run id.
 
     Raises:
-        JournalError: when it holds a run.
+        JournalError: when *journal* holds a run already.
     """
     target = journal.bind_run(run)
     if target.records():

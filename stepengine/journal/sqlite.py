@@ -22,7 +22,6 @@ from stepengine.data.alike import list_names
 from stepengine.errors import JournalError, JournalMissing, JournalWriteFailed
 from stepengine.journal.follower import JournalPosition, OffsetPosition
 from stepengine.journal.journal_files import (
-    check_regular_file,
     create_file,
     format_names_with_verb,
     is_locked,
@@ -32,6 +31,7 @@ from stepengine.journal.journal_files import (
     make_private_folder,
     make_unusable_error,
     read_file_stamp,
+    require_regular_file,
     suggest_names,
 )
 from stepengine.journal.line_journal import LineJournal, LineWriter, LockedStore
@@ -60,10 +60,10 @@ BUSY_SECONDS = 5.0
 
 class SqliteJournal(LineJournal):
     """
-    A run in an SQLite file that holds many.
+    A run in an SQLite file of many runs.
 
-    ``SqliteJournal(path)`` is the store: record any number of runs into it, each becomes a journal of its own, which
-    ``result.journal`` is. ``SqliteJournal(path, run=id)`` is one of them.
+    ``SqliteJournal(path)`` is the store. Each run recorded into it gets a journal of its own, ``result.journal``.
+    ``SqliteJournal(path, run=id)`` is the journal of one run.
 
     Args:
         path: The file.
@@ -95,7 +95,7 @@ class SqliteJournal(LineJournal):
         return str(self.path) if self.run is None else f"{self.path}#{self.run}"
 
     def wake_place(self) -> WakePlace | None:
-        """Return the wake place of the run; without a run, that of the first one in the file, or ``None`` if there is none."""
+        """Return where the wake time of the run is stored: for a store, of the first run in the file; ``None`` without a run."""
         run = self.run or next(iter(self.runs()), None)
         return None if run is None else WakePlace(self.path, run)
 
@@ -175,7 +175,7 @@ class SqliteJournal(LineJournal):
         return self.lock_run()[2]
 
     def lock_run(self) -> tuple[str, Database, Callable[[], None]]:
-        """Return the locked run, the connection of this process, and the function that unlocks the run."""
+        """Lock the run; return its name, a database connection for this process, and a function that unlocks the run and closes the connection."""
         import sqlite3
 
         run = self._get_bound_or_only_run()
@@ -239,7 +239,7 @@ class SqliteJournal(LineJournal):
                 if not _read_run_size(database, name):
                     break
             database.execute("INSERT INTO lines SELECT ?, number, line FROM lines WHERE run = ?", (name, run))
-        return SqliteJournal(self.path, name, **self._options).use_redaction_rules_of(self)
+        return SqliteJournal(self.path, name, **self._options).copy_redaction_rules_from(self)
 
     def _get_bound_or_only_run(self) -> str:
         """Return the run that this journal is bound to, else the only run in the file; raise unless there is one."""
@@ -284,7 +284,7 @@ class LockedRun(LockedStore):
         return read_lines(data, self.journal.name), size
 
     def append_bytes(self, data: bytes) -> None:
-        """Append lines in a transaction of their own; raises ``OSError`` when that is impossible."""
+        """Append lines in a separate transaction; raise ``OSError`` if that fails."""
         import sqlite3
 
         try:
@@ -296,7 +296,7 @@ class LockedRun(LockedStore):
             ) from error
 
     def make_rows(self, data: bytes) -> list[Row]:
-        """Return the table rows for the next lines."""
+        """Return the table rows that append *data*, complete lines, to the run."""
         return _make_rows(self._run, self.size, data)
 
     def insert_rows(self, rows: Sequence[Row]) -> None:
@@ -330,17 +330,17 @@ class SqliteWriter(LineWriter):
         Make everything appended durable.
 
         Raises:
-            JournalWriteFailed: when that is impossible; the journal still opens, without what was not committed.
+            JournalWriteFailed: when that fails; the journal can still be opened, without uncommitted records.
         """
-        self._check_usable()
+        self._require_usable()
         self.announce_commit()
         with self.store.database.lock:
             if self._lines and self._broken is None:
                 self._store_announced_lines()
-        self._check_usable()
+        self._require_usable()
 
     def _store_waiting_lines(self) -> None:
-        """Store the waiting lines with those of all announced writers; raise if lines of this writer are lost by that."""
+        """Store the waiting lines with those of all announced writers; raise if lines of this writer are lost."""
         # A loss that a commit has told of already is not told again: whoever closes does so in a `finally`, and the error
         # that ended the run would be covered.
         was_lost = self._is_lost
@@ -358,7 +358,7 @@ class SqliteWriter(LineWriter):
         while database.waiting:
             writers[database.waiting.popleft()] = None
         try:
-            batches = [(one, b"".join(lines)) for one in writers if (lines := one.start_storing())]
+            batches = [(one, b"".join(lines)) for one in writers if (lines := one.pop_lines_to_store())]
             if len(batches) > 1:
                 self._store_in_one_transaction(batches)
             else:
@@ -387,8 +387,8 @@ class SqliteWriter(LineWriter):
             for one, data in batches:
                 one.store.size += len(data)
 
-    def start_storing(self) -> list[bytes]:
-        """Return the lines to be stored now; the caller has to call ``finish_storing`` afterwards."""
+    def pop_lines_to_store(self) -> list[bytes]:
+        """Remove and return the lines to be stored now; the caller must call ``finish_storing`` afterwards."""
         # First of all: whoever closes this writer sees lines that wait, or that they are under way.
         self._is_under_way = True
         self._is_announced = False
@@ -437,20 +437,20 @@ def ensure_database(path: Path) -> os.stat_result:
     Return the file status of the database at *path*; a missing one is created for its owner only.
 
     Raises:
-        JournalError: when it is a symbolic link, no regular file, or cannot be made; when it has two names: SQLite keeps what
-            is not in the file yet beside the name, so whoever comes by the other name would damage it.
-        sqlite3.DatabaseError: when it is not a database of stepengine; nothing of it is changed.
+        JournalError: when the path is a symbolic link or not a regular file, or the file cannot be created; when the file has two
+            names: SQLite stores its log next to the name, so a process that uses the other name would damage the file.
+        sqlite3.DatabaseError: when the file is not a database of stepengine; it is not changed.
     """
     with contextlib.suppress(FileNotFoundError):
         status = path.lstat()
-        check_regular_file(path, status)
+        require_regular_file(path, status)
         if status.st_nlink > 1:
             msg = f"{path} has {status.st_nlink} names (hard links), and SQLite allows one; remove the others or copy the file"
             raise JournalError(msg)
         check_own_database(path)
         for one in (path, *[path.with_name(path.name + end) for end in LOG_FILES]):
             with contextlib.suppress(FileNotFoundError):
-                check_regular_file(one, one.lstat())
+                require_regular_file(one, one.lstat())
                 make_private(one)
         return status
     make_private_folder(path.parent)
@@ -478,7 +478,7 @@ def _open_for_reading(path: Path) -> Iterator[sqlite3.Connection]:
     try:
         # Looked at by name and never opened: closing another descriptor of the file would give up SQLite's own locks on it.
         status = path.lstat()
-        check_regular_file(path, status)
+        require_regular_file(path, status)
         database = open_guarded(path, seconds=BUSY_SECONDS, read_only=True)
     except (OSError, sqlite3.Error) as error:
         raise _make_unusable_error(path, error) from error
@@ -546,8 +546,8 @@ def _read_run_size(database: sqlite3.Connection, run: str) -> int:
     return found[0] if found else 0
 
 
-def _read_run_bytes(database: sqlite3.Connection, run: str, start: int = 0, most: int = sys.maxsize) -> bytes:
-    """Return at most *most* bytes of a run from offset *start* on."""
+def _read_run_bytes(database: sqlite3.Connection, run: str, start: int = 0, max_size: int = sys.maxsize) -> bytes:
+    """Return at most *max_size* bytes of a run from offset *start* on."""
     if not _has_lines_table(database):
         return b""
     rows = database.execute(
@@ -557,11 +557,11 @@ def _read_run_bytes(database: sqlite3.Connection, run: str, start: int = 0, most
     )
     lines, before = list[bytes](), 0
     for number, line in _check_row_order(rows):
-        if number >= start + most:
+        if number >= start + max_size:
             break
         before = before if lines else max(0, start - number)
         lines.append(line)
-    return b"".join(lines)[before : before + most]
+    return b"".join(lines)[before : before + max_size]
 
 
 def _check_row_order(rows: Iterable[tuple[Any, Any]]) -> Iterator[tuple[int, bytes]]:

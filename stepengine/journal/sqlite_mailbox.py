@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from stepengine.data.json import MAX_INT
 from stepengine.errors import JournalCorrupt, JournalWriteFailed
-from stepengine.journal.journal_files import check_regular_file
+from stepengine.journal.journal_files import require_regular_file
 from stepengine.journal.mailbox import (
     MAX_LETTER_BYTES,
     MAX_LETTERS,
@@ -46,8 +46,8 @@ class SqliteMailbox(Mailbox):
     Args:
         journal: The journal of the run.
         path: The file.
-        run: Returns the run's name in it.
-        seconds: How long to wait for a process that holds the file and commits nothing.
+        run: Returns the run's name in the file.
+        seconds: The number of seconds to wait for a process that has locked the file and commits nothing.
     """
 
     def __init__(self, journal: MailboxOwner, path: Path, run: Callable[[], str], *, seconds: float) -> None:
@@ -63,12 +63,12 @@ class SqliteMailbox(Mailbox):
             found = list(self._read_lines(database, name, after)) if _has_mailbox_table(database) else []
         if not found:
             return [], after
-        run, letters = self._read_run_id(), []
+        run, mailbox_messages = self._read_run_id(), []
         for number, line in found:
             stored = StoredMessage.parse(line.removesuffix(b"\n"), f"mailbox message {number} of {self._path}")
             if stored is not None and stored.run == run:
-                letters.append(stored.letter)
-        return letters, found[-1][0]
+                mailbox_messages.append(stored.message)
+        return mailbox_messages, found[-1][0]
 
     def may_have_messages(self, after: int) -> bool:
         """Return whether there is a mailbox message after a position."""
@@ -107,7 +107,7 @@ class SqliteMailbox(Mailbox):
         """Insert a message; return False if it is stored already. Raise if another one has its id or the mailbox is full."""
         same = database.execute(
             "SELECT number, substr(line, 1, ?) FROM letters WHERE run = ? AND id = ?",
-            (MAX_LETTER_BYTES + 1, name, stored.letter.id),
+            (MAX_LETTER_BYTES + 1, name, stored.message.id),
         )
         for number, known in same:
             if isinstance(known, bytes) and known.startswith(stored.line_prefix):
@@ -121,10 +121,10 @@ class SqliteMailbox(Mailbox):
             msg = f"the last mailbox message to the run {name!r} in {self._path} is damaged"
             raise JournalCorrupt(msg)
         count, size = last[0] + 1, last[1] + len(stored.line)
-        self._check_capacity(count, size)
+        self._require_capacity(count, size)
         database.execute(
             "INSERT INTO letters (run, id, nth, bytes, line) VALUES (?, ?, ?, ?, ?)",
-            (name, stored.letter.id, count, size, stored.line),
+            (name, stored.message.id, count, size, stored.line),
         )
         return True
 
@@ -159,7 +159,7 @@ class SqliteMailbox(Mailbox):
             status = self._path.lstat()
         except FileNotFoundError:
             raise self._journal.make_missing_error() from None
-        check_regular_file(self._path, status)
+        require_regular_file(self._path, status)
         return status
 
 

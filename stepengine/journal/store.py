@@ -33,7 +33,7 @@ from stepengine.journal.encoding import Encoder
 from stepengine.journal.follower import Again, JournalPosition, NewRecords, OffsetPosition
 from stepengine.journal.history import History
 from stepengine.journal.journal_files import TO_RECORD
-from stepengine.journal.line_macs import MacChain, load_mac_key
+from stepengine.journal.line_macs import MacChain, load_or_create_mac_key
 from stepengine.journal.line_reader import read_lines
 from stepengine.journal.mailbox import Mailbox, MemoryMailbox
 from stepengine.journal.records import Head, Input, Intent, Record, Result, to_compact_json
@@ -55,10 +55,10 @@ class Extension:
     The result of extending a journal.
 
     Attributes:
-        kept: How many effects were answered from the record.
-        recorded: How many effects the record held.
-        anew: How many effects really happened.
-        before: The journal with what was recorded before; ``None`` where there is no place beside.
+        kept: The number of effects answered from the record.
+        recorded: The number of effects in the record.
+        anew: The number of effects that were performed.
+        before: The backup of the previous journal; ``None`` if the store makes no backups.
     """
 
     kept: int
@@ -88,10 +88,10 @@ class Writer(abc.ABC):
     The one writer of a journal; it owns the journal until it is closed.
 
     Attributes:
-        waits: Whether what was appended is lost without a ``commit``.
-        blocks: Whether ``commit`` may wait long, as for a disk; it may be called in any thread, beside ``append`` in another.
-        history: What the journal held when it was opened.
-        repaired: Bytes of a torn tail that were cut off when it was opened.
+        waits: Whether appended records are lost without a ``commit``.
+        blocks: Whether ``commit`` may block for a long time, as for a disk. It may run in any thread, parallel to ``append``.
+        history: The history of the journal when it was opened.
+        repaired: The number of bytes of a torn tail that were cut off when the journal was opened.
     """
 
     waits = False
@@ -109,7 +109,7 @@ class Writer(abc.ABC):
         Make everything appended durable.
 
         Raises:
-            JournalWriteFailed: when that is impossible; the journal still opens, without what was not committed.
+            JournalWriteFailed: when that fails; the journal can still be opened, without uncommitted records.
         """
 
     def announce_commit(self) -> None:  # noqa: B027 - most have nobody to tell
@@ -134,30 +134,30 @@ class Journal(abc.ABC):
     Args:
         redact: Which secrets are taken out: ``"known"`` values (default), ``"all"`` shapes too, ``"off"`` none; or a list
             of ``RedactHeader``, ``RedactField``, ``RedactPattern``, ``RedactValue`` and functions, in addition to those of ``"all"``.
-        secrets: Further known secret values, each with the name that stands for it.
-        allow_secrets: Hashes of values that look like secrets and are none, such as ``"sha256:..."``.
-        machine: Texts that tell of this machine, each with its placeholder, such as ``machine_data()``. Recorded are the
-            placeholders; the run sees the texts.
-        link: Whether each checksum starts from the one before. Journals for git are not linked: one changed line
-            changes one line.
-        stable: Whether recording the same thing twice gives the same bytes: constant id, seed and times, records in
+        secrets: Further known secret values, each with its placeholder name.
+        allow_secrets: Hashes of values that look like secrets but are not, such as ``"sha256:..."``.
+        machine: Texts that identify this machine, each with its placeholder, such as ``machine_data()``. The placeholders are
+            recorded; the run sees the texts.
+        link: Whether each checksum starts from the previous one. Journals for git are not linked, so that a change affects only
+            one line.
+        stable: Whether two recordings of the same run have the same bytes: constant id, seed and times, records in
             address order. For recordings of tests.
-        inline: The longest text, in characters, that stands in the record that holds it, from 1,024 on. A longer one stands once, in a ``blob``
-            that every record names which holds it; 2,048 makes a journal with long outputs of tools a quarter to a half smaller,
-            32,768 (default) keeps more of a run readable in its place. Any journal can be read with any.
-        sign: The key by which it is signed while it is written, or the path of its file: see ``SigningKey`` and ``verify``.
+        inline: The maximum length of a text in a record, in characters, at least 1,024. A longer text is stored once, in a ``blob``
+            record that other records refer to. 2,048 makes a journal with long tool outputs a quarter to a half smaller;
+            32,768 (default) keeps more texts readable in place. Any value can read any journal.
+        sign: The key that signs the journal while it is written, or the path of the key's file: see ``SigningKey`` and ``verify``.
 
     Raises:
-        JournalError: when *inline* is not a number from 1,024 on, or the key cannot be used.
+        JournalError: when *inline* is not a number of at least 1,024, or the key cannot be used.
 
     Attributes:
-        forks: How many forks were made of this journal.
-        extended: What the last extending of this journal did; ``None`` when there was none.
+        forks: The number of forks made of this journal.
+        extended: The result of the last extension of this journal, or ``None``.
         is_in_memory: Whether only this process has the records.
-        is_own: Whether this user's runs wrote all records of a journal in memory; False if they were made of a journal that is not
-            known as this user's. ``None`` for records that the program itself put there, and for other stores.
-        records_tools: Whether results of tools are recorded as effects; else only the requests to models hold them.
-        macs: Which keyed digests lines have that are encoded as a whole: those of the journal that records were read from, new
+        is_own: Whether this user's runs wrote all records of a journal in memory; False if they were derived from a journal that is
+            not known as this user's. ``None`` for records added by the program itself, and for other stores.
+        records_tools: Whether results of tools are recorded as effects; if not, only model requests contain them.
+        macs: The keyed digests of lines that are encoded together: those of the journal that records were read from, new
             ones of this user, or none; see ``line_macs``.
     """
 
@@ -225,12 +225,12 @@ class Journal(abc.ABC):
         """The public key of its signatures, as base64 of OpenSSH's form; ``""`` if it is unsigned."""
         return "" if self.signing is None else self.signing.public
 
-    def check_resume_is_signed(self, history: History) -> None:
+    def require_signed_resume(self, history: History) -> None:
         """
         Raise if the run of a signed journal would continue without a signing key.
 
         Raises:
-            JournalError: it names the key.
+            JournalError: when the journal is signed and has no key here; the error names the key.
         """
         # To go on unsigned would leave an end behind the last signature, which cannot be told from one that somebody
         # forged.
@@ -260,10 +260,10 @@ class Journal(abc.ABC):
         Lock the journal for writing.
 
         Raises:
-            JournalLocked: when somebody else writes it.
+            JournalLocked: when another writer has locked the journal.
             JournalCorrupt: when a record is damaged.
-            JournalVersion: when a newer version wrote it.
-            JournalError: when it cannot be written.
+            JournalVersion: when a newer version wrote the journal.
+            JournalError: when the journal cannot be written.
         """
 
     def lock(self) -> Callable[[], None]:
@@ -271,7 +271,7 @@ class Journal(abc.ABC):
         Lock the journal for one writer and return the function that unlocks it; a missing journal may be created.
 
         Raises:
-            JournalLocked: when a writer of this or another process has it.
+            JournalLocked: when a writer of this or another process has locked it.
         """
         return self.writer().close
 
@@ -291,7 +291,7 @@ class Journal(abc.ABC):
         """Return the journal to record the run with this id into: this one, or in a store of many runs another one."""
         return self
 
-    def use_redaction_rules_of(self, other: Journal) -> Self:
+    def copy_redaction_rules_from(self, other: Journal) -> Self:
         """Change this journal to the redaction rules of *other*, and return it."""
         self.redact, self.redactor = other.redact, other.redactor
         return self
@@ -305,8 +305,8 @@ class Journal(abc.ABC):
         Return the first record without reading others, or ``None`` while there is none.
 
         Raises:
-            JournalCorrupt: when it is not one.
-            JournalVersion: when a newer version wrote it.
+            JournalCorrupt: when the first record is not a head.
+            JournalVersion: when a newer version wrote the journal.
         """
         return self.history().head
 
@@ -352,12 +352,12 @@ class Journal(abc.ABC):
         """
         Return *records* as this journal stores them, each line with its newline.
 
-        What its rules take out is in no line: where a record that was read from one holds such a thing, all are made anew.
+        The lines follow the journal's redaction rules: if a record that was read contains a secret, all records are encoded again.
 
         Raises:
-            JournalCorrupt: when one that has to be made anew cannot be read.
+            JournalCorrupt: when a record that must be encoded again cannot be read.
             JournalWriteFailed: when a line would be longer than 20 MiB.
-            SecretFound: when shapes are looked for and one is left.
+            SecretFound: when the rules look for secrets by shape, and one remains.
         """
         link = records[0].link if records and isinstance(records[0], Head) else self.link
         encoder = Encoder(
@@ -367,7 +367,7 @@ class Journal(abc.ABC):
             inline=self.inline,
             keeps_macs=self.macs == "kept" and not self.stable,
         )
-        key = load_mac_key(creates=False) if self.macs == "new" else None
+        key = load_or_create_mac_key(creates_missing=False) if self.macs == "new" else None
         encoder.add_mac = None if key is None else MacChain(key).add_line
         kept = (
             redact_records(History(records, self.name), self.redactor)
@@ -444,10 +444,10 @@ class MemoryJournal(Journal):
     """
     A journal in memory: it stores frozen values and encodes lines on demand.
 
-    ``MemoryJournal(lines)`` reads what ``lines()`` of another journal gave.
+    ``MemoryJournal(lines)`` parses the result of ``lines()`` of another journal.
 
     Args:
-        lines: Lines of a journal, or one text or bytes with all of them.
+        lines: The lines of a journal, or one text or bytes with all lines.
         options: See ``Journal``.
 
     """
@@ -470,7 +470,7 @@ class MemoryJournal(Journal):
 
     @property
     def name(self) -> str:
-        """How the journal is called in messages."""
+        """The journal's name for messages."""
         return "the journal in memory"
 
     def records(self) -> list[Record]:
@@ -550,7 +550,7 @@ class _MemoryPosition(JournalPosition):
         return NewRecords(list(now), why if given else "", kept)
 
     def restart(self) -> None:
-        """Return all records next time."""
+        """Reset the position so that the next read returns all records."""
         self._must_restart = True
 
 
@@ -565,7 +565,7 @@ class _MemoryWriter(Writer):
         Add a record.
 
         Raises:
-            JournalWriteFailed: for one that no line would hold, as where there are lines.
+            JournalWriteFailed: when the record could not be stored as a line.
         """
         given: object = None
         if isinstance(record, (Intent, Result)):
@@ -624,7 +624,7 @@ class Commits:
         """
         Return a future that is done once everything appended before is durable.
 
-        It holds a ``StepEngineError`` when that is impossible. Cancelling it ends the waiting, and no commit.
+        The future fails with a ``StepEngineError`` if the commit fails. Cancelling the future does not cancel the commit.
         """
         # A future and no task: the commit runs in a thread, and all who asked in one turn of the loop are told
         # together. A task for each cost about as much as the commit of a small record.

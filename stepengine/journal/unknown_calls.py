@@ -33,9 +33,9 @@ STEPS = ("step", "final_answer")
 
 def find_unknown_calls(history: History) -> list[Address]:
     """
-    Return the effects that only the record requests and that a resumed run would perform, as far as the record shows them.
+    Return the addresses of effects that only the record requests and that a resumed run would perform.
 
-    They are calls that have begun and not ended, and last replies of a model that ask for calls without a result.
+    These are started calls without a result, and last replies of a model that request calls without a result.
     """
     if history.is_complete:
         return []
@@ -64,7 +64,7 @@ def refuse_unknown_calls(journal: Journal, *, trust: bool | None = None) -> None
     Raise if a journal of another user requests or approves calls that a resumed run would perform; see ``resume`` for *trust*.
 
     Raises:
-        JournalError: it names the effects, and says what helps.
+        JournalError: when there are such effects; the error names them and a remedy.
     """
     history = journal.history()
     is_own = has_trusted_calls(journal, trust=trust)
@@ -96,11 +96,11 @@ def _asks_for_open_call(history: History, asked: Intent, ended: set[str]) -> boo
 
 class UnknownCalls:
     """
-    The calls of a resumed run that only its record asked for.
+    The calls of a resumed run that only its record requests.
 
     Args:
-        past: What was recorded.
-        inner: Asks people.
+        past: The recorded part of the run.
+        inner: The performer that asks people.
     """
 
     def __init__(self, past: RecordedPart, inner: Performer) -> None:
@@ -183,8 +183,8 @@ class UnknownCalls:
         return self._replies.get(path, False)
 
 
-def failure_to_denial(item: Item, decided: Single) -> Single:
-    """Return the denial of a tool call or agent in place of a failure; other outcomes and effects stay unchanged."""
+def replace_failure_by_denial(item: Item, decided: Single) -> Single:
+    """Return the denial of a tool call or of the start of an agent in place of a failure; return other outcomes unchanged."""
     if isinstance(decided, Failure) and isinstance(item.effect, CallTool) and not isinstance(item.effect, CallBody):
         return Value(ToolResult.error(f"A person denied the call of {item.effect.tool_name}.", status="denied"), 0)
     if isinstance(decided, Failure) and isinstance(item.effect, Spawn):

@@ -32,18 +32,19 @@ class VerificationResult:
     The result of checking signatures; true if all of the journal is signed and unaltered to its end.
 
     Attributes:
-        name: The journal.
-        run: The id of its run, as its head says.
-        agent: The agent of that run.
-        records: How many records it holds.
-        signatures: How many of these are signatures by one of the keys.
-        signed: How many records, from the first one on, the last signature vouches for, itself among them.
-        key: The fingerprint of the key of that signature; ``""`` where there is none.
-        time: When that was made, by the clock of who signed, in RFC 3339; ``""`` where there is none.
-        digest: The SHA-256 of every byte up to its end: who keeps it can ask later whether the journal still begins so.
-        problems: What was altered, removed, moved or added, one sentence each, which names the record.
-        unsigned: What nobody vouches for, one sentence each: what stands behind the last signature, what stood unsigned when a
-            run was resumed, and an end without a signature that closes it.
+        name: The name of the journal.
+        run: The id of the run, from the head.
+        agent: The id of the root's agent, from the head.
+        records: The number of records.
+        signatures: The number of these that are signatures by one of the keys.
+        signed: The number of records covered by the last signature, counted from the first and including the signature.
+        key: The fingerprint of the key of the last signature, or ``""``.
+        time: The time of the last signature by the signer's clock, in RFC 3339, or ``""``.
+        digest: The SHA-256 of all bytes up to the end of the last signature. Store it elsewhere to check later, with *seen*, that
+            the journal still starts with these bytes.
+        problems: The altered, removed, moved and added records, one sentence each.
+        unsigned: The unsigned parts, one sentence each: records after the last signature, records that were unsigned when a run was
+            resumed, and an end without a closing signature.
     """
 
     name: str
@@ -60,7 +61,7 @@ class VerificationResult:
 
     @property
     def is_unaltered(self) -> bool:
-        """Whether nothing contradicts a signature; unsigned records may still be anyone's."""
+        """Whether no record contradicts a signature; unsigned records may still come from any author."""
         return not self.problems
 
     def __bool__(self) -> bool:
@@ -73,16 +74,16 @@ def verify(
     """
     Check a journal against its signatures.
 
-    A journal that was cut right behind a signature that closes it, as that of a suspended run has one, is what was once the whole
-    journal, and nothing in it shows the cut. Keep the ``digest`` that was seen last elsewhere, and give it as *seen*.
+    A journal that was cut right after a closing signature, such as that of a suspended run, shows no sign of the cut. To detect it,
+    store the last ``digest`` elsewhere and pass it as *seen*.
 
     Args:
         journal: The journal, or the path of its file.
-        keys: Files of public keys that are trusted, as ``ssh-keygen`` writes them: ``ssh-ed25519 AAAA... comment``, one in a line.
-        seen: A ``digest`` of this journal from an earlier time: it has to begin so.
+        keys: Files of trusted public keys, as ``ssh-keygen`` writes them: ``ssh-ed25519 AAAA... comment``, one per line.
+        seen: An earlier ``digest`` of this journal, which must be that of its first bytes.
 
     Raises:
-        JournalError: when it cannot be read, or a file holds no such key; without the extra ``sign``.
+        JournalError: when the journal cannot be read, or a file has no such key; without the extra ``sign``.
     """
     paths = [keys] if isinstance(keys, str | os.PathLike) else list(keys)
     trusted = [key for path in paths for key in read_public_keys(path)]
@@ -95,7 +96,7 @@ def verify(
     content = source.content()
     scan = JournalScan(trusted)
     scan.scan_lines(content)
-    problems, last = scan.problems + _find_read_problem(content, source.name, scan), scan.signature
+    problems, last = scan.problems + _find_read_problems(content, source.name, scan), scan.signature
     if last is None:
         names = ", ".join([key_fingerprint(key) for key in trusted])
         others = sorted({key_fingerprint(key) for key in scan.others})
@@ -126,7 +127,7 @@ def read_public_keys(path: str | os.PathLike[str]) -> list[str]:
     Return the public keys in a file, as base64 of OpenSSH's form.
 
     Raises:
-        JournalError: when it cannot be read, or a line of it is no ed25519 key.
+        JournalError: when the file cannot be read, or a line is not an ed25519 key.
     """
     try:
         data = read_regular_file(Path(path).expanduser(), MAX_KEY_BYTES)
@@ -162,7 +163,7 @@ def _decode_base64(text: str) -> bytes:
         return b""
 
 
-def _find_read_problem(content: bytes, name: str, scan: JournalScan) -> list[str]:
+def _find_read_problems(content: bytes, name: str, scan: JournalScan) -> list[str]:
     """Return the reason why a journal cannot be read, unless another problem explains it."""
     if scan.problems or scan.count != scan.last:
         return []

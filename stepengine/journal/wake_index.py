@@ -73,11 +73,11 @@ class Sleeping:
     A run that waits.
 
     Attributes:
-        run: Its name: that of the journal's file in the folder, or of the run in the database.
-        wakes_at: When time wakes it; ``None`` for one that waits for no time.
-        kinds: What else it waits for: ``"question"``, ``"message"``, ``"child"``; with ``"time"`` where it waits for that, too.
-            ``"process"`` for one that is under way, and is resumed from ``wakes_at`` on when nobody holds it any more.
-        agent_id: Its root's agent.
+        run: The name of the journal's file in the folder, or of the run in the database.
+        wakes_at: The wake time; ``None`` for a run that waits for no time.
+        kinds: The kinds of its waits: ``"question"``, ``"message"``, ``"child"``, ``"time"``. ``"process"`` marks a running run,
+            which is resumed from ``wakes_at`` on if its process has ended.
+        agent_id: The id of the root's agent.
     """
 
     run: str
@@ -106,15 +106,15 @@ Rebuild = Callable[[], Iterable[Sleeping]]
 
 class WakeIndex:
     """
-    Which runs of a folder or a database sleep, for any number of processes and threads at once; made by ``for_store``.
+    The sleeping runs of a folder or a database, usable by several processes and threads at once; made by ``for_store``.
 
-    Every method raises ``JournalWriteFailed`` when the disk or the database cannot be used, and does what it does on the disk: not to be
-    done in an event loop. A context manager; ``close`` gives the connection back.
+    Every method raises ``JournalWriteFailed`` when the disk or the database cannot be used. Methods block for the disk, so do not
+    call them in an event loop. The index is a context manager; ``close`` closes the connection.
 
     Args:
         path: The SQLite file.
-        rebuild: Gives the runs that sleep, when there is no index.
-        is_own: Whether the file holds nothing but the index, so that a damaged one may be removed.
+        rebuild: Returns the sleeping runs, to build a missing index.
+        is_own: Whether the file contains only the index, so that a damaged file may be removed.
     """
 
     def __init__(self, path: Path, rebuild: Rebuild, *, is_own: bool) -> None:
@@ -132,11 +132,11 @@ class WakeIndex:
 
         Args:
             place: The folder or the file.
-            rebuild: Reads the journals, and gives those runs that sleep; called when there is no index that can be used. It
-                may call nothing of the index.
+            rebuild: Reads the journals and returns the sleeping runs; called if the index is missing or damaged. It must not use
+                the index.
 
         Raises:
-            JournalError: for a place that is neither.
+            JournalError: when *place* is neither.
         """
         path = Path(place)
         if path.is_dir():
@@ -208,7 +208,7 @@ class WakeIndex:
         )
 
     def find_next_wake_time(self) -> datetime | None:
-        """Return the next wake time, long ago for a run that is due at once, or ``None``."""
+        """Return the earliest wake time, a time long ago for a run that is due at once, or ``None`` if no run waits for a time."""
         first: int | None = self._read_with_retries(lambda database: database.execute(NEXT).fetchone()[0])
         return None if first is None else EPOCH + first * MICROSECOND
 
@@ -225,7 +225,7 @@ class WakeIndex:
     # --- the file -----------------------------------------------------------------------------------------------------
 
     def _write_with_retries(self, act: Callable[[sqlite3.Connection], Made]) -> Made:
-        """Return the result of *act* in a write transaction on the index, which is built or rebuilt before if necessary."""
+        """Run *act* in a write transaction on the index, and return its result. A missing or damaged index is rebuilt first."""
 
         def write(database: Database) -> Made:
             with database.lock, database.writing() as connection:
@@ -235,7 +235,7 @@ class WakeIndex:
             return self._run_with_retries(write)
 
     def _read_with_retries(self, act: Callable[[sqlite3.Connection], Made]) -> Made:
-        """Return the result of *act* in a read transaction on the index, which is built or rebuilt before if necessary."""
+        """Run *act* in a read transaction on the index, and return its result. A missing or damaged index is rebuilt first."""
 
         def read(database: Database) -> Made:
             with database.reading() as connection:
@@ -245,7 +245,7 @@ class WakeIndex:
             return self._run_with_retries(read)
 
     def _run_with_retries(self, act: Callable[[Database], Made]) -> Made:
-        """Return the result of *act* on a complete index; retry, at most twice, if it was damaged or its file replaced."""
+        """Run *act* on a complete index and return its result; retry at most twice if the index was damaged or its file replaced."""
         import sqlite3
 
         for _ in range(MAX_ATTEMPTS):
@@ -299,22 +299,22 @@ class WakeIndex:
         elif state != (INDEX_VERSION, 1):
             self._rebuild_index(database, state, f"it was of version {state[0]}")
 
-    def _rebuild_index(self, database: Database, seen: object, why: str) -> None:
+    def _rebuild_index(self, database: Database, damaged_state: object, reason: str) -> None:
         """Create the tables again and fill them, unless another process has changed them since."""
         with database.lock, database.writing() as connection:
             # Another process may have made it since: what was noted in that one is not to be lost.
-            if seen is _ANY or _read_index_state(connection) == seen:
+            if damaged_state is _ANY or _read_index_state(connection) == damaged_state:
                 _recreate_tables(connection)
-        self._fill_from_journals(database, why)
+        self._fill_from_journals(database, reason)
 
-    def _fill_from_journals(self, database: Database, why: str) -> None:
+    def _fill_from_journals(self, database: Database, reason: str) -> None:
         """Add the sleeping runs of all journals, mark the index as complete, and log why; present rows stay."""
         # Nobody waits meanwhile: what others note is newer than what is read here.
         found = list(self._rebuild())
         with database.lock, database.writing() as connection:
             _insert_runs(connection, found, "IGNORE")
             connection.execute("UPDATE waking SET is_whole = 1")
-        logger.info("rebuilt the wake index %s with %d sleeping runs: %s", self._path, len(found), why)
+        logger.info("rebuilt the wake index %s with %d sleeping runs: %s", self._path, len(found), reason)
 
     def _discard_damaged_index(self, error: Exception) -> None:
         """Remove an unusable index; in a file of journals create only its tables again, and raise if that fails."""

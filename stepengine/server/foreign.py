@@ -22,7 +22,7 @@ from stepengine.data.visible import truncate_text
 from stepengine.debugging.viewer.payload import PageTexts
 from stepengine.errors import StepEngineError
 from stepengine.journal.records import format_address
-from stepengine.journal.show import status_of
+from stepengine.journal.show import get_run_status
 from stepengine.server.access import require_caller
 from stepengine.server.bodies import Body, View, cut_page, parse_body, parse_cursor, parse_limit
 from stepengine.server.openapi import HttpParameter, Operation
@@ -179,7 +179,7 @@ def _summarize_journal(journal: Journal, name: str) -> ForeignSummary:
     try:
         history = journal.history()
         root = history.root
-        told["agent"], told["status"] = str(root["agent_id"]), status_of(history)
+        told["agent"], told["status"] = str(root["agent_id"]), get_run_status(history)
         told["created"] = history.started
         told["prompt"] = truncate_text(str(root.get("prompt") or ""), 500)
         told["steps"] = sum(one.type == "model_call" for one in history.intents.values())

@@ -24,7 +24,7 @@ from stepengine.errors import (
 )
 from stepengine.journal.forks import branch
 from stepengine.journal.questions import make_doubt_questions
-from stepengine.journal.show import status_of
+from stepengine.journal.show import get_run_status
 from stepengine.server.ledger import (
     RunRow,
     make_delete_run_act,
@@ -464,7 +464,7 @@ def find_recorded_end_status(journal: Journal) -> str | None:
     if history.head is None:
         raise journal.make_missing_error()
     if history.is_complete:
-        return status_of(history)
+        return get_run_status(history)
     # Its server was killed before it could record the end. A cancel by a person is a message of the mailbox, recorded with
     # the end; what a server cuts off as it stops has none, and is resumed.
     messages = [one.input for one in history.inputs if one.path == "" and one.input.get("type") == "mailbox_message"]

@@ -19,7 +19,7 @@ from stepengine.errors import JournalError, JournalMissing, StepEngineError
 from stepengine.journal.pending_items import find_open_questions, find_waits
 from stepengine.journal.provenance import has_trusted_calls
 from stepengine.journal.questions import make_doubt_questions
-from stepengine.journal.show import find_root_end, spending_of, status_of
+from stepengine.journal.show import compute_spending, find_root_end, get_run_status
 from stepengine.server.ledger import OPEN, RunRow
 from stepengine.server.live_runs import RUNNING
 from stepengine.server.run_requests import make_owner_session_key, require_own_run, require_permitted_owner
@@ -195,7 +195,7 @@ class RunReader:
     def _read_details(self, row: RunRow) -> ServedRun:
         journal = self._store.journal(row.run)
         history = journal.history()
-        ended, spending = find_root_end(history), spending_of(history)
+        ended, spending = find_root_end(history), compute_spending(history)
         questions = [] if ended is not None else [one for _, one in find_open_questions(history).values()]
         if ended is None and row.status == "suspended":
             # Only of a suspended run: every effect that another process executes now would look in doubt.
@@ -266,7 +266,7 @@ class RunReader:
         """Return the tokens and the cost of a run according to its journal; zero without a journal."""
         journal = self._store.journal(row.run)
         try:
-            return await asyncio.to_thread(lambda: spending_of(journal.history()))
+            return await asyncio.to_thread(lambda: compute_spending(journal.history()))
         except JournalMissing:
             return Spending()
 
@@ -283,8 +283,8 @@ def _find_fork_parent(journal: Journal) -> Mapping[str, str] | None:
 def _compute_status(row: RunRow, history: History) -> str:
     """Return the status of a run by its row and its journal, which may be newer than the row."""
     if history.is_complete:
-        return status_of(history)
+        return get_run_status(history)
     if row.status not in OPEN:
         # The journal of a cancelled run has no result and could be resumed; the ledger says that it is not.
         return row.status
-    return "suspended" if "suspended" in (row.status, status_of(history)) else "running"
+    return "suspended" if "suspended" in (row.status, get_run_status(history)) else "running"

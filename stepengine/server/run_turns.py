@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from stepengine.data.events import RunFinished
 from stepengine.data.state import AgentState, RunResult, RunStatus
 from stepengine.errors import StepEngineError
-from stepengine.journal.event_stream import FIRST_PAUSE_SECONDS, JournalWatch, next_pause
+from stepengine.journal.event_stream import FIRST_PAUSE_SECONDS, JournalWatch, compute_next_pause
 from stepengine.journal.pending_items import find_waits
-from stepengine.journal.show import find_root_end, spending_of
+from stepengine.journal.show import compute_spending, find_root_end
 from stepengine.server.ledger import OPEN, RunRow, make_store_shown_message_act
 from stepengine.server.live_runs import RUNNING
 from stepengine.server.run_requests import require_session_key
@@ -121,7 +121,7 @@ class RunTurns:
                     yield event
             if is_idle and not watch.is_behind:
                 break
-            pause = next_pause(pause, has_news=bool(events))
+            pause = compute_next_pause(pause, has_news=bool(events))
             await asyncio.sleep(0 if watch.is_behind else pause)
         row = await self._reader.get_run(caller, run)
         yield RunFinished(result=await self.load_result(row), run_id=run)
@@ -170,7 +170,7 @@ def _result_from_state(read_history: Callable[[], History], row: RunRow, state: 
         status = RunStatus.SUSPENDED if row.status in OPEN else RunStatus(row.status)
         waits = tuple(find_waits(history)) if row.status in OPEN else ()
         more: dict[str, Any] = {"pending_questions": state.pending, "waits_for": waits}
-        return RunResult(status=status, state=state, spending=spending_of(history), **more)
+        return RunResult(status=status, state=state, spending=compute_spending(history), **more)
     return RunResult(
         status=ended.status,
         output=ended.output,

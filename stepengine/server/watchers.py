@@ -28,7 +28,7 @@ from stepengine.data.events import (
 )
 from stepengine.data.state import RunStatus
 from stepengine.errors import StepEngineError
-from stepengine.journal.event_stream import FIRST_PAUSE_SECONDS, JournalWatch, next_pause
+from stepengine.journal.event_stream import FIRST_PAUSE_SECONDS, JournalWatch, compute_next_pause
 from stepengine.runtime.effect_events import STOPPED
 from stepengine.runtime.hub import StreamPosition, parse_event_id
 from stepengine.runtime.performer import child_path
@@ -350,7 +350,7 @@ class FollowedEvents:
                 async with self._looking:
                     has_news = await self._read_new_records()
                 if not self._watch.is_behind:
-                    pause = next_pause(pause, has_news=has_news)
+                    pause = compute_next_pause(pause, has_news=has_news)
                     await asyncio.sleep(pause)
         except Exception as error:  # noqa: BLE001 - whoever reads is told
             self._error = error

@@ -25,7 +25,7 @@ from stepengine.errors import ModelError
 from stepengine.journal import MemoryJournal
 from stepengine.journal.history import History, engine_version
 from stepengine.journal.records import Head, Intent, Record, Result
-from stepengine.journal.show import spending_of
+from stepengine.journal.show import compute_spending
 from stepengine.models._byte_reader import (
     MAX_REPLY_BYTES,
     ReplyReader,
@@ -103,7 +103,7 @@ def _make_run_records(interactions: Iterable[Interaction], name: str, written: d
         request = attrs.evolve(call.request, messages=transcripts.share_messages_with_earlier(call.request.messages))
         records.append(Intent("", seq, CallModel(seq, request)))
         records.append(Result("", seq, 0, _make_outcome(call, interaction.response, written)))
-    spending = spending_of(History(records, name))
+    spending = compute_spending(History(records, name))
     return [*records, Result("", -1, 0, ChildResult(agent_id=PROGRAM, run_id=name, spending=spending))]
 
 

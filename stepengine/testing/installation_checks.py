@@ -20,7 +20,7 @@ from stepengine.engine import ListedAgent, list_agents
 from stepengine.engine.settings import KEYS, PREFIX, Settings
 from stepengine.engine.trust import LOCAL, find_untrusted_folder
 from stepengine.errors import DefinitionError, JournalError
-from stepengine.journal.recorded_runs import list_runs, runs_folder
+from stepengine.journal.recorded_runs import get_runs_folder, list_runs
 from stepengine.models import ListedProvider, list_providers
 from stepengine.workspace.installation import get_install_source
 
@@ -230,7 +230,7 @@ def _describe_key_problem(key: str, prefix: str) -> str:
 def _check_recording(settings: Settings) -> Iterator[Finding]:
     """Yield whether runs are recorded and where, and problems of that folder, such as a full disk."""
     area = "runs"
-    folder = runs_folder()
+    folder = get_runs_folder()
     if settings.get("journal.record") is False:
         yield Finding(
             area, "note", f"runs are not recorded: journal.record is false, from {settings.origin('journal.record')}"

@@ -15,7 +15,7 @@ from stepengine.data.effects import RUNS, CallFunction, CallModel, Leaf, RunInBa
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Failure, Single, Stop, Value, has_lost_or_stopped
 from stepengine.errors import ModelError, UnknownOutcome
-from stepengine.journal.encoding import outcome_members
+from stepengine.journal.encoding import encode_outcome_members
 from stepengine.journal.records import Address
 from stepengine.runtime.performer import Item, is_repeatable
 from stepengine.testing.faults import KINDS, Fault, RandomFaults
@@ -250,7 +250,7 @@ def _is_equal_outcome(a: Single, b: Single) -> bool:
         return type(a) is type(b)
     if isinstance(a, Value) and isinstance(b, Value) and a.value is b.value:
         return a.inputs == b.inputs
-    return outcome_members(a) == outcome_members(b)
+    return encode_outcome_members(a) == encode_outcome_members(b)
 
 
 def _with_last_request_usage(outcome: Single, given: Single) -> Single:

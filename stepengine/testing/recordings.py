@@ -502,7 +502,7 @@ class JournalFixture(SelfOpeningJournal):
                 command=self._command,
                 allow_unused=self.allow_unused,
                 keeps=self._keeps,
-            ).use_redaction_rules_of(self)
+            ).copy_redaction_rules_from(self)
         return self._others[name]
 
     @property
@@ -544,7 +544,7 @@ class JournalFixture(SelfOpeningJournal):
         leeway = AllowedDifferences(may_leave=self.allow_unused)
         if self.existed and self.mode == "extend":
             # Whoever records a test anew wants what it does to happen, as when it was recorded first.
-            return JournaledRun.rerecord(self, answers, leeway=attrs.evolve(leeway, may_repeat=True))
+            return JournaledRun.replay_then_continue(self, answers, leeway=attrs.evolve(leeway, may_repeat=True))
         if self.existed and self.mode == "new":
             return JournaledRun.record_missing(self, answers, leeway=leeway)
         if self.replaying:
@@ -590,7 +590,7 @@ class JournalFixture(SelfOpeningJournal):
         return lambda: None
 
     def _make_memory_journal(self) -> MemoryJournal:
-        return MemoryJournal(redact="off", link=self.link, stable=self.stable).use_redaction_rules_of(self)
+        return MemoryJournal(redact="off", link=self.link, stable=self.stable).copy_redaction_rules_from(self)
 
     # --- the end of the test ------------------------------------------------------------------------------------------
 
@@ -658,7 +658,7 @@ class JournalFixture(SelfOpeningJournal):
         for number, line in enumerate(lines, 1):
             self.redactor.check_no_secrets(json.loads(line), f"{self.name}:{number}")
         file = FileJournal(self.path, redact="off", link=self.link, stable=self.stable)
-        file.use_redaction_rules_of(self).replace(self._fresh.records())
+        file.copy_redaction_rules_from(self).replace(self._fresh.records())
         return True
 
     def list_accounts(self) -> list[Account]:

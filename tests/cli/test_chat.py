@@ -46,7 +46,7 @@ from stepengine.data import events as ev
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.usage import Usage
 from stepengine.errors import StepEngineError
-from stepengine.journal.recorded_runs import runs_folder
+from stepengine.journal.recorded_runs import get_runs_folder
 from stepengine.permissions import Policy
 from stepengine.permissions.policy import MODES
 from stepengine.runtime.handle import RunHandle
@@ -789,7 +789,7 @@ def test_chat_in_a_terminal_supports_approval_undo_interrupt_and_exit(somebody: 
     there.types("\x03")
 
     assert signal.SIGINT + 128 == there.leaves()
-    runs = runs_folder()
+    runs = get_runs_folder()
     assert runs is not None
     history = runs.parent / "chat-history.jsonl"
     said = [json.loads(line) for line in history.read_text().splitlines()]

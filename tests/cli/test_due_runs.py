@@ -20,7 +20,7 @@ from stepengine import Engine, load_agent
 from stepengine.cli.state_folder import list_recorded_runs
 from stepengine.journal import FileJournal, SqliteJournal
 from stepengine.journal.mailbox import MailboxMessage
-from stepengine.journal.recorded_runs import runs_folder
+from stepengine.journal.recorded_runs import get_runs_folder
 from stepengine.journal.sleepers import open_wake_index
 from tests.cli.command import command
 
@@ -76,7 +76,7 @@ def suspended(agent: str, prompt: str = "") -> str:
 
 
 def place() -> Path:
-    folder = runs_folder()
+    folder = get_runs_folder()
     assert folder is not None
     return folder
 

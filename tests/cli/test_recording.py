@@ -23,7 +23,7 @@ from stepengine.engine.trust import trust_folder
 from stepengine.errors import JournalError
 from stepengine.journal import FileJournal, MemoryJournal, list_runs
 from stepengine.journal.mailbox import MailboxMessage
-from stepengine.journal.recorded_runs import RecordedRun, runs_folder
+from stepengine.journal.recorded_runs import RecordedRun, get_runs_folder
 from stepengine.journal.sources import as_journal
 from stepengine.workspace.environment import MARKER
 from tests.cli.command import command
@@ -62,7 +62,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def runs() -> Path:
-    folder = runs_folder()
+    folder = get_runs_folder()
     assert folder is not None
     return folder
 
@@ -110,10 +110,10 @@ def test_run_is_recorded_privately_with_its_options() -> None:
 def test_state_folder_follows_variable_then_xdg_then_home() -> None:
     given = {"STEPENGINE_STATE_DIR": "/s", "XDG_STATE_HOME": "/x", "HOME": "/h"}
 
-    assert Path("/s/runs") == runs_folder(given)
-    assert Path("/x/stepengine/runs") == runs_folder({**given, "STEPENGINE_STATE_DIR": ""})
-    assert Path("/h/.local/state/stepengine/runs") == runs_folder({"XDG_STATE_HOME": "x", "HOME": "/h"})
-    assert runs_folder({}) is None
+    assert Path("/s/runs") == get_runs_folder(given)
+    assert Path("/x/stepengine/runs") == get_runs_folder({**given, "STEPENGINE_STATE_DIR": ""})
+    assert Path("/h/.local/state/stepengine/runs") == get_runs_folder({"XDG_STATE_HOME": "x", "HOME": "/h"})
+    assert get_runs_folder({}) is None
 
 
 @pytest.mark.deep

@@ -222,12 +222,12 @@ def test_extended_run_cut_anywhere_ends_alike_and_repeats_no_question(node, limi
 
 
 def answers_in(history: Any) -> list[tuple[Any, Any, Any]]:
-    from stepengine.journal.encoding import questions_of
+    from stepengine.journal.encoding import get_recorded_questions
 
     found = []
     for address, intent in history.intents.items():
         if intent.type == "ask" and address in history.results:
-            (question,) = questions_of(history.form(intent))
+            (question,) = get_recorded_questions(history.form(intent))
             found.append((address, question, history.outcome(history.results[address])))
     return found
 

@@ -21,7 +21,7 @@ from stepengine import (
 from stepengine.data.models import ModelReply, ReplyDone, TextChunk, ThinkingChunk, ToolCallChunk, ToolCallStarted
 from stepengine.errors import ModelError
 from stepengine.journal import FileJournal
-from stepengine.journal.show import spending_of
+from stepengine.journal.show import compute_spending
 from stepengine.models import Provider
 from tests.faults.scripts import WIRES
 from tests.loop_clock import put_clock_ahead
@@ -140,7 +140,7 @@ async def test_usage_of_a_stopped_call_survives_replay_and_resume(goes_on, tmp_p
     async with built(model, agent()) as engine:
         first = await interrupted(engine, model, agent(), journal=FileJournal(path))
         again = await engine.replay(path)
-        shown = spending_of(FileJournal(path).history())
+        shown = compute_spending(FileJournal(path).history())
 
         assert (first.usage, first.cost) == (again.usage, again.cost)
         assert (70, True, first.cost) == (shown.usage.total_tokens, shown.usage.at_least, shown.cost)

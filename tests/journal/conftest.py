@@ -87,7 +87,9 @@ class Rig:
         return self.run(lambda: JournaledRun.replay(journal))
 
     def extend(self, journal: Any, *, allow_repeat: bool = False) -> RunResult[Any]:
-        return self.run(lambda: JournaledRun.rerecord(journal, leeway=AllowedDifferences(may_repeat=allow_repeat)))
+        return self.run(
+            lambda: JournaledRun.replay_then_continue(journal, leeway=AllowedDifferences(may_repeat=allow_repeat))
+        )
 
 
 @pytest.fixture

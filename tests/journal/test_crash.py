@@ -25,7 +25,7 @@ from stepengine import (
 from stepengine.data.messages import ToolResult
 from stepengine.errors import AnswerRejected, DefinitionError, UnknownOutcome
 from stepengine.journal import MemoryJournal, check
-from stepengine.journal.encoding import changes_world_again
+from stepengine.journal.encoding import may_change_world_if_repeated
 from stepengine.journal.history import History
 
 
@@ -47,7 +47,7 @@ def facts(history: History):
         form = history.form(intent)
         if deed(form) and address in history.results:
             sure.add(deed(form))
-        elif deed(form) and changes_world_again(form):
+        elif deed(form) and may_change_world_if_repeated(form):
             doubtful.add(deed(form))
     return sure, doubtful
 

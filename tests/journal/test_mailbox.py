@@ -203,7 +203,7 @@ def test_message_value_round_trips(value: Any) -> None:
     stored = StoredMessage.parse(StoredMessage("run", message(value)).line[:-1], "its line")
 
     assert stored is not None
-    assert value == stored.letter.value
+    assert value == stored.message.value
 
 
 def test_secrets_in_messages_are_redacted(store: Callable[..., Journal], tmp_path: Path) -> None:

@@ -23,9 +23,9 @@ from stepengine.journal import FileJournal, MemoryJournal, Redactor, check
 from stepengine.journal.encoding import (
     Encoder,
     decode_outcome,
+    encode_outcome_members,
     fill_in_blobs,
     move_long_texts_to_blobs,
-    outcome_members,
 )
 from stepengine.journal.fingerprints import fingerprint
 from stepengine.journal.line_reader import read_lines
@@ -94,7 +94,7 @@ def test_every_effect_error_round_trips():
     assert len(kinds) > 20
     for kind in kinds:
         failure = Failure(kind("it broke"), 5)
-        assert decode_outcome({"at": 5, **json.loads(json.dumps(outcome_members(failure)))}) == failure
+        assert decode_outcome({"at": 5, **json.loads(json.dumps(encode_outcome_members(failure)))}) == failure
 
 
 @pytest.mark.deep
@@ -105,7 +105,7 @@ def test_every_effect_error_round_trips():
 def test_every_effect_outcome_round_trips(value):
     if isinstance(value, ToolResult) and value.change is not None and value.change.values:
         value = attrs.evolve(value, change=None)  # Python objects for later hooks are never stored
-    members = json.loads(json.dumps(outcome_members(Value(value, 3))))
+    members = json.loads(json.dumps(encode_outcome_members(Value(value, 3))))
     assert decode_outcome({"at": 3, **members}) == Value(value, 3)
 
 

@@ -46,7 +46,7 @@ from stepengine.journal.forks import branch
 from stepengine.journal.history import History
 from stepengine.journal.mailbox import MailboxMessage
 from stepengine.journal.pending_items import find_unreceived_input
-from stepengine.journal.provenance import replace_with_derived
+from stepengine.journal.provenance import replace_records_by_derived
 from stepengine.journal.records import Input, Intent, Result
 from stepengine.journal.unknown_calls import refuse_unknown_calls
 from stepengine.permissions import Policy, Rule
@@ -739,7 +739,7 @@ def test_live_tool_fork_asks_about_calls_of_an_unknown_journal(
     records = whole.records()
     reply = line_of_reply(lines_of(whole))
     forged = FileJournal(tmp_path / "forged.jsonl")
-    replace_with_derived(forged, [*records[:reply], records[-1]], whole)
+    replace_records_by_derived(forged, [*records[:reply], records[-1]], whole)
     if not is_own:
         become_somebody_else(monkeypatch, tmp_path)
     world = World(by_model=True)

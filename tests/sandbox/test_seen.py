@@ -81,7 +81,7 @@ async def record_run(*codes: str, answer: str = "yes") -> MemoryJournal:
 
 
 def shown(journal: Journal, *, whole: bool = False) -> str:
-    return render(redact_and_shorten_tree(run_tree(journal), whole=whole))
+    return render(redact_and_shorten_tree(run_tree(journal), keeps_long_texts=whole))
 
 
 def lines_of(journal: Journal) -> dict[str, int]:

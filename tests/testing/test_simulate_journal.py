@@ -10,7 +10,7 @@ import pytest
 from stepengine.data.state import RunStatus
 from stepengine.errors import UnknownOutcome
 from stepengine.journal import MemoryJournal, check
-from stepengine.journal.encoding import changes_world_again
+from stepengine.journal.encoding import may_change_world_if_repeated
 from stepengine.testing.invariants import find_pairing_problem
 from tests.testing.stages import ANSWERS, CAST, Stage
 
@@ -42,7 +42,7 @@ async def resumed(agent, prefix, journal):
     before = MemoryJournal(prefix).history()
     sure = {*before.results}
     open_ = {at: before.form(intent) for at, intent in before.intents.items() if at not in sure}
-    doubtful = {at for at, form in open_.items() if changes_world_again(form)}
+    doubtful = {at for at, form in open_.items() if may_change_world_if_repeated(form)}
     async with Stage(agent, SEEDS.get(agent.id, 0)) as stage:
         result = await stage.resume(journal, agent=agent)
         if result.status is RunStatus.SUSPENDED:

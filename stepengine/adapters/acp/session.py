@@ -486,10 +486,10 @@ def _find_open_question(journal: Path) -> Question | None:
 def _read_cost(journal: Path) -> Decimal | None:
     """Return the cost of a recorded run in US dollars; ``None`` if a part of it is unknown."""
     from stepengine.journal import FileJournal
-    from stepengine.journal.show import spending_of
+    from stepengine.journal.show import compute_spending
 
     try:
-        return spending_of(FileJournal(journal).history()).cost
+        return compute_spending(FileJournal(journal).history()).cost
     except JournalMissing:
         return Decimal(0)
     except StepEngineError:

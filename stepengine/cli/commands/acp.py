@@ -73,9 +73,9 @@ def _serve_editor(options: Options, offered: Sequence[str], *, allows_bypass: bo
     from stepengine.cli.bench import choose_policy, make_asking_policy, make_engine_setup
     from stepengine.cli.state_folder import EDITORS
     from stepengine.engine import load_agent
-    from stepengine.journal.recorded_runs import runs_folder
+    from stepengine.journal.recorded_runs import get_runs_folder
 
-    runs = runs_folder()
+    runs = get_runs_folder()
     if runs is None:
         msg = "no home folder found to store sessions in; set STEPENGINE_STATE_DIR"
         raise UsageProblem(msg)

@@ -191,10 +191,10 @@ class DebugSession:
     def print_overview(self, snapshots: str) -> None:
         """Print the run, its steps, its status, *snapshots* and a note about the replay; nothing with ``--json``."""
         tape = self._debugger.stepper.tape
-        from stepengine.journal.show import status_of
+        from stepengine.journal.show import get_run_status
 
         steps = format_count(tape.count_steps(), "step")
-        head = [str(tape.history.root["agent_id"]), steps, status_of(tape.history), snapshots]
+        head = [str(tape.history.root["agent_id"]), steps, get_run_status(tape.history), snapshots]
         if self.screen.is_json:
             return
         said = self.screen.redact_and_escape(f"{self.screen.options.journal}  {' · '.join(head)}")

@@ -76,7 +76,7 @@ def _copy_first_records(file: str, record_count: int, into: str) -> Exit:
 def _print_and_seal_edits(file: str, against: str, *, dry_run: bool) -> Exit:
     """Print the edited records of a journal, and write new checksums to it unless *dry_run* is set."""
     from stepengine.journal import diff, seal_journal
-    from stepengine.journal.provenance import replace_with_derived
+    from stepengine.journal.provenance import replace_records_by_derived
 
     journal = open_journal(file)
     made = seal_journal(journal)
@@ -85,6 +85,6 @@ def _print_and_seal_edits(file: str, against: str, *, dry_run: bool) -> Exit:
         told += ["what the edits change:", *[f"  {line}" for line in str(diff(against, made.journal)).splitlines()]]
     print_visible("\n".join(told or [f"{file} is valid as it is"]), hang=2)
     if made.edits and not dry_run:
-        replace_with_derived(journal, made.journal.records(), made.journal)
+        replace_records_by_derived(journal, made.journal.records(), made.journal)
         print_error(f"sealed {file}: {len(made.edits)} records were edited")
     return Exit.COMPLETED

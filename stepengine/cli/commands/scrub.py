@@ -29,10 +29,10 @@ def scrub(
     """
     from stepengine.cli.journals import create_journal, open_journal
     from stepengine.journal import scrub
-    from stepengine.journal.provenance import replace_with_derived
+    from stepengine.journal.provenance import replace_records_by_derived
 
     made = create_journal(str(copy))
     scrubbed = scrub(open_journal(file))
-    replace_with_derived(made, scrubbed.records(), scrubbed)
+    replace_records_by_derived(made, scrubbed.records(), scrubbed)
     print(f"wrote {made.address}", file=sys.stderr)
     return Exit.COMPLETED

@@ -138,10 +138,10 @@ def _expand_to_journals_with_options(files: Iterable[str], options: Options) -> 
 
 def _is_run_of_agent(run: Path, member: PackagedAgent) -> bool:
     """Return whether a packaged journal is a run of that agent; ``True`` if it cannot be read."""
-    from stepengine.journal.show import agent_id_of
+    from stepengine.journal.show import get_root_agent_id
 
     try:
-        return agent_id_of(open_journal(str(run)).history()) in (member.id, member.declared.id)
+        return get_root_agent_id(open_journal(str(run)).history()) in (member.id, member.declared.id)
     except StepEngineError:
         return True
 

@@ -65,7 +65,7 @@ from stepengine.journal.records import (
     Result,
     format_address,
 )
-from stepengine.journal.show import ABOUT, find_root_end, run_id_of, status_of
+from stepengine.journal.show import ABOUT, find_root_end, get_run_id, get_run_status
 from stepengine.redaction import make_redactor
 from stepengine.runtime.performer import child_path
 
@@ -418,7 +418,9 @@ class RunPayload:
 
     def _add_argument_origins(self, history: History, record: Record) -> None:
         """Add the origins of a call's arguments: sentences, each with whether its value is trusted; other records add nothing."""
-        found = [origin for call in self._sources.read_record(history, record) for origin in call.origins]
+        found = [
+            origin for call in self._sources.add_record_and_trace_calls(history, record) for origin in call.origins
+        ]
         if not found or not isinstance(record, Intent):
             return
         clean = [redact_origin(origin, self.texts.clean) for origin in sort_origins(found)[:MAX_ORIGINS]]
@@ -564,8 +566,8 @@ class RunPayload:
             "fork": f"stepengine fork {shlex.quote(self.file)}",
             "resume": f"stepengine resume {shlex.quote(self.file)}",
             "agent": self._clean_name(root["agent_id"]),
-            "run": self._clean_name(run_id_of(history)),
-            "status": self._clean_name(status_of(history)),
+            "run": self._clean_name(get_run_id(history)),
+            "status": self._clean_name(get_run_status(history)),
             "created": self._clean_name(history.started),
             "engine": "" if head is None else self._clean_name(head.engine),
             "parent": None if head is None or head.parent is None else self.texts.clean(plain(head.parent)),
