@@ -1626,7 +1626,7 @@ APART = {
         debugging/edits.py debugging/jobs.py debugging/viewer/page.py debugging/walks.py durable/register.py durable/sessions.py
         durable/wire.py engine/session_journals.py evaluation/case_runs.py evaluation/reply_book.py
         evaluation/report_pages.py helpers/calls.py models/_reply.py models/openai/encode.py
-        models/openai_chat/encode.py server/ledger.py server/problems.py server/processes.py server/stored_states.py
+        machine/plan.py models/openai_chat/encode.py server/ledger.py server/problems.py server/processes.py server/stored_states.py
         testing/cassette_misses.py testing/conformance/journals.py testing/installation_checks.py
         testing/processes/broker.py testing/processes/channel.py testing/processes/forms.py
         testing/recordings.py tools/bundled/names.py tools/bundled/reference.py tools/bundled/shell/sandbox.py

@@ -96,7 +96,9 @@ def test_body_result_round_trips_without_process_values(changes: list[Any], chil
         changes=tuple(changes),
     )
     result = ToolResult.text("done")
-    form = json.loads(json.dumps(encode_body_end(ended, result, started=children, rules=OPTIONAL["rules"])))
+    form = json.loads(
+        json.dumps(encode_body_end(ended, result, descendant_count=children, approval_rules=OPTIONAL["rules"]))
+    )
     left = parse_body_end(form["body"])
 
     own = [attrs.evolve(each, values={}) if each is CHANGES[2] else each for each in changes]
