@@ -522,13 +522,16 @@ class _MontySession:
         """
         if self._waits:
             return {}
-        worker, lost = self._claim_or_replace_worker()
+        copied: bytes | None = None
         try:
+            worker, lost = self._claim_or_replace_worker()
             if lost is not None:
                 raise ToolError(lost.text)
             copied = worker.session.dump()
         finally:
-            self._sandbox.mark_idle(worker)
+            if self._seat is not None:
+                # After a failed replay a worker has only some of the session's variables.
+                (self._sandbox.release_worker if copied is None else self._sandbox.mark_idle)(self._seat)
         limits: Any = self._checkout["limits"]
         checkout = {**self._checkout, "limits": {**limits, "max_turn_duration_secs": LOOK_SECONDS}}
         copy = self._sandbox.start_worker(checkout, lambda: self._is_closed)

@@ -315,7 +315,7 @@ class _DefinitionReader:
                 )
             made[str(field)] = self._read_field(agent_id, field, one)
         try:
-            agent = AgentDefinition(agent_id, **made)
+            agent = AgentDefinition(**{**made, "id": agent_id})
         except DefinitionError as error:
             self._refuse(error.message)
         self._made.append((returned, agent))
@@ -401,7 +401,7 @@ class _DefinitionReader:
             return thaw_plain(value)
         except StepEngineError as error:
             self._refuse(f"agent {agent_id!r}: {error}")
-        except TypeError as error:
+        except (KeyError, TypeError) as error:
             self._refuse(f"agent {agent_id!r}: {field} must be JSON in a file in the sandbox: {error}")
 
     def _refuse(self, reason: str) -> NoReturn:
@@ -760,7 +760,10 @@ class _HandlerRun(RunningProgram):
     def _return_or_raise(self, turn: Mapping[str, Any]) -> Any:
         """Return the handler's result from its last turn, or raise its error as an exception of the package or a builtin."""
         if "returned" in turn:
-            return _YieldDecoder(self._known).decode_json(turn["returned"])
+            try:
+                return _YieldDecoder(self._known).decode_json(turn["returned"])
+            except (KeyError, TypeError, ValueError) as error:
+                turn = {"raised": "HandlerError", "text": f"its return value is not JSON: {error}"}
         kind, text, thrown = turn["raised"], turn["text"], self._thrown
         if thrown is not None and _error_text_and_kind(thrown) == (text, kind):
             raise thrown
@@ -1215,10 +1218,14 @@ class _YieldDecoder:
 
     def decode_yield(self, encoded: Any) -> Any:
         """Return the yieldable that a handler yielded, or JSON for a value that is not an object; raise ``BadYield`` for an invalid one."""
+        if isinstance(encoded, Mapping) and "wrong" in encoded:
+            raise BadYield(str(encoded["wrong"]))
         if not isinstance(encoded, Mapping) or "object" not in encoded:
-            if isinstance(encoded, Mapping) and "wrong" in encoded:
-                raise BadYield(str(encoded["wrong"]))
-            return self.decode_json(encoded)  # the machine refuses it with its own message
+            try:
+                return self.decode_json(encoded)  # the machine refuses it with its own message
+            except (KeyError, TypeError, ValueError) as error:
+                msg = f"the yielded value is not JSON: {error}"
+                raise BadYield(msg) from error
         name, attributes = encoded["object"], encoded["has"]
         if name not in MADE:
             msg = f"a handler cannot yield an object of the class {name!r}; it can yield {list_names(sorted({*MADE} - {SENTINEL}), name)}, STEP or STEP_ALL"
@@ -1380,6 +1387,9 @@ class _YieldDecoder:
 
 def _message_as_tool_input(message: Any) -> Any:
     """Return the stored form of a message of the sandbox as JSON for a tool's input, without its version."""
+    if not isinstance(message, Mapping):
+        msg = f"the stored form of a message is a dict, not {_short_repr(message)}; do not change attributes that start with '_se_'"
+        raise TypeError(msg)
     kind = {"user_message": UserMessage, "assistant_message": AssistantMessage}.get(message.get("type"))
     if kind is not None and isinstance(message.get("content"), str):
         message = to_json(kind(message["content"], tags=message.get("tags", ())))

@@ -9,6 +9,8 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from stepengine.testing import ScriptedModel, text, tool_call
 
 pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 
-from stepengine.sandbox import MontySandbox, ProgramLimits, code_mode
+from stepengine.sandbox import MontySandbox, ProgramLimits, code_mode, sessions
 from stepengine.sandbox.sessions import (
     CallAnswer,
     ProgramEnded,
@@ -108,6 +110,23 @@ def test_a_dead_worker_is_replaced_and_its_program_continues(one: MontySandbox) 
     assert "1\n" == session.printed
 
 
+@pytest.mark.spec("programs:PG25")
+def test_session_is_replayed_again_after_a_failed_inspection(
+    one: MontySandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session: Any = opened(one)
+    assert ProgramEnded(None) == session.feed("import time\nx = 1\ntime.time()\nx = 2", NOW)
+    assert ProgramEnded(None) == session.feed("y = 3", NOW)
+    opened(one).feed("1", NOW)  # ends the session's worker
+    with monkeypatch.context() as patched:
+        patched.setattr(sessions, "time", SimpleNamespace(monotonic=count(step=1_000).__next__))
+        with pytest.raises(ToolError, match="could not be brought back"):
+            session.variables(["x", "y"])
+
+    assert {"x": "2", "y": "3"} == session.variables(["x", "y"])
+    assert ProgramEnded((2, 3)) == session.feed("(x, y)", NOW)
+
+
 @pytest.mark.spec("programs:PG21")
 def test_closing_a_session_that_waits_for_a_worker_ends_it(one: MontySandbox) -> None:
     working, waiting = opened(one), opened(one)
@@ -148,7 +167,7 @@ import os, signal, sys, warnings
 warnings.simplefilter("ignore", DeprecationWarning)
 from datetime import UTC, datetime
 from stepengine.errors import DefinitionError, ToolError
-from stepengine.sandbox import MontySandbox, ProgramLimits, code_mode
+from stepengine.sandbox import MontySandbox, ProgramLimits, code_mode, sessions
 
 def value(sandbox):
     try:
