@@ -188,6 +188,20 @@ async def test_answered_call_is_not_shared_with_an_equal_call(tmp_path: Path) ->
     assert {"a 1", "a 2"} == {first.text, other.text}
 
 
+async def test_failed_deletion_never_serves_an_old_reply_again(tmp_path: Path) -> None:
+    told = Told()
+    waiting = batched(told, tmp_path)
+    await ended(waiting.complete(about("other")))
+    file = waiting._get_or_open_sent_calls()._db
+    file.execute("CREATE TRIGGER full BEFORE DELETE ON calls BEGIN SELECT RAISE(ABORT, 'disk full'); END")
+    replies = [(await ended(waiting.complete(about()))).text for _ in range(3)]
+    file.execute("DROP TRIGGER full")
+    await waiting.close()
+
+    assert ["a 2", "a 3", "a 4"] == replies
+    assert 0 == rows(tmp_path)
+
+
 async def test_reply_of_a_cancelled_call_serves_the_next_equal_call(tmp_path: Path) -> None:
     told = Told()
     waiting = batched(told, tmp_path)
