@@ -141,6 +141,14 @@ class Batched(Provider):
         super().add_prefix(prefix)
         self._inner.add_prefix(prefix)
 
+    def supports_model(self, model: str) -> bool:
+        """Return whether the wrapped provider serves *model*."""
+        return self._inner.supports_model(model)
+
+    def skip_reply(self, request: ModelRequest) -> None:
+        """Notify the wrapped provider of a *request* that a test's record answers."""
+        self._inner.skip_reply(request)
+
     def settings(self) -> ProviderSettings:
         """Return the sources of the wrapped provider's key and base URL."""
         return self._inner.settings()

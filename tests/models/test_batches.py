@@ -17,7 +17,16 @@ from stepengine.data.messages import AssistantMessage, TextPart, ThinkingPart, U
 from stepengine.data.models import ModelReply, ModelRequest, ModelSettings
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, ModelError
-from stepengine.models import AnthropicProvider, Batched, BatchMember, GoogleProvider, OpenAIProvider, Provider, batches
+from stepengine.models import (
+    AnthropicProvider,
+    Batched,
+    BatchMember,
+    GoogleProvider,
+    Models,
+    OpenAIProvider,
+    Provider,
+    batches,
+)
 from stepengine.models._stopped_usage import may_have_been_sent
 from tests.waits import until_async
 
@@ -143,6 +152,24 @@ async def test_base_exception_while_submitting_ends_the_wait(tmp_path: Path) -> 
     told.on_sending = None
     assert "a 1" == (await waiting.complete(about())).text
     await waiting.close()
+
+
+def test_wrapped_provider_selects_models_and_counts_skipped_replies(tmp_path: Path) -> None:
+    skipped: list[ModelRequest] = []
+
+    class Selecting(Told):
+        def supports_model(self, model: str) -> bool:
+            return model == "mine"
+
+        def skip_reply(self, request: ModelRequest) -> None:
+            skipped.append(request)
+
+    waiting = batched(Selecting(), tmp_path)
+    models = Models({"told": waiting})
+    models.provider_for("mine").skip_reply(about())
+
+    assert "told/mine" == str(models.parse("mine"))
+    assert [about()] == skipped
 
 
 async def test_batch_that_cannot_be_persisted_is_still_awaited(tmp_path: Path) -> None:
