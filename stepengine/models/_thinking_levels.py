@@ -394,9 +394,14 @@ def encode_thinking_for_gemini(thinking: Thinking | None, model: str) -> Thinkin
     return _encode_thinking_by_budget(thinking, model, is_pro="pro" in name)
 
 
+def get_lowest_gemini_level(model: str) -> str:
+    """Return the word for the least thinking of a Gemini model that accepts levels."""
+    return "low" if UNMINIMAL.match(model.removeprefix("models/")) else "minimal"
+
+
 def _encode_thinking_by_level(thinking: Thinking, model: str, name: str, *, accepts_budget: bool) -> ThinkingRequest:
     """Return thinking for Gemini 3 and later: a level, or an explicit budget if the model accepts one."""
-    least = "low" if UNMINIMAL.match(name) else "minimal"
+    least = get_lowest_gemini_level(name)
     if _is_thinking_off(thinking):
         return ThinkingRequest({"thinkingLevel": least}, CANNOT.format(model=model, least=f"{least} effort"))
     config: Json = {"includeThoughts": thinking.show}

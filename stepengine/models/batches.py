@@ -123,6 +123,7 @@ class Batched(Provider):
         self._out: _SentCalls | None = None
         self._waiting: dict[str, _WaitingCall] = {}
         self._over = set[str]()
+        self._undeleted = set[str]()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._work: asyncio.Task[None] | None = None
         self._sending: asyncio.Task[None] | None = None
@@ -133,12 +134,20 @@ class Batched(Provider):
         """Drop the parent's calls and file in a forked child process, which opens the file itself."""
         keep_referenced(self._out, self._work, self._sending, self._waiting)
         self._out = self._loop = self._work = self._sending = None
-        self._waiting, self._over = {}, set()
+        self._waiting, self._over, self._undeleted = {}, set(), set()
 
     def add_prefix(self, prefix: str) -> None:
         """Register *prefix* as another name for ``strip_prefix``, also at the wrapped provider."""
         super().add_prefix(prefix)
         self._inner.add_prefix(prefix)
+
+    def supports_model(self, model: str) -> bool:
+        """Return whether the wrapped provider serves *model*."""
+        return self._inner.supports_model(model)
+
+    def skip_reply(self, request: ModelRequest) -> None:
+        """Notify the wrapped provider of a *request* that a test's record answers."""
+        self._inner.skip_reply(request)
 
     def settings(self) -> ProviderSettings:
         """Return the sources of the wrapped provider's key and base URL."""
@@ -202,7 +211,12 @@ class Batched(Provider):
         print_ = hashlib.sha256(text).hexdigest()
         # A call is taken while a caller waits for it, or is about to receive its reply.
         found = out.find_unclaimed_call(
-            print_, lambda known: known in self._over or (known in calls and not calls[known].reply.cancelled())
+            print_,
+            lambda known: (
+                known in self._over
+                or known in self._undeleted
+                or (known in calls and not calls[known].reply.cancelled())
+            ),
         )
         name, batch = found or (f"call-{secrets.token_hex(8)}", "")
         waiting = _WaitingCall(
@@ -261,13 +275,18 @@ class Batched(Provider):
         _fail_calls(self._waiting, closed, stays_stored=True)
 
     def _delete_finished_calls(self) -> None:
-        """Delete the finished calls from the file; log a failure in place of raising."""
-        over, self._over = self._over, set[str]()
+        """Delete the finished calls from the file; log a failure in place of raising, and retry at the next deletion."""
+        self._undeleted |= self._over
+        self._over = set()
+        if self._out is None or not self._undeleted:
+            return
         try:
-            if self._out is not None and over:
-                self._out.delete_calls(over)
+            self._out.delete_calls(self._undeleted)
         except DataError as error:
-            logger.warning("%d finished calls could not be deleted from the batch file: %s", len(over), error)
+            count = len(self._undeleted)
+            logger.warning("%d finished calls could not be deleted from the batch file: %s", count, error)
+        else:
+            self._undeleted = set()
 
     def _get_or_open_sent_calls(self) -> _SentCalls:
         """Return the stored calls; open and lock their file at the first call."""

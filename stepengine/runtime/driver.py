@@ -578,11 +578,11 @@ def _outcome_from_exception(run: RunTask, item: Item, error: BaseException, *, a
         if alone:
             run.absorb_cancellation()
     else:
-        _stop_for_exception(run, error)
+        stop_for_exception(run, error)
     return run.make_stop(item)
 
 
-def _stop_for_exception(run: RunTask, error: BaseException) -> Stop:
+def stop_for_exception(run: RunTask, error: BaseException) -> Stop:
     """Stop the run for an exception: the caller's is raised there later, any other fails the run."""
     return run.crash_tree(error) if belongs_to_caller(error) else run.stop_with_error(error)
 
@@ -683,7 +683,7 @@ class _RunningGroup:
                 for task in self._running:
                     task.cancel()
             except BaseException as error:  # noqa: BLE001
-                _stop_for_exception(self._run, error)
+                stop_for_exception(self._run, error)
 
     def _get_admissible_members(self) -> range:
         """Return the members that may start now: the width of the window, up to the first tool call without room."""
@@ -783,7 +783,7 @@ class _RunningGroup:
         # A member turns everything into an outcome, so this is a bug of ours. Without it the missing outcome would be
         # told as a cancellation.
         if not task.cancelled() and (error := task.exception()) is not None:
-            _stop_for_exception(self._run, error)
+            stop_for_exception(self._run, error)
         self._free += 1
         self._start_members()
         if self._ended is not None and not self._ended.done():

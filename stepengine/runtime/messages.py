@@ -137,6 +137,7 @@ class RunMessages:
         box: The store that outlives the process; ``None`` without one.
         apply: Carries out messages for the tree itself: answers a question, ends a run, adds a user message.
         warn: Adds a warning to the result.
+        stop_tree: Stops the tree for an unexpected error while it polls.
 
     Attributes:
         is_kept: Whether there is a box.
@@ -144,11 +145,16 @@ class RunMessages:
     """
 
     def __init__(
-        self, box: MessageStore | None, apply: Callable[[Message], object], warn: Callable[[str], object]
+        self,
+        box: MessageStore | None,
+        apply: Callable[[Message], object],
+        warn: Callable[[str], object],
+        stop_tree: Callable[[BaseException], object],
     ) -> None:
         self._box = box
         self.apply = apply
         self._warn = warn
+        self._stop_tree = stop_tree
         self.is_kept = box is not None
         self._waiting: dict[tuple[str, str], deque[Message]] = {}
         # By id, for as long as the tree lasts, with the number of its arrival: a message for a `Receive` is queued once, even
@@ -270,13 +276,22 @@ class RunMessages:
         """Poll the mailbox for the duration of the block, since a run waits in it."""
         self._watchers += 1
         if self._box is not None and self._polling is None:
-            self._polling = asyncio.get_running_loop().create_task(self._poll())
+            self._polling = asyncio.get_running_loop().create_task(self._poll_or_stop_tree())
         try:
             yield
         finally:
             self._watchers -= 1
             if not self._watchers:
                 self._stop_polling()
+
+    async def _poll_or_stop_tree(self) -> None:
+        """Poll the mailbox; an unexpected error stops the tree, which would otherwise wait forever."""
+        try:
+            await self._poll()
+        except asyncio.CancelledError:
+            raise  # the wait has ended
+        except BaseException as error:  # noqa: BLE001 - also one of a test framework must end the wait
+            self._stop_tree(error)
 
     async def _poll(self) -> None:
         """Poll the mailbox, less often while nothing arrives."""
@@ -290,7 +305,7 @@ class RunMessages:
         """Stop polling and ignore later messages, since the tree has ended."""
         self._is_over = True
         self._stop_polling()
-        self.apply = self._warn = _ignore_message
+        self.apply = self._warn = self._stop_tree = _ignore_message
 
     def _stop_polling(self) -> None:
         polling, self._polling = self._polling, None

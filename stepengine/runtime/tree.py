@@ -34,7 +34,7 @@ from stepengine.runtime.background import BackgroundChildren
 from stepengine.runtime.clock import TreeClock, make_time_limit_stop
 from stepengine.runtime.core_performer import CorePerformer, OutcomeMaker
 from stepengine.runtime.deferred_calls import DeferredCalls
-from stepengine.runtime.driver import RunTask, drive
+from stepengine.runtime.driver import RunTask, drive, stop_for_exception
 from stepengine.runtime.failfast import StopOnFailure
 from stepengine.runtime.hub import Hub
 from stepengine.runtime.leftovers import Leftovers
@@ -152,7 +152,12 @@ class RunTree:
         self.services = services
         self.hub.set_run_id(plan.run_id)
         self.clock = TreeClock(services.time.clock, plan.created, services.time.since)
-        self.mail = RunMessages(services.mail, partial(apply_outside_message, self), self.hub.failures.warnings.append)
+        self.mail = RunMessages(
+            services.mail,
+            partial(apply_outside_message, self),
+            self.hub.failures.warnings.append,
+            partial(stop_for_exception, self.root),
+        )
         self.suspension.is_replaying = services.record is not None
         prices = Prices(services.models.pricing, self.clock.now)
         retries, outcomes = Retries(services.models.retry, services.seed or plan.run_id), OutcomeMaker(self)

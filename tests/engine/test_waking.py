@@ -182,6 +182,29 @@ async def test_message_from_another_sender_reaches_a_run_waiting_here(tmp_path: 
     assert 3 == result.output
 
 
+class Verdict(BaseException):
+    """The error of a test framework that fails a test."""
+
+
+@pytest.mark.spec("waiting:WT2")
+async def test_base_exception_while_polling_ends_the_waiting_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, looks = FileJournal(tmp_path / "a.jsonl"), list[int]()
+
+    def fail_while_polling(_: FileMailbox, after: int) -> bool:
+        looks.append(after)
+        if len(looks) > 1:  # the first look is before the wait
+            raise Verdict("no")
+        return False
+
+    monkeypatch.setattr(FileMailbox, "may_have_messages", fail_while_polling)
+    async with Engine([agent(receives)], sleep_in_process=math.inf) as engine:
+        handle = engine.start("napper", journal=journal, wait_for_answers=None)
+        with pytest.raises(Verdict, match="no"):
+            await asyncio.wait_for(handle.result(), 50)
+
+
 @pytest.mark.spec("waiting:WT2")
 @pytest.mark.parametrize("how", ["handle", "id", "engine"])
 async def test_posted_message_is_on_disk_and_delivered_at_once(tmp_path: Path, how: str) -> None:

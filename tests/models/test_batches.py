@@ -17,7 +17,16 @@ from stepengine.data.messages import AssistantMessage, TextPart, ThinkingPart, U
 from stepengine.data.models import ModelReply, ModelRequest, ModelSettings
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, ModelError
-from stepengine.models import AnthropicProvider, Batched, BatchMember, GoogleProvider, OpenAIProvider, Provider, batches
+from stepengine.models import (
+    AnthropicProvider,
+    Batched,
+    BatchMember,
+    GoogleProvider,
+    Models,
+    OpenAIProvider,
+    Provider,
+    batches,
+)
 from stepengine.models._stopped_usage import may_have_been_sent
 from tests.waits import until_async
 
@@ -145,6 +154,24 @@ async def test_base_exception_while_submitting_ends_the_wait(tmp_path: Path) -> 
     await waiting.close()
 
 
+def test_wrapped_provider_selects_models_and_counts_skipped_replies(tmp_path: Path) -> None:
+    skipped: list[ModelRequest] = []
+
+    class Selecting(Told):
+        def supports_model(self, model: str) -> bool:
+            return model == "mine"
+
+        def skip_reply(self, request: ModelRequest) -> None:
+            skipped.append(request)
+
+    waiting = batched(Selecting(), tmp_path)
+    models = Models({"told": waiting})
+    models.provider_for("mine").skip_reply(about())
+
+    assert "told/mine" == str(models.parse("mine"))
+    assert [about()] == skipped
+
+
 async def test_batch_that_cannot_be_persisted_is_still_awaited(tmp_path: Path) -> None:
     told = Told()
     waiting = batched(told, tmp_path)
@@ -186,6 +213,20 @@ async def test_answered_call_is_not_shared_with_an_equal_call(tmp_path: Path) ->
     await waiting.close()
 
     assert {"a 1", "a 2"} == {first.text, other.text}
+
+
+async def test_failed_deletion_never_serves_an_old_reply_again(tmp_path: Path) -> None:
+    told = Told()
+    waiting = batched(told, tmp_path)
+    await ended(waiting.complete(about("other")))
+    file = waiting._get_or_open_sent_calls()._db
+    file.execute("CREATE TRIGGER full BEFORE DELETE ON calls BEGIN SELECT RAISE(ABORT, 'disk full'); END")
+    replies = [(await ended(waiting.complete(about()))).text for _ in range(3)]
+    file.execute("DROP TRIGGER full")
+    await waiting.close()
+
+    assert ["a 2", "a 3", "a 4"] == replies
+    assert 0 == rows(tmp_path)
 
 
 async def test_reply_of_a_cancelled_call_serves_the_next_equal_call(tmp_path: Path) -> None:

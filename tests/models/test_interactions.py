@@ -47,7 +47,8 @@ SAID = ("It is five.", [("look", '{"at":"x"}'), ("look", "{}")], "tool_use")
 
 def body(*messages: Any, **fields: Any) -> dict[str, Any]:
     options = {"tools": (TOOL,), **fields}
-    request = ModelRequest(f"{NAME}/{MODEL}", messages=Transcript(messages or [UserMessage("Hello.")]), **options)
+    model = options.pop("model", MODEL)
+    request = ModelRequest(f"{NAME}/{model}", messages=Transcript(messages or [UserMessage("Hello.")]), **options)
     return json.loads(GoogleInteractionsProvider("k")._encode(request, stream=False).content)
 
 
@@ -185,6 +186,14 @@ def test_media_thinking_and_tools_use_the_api_terms():
     assert ["function", "google_search", "file_search"] == names
     with pytest.raises(ModelError, match="it accepts images"):
         body(UserMessage([DocumentPart(data=b"x", mime_type="application/zip")]))
+
+
+@pytest.mark.spec("providers:PV138")
+@pytest.mark.parametrize(("model", "level"), [("gemini-3-pro", "low"), ("gemini-3-flash-preview", "minimal")])
+def test_thinking_none_requests_the_lowest_level_of_the_model(model, level):
+    sent = body(UserMessage("?"), model=model, settings=ModelSettings(thinking=Thinking("none")))
+
+    assert {"thinking_level": level} == sent["generation_config"]
 
 
 @pytest.mark.spec("providers:PV138")

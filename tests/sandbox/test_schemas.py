@@ -288,7 +288,9 @@ def test_a_type_statement_is_read_as_pydantic_writes_it(text, monkeypatch):
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="`type` is a statement of Python 3.12")
 def test_a_type_alias_that_holds_itself_holds_no_schema_class():
     text = "class B(BaseModel):\n a: int\ntype X = list[X] | Y\ntype Y = list[X] | B\nclass A(BaseModel):\n a: X\n"
-    with pytest.raises(DefinitionError, match=f"agent.py:{BEFORE + 6}: .* a recursive type alias cannot contain schema classes"):
+    with pytest.raises(
+        DefinitionError, match=f"agent.py:{BEFORE + 6}: .* a recursive type alias cannot contain schema classes"
+    ):
         read(HEAD + text)
 
 

@@ -17,7 +17,7 @@ from stepengine.models._settings import (
     convert_settings,
     make_unsupported_tool_error,
 )
-from stepengine.models._thinking_levels import CANNOT, ThinkingRequest, effort_from_thinking
+from stepengine.models._thinking_levels import CANNOT, ThinkingRequest, effort_from_thinking, get_lowest_gemini_level
 from stepengine.models._wire import encode_body_members, join_json_members, resolve_tool_choice
 from stepengine.models.google.interactions.encode import InteractionsEncodeOptions, encode_messages
 
@@ -150,7 +150,8 @@ def encode_thinking(settings: ModelSettings, model: str) -> ThinkingRequest:
     if thinking is None:
         return ThinkingRequest()
     if thinking.mode == "none":
-        return ThinkingRequest({"thinking_level": "minimal"}, CANNOT.format(model=model, least="minimal effort"))
+        least = get_lowest_gemini_level(model)
+        return ThinkingRequest({"thinking_level": least}, CANNOT.format(model=model, least=f"{least} effort"))
     shown = {"thinking_summaries": "auto" if thinking.show else "none"}
     if thinking.effort is None and thinking.tokens is None:
         return ThinkingRequest(shown)
