@@ -211,6 +211,16 @@ async def test_search_ranks_whole_words_and_tags_before_prefixes(tmp_path: Path)
 
 
 @pytest.mark.anyio
+@pytest.mark.spec("interfaces:IF107")
+@pytest.mark.parametrize(("query", "found"), [("", ["m1"]), (" \n", ["m1"]), ("???", []), ("\u2026 !", [])])
+async def test_a_query_without_words_finds_notes_only_if_empty(tmp_path: Path, query: str, found: list[str]) -> None:
+    store = FileMemory(tmp_path)
+    await store.write("user", "What???", (), "")
+
+    assert found == [note.id for note in await store.search("user", query, 10)]
+
+
+@pytest.mark.anyio
 @pytest.mark.spec("interfaces:IF106")
 async def test_a_link_and_another_scope_are_refused(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("- [m1] 2026-01-01: KEY")

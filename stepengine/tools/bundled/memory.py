@@ -120,7 +120,7 @@ class FileMemory:
         notes = _parse_notes(self._read_lines(scope))
         wanted = set(_split_words(query))
         ranked = [(_score_note_by_words(note, wanted), int(note.id[1:]), note) for note in notes]
-        found = sorted([one for one in ranked if one[0] or not wanted], key=lambda one: one[:2], reverse=True)
+        found = sorted([one for one in ranked if one[0] or not query.strip()], key=lambda one: one[:2], reverse=True)
         return [note for *_, note in found[:limit]]
 
     async def forget(self, scope: str, id: str) -> bool:
