@@ -393,10 +393,14 @@ class SharedLimiter:
                 pause = await self._request_admissions()
                 if pause is not None:
                     await self._wait_for_change(pause)
-        except Exception as error:  # noqa: BLE001 - whoever waits has to be told, whatever it is
+        except asyncio.CancelledError:
+            raise  # by `close`
+        except BaseException as error:  # noqa: BLE001 - also one of a test framework must end the waits
             msg = f"the rate limit of {self._account!r}, which all workers share, cannot be read: {error}"
             while self._waiting:
-                self._waiting.popleft().admit_or_fail(StepEngineError(msg))
+                turn = self._waiting.popleft()
+                if not turn.ticket.done():  # a cancelled request leaves the queue only when its task runs
+                    turn.admit_or_fail(StepEngineError(msg))
 
     async def _wait_for_change(self, seconds: float) -> None:
         """Wait until this worker's requests change, up to *seconds*."""

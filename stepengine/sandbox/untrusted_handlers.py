@@ -1390,7 +1390,7 @@ def _message_as_tool_input(message: Any) -> Any:
     if not isinstance(message, Mapping):
         msg = f"the stored form of a message is a dict, not {_short_repr(message)}; do not change attributes that start with '_se_'"
         raise TypeError(msg)
-    kind = {"user_message": UserMessage, "assistant_message": AssistantMessage}.get(message.get("type"))
+    kind = {"user_message": UserMessage, "assistant_message": AssistantMessage}.get(str(message.get("type")))
     if kind is not None and isinstance(message.get("content"), str):
         message = to_json(kind(message["content"], tags=message.get("tags", ())))
     return {name: value for name, value in message.items() if name != "stepengine"}

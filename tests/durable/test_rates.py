@@ -235,6 +235,21 @@ async def test_database_error_fails_the_request_without_hanging(worker, db: str)
         await asyncio.wait_for(one.enter(0, said_nothing), 50)
 
 
+class Verdict(BaseException):
+    """The error of a test framework that fails a test."""
+
+
+@pytest.mark.spec("durable:U21")
+async def test_base_exception_fails_the_request_without_hanging(worker, monkeypatch):
+    async def fail(self, *given):
+        raise Verdict("no")
+
+    _, one = await worker(max_concurrency=1)
+    monkeypatch.setattr(SharedRates, "request_admissions", fail)
+    with pytest.raises(StepEngineError, match=r"test:key.*cannot be read: no"):
+        await asyncio.wait_for(one.enter(0, said_nothing), 50)
+
+
 @pytest.mark.spec("durable:U21")
 async def test_missing_tables_error_names_the_migrate_command(db: str):
     rates = SharedRates(RateLimit(max_concurrency=1), db)
