@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import attrs
@@ -147,11 +148,11 @@ def _list_stored_fields(kind: Any) -> Sequence[str]:
 
 LONG_MEMBERS: Mapping[type, Callable[[Any], Sequence[Any]]] = {
     ModelReply: lambda reply: (*reply.content, reply.provider_data),
-    TextPart: lambda part: (part.text, part.provider_data),
+    TextPart: attrgetter("text", "provider_data"),
     ToolCallPart: lambda part: (*part.input, *part.input.values(), part.raw_input, part.provider_data),
     JsonPart: lambda part: (part.value,),
     ToolResult: lambda result: (*result.content, result.structured, result.change, *result.side_effects),
-    CallTool: lambda call: (call.tool_name, call.input),
+    CallTool: attrgetter("tool_name", "input"),
 }
 """The members with possibly long values in frequent classes; their other members are a few words and numbers."""
 TEXTS = (str, bytes)

@@ -78,9 +78,6 @@ class ToolUses(NamedTuple):
     agents: Mapping[str, str]
 
 
-NOTHING_USED = ToolUses((), {})
-
-
 @frozen(eq=False)
 class Agent:
     """
@@ -182,28 +179,10 @@ class Agent:
             source=self,
         )
 
-    def plan_tool_body(self, caller: PlannedAgent, tool_name: str, added_tools: Sequence[str]) -> PlannedAgent:
-        """
-        Return the parts for the body of a tool that yields: those of its caller, with the tools and agents of ``uses=``.
-
-        Args:
-            caller: The parts of the caller's plan; the caller may be a body, too.
-            tool_name: The tool's own name.
-            added_tools: Names of the tools that ``pre_run`` hooks added to the run, such as those of a server.
-        """
-        uses = self.uses.get(tool_name, NOTHING_USED)
-        children = caller.children
-        if uses.agents:
-            children = attrs.evolve(children, names={**(children.names or {}), **uses.agents})
-        return PlannedAgent(
-            definition=caller.definition,
-            offered=tuple(dict.fromkeys([*caller.offered, *uses.tools, *added_tools])),
-            # Only these also apply to calls from the body of a tool.
-            hooks=Hooks(pre_tool=self.hooks.pre_tool, post_tool=self.hooks.post_tool),
-            children=children,
-            output_schema=caller.output_schema,
-            source=self,
-        )
+    @cached_property
+    def tool_body_hooks(self) -> Hooks:
+        """The ``pre_tool`` and ``post_tool`` hooks, the only ones that also apply to calls from the body of a tool."""
+        return Hooks(pre_tool=self.hooks.pre_tool, post_tool=self.hooks.post_tool)
 
     def _repair_child_params(self, asked: str | AgentDefinition, params: JsonValue) -> JsonValue:
         """Return params with corrected names and values; unchanged if the agent is unknown or not allowed."""

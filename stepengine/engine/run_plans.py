@@ -30,7 +30,7 @@ from stepengine.data.record_sizes import find_length_problem
 from stepengine.data.state import AgentState, RunInfo, find_suspended_reply_index
 from stepengine.data.tools import Driving, Spawning, ToolSpec, Yielding
 from stepengine.data.transcript import Transcript
-from stepengine.engine.catalog import Agent, Catalog, make_instructions_note, remove_instructions_notes
+from stepengine.engine.catalog import Agent, Catalog, ToolUses, make_instructions_note, remove_instructions_notes
 from stepengine.errors import (
     AgentError,
     AnswerRejected,
@@ -43,7 +43,7 @@ from stepengine.errors import (
 )
 from stepengine.machine.author import add_location, make_handler_error
 from stepengine.machine.child_effects import find_matching_id, make_spawn_not_allowed_error
-from stepengine.machine.plan import RunHost, RunInput, RunPlan, ToolBody
+from stepengine.machine.plan import PlannedAgent, RunHost, RunInput, RunPlan, ToolBody
 from stepengine.runtime.core_performer import get_call_timeout
 from stepengine.runtime.hub import Hub
 from stepengine.runtime.logs import LOGGER, LineLogger
@@ -274,6 +274,9 @@ def normalise_model_name(models: Models, model: str) -> str:
         return model
 
 
+NOTHING_USED = ToolUses((), {})
+
+
 class Planner:
     """
     Makes plans for one root run and its children.
@@ -444,7 +447,17 @@ class Planner:
         """Return plan and state of a tool's body: it sees its caller's conversation, adds nothing to it, and may call the tools of ``uses=``."""
         binding, agent = parent.tools[effect.tool_name], cast("Agent", parent.agent.source)
         runs = cast("Yielding", binding.runs)
+        uses, children, offered = (
+            agent.uses.get(binding.spec.name, NOTHING_USED),
+            parent.agent.children,
+            parent.agent.offered,
+        )
+        if uses.agents:
+            children = attrs.evolve(children, names={**(children.names or {}), **uses.agents})
+        # Tools that `pre_run` hooks gave the run, such as those of a server, are its agent's own.
         from_hooks = () if parent.tools is agent.tools else [name for name in parent.tools if name not in agent.tools]
+        if more := [*uses.tools, *from_hooks]:
+            offered = tuple(dict.fromkeys([*offered, *more]))
         arguments = binding.validate(effect.input).arguments if effect.arguments is None else effect.arguments
         around = parent.body
         body = ToolBody(
@@ -458,7 +471,14 @@ class Planner:
             values=effect.values,
         )
         plan = RunPlan(
-            agent=agent.plan_tool_body(parent.agent, binding.spec.name, from_hooks),
+            agent=PlannedAgent(
+                definition=parent.agent.definition,
+                offered=offered,
+                hooks=agent.tool_body_hooks,
+                children=children,
+                output_schema=parent.agent.output_schema,
+                source=agent,
+            ),
             run_id=_make_child_run_id(parent, path),
             path=path,
             created=parent.created,

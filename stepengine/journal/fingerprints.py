@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
+from operator import is_
 from typing import Any
 
 import attrs
@@ -100,9 +101,7 @@ class Fingerprints:
     def _get_non_message_parts(self, request: ModelRequest) -> Mapping[str, Any]:
         """Return the parts of a request besides its messages, cached while the objects are those of the last request."""
         parts = (request.model, request.system_prompt, request.tools, request.tool_choice, request.settings)
-        if self._last_parts is None or any(
-            one is not other for one, other in zip(parts, self._last_parts, strict=True)
-        ):
+        if self._last_parts is None or not all(map(is_, parts, self._last_parts)):
             self._last_parts, self._last_rest = parts, self._build_non_message_parts(request)
         return self._last_rest
 

@@ -107,8 +107,9 @@ def make_bad_yield_error(author_name: str, value: object, location: str, accepte
 
 def find_yield_length_error(author_name: str, value: object) -> InputError | None:
     """Return the error for a yielded value that is too long for a record; ``None`` if it is not."""
-    # The arguments of a function are its own, and may be anything: a record holds only what they are compared by.
-    if isinstance(value, Perform) or not (why := find_length_problem(value)):
+    # The arguments of a function are its own, and may be anything: a record holds only what they are compared by. A sentinel
+    # has no values.
+    if isinstance(value, Perform | Sentinel) or not (why := find_length_problem(value)):
         return None
     msg = f"{author_name} yielded a {type(value).__name__} that is too long: {why}; write long values to a file and pass its path"
     return InputError(msg, issues=(why,))

@@ -95,15 +95,20 @@ C = TypeVar("C", bound=Closable)
 class RunResources:
     """Objects that tools store for one run. They are closed when the run ends, the newest first."""
 
-    __slots__ = ("_values",)
+    __slots__ = ("_locks", "_values")
 
     def __init__(self) -> None:
         self._values: dict[Hashable, Closable] = {}
+        self._locks: dict[Hashable, threading.RLock] = {}
 
     def get(self, key: Hashable, make: Callable[[], C]) -> C:
         """Return the object stored under *key*, created by *make* at the first call."""
-        if key not in self._values:
-            self._values.setdefault(key, make())  # bodies in two threads may call this at once
+        # Bodies in two threads may call this at once. A slow *make* delays only callers with the same key.
+        with self._locks.setdefault(key, threading.RLock()):
+            if key not in self._values:
+                self._values[key] = make()
+        # A key may hold an object of the run, such as its shell, which must not outlive the run.
+        self._locks.pop(key, None)
         return cast("C", self._values[key])
 
     def __iter__(self) -> Iterator[Closable]:

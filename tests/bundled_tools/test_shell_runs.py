@@ -6,6 +6,8 @@ import asyncio
 import os
 import sys
 import textwrap
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +206,35 @@ class Broken:
 
     async def aclose(self) -> list[str]:
         raise RuntimeError("no end")
+
+
+async def test_bodies_in_threads_share_one_object_of_their_run() -> None:
+    meeting = threading.Barrier(2)
+    made: list[Any] = []
+
+    class Database:
+        is_open = True
+
+        def __init__(self) -> None:
+            made.append(self)
+            with suppress(threading.BrokenBarrierError):
+                meeting.wait(0.2)  # only two makers at once get past it earlier
+
+        async def aclose(self) -> list[str]:
+            self.is_open = False
+            return []
+
+    @tool(parallel_safe=True)
+    def query(ctx: ToolContext) -> str:
+        """Query the database."""
+        return str(ctx.get_or_create_run_object("db", Database).is_open)
+
+    model = ScriptedModel([tool_calls(tool_call("query", {}), tool_call("query", {})), text("done")])
+    async with Engine(models=model) as engine:
+        result = await engine.run(basher(query, model="m"), "Query.")
+
+    assert ["True", "True"] == [log.result.text for log in result.tool_calls]
+    assert [False] == [one.is_open for one in made]
 
 
 async def test_run_resources_close_in_reverse_order_despite_failures() -> None:
