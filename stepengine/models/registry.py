@@ -14,7 +14,7 @@ import attrs
 from stepengine.data.alike import MAX_SUGGESTIONS, did_you_mean, list_names
 from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ReplyDone
 from stepengine.errors import DefinitionError, ModelError, StepEngineError, UnknownModel
-from stepengine.models.base import BatchMember, ModelInfo, ModelRef, Provider, ProviderSettings
+from stepengine.models.base import ModelInfo, ModelRef, Provider
 from stepengine.models.routing import Fallback, parse_route
 
 if TYPE_CHECKING:
@@ -506,15 +506,8 @@ class _FixedModelProvider(Provider):
     def check(self, model: str) -> None:
         self._provider.check(self._model)
 
-    def settings(self) -> ProviderSettings:
-        return self._provider.settings()
-
     def get_account(self) -> str:
         return self._provider.get_account()
-
-    def for_run(self) -> Provider:
-        own = self._provider.for_run()
-        return self if own is self._provider else _FixedModelProvider(own, self._model)
 
     async def describe(self, model: str) -> ModelInfo | None:
         return await self._provider.describe(self._model)
@@ -524,22 +517,6 @@ class _FixedModelProvider(Provider):
 
     async def delete_file(self, file_id: str) -> None:
         await self._provider.delete_file(file_id)
-
-    def encode_batch_member(self, request: ModelRequest) -> BatchMember:
-        return self._provider.encode_batch_member(attrs.evolve(request, model=self._model))
-
-    async def submit_batch(self, members: Mapping[str, BatchMember]) -> str:
-        return await self._provider.submit_batch(members)
-
-    async def fetch_batch_results(self, batch: str) -> Mapping[str, object] | None:
-        return await self._provider.fetch_batch_results(batch)
-
-    def decode_batch_reply(self, result: object, request: ModelRequest) -> ModelReply:
-        reply = self._provider.decode_batch_reply(result, attrs.evolve(request, model=self._model))
-        return self._with_fixed_model_if_unnamed(reply)
-
-    async def close(self) -> None:
-        await self._provider.close()
 
     def output_limit(self, request: ModelRequest) -> int | None:
         return self._provider.output_limit(attrs.evolve(request, model=self._model))

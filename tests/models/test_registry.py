@@ -22,8 +22,6 @@ from stepengine.data.transcript import Transcript
 from stepengine.errors import MissingKey, ModelError, UnknownModel
 from stepengine.models import (
     AnthropicProvider,
-    Batched,
-    BatchMember,
     BedrockProvider,
     ModelInfo,
     ModelRef,
@@ -206,32 +204,6 @@ async def test_alias_uploads_and_deletes_files_at_its_target():
 
     assert ("echo", "file-1") == (file["provider"], file["file_id"])
     assert [(b"x", "text/plain", "a.txt", 60), "file-1"] == echo.asked
-
-
-@pytest.mark.spec("requirements:G12")
-@pytest.mark.anyio
-async def test_alias_can_be_batched(tmp_path):
-    class Batching(Echo):
-        def encode_batch_member(self, request):
-            return BatchMember(request, request.model, request.model)
-
-        async def submit_batch(self, members):
-            self.asked += [each.content for each in members.values()]
-            return "batch"
-
-        async def fetch_batch_results(self, batch):
-            return {}
-
-        def decode_batch_reply(self, result, request):
-            return ModelReply(f"you asked {request.model}")
-
-    echo = Batching()
-    alias = Models({"echo": echo}, aliases={"default": "echo/one"}).provider_for("default")
-    batched = Batched(alias, tmp_path / "batches.db", wait=0, poll=0.01)
-    reply = await batched.complete(ModelRequest("default"))
-    await batched.close()
-
-    assert ("you asked echo/one", "echo/one", ["echo/one"], 1) == (reply.text, reply.model, echo.asked, echo.closed)
 
 
 @pytest.mark.spec("requirements:G15")
