@@ -123,7 +123,7 @@ class Batched(Provider):
         self._out: _SentCalls | None = None
         self._waiting: dict[str, _WaitingCall] = {}
         self._over = set[str]()
-        self._undeleted = set[str]()
+        self._is_deletion_scheduled = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._work: asyncio.Task[None] | None = None
         self._sending: asyncio.Task[None] | None = None
@@ -134,7 +134,7 @@ class Batched(Provider):
         """Drop the parent's calls and file in a forked child process, which opens the file itself."""
         keep_referenced(self._out, self._work, self._sending, self._waiting)
         self._out = self._loop = self._work = self._sending = None
-        self._waiting, self._over, self._undeleted = {}, set(), set()
+        self._waiting, self._over, self._is_deletion_scheduled = {}, set(), False
 
     def add_prefix(self, prefix: str) -> None:
         """Register *prefix* as another name for ``strip_prefix``, also at the wrapped provider."""
@@ -211,12 +211,7 @@ class Batched(Provider):
         print_ = hashlib.sha256(text).hexdigest()
         # A call is taken while a caller waits for it, or is about to receive its reply.
         found = out.find_unclaimed_call(
-            print_,
-            lambda known: (
-                known in self._over
-                or known in self._undeleted
-                or (known in calls and not calls[known].reply.cancelled())
-            ),
+            print_, lambda known: known in self._over or (known in calls and not calls[known].reply.cancelled())
         )
         name, batch = found or (f"call-{secrets.token_hex(8)}", "")
         waiting = _WaitingCall(
@@ -236,10 +231,11 @@ class Batched(Provider):
         finally:
             # A cancelled call stays in its batch, for a later equal call.
             if is_over:
-                if not self._over:
-                    # Calls with replies at the same time are deleted in one write.
-                    loop.call_soon(self._delete_finished_calls)
                 self._over.add(name)
+                if not self._is_deletion_scheduled:
+                    # Calls with replies at the same time are deleted in one write.
+                    self._is_deletion_scheduled = True
+                    loop.call_soon(self._delete_finished_calls)
             if calls.get(name) is waiting:
                 del calls[name]
         return reply
@@ -276,17 +272,13 @@ class Batched(Provider):
 
     def _delete_finished_calls(self) -> None:
         """Delete the finished calls from the file; log a failure in place of raising, and retry at the next deletion."""
-        self._undeleted |= self._over
-        self._over = set()
-        if self._out is None or not self._undeleted:
-            return
+        self._is_deletion_scheduled = False
         try:
-            self._out.delete_calls(self._undeleted)
+            if self._out is not None and self._over:
+                self._out.delete_calls(self._over)
+                self._over = set()
         except DataError as error:
-            count = len(self._undeleted)
-            logger.warning("%d finished calls could not be deleted from the batch file: %s", count, error)
-        else:
-            self._undeleted = set()
+            logger.warning("%d finished calls could not be deleted from the batch file: %s", len(self._over), error)
 
     def _get_or_open_sent_calls(self) -> _SentCalls:
         """Return the stored calls; open and lock their file at the first call."""
