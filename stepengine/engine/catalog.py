@@ -34,7 +34,7 @@ from stepengine.engine.schemas import CompiledSchemas, compile_schemas
 from stepengine.engine.workspace_tools import WorkspaceTools
 from stepengine.errors import AgentError, DataError, DefinitionError, StepEngineError
 from stepengine.machine.child_effects import describe_substitution, find_matching_id
-from stepengine.machine.plan import PlannedAgent, SpawnableAgents
+from stepengine.machine.plan import PlannedAgent
 from stepengine.machine.tool_search import with_search_tool
 from stepengine.runtime.logs import log_once
 from stepengine.tools.agent_tools import (
@@ -166,11 +166,9 @@ class Agent:
             definition=self.definition,
             offered=self.offered,
             hooks=self.hooks,
-            children=SpawnableAgents(
-                names={key: self.get_child(key).definition.display_name for key in self.spawnable},
-                repair_params=self._repair_child_params,
-                describe=self._catalog.describe,
-            ),
+            children={key: self.get_child(key).definition.display_name for key in self.spawnable},
+            repair_child_params=self._repair_child_params,
+            describe_agent=self._catalog.describe,
             output_schema=self.schemas.output,
             placeholders=self._find_placeholders(),
             package_id="" if own is None else own.id,

@@ -291,7 +291,7 @@ class Launcher:
         )
         plan, state = planner.plan_root(request)
         shared = self.services
-        # All fields by name: `attrs.evolve` takes three times as long, for every run.
+        # All fields that an engine sets, by name: `attrs.evolve` would take a twentieth of the time of a run without steps.
         services = Services(
             machine=shared.machine,
             models=ModelSetting(

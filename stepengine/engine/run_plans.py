@@ -447,17 +447,9 @@ class Planner:
         """Return plan and state of a tool's body: it sees its caller's conversation, adds nothing to it, and may call the tools of ``uses=``."""
         binding, agent = parent.tools[effect.tool_name], cast("Agent", parent.agent.source)
         runs = cast("Yielding", binding.runs)
-        uses, children, offered = (
-            agent.uses.get(binding.spec.name, NOTHING_USED),
-            parent.agent.children,
-            parent.agent.offered,
-        )
-        if uses.agents:
-            children = attrs.evolve(children, names={**(children.names or {}), **uses.agents})
+        uses = agent.uses.get(binding.spec.name, NOTHING_USED)
         # Tools that `pre_run` hooks gave the run, such as those of a server, are its agent's own.
         from_hooks = () if parent.tools is agent.tools else [name for name in parent.tools if name not in agent.tools]
-        if more := [*uses.tools, *from_hooks]:
-            offered = tuple(dict.fromkeys([*offered, *more]))
         arguments = binding.validate(effect.input).arguments if effect.arguments is None else effect.arguments
         around = parent.body
         body = ToolBody(
@@ -473,9 +465,11 @@ class Planner:
         plan = RunPlan(
             agent=PlannedAgent(
                 definition=parent.agent.definition,
-                offered=offered,
+                offered=tuple(dict.fromkeys([*parent.agent.offered, *uses.tools, *from_hooks])),
                 hooks=agent.tool_body_hooks,
-                children=children,
+                children={**(parent.agent.children or {}), **uses.agents},
+                repair_child_params=parent.agent.repair_child_params,
+                describe_agent=parent.agent.describe_agent,
                 output_schema=parent.agent.output_schema,
                 source=agent,
             ),
@@ -509,7 +503,7 @@ class Planner:
         # what its model and handler may name.
         if isinstance(given, AgentDefinition) and _is_spawned_by_tool(parent, effect):
             return self._catalog.get_agent(given)  # a tool of the parent carries it
-        agents = parent.agent.children.names or {}
+        agents = parent.agent.children or {}
         key = find_matching_id(effect.agent_id, agents)
         carried = _find_carried_agent(parent, effect) if key is None and _is_spawned_by_tool(parent, effect) else None
         if carried is not None:

@@ -266,7 +266,7 @@ class ChildMember(EffectMember):
         """Return the numbered ``Spawn``; for a handler, record prompt and params as its own values."""
         run, asked = self.run, self._asked
         body, sources = run.plan.body, run.effects.sources
-        params = run.plan.agent.children.repair_params(asked.agent, asked.params) if asked.params else asked.params
+        params = run.plan.agent.repair_child_params(asked.agent, asked.params) if asked.params else asked.params
         if sources is not None and not self._by:
             sources.add_handler_values([asked.prompt, params])
         spawn = ef.Spawn(
@@ -611,7 +611,7 @@ class StartMember(EffectMember):
             self.run,
             call.binding.runs.agents if call.binding and isinstance(call.binding.runs, Driving) else (),
         )
-        allowed = run.plan.agent.children.names
+        allowed = run.plan.agent.children
         for one in self._asked.calls:
             # A name could be any agent of the engine, so what this run may spawn is asked. A definition is an object
             # that only the tool's author can have, and needs no leave.

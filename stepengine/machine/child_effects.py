@@ -69,7 +69,7 @@ def make_spawn_not_allowed_error(
 
 def find_spawnable_agent_id(run: RunState, wanted: str) -> str | None:
     """Return the id of the agent named *wanted* that this run may spawn, or ``None``; warn once if the publisher in *wanted* was ignored."""
-    found = find_matching_id(wanted, run.plan.agent.children.names or {})
+    found = find_matching_id(wanted, run.plan.agent.children or {})
     told = describe_substitution(wanted, found) if found is not None else ""
     if told:
         run.side_events.warn_once(told)
@@ -160,7 +160,7 @@ def _make_spawn_or_failure(
     child_count: int,
 ) -> Spawn | ChildResult:
     """Return the numbered ``Spawn`` of a requested child, or a failed result if it may not start."""
-    agents, agent_id = run.plan.agent.children.names, entry.agent_id
+    agents, agent_id = run.plan.agent.children, entry.agent_id
     if entry.refused is not None:
         return ChildResult(agent_id=agent_id, status="failed", error=entry.refused)
     if entry.definition is None and agents is not None:
@@ -172,9 +172,7 @@ def _make_spawn_or_failure(
         agent_id = found
     sources = run.effects.sources
     params = (
-        run.plan.agent.children.repair_params(entry.definition or agent_id, entry.params)
-        if entry.params
-        else entry.params
+        run.plan.agent.repair_child_params(entry.definition or agent_id, entry.params) if entry.params else entry.params
     )
     return Spawn(
         run.effects.allocate_number(),

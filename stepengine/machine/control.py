@@ -93,7 +93,7 @@ def _hand_off(run: RunState, value: JsonDict) -> ToolResult:
         return ToolResult.error(f"Agent {own!r} works in the conversation of another agent and cannot hand it over.")
     found = find_spawnable_agent_id(run, wanted)
     if found is None:
-        return ToolResult.error(make_spawn_not_allowed_error(own, wanted, run.plan.agent.children.names or {}).message)
+        return ToolResult.error(make_spawn_not_allowed_error(own, wanted, run.plan.agent.children or {}).message)
     if found == normalised_id(own):
         return ToolResult.error(f"Agent {own!r} has the conversation already.")
     run.children.record_hand_over(found)
@@ -120,7 +120,7 @@ def _think_deeply(_: RunState, __: JsonDict) -> ToolResult:
 
 def _lookup_agent_info(run: RunState, value: JsonDict) -> ToolResult:
     """Return the description of an agent, or the reason why there is none."""
-    lookup = run.plan.agent.children.describe
+    lookup = run.plan.agent.describe_agent
     try:
         if lookup is not None:
             return ToolResult.json({"found": True, "agent": lookup(value["agent_id"])})

@@ -90,22 +90,6 @@ class OutputSchema:
 
 
 @frozen(kw_only=True, weakref_slot=False)
-class SpawnableAgents:
-    """
-    The agents that an agent may spawn.
-
-    Attributes:
-        names: Their display names by normalised id; ``None`` leaves it to the performer of a ``Spawn`` to know them.
-        repair_params: Returns params with corrected names and values, for the id of a child agent or a definition.
-        describe: Returns the description of an agent for ``lookup_agent_info``; raises ``AgentError`` for an unknown id.
-    """
-
-    names: Mapping[str, str] | None = None
-    repair_params: Callable[[Any, JsonValue], JsonValue] = _return_params
-    describe: Callable[[str], JsonValue] | None = None
-
-
-@frozen(kw_only=True, weakref_slot=False)
 class PlannedAgent:
     """
     The parts of a plan that are the same for all runs of an agent.
@@ -114,7 +98,10 @@ class PlannedAgent:
         definition: The agent.
         offered: Names of the tools that the agent itself has, in order.
         hooks: The engine's hooks followed by the agent's.
-        children: The agents that it may spawn.
+        children: The display names of the agents that it may spawn, by normalised id; ``None`` leaves it to the performer of a
+            ``Spawn`` to know them.
+        repair_child_params: Returns params with corrected names and values, for the id of a child agent or a definition.
+        describe_agent: Returns the description of an agent for ``lookup_agent_info``; raises ``AgentError`` for an unknown id.
         output_schema: The schema of its output, if it has one.
         placeholders: The placeholders in its prompts; ``None`` without any.
         package_id: Its id as an agent of a package, ``publisher/name``; ``""`` for any other.
@@ -126,7 +113,9 @@ class PlannedAgent:
     definition: AgentDefinition
     offered: tuple[str, ...] = attrs.field(default=(), converter=to_tuple)
     hooks: Hooks = attrs.field(factory=Hooks)
-    children: SpawnableAgents = SpawnableAgents()
+    children: Mapping[str, str] | None = None
+    repair_child_params: Callable[[Any, JsonValue], JsonValue] = _return_params
+    describe_agent: Callable[[str], JsonValue] | None = None
     output_schema: OutputSchema | None = None
     placeholders: Placeholders | None = None
     package_id: str = ""

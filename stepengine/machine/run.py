@@ -443,11 +443,8 @@ def _format_params(plan: RunPlan) -> str:
 
 def _render_instructions(run: RunState) -> str:
     """Return the filled instructions, the note of the plan and, with either, the output schema; ``""`` without any."""
-    plan, schema, text = (
-        run.plan,
-        run.plan.agent.output_schema,
-        fill_prompt_text(run, run.plan.agent.definition.instructions_prompt),
-    )
+    plan, agent = run.plan, run.plan.agent
+    text, schema = fill_prompt_text(run, agent.definition.instructions_prompt), agent.output_schema
     parts = [text, plan.note]
     if schema is not None and (text or plan.note):
         note = "The output of set_output must fit this JSON Schema; its fields may stand at the top level or inside `data`:"

@@ -221,7 +221,7 @@ def _get_child_display_name(item: Item, effect: Spawn) -> str:
     if effect.definition is not None:
         name: str = effect.definition.display_name
         return name
-    return (item.plan.agent.children.names or {}).get(effect.agent_id, effect.agent_id)
+    return (item.plan.agent.children or {}).get(effect.agent_id, effect.agent_id)
 
 
 def _get_error_text(outcome: Single) -> str:

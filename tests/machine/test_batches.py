@@ -172,7 +172,7 @@ def test_handler_and_text_calls_have_start_and_finish_events():
         yield y.StepText('<tool_call>{"name": "nope"}</tool_call>')
 
     deny = Hooks(pre_tool=[lambda ctx, asked: Decision.deny() if asked.input.get("a") == 9 else None])
-    fields = {"tools": TOOLS, "names": {"helper": "Helper"}}
+    fields = {"tools": TOOLS, "children": {"helper": "Helper"}}
     played = play(agent(handler, tools=["add"], hooks=deny), World(tools=ANY), **fields)
     shown = [("spawn_agents", "c1", "error"), ("add", "c2", "denied"), ("add", "c3", "denied")]
     assert told(played) == [*shown, ("nope", "c5", "error")]

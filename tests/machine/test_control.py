@@ -185,7 +185,7 @@ def test_failed_hand_off_names_the_successor():
         yield y.ToolCall("hand_off", {"agent": "billing"})
 
     failed = ChildResult(run_id="r1-1", agent_id="billing", status=RunStatus.FAILED)
-    played = play(agent(handler), World(children={"billing": failed}), names={"billing": None})
+    played = play(agent(handler), World(children={"billing": failed}), children={"billing": None})
 
     assert (RunStatus.FAILED, "agent 'billing', to which the conversation was handed over, failed") == (
         played.status,

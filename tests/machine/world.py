@@ -48,7 +48,7 @@ from stepengine.data.usage import Usage
 from stepengine.data.waits import Awaited, ChildRef, Received
 from stepengine.errors import LimitExceeded, PerformError, StepEngineError, ToolInputError
 from stepengine.machine import Finished, RunPlan, run_agent
-from stepengine.machine.plan import PlannedAgent, RunHost, RunInput, SpawnableAgents
+from stepengine.machine.plan import PlannedAgent, RunHost, RunInput
 from stepengine.machine.protocol import BODY, FIRST, LAST, ORDER, STOPPED, compute_next_states, get_protocol_token
 from stepengine.tools.agent_tools import BUILT_IN
 from stepengine.tools.control import make_set_output_binding
@@ -336,11 +336,8 @@ def plan_of(definition: AgentDefinition[Any], **fields: Any) -> RunPlan:
         "tools": named,
         **fields,
     }
-    children, own, host, asked = (
-        _pop_fields(part, given) for part in (SpawnableAgents, PlannedAgent, RunHost, RunInput)
-    )
-    agent = PlannedAgent(children=SpawnableAgents(**children), **own)
-    return RunPlan(agent=agent, host=RunHost(**host), input=RunInput(**asked), **given)
+    agent, host, asked = (part(**_pop_fields(part, given)) for part in (PlannedAgent, RunHost, RunInput))
+    return RunPlan(agent=agent, host=host, input=asked, **given)
 
 
 def _pop_fields(part: type[Any], given: dict[str, Any]) -> dict[str, Any]:
