@@ -70,6 +70,7 @@ from stepengine.evaluation.samples import run_concurrently, sort_effects_in_prog
 from stepengine.journal import FileJournal, Journal, SharedBudget
 from stepengine.journal.history import History
 from stepengine.journal.records import format_address
+from stepengine.workspace.open_files import is_open_database
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 MAX_FILES = 20_000
@@ -411,7 +412,7 @@ class WorkingCopy:
 
 
 def _copy_regular_files(source: Path, target: Path) -> None:
-    """Copy the files of a folder, without links; raise ``DataError`` if they are too many or too large."""
+    """Copy the files of a folder, without links and open databases; raise ``DataError`` if they are too many or too large."""
     number = size = 0
     folders = [(source, target)]
     while folders:
@@ -422,7 +423,10 @@ def _copy_regular_files(source: Path, target: Path) -> None:
                     (there / entry.name).mkdir()
                     folders.append((Path(entry.path), there / entry.name))
                 elif entry.is_file(follow_symlinks=False):
-                    number, size = number + 1, size + entry.stat(follow_symlinks=False).st_size
+                    status = entry.stat(follow_symlinks=False)
+                    if is_open_database(status):
+                        continue
+                    number, size = number + 1, size + status.st_size
                     if number > MAX_FILES or size > MAX_BYTES:
                         msg = f"{source} contains more than {MAX_FILES} files or {MAX_BYTES} bytes; name a smaller folder in files="
                         raise DataError(msg)

@@ -28,7 +28,8 @@ from stepengine.errors import DataError, MissingKey, ModelError
 from stepengine.models._stopped_usage import mark_request_unsent
 from stepengine.models.base import BatchMember, ModelInfo, Provider, ProviderSettings
 from stepengine.workspace.after_fork import keep_referenced, register_for_fork_reset
-from stepengine.workspace.file_formats import check_own_database, mark_own_database
+from stepengine.workspace.file_formats import mark_own_database
+from stepengine.workspace.guarded_database import open_guarded
 
 logger = logging.getLogger("stepengine.models")
 
@@ -444,8 +445,7 @@ class _SentCalls:
         self._file = file
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            check_own_database(file)
-            self._db = sqlite3.connect(file, isolation_level=None, timeout=0, check_same_thread=False)
+            self._db = open_guarded(file, seconds=0, any_thread=True)
         except (OSError, sqlite3.Error) as error:
             raise self._make_file_error(error) from None
         try:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import ParamSpec, Protocol, TypeAlias, TypeVar
 
 from stepengine.workspace import whole_files
+from stepengine.workspace.open_files import DATABASE_IN_USE, is_open_database
 from stepengine.workspace.remote_files import RemoteFile
 
 WALK = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -75,6 +76,8 @@ def open_at(name: str, flags: int, folder: Fd) -> Fd:
     """Open one name in an open folder; *flags* are ``WALK``, ``FOLDER`` or ``FILE``."""
     if isinstance(folder, RemoteFile):
         return folder.open(name, KINDS[flags])
+    if flags == FILE and is_open_database(stat_at(name, folder)):
+        raise OSError(errno.EBUSY, DATABASE_IN_USE)
     return os.open(name, flags, dir_fd=folder)
 
 

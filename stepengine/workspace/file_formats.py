@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from stepengine.errors import StepEngineError
+from stepengine.workspace.open_files import DATABASE_IN_USE, is_open_database
 
 if TYPE_CHECKING:
     import sqlite3
@@ -60,19 +61,25 @@ class FileFormat:
         if descriptor is None:
             # By its size first: pipes and terminals have none, and are not opened to look into them.
             try:
-                size = Path(path).stat().st_size
+                status = os.stat(path)  # noqa: PTH116
             except FileNotFoundError:
                 return
-            if not size:
+            if not status.st_size:
                 return
+            if is_open_database(status):
+                raise self._make_error(path)
             opened = os.open(path, CAREFULLY)
             try:
                 self.check(path, opened)
             finally:
                 os.close(opened)
         elif os.fstat(descriptor).st_size and not self._has_start(descriptor):
-            msg = f"{os.fspath(path)} is not {self.name} of stepengine and was left unchanged. Use another path"
-            raise self.error(msg)
+            raise self._make_error(path)
+
+    def _make_error(self, path: str | os.PathLike[str]) -> StepEngineError:
+        return self.error(
+            f"{os.fspath(path)} is not {self.name} of stepengine and was left unchanged. Use another path"
+        )
 
     def matches(self, path: str | os.PathLike[str]) -> bool:
         """Return whether the file at *path* is missing, empty or of this format."""
@@ -163,9 +170,12 @@ def read_regular_file(path: str | os.PathLike[str], max_bytes: int) -> bytes:
     Return the content of a file; of a longer one the first *max_bytes* + 1 bytes, so that the caller can refuse it.
 
     Raises:
-        OSError: when it cannot be read, or is a pipe, a device or a folder. It never waits for a pipe.
+        OSError: when it cannot be read, is a pipe, a device or a folder, or this process uses it as a database. It never waits for
+            a pipe.
     """
     try:
+        if is_open_database(os.stat(path)):  # noqa: PTH116
+            raise OSError(errno.EBUSY, DATABASE_IN_USE)
         descriptor = os.open(path, CAREFULLY)
     except ValueError as error:  # no file has this name: a NUL or a lone surrogate is in it
         raise OSError(errno.EINVAL, str(error)) from None

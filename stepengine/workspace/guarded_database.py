@@ -21,6 +21,7 @@ from typing import Any
 from typing_extensions import override
 
 from stepengine.workspace.file_formats import check_own_database
+from stepengine.workspace.open_files import open_databases
 
 OPERATIONS_PER_CALL = 100_000
 """The limit is checked after so many operations of SQLite's machine, about 5 ms."""
@@ -44,10 +45,17 @@ class GuardedConnection(sqlite3.Connection):
 
     def __init__(self, database: str, *args: Any, **kwargs: Any) -> None:
         super().__init__(database, *args, **kwargs)
+        open_databases[id(self)] = database
         self.is_over = False
         self._path = database
         self._operations = 0
         self.set_progress_handler(self._count_and_check_limit, OPERATIONS_PER_CALL)
+
+    @override
+    def close(self) -> None:
+        """Close the connection; from then on other code may open the file."""
+        super().close()
+        open_databases.pop(id(self), None)
 
     @override
     def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:

@@ -1,8 +1,31 @@
-"""The limit of open files of a process, and the message for an error at the limit."""
+"""The limit of open files of a process, the message for an error at the limit, and the open databases that must not be opened twice."""
 
 from __future__ import annotations
 
 import errno
+import os
+from contextlib import suppress
+
+from stepengine.workspace.after_fork import call_after_fork
+
+DATABASE_IN_USE = "this process has it open as an SQLite database"
+open_databases: dict[int, str] = {}
+"""The paths of the SQLite files with a connection in this process, by the id of the connection."""
+
+
+# By POSIX, closing any descriptor of a file releases all locks that the process has on it. SQLite locks the database and the
+# index of its log. Another process would then truncate the index while this process has it mapped, and a signal would end this process.
+def is_open_database(status: os.stat_result) -> bool:
+    """Return whether a file is a database with a connection in this process, or its log or the index of that: nothing else may open them."""
+    for path in set(open_databases.values()):
+        for each in (path, f"{path}-wal", f"{path}-shm"):
+            with suppress(OSError):
+                if os.path.samestat(os.stat(each), status):  # noqa: PTH116 - searches call it for each file
+                    return True
+    return False
+
+
+call_after_fork(open_databases.clear)
 
 
 def max_open_files() -> int | None:

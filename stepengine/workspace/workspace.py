@@ -26,6 +26,7 @@ from stepengine.data.alike import list_names
 from stepengine.data.checks import FLAG, TEXT, allow_none, make_validator, with_keyword_hints
 from stepengine.data.visible import cut_end
 from stepengine.errors import DefinitionError, WorkspaceLost
+from stepengine.workspace.open_files import is_open_database
 from stepengine.workspace.paths import to_path
 
 if TYPE_CHECKING:
@@ -578,12 +579,13 @@ def _copy_folder(folder: Path, to: Path) -> Path:
 
 
 def _find_uncopyable_names(folder: str, names: list[str]) -> list[str]:
-    """Return the entries that cannot be copied: pipes, sockets and devices."""
+    """Return the entries that cannot be copied: pipes, sockets, devices, and databases that this process uses."""
     found = []
     for name in names:
         with contextlib.suppress(OSError):
-            mode = os.lstat(Path(folder, name)).st_mode
-            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
+            status = os.lstat(Path(folder, name))
+            mode = status.st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)) or is_open_database(status):
                 found.append(name)
     return found
 
