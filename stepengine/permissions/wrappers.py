@@ -130,11 +130,52 @@ _PERSONALITY_FLAGS = (
     "--whole-seconds --sticky-timeouts --read-implies-exec --mmap-page-zero --3gb --4gb --uname-2.6 --verbose"
 )
 _RUN = "-q -v -n --quiet --verbose -p= --python= --package= --project= --directory="
-_TAR = "-I --use-compress-program --to-command --checkpoint-action -F --info-script --new-volume-script --rsh-command --rmt-command"
 _SSH = (
     "-4 -6 -A -a -C -f -G -g -K -k -M -N -n -q -s -T -t -V -v -X -x -Y -y "
     "-B= -b= -c= -D= -E= -e= -F= -I= -i= -J= -L= -l= -m= -O= -P= -p= -Q= -R= -S= -W= -w="
 )
+
+_LINE_OPTIONS = {
+    "rg": "--pre --hostname-bin",
+    "sort": "--compress-program",
+    "tar, bsdtar": "-I --use-compress-program --to-command --checkpoint-action -F --info-script --new-volume-script --rsh-command --rmt-command",
+    "rsync": "-e --rsh --rsync-path",
+    "scp, sftp": "-o -S -D",
+    "zip": "-TT --unzip-command",
+    "man": "-P -H --pager --html --browser",
+    "ex, gvim, nvim, vi, view, vim, vimdiff": "-c --cmd -S +",
+    "split": "--filter",
+    "ack, ag, bat, delta": "--pager",
+    "install": "--strip-program",
+    "wget": "--use-askpass -e --execute",
+    "diff, diff3, sdiff": "--diff-program",
+    "mypy": "--python-executable",
+    "pip, pip3": "--python --editor",
+    "pylint": "--init-hook",
+    "rustc": "-C --codegen",
+    "cargo": "--config",
+    "npm, yarn": "--script-shell --shell --git --editor --viewer --node-options",
+    "less, more, most": "+",
+    "apt, apt-cache, apt-get, aptitude": "-o --option",
+    "tox": "-x --override",
+    "dotnet, msbuild": "--property -p: /p: -property: /property: --property:",
+    "dnf, yum": "--setopt",
+    "mapfile, readarray, complete, compgen": "-C -W",
+    "hash": "-p",
+    "tcpdump": "-z",
+    "brew ruby": "-e",
+    "git rebase": "-x --exec",
+    "git difftool": "-x --extcmd",
+    "git grep": "-O --open-files-in-pager",
+    "git clone": "-u --upload-pack -c --config",
+    "git archive, git fetch, git fetch-pack, git ls-remote, git pull, git push, git send-pack": "--upload-pack --receive-pack --exec",
+    "gh repo clone, gh repo fork": "-u --upload-pack -c --config",
+    "git send-email": "--sendmail-cmd --to-cmd --cc-cmd --header-cmd --smtp-server",
+    "git filter-branch": "--setup --env-filter --tree-filter --index-filter --parent-filter --msg-filter --commit-filter --tag-name-filter",
+    "meson test": "--wrap --wrapper --gdb-path",
+    "go build, go clean, go fix, go generate, go get, go install, go list, go run, go test, go vet": "-exec -toolexec -vettool",
+}  # fmt: skip
+"""Options whose value is a program or a line of a shell, by the names of programs and subcommands whose other words are no command."""
 
 WRAPPERS: Mapping[str, Wrapper] = {
     # shells, and programs that parse a line like a shell
@@ -186,51 +227,16 @@ WRAPPERS: Mapping[str, Wrapper] = {
     **_map_names_to_wrapper(". source", _ANYWHERE),
     **_map_names_to_wrapper("bwrap capsh cmake cmd coresched daemon distrobox firejail flatpak-spawn gdb hyperfine lldb mispipe mpiexec mpirun newgrp nix-shell orterun pee perf powershell pwsh rr runuser screen script scriptlive sg socat srun start-stop-daemon su systemd-run systemd-nspawn tmux toolbox zellij", _ANYWHERE),
     # options that name a program, among words that mean something else
-    "rg": _make_wrapper(rest="none", lines="--pre --hostname-bin"),
-    "sort": _make_wrapper(rest="none", lines="--compress-program"),
-    **_map_names_to_wrapper("tar bsdtar", _make_wrapper(rest="none", lines=_TAR)),
-    "rsync": _make_wrapper(rest="none", lines="-e --rsh --rsync-path"),
-    **_map_names_to_wrapper("scp sftp", _make_wrapper(rest="none", lines="-o -S -D")),
-    "zip": _make_wrapper(rest="none", lines="-TT --unzip-command"),
-    "man": _make_wrapper(rest="none", lines="-P -H --pager --html --browser"),
-    **_map_names_to_wrapper("ex gvim nvim vi view vim vimdiff", _make_wrapper(rest="none", lines="-c --cmd -S +")),
-    "split": _make_wrapper(rest="none", lines="--filter"),
-    **_map_names_to_wrapper("ack ag bat delta", _make_wrapper(rest="none", lines="--pager")),
-    "install": _make_wrapper(rest="none", lines="--strip-program"),
-    "wget": _make_wrapper(rest="none", lines="--use-askpass -e --execute"),
+    **{name: _make_wrapper(rest="none", lines=lines) for names, lines in _LINE_OPTIONS.items() for name in names.split(", ")},
     "make": _make_wrapper(rest="none", lines="-E --eval", sets_variables=True),
-    **_map_names_to_wrapper("diff diff3 sdiff", _make_wrapper(rest="none", lines="--diff-program")),
-    "mypy": _make_wrapper(rest="none", lines="--python-executable"),
-    **_map_names_to_wrapper("pip pip3", _make_wrapper(rest="none", lines="--python --editor")),
-    "pylint": _make_wrapper(rest="none", lines="--init-hook"),
-    "rustc": _make_wrapper(rest="none", lines="-C --codegen"),
-    "cargo": _make_wrapper(rest="none", lines="--config"),
-    **_map_names_to_wrapper("npm yarn", _make_wrapper(rest="none", lines="--script-shell --shell --git --editor --viewer --node-options")),
     "pnpm": _make_wrapper("-r -s -w --recursive --silent -C= -F= --dir= --filter= --script-shell= --shell= --git= --node-options=", lines="--script-shell --shell --git --editor --viewer --node-options"),
-    **_map_names_to_wrapper("less more most", _make_wrapper(rest="none", lines="+")),
-    **_map_names_to_wrapper("apt apt-cache apt-get aptitude", _make_wrapper(rest="none", lines="-o --option")),
-    "tox": _make_wrapper(rest="none", lines="-x --override"),
-    **_map_names_to_wrapper("dotnet msbuild", _make_wrapper(rest="none", lines="--property -p: /p: -property: /property: --property:")),
     "dotenv": _make_wrapper("-c -q --quote= -e= -f= -o= -v= -p= --file= --export="),
-    **_map_names_to_wrapper("dnf yum", _make_wrapper(rest="none", lines="--setopt")),
-    **_map_names_to_wrapper("mapfile readarray complete compgen", _make_wrapper(rest="none", lines="-C -W")),
-    "hash": _make_wrapper(rest="none", lines="-p"),
-    "tcpdump": _make_wrapper(rest="none", lines="-z"),
     # subcommands
     **dict.fromkeys(("brew sh", "brew bundle", "brew exec", "yarn workspace", "yarn workspaces", "pnpm recursive", "stepengine cassette record"), _ANYWHERE),
-    "brew ruby": _make_wrapper(rest="none", lines="-e"),
     **dict.fromkeys(("docker-compose exec", "docker-compose run", "kubectl debug", "kubectl exec", "kubectl run"), _ELSEWHERE),
     **{f"{program} {name}": _ELSEWHERE for program in ("docker", "podman") for name in ("run", "exec", "create", "container run", "container exec", "container create", "compose run", "compose exec")},
     "git config": _ANYWHERE,
     "git merge-index": _make_wrapper("-o -q"),
-    "git rebase": _make_wrapper(rest="none", lines="-x --exec"),
-    "git difftool": _make_wrapper(rest="none", lines="-x --extcmd"),
-    "git grep": _make_wrapper(rest="none", lines="-O --open-files-in-pager"),
-    "git clone": _make_wrapper(rest="none", lines="-u --upload-pack -c --config"),
-    **{f"git {name}": _make_wrapper(rest="none", lines="--upload-pack --receive-pack --exec") for name in ("archive", "fetch", "fetch-pack", "ls-remote", "pull", "push", "send-pack")},
-    **dict.fromkeys(("gh repo clone", "gh repo fork"), _make_wrapper(rest="none", lines="-u --upload-pack -c --config")),
-    "git send-email": _make_wrapper(rest="none", lines="--sendmail-cmd --to-cmd --cc-cmd --header-cmd --smtp-server"),
-    "git filter-branch": _make_wrapper(rest="none", lines="--setup --env-filter --tree-filter --index-filter --parent-filter --msg-filter --commit-filter --tag-name-filter"),
     "git bisect run": _make_wrapper(),
     "git remote-ext": _make_wrapper(operands=(1, 1), rest="line"),
     "git submodule foreach": _make_wrapper("-q --quiet --recursive", rest="line"),
@@ -240,7 +246,6 @@ WRAPPERS: Mapping[str, Wrapper] = {
     "hatch env run": _make_wrapper("--force-continue --ignore-compat -e= -f= -i= -x= --env= --exclude= --filter= --include="),
     "coverage run": _make_wrapper("-a -L -m -p --append --branch --module --parallel-mode --pylib --timid --concurrency= --context= --data-file= --debug= --include= --omit= --rcfile= --save-signal= --source= --source-dirs="),
     "meson devenv": _make_wrapper("--dump -C= -w= --dump-format= --workdir="),
-    "meson test": _make_wrapper(rest="none", lines="--wrap --wrapper --gdb-path"),
     "pipenv shell": _SHELL,
     **{f"{name} run": _make_wrapper("-v --live-stream --no-capture-output --no-banner -n= -p= --cwd= --name= --prefix=") for name in ("conda", "mamba", "micromamba")},
     **{f"{name} exec": _make_wrapper() for name in ("asdf", "bundle", "bundler", "pnpm", "pyenv", "rbenv", "tox", "yarn")},
@@ -248,7 +253,6 @@ WRAPPERS: Mapping[str, Wrapper] = {
     **{name: _make_wrapper() for name in ("pnpm dlx", "yarn dlx", "bun x", "asdf env", "tox e", "dotenv run", "op run", "op plugin run", "podman unshare", "cmake -E")},
     **dict.fromkeys(("direnv exec", "npm explore", "rustup run", "aws-vault exec"), _ONE),
     **dict.fromkeys(("nix develop", "nix env shell", "nix run", "nix shell", "cargo watch", "cargo flamegraph"), _ANYWHERE),
-    **{f"go {name}": _make_wrapper(rest="none", lines="-exec -toolexec -vettool") for name in ("build", "clean", "fix", "generate", "get", "install", "list", "run", "test", "vet")},
 }  # fmt: skip
 """The wrappers by the name of the program, or its name and those of its subcommands."""
 
