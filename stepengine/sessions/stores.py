@@ -840,9 +840,6 @@ class DocumentSessions(Store):
         clock: Returns the time of a save.
     """
 
-    def __init__(self, *, clock: Clock = _utc_now) -> None:
-        super().__init__(clock=clock)
-
     @abstractmethod
     def read_document(self, key: str) -> str | None:
         """Return the stored text of a key; ``None`` if there is none."""
