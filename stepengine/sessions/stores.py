@@ -16,7 +16,7 @@ import shutil
 import stat
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -286,7 +286,7 @@ def _encode_messages(messages: Transcript) -> Sequence[bytes]:
     return messages.memo("session", _encode_message)
 
 
-def _parse_messages(lines: Iterator[bytes], where: str) -> list[Message]:
+def _parse_messages(lines: Iterable[bytes], where: str) -> list[Message]:
     """Return the messages in JSON lines; raise ``SessionError`` for a line that is not a message, with its number."""
     found: list[Message] = []
     for number, line in enumerate(lines, start=1):
@@ -474,7 +474,7 @@ class FileSessions(Store):
             session = _session_from_metadata(described, session_id, str(folder / METADATA))
         history, state = (_get_valid_path(folder / name, session.version) for name in (HISTORY, STATE))
         lines = self._read_history(folder, session.version).splitlines()
-        messages = _parse_messages(iter(lines), str(history))
+        messages = _parse_messages(lines, str(history))
         return _add_messages_and_state(session, messages, _read_json(state), str(state))
 
     def _read_history(self, folder: Path, version: int) -> bytes:
@@ -743,7 +743,7 @@ class SqliteSessions(Store):
             lines = [bytes(line) for (line,) in found]
         where = f"{str(self.path)!r}, session {session_id!r}"
         session = _session_from_metadata(_parse_json(row[0], where), session_id, where)
-        return _add_messages_and_state(session, _parse_messages(iter(lines), where), _parse_json(row[1], where), where)
+        return _add_messages_and_state(session, _parse_messages(lines, where), _parse_json(row[1], where), where)
 
     @override
     def save(self, session: Session) -> Session:
