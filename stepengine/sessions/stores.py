@@ -325,34 +325,38 @@ def _metadata_to_json(session: Session) -> dict[str, object]:
     }
 
 
+OPTIONAL_TEXTS = ("parent_session_id", "parent_tool_use_id", "model", "provider", "user_id", "status", "journal")
+"""Members of the metadata that are a text or ``null``."""
+
+
 def _session_from_metadata(data: Any, session_id: str, where: str) -> Session:
     """Return a session without messages and state from its metadata; raise ``SessionError`` if that is invalid or of another session."""
     try:
         if data["session_id"] != session_id:
             msg = f"{where} is about the session {data['session_id']!r}, not {session_id!r}"
             raise SessionError(msg)
+        texts = {name: _require_type(data.get(name), str, type(None)) for name in OPTIONAL_TEXTS}
         info = SessionInfo(
             session_id=session_id,
             agent_id=_require_type(data.get("agent_type") or "", str),
-            parent_session_id=_require_type(data.get("parent_session_id"), str, type(None)),
-            parent_tool_call_id=_require_type(data.get("parent_tool_use_id"), str, type(None)),
+            parent_session_id=texts["parent_session_id"],
+            parent_tool_call_id=texts["parent_tool_use_id"],
             child_session_ids=tuple([_require_type(c, str) for c in data.get("child_session_ids") or ()]),
-            model=_require_type(data.get("model"), str, type(None)),
-            provider=_require_type(data.get("provider"), str, type(None)),
-            user_id=_require_type(data.get("user_id"), str, type(None)),
-            status=_require_type(data.get("status"), str, type(None)),
+            model=texts["model"],
+            provider=texts["provider"],
+            user_id=texts["user_id"],
+            status=texts["status"],
             created_at=_parse_time(data.get("created_at")),
             updated_at=_parse_time(data.get("updated_at")),
             metadata=data.get("metadata") or {},
         )
         turns, version = _require_type(data.get("turns", 0), int), _require_type(data.get("version", 0), int)
-        journal = _require_type(data.get("journal"), str, type(None))
         usage = codec.decode_stored(data["usage"]) if data.get("usage") else Usage()
         _require_type(usage, Usage)
     except (KeyError, TypeError, ValueError, AttributeError, DataError) as error:
         msg = f"{where} is not the metadata of a session: {type(error).__name__}: {error}"
         raise SessionError(msg) from None
-    return Session(info=info, turns=turns, journal=journal, version=version, usage=usage)
+    return Session(info=info, turns=turns, journal=texts["journal"], version=version, usage=usage)
 
 
 def _require_type(value: object, *kinds: type) -> Any:
