@@ -60,7 +60,7 @@ class Environment:
 
 def _strip_section(value: Section) -> tuple[str, ...] | str:
     """Return a text stripped, or points as a tuple of stripped texts without empty ones."""
-    return value.strip() if isinstance(value, str) else tuple([t.strip() for t in value if t.strip()])
+    return value.strip() if isinstance(value, str) else _strip_texts(value)
 
 
 def _strip_texts(value: str | Iterable[str]) -> tuple[str, ...]:

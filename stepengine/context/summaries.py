@@ -22,6 +22,7 @@ from attrs import frozen
 from stepengine.context.policy import (
     COUNT,
     TOKENS,
+    WINDOW_RATIO,
     ContextLimits,
     compute_prompt_limit,
     find_last_position_with_tag,
@@ -49,8 +50,6 @@ MAX_CUTS = 4
 UNBOUNDED_TOKENS = 10**12
 """A limit above every context window, for unknown windows."""
 NO_TIME = datetime.min.replace(tzinfo=UTC)
-DEFAULT_WINDOW_RATIO = 0.8
-"""The rest is for the reply, and for the error of an estimate by characters."""
 
 REQUEST = """\
 Pause the work. This conversation is becoming too long for you, so your next message replaces everything above it: you will \
@@ -110,7 +109,7 @@ class summarize:  # noqa: N801 - a policy is called by its name, as a hook is
     directives: str = attrs.field(default="", kw_only=True)
     summarizer: Summarizer | None = attrs.field(default=None, validator=_check_summarizer, kw_only=True)
     model: str | None = attrs.field(default=None, kw_only=True)
-    window_ratio: float = attrs.field(default=DEFAULT_WINDOW_RATIO, validator=WINDOW_SHARE, kw_only=True)
+    window_ratio: float = attrs.field(default=WINDOW_RATIO, validator=WINDOW_SHARE, kw_only=True)
     keep_last: int = attrs.field(default=0, validator=COUNT, kw_only=True)
     auto: bool = attrs.field(default=True, kw_only=True)
     enabled: bool = attrs.field(default=True, kw_only=True)

@@ -109,7 +109,7 @@ class _Frame:
         text, is_expanded = "".join(self.word), self.is_expanded
         self.word, self.is_expanded = None, False
         # A variable may hold an index, too: arithmetic evaluates variables as expressions.
-        self.has_index = self.has_index or INDEX.search(text) is not None
+        self.has_index |= INDEX.search(text) is not None
         if is_expanded and text not in BRACKETS:
             text += EXPANSION
         if self.skips_word:
@@ -172,7 +172,7 @@ class _Reader:
             self._read_unquoted(frame, char)
 
     def _read_escaped(self, frame: _Frame) -> None:
-        self.is_unclear = self.is_unclear or self._backticks > 0
+        self.is_unclear |= self._backticks > 0
         char = self._text[self._at + 1 : self._at + 2]
         if char != "\n":
             frame.append_to_word(f"\\{char}" if frame.in_quotes and char not in '$`"\\' else char)
@@ -186,7 +186,7 @@ class _Reader:
         else:
             frame.append_to_word("`")
             frame.is_expanded = True
-            self.is_unclear = self.is_unclear or self._backticks > 0
+            self.is_unclear |= self._backticks > 0
             self._backticks += 1
             self._frames.append(_Frame("`"))
 
@@ -204,20 +204,20 @@ class _Reader:
         if following[:1] == "{" or following == "((":
             self.is_understood = False
             self._has_arithmetic = True
-            self.is_unclear = self.is_unclear or self._expands_twice
+            self.is_unclear |= self._expands_twice
         if following[:1] == "(":
             frame.is_expanded = True
             self._frames.append(_Frame(")"))
             self._at += 2
             return
-        frame.is_expanded = frame.is_expanded or bool(following.strip())
+        frame.is_expanded |= bool(following.strip())
         self._at += 1
 
     def _read_unquoted(self, frame: _Frame, char: str) -> None:
         self._at += 1
         if char == "'":
             frame.append_to_word(self._read_until("'"))
-            self.is_understood = self.is_understood and self._at < len(self._text)
+            self.is_understood &= self._at < len(self._text)
             self._at += 1
         elif char in " \t":
             frame.finish_word()
@@ -229,7 +229,7 @@ class _Reader:
             self._read_operator(frame, char)
         else:
             frame.append_to_word(char)
-            frame.is_expanded = frame.is_expanded or char in EXPANDED
+            frame.is_expanded |= char in EXPANDED
 
     def _read_until(self, end: str) -> str:
         """Return the text up to the character *end*, or all the rest, and advance to there."""
@@ -247,7 +247,7 @@ class _Reader:
         self._finish_command()
         if char == "|":
             is_or = "|" in self._text[self._at : self._at + 1] + self._text[max(self._at - 2, 0) : self._at - 1]
-            self._is_piped = self._is_piped or not is_or
+            self._is_piped |= not is_or
         elif char == "\n" and self._heredocs:
             self._read_heredocs()
 
@@ -258,7 +258,7 @@ class _Reader:
         self._finish_command()
         if self._text[self._at : self._at + 1] == "(":  # arithmetic for bash, two subshells for dash
             self._has_arithmetic = True
-            self.is_understood = self.is_understood and ARITHMETIC.match(self._text, self._at - 1) is not None
+            self.is_understood &= ARITHMETIC.match(self._text, self._at - 1) is not None
         self._frames.append(_Frame(")"))
 
     def _read_redirection(self, frame: _Frame, char: str) -> None:
@@ -281,7 +281,7 @@ class _Reader:
             frame.word = None  # the number of a file
         frame.finish_word()
         frame.skips_word, frame.writes = True, operator[0] in {">", ">>", ">|", ">&", "<>"}
-        frame.has_heredoc = frame.has_heredoc or operator[0] == "<<<"
+        frame.has_heredoc |= operator[0] == "<<<"
         self._at = operator.end()
 
     def _read_heredocs(self) -> None:
@@ -296,12 +296,12 @@ class _Reader:
                 if (line.lstrip("\t") if strips_tabs else line) == end:
                     break
                 stop = self._at
-            self.is_unclear = self.is_unclear or INDEX.search(self._text, start, stop) is not None
+            self.is_unclear |= INDEX.search(self._text, start, stop) is not None
             if not is_quoted and self._depth < MAX_HEREDOC_DEPTH:
                 inner = _Reader(self._text[start:stop], self._depth + 1)
                 self._found += inner.read_commands()
-                self.is_understood = self.is_understood and inner.is_understood
-                self.is_unclear = self.is_unclear or inner.is_unclear
+                self.is_understood &= inner.is_understood
+                self.is_unclear |= inner.is_unclear
             elif not is_quoted:
                 self.is_unclear = True
         self._heredocs = []
@@ -330,8 +330,7 @@ class _Reader:
         heads = set(words[: start + 1])
         if heads & {"alias", "coproc", "function", "select"} or (first.startswith("!") and first != "!"):
             self.is_understood = False
-        if frame.has_index:
-            self.is_unclear = True
+        self.is_unclear |= frame.has_index
         if "case" in heads and len(self._frames) > 1:
             self.is_unclear = True  # the parenthesis behind a pattern ends no substitution
         if first or settings:

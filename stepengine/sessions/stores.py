@@ -16,7 +16,7 @@ import shutil
 import stat
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -286,7 +286,7 @@ def _encode_messages(messages: Transcript) -> Sequence[bytes]:
     return messages.memo("session", _encode_message)
 
 
-def _parse_messages(lines: Iterator[bytes], where: str) -> list[Message]:
+def _parse_messages(lines: Iterable[bytes], where: str) -> list[Message]:
     """Return the messages in JSON lines; raise ``SessionError`` for a line that is not a message, with its number."""
     found: list[Message] = []
     for number, line in enumerate(lines, start=1):
@@ -325,34 +325,38 @@ def _metadata_to_json(session: Session) -> dict[str, object]:
     }
 
 
+OPTIONAL_TEXTS = ("parent_session_id", "parent_tool_use_id", "model", "provider", "user_id", "status", "journal")
+"""Members of the metadata that are a text or ``null``."""
+
+
 def _session_from_metadata(data: Any, session_id: str, where: str) -> Session:
     """Return a session without messages and state from its metadata; raise ``SessionError`` if that is invalid or of another session."""
     try:
         if data["session_id"] != session_id:
             msg = f"{where} is about the session {data['session_id']!r}, not {session_id!r}"
             raise SessionError(msg)
+        texts = {name: _require_type(data.get(name), str, type(None)) for name in OPTIONAL_TEXTS}
         info = SessionInfo(
             session_id=session_id,
             agent_id=_require_type(data.get("agent_type") or "", str),
-            parent_session_id=_require_type(data.get("parent_session_id"), str, type(None)),
-            parent_tool_call_id=_require_type(data.get("parent_tool_use_id"), str, type(None)),
+            parent_session_id=texts["parent_session_id"],
+            parent_tool_call_id=texts["parent_tool_use_id"],
             child_session_ids=tuple([_require_type(c, str) for c in data.get("child_session_ids") or ()]),
-            model=_require_type(data.get("model"), str, type(None)),
-            provider=_require_type(data.get("provider"), str, type(None)),
-            user_id=_require_type(data.get("user_id"), str, type(None)),
-            status=_require_type(data.get("status"), str, type(None)),
+            model=texts["model"],
+            provider=texts["provider"],
+            user_id=texts["user_id"],
+            status=texts["status"],
             created_at=_parse_time(data.get("created_at")),
             updated_at=_parse_time(data.get("updated_at")),
             metadata=data.get("metadata") or {},
         )
         turns, version = _require_type(data.get("turns", 0), int), _require_type(data.get("version", 0), int)
-        journal = _require_type(data.get("journal"), str, type(None))
         usage = codec.decode_stored(data["usage"]) if data.get("usage") else Usage()
         _require_type(usage, Usage)
     except (KeyError, TypeError, ValueError, AttributeError, DataError) as error:
         msg = f"{where} is not the metadata of a session: {type(error).__name__}: {error}"
         raise SessionError(msg) from None
-    return Session(info=info, turns=turns, journal=journal, version=version, usage=usage)
+    return Session(info=info, turns=turns, journal=texts["journal"], version=version, usage=usage)
 
 
 def _require_type(value: object, *kinds: type) -> Any:
@@ -474,7 +478,7 @@ class FileSessions(Store):
             session = _session_from_metadata(described, session_id, str(folder / METADATA))
         history, state = (_get_valid_path(folder / name, session.version) for name in (HISTORY, STATE))
         lines = self._read_history(folder, session.version).splitlines()
-        messages = _parse_messages(iter(lines), str(history))
+        messages = _parse_messages(lines, str(history))
         return _add_messages_and_state(session, messages, _read_json(state), str(state))
 
     def _read_history(self, folder: Path, version: int) -> bytes:
@@ -743,7 +747,7 @@ class SqliteSessions(Store):
             lines = [bytes(line) for (line,) in found]
         where = f"{str(self.path)!r}, session {session_id!r}"
         session = _session_from_metadata(_parse_json(row[0], where), session_id, where)
-        return _add_messages_and_state(session, _parse_messages(iter(lines), where), _parse_json(row[1], where), where)
+        return _add_messages_and_state(session, _parse_messages(lines, where), _parse_json(row[1], where), where)
 
     @override
     def save(self, session: Session) -> Session:
@@ -839,9 +843,6 @@ class DocumentSessions(Store):
     Args:
         clock: Returns the time of a save.
     """
-
-    def __init__(self, *, clock: Clock = _utc_now) -> None:
-        super().__init__(clock=clock)
 
     @abstractmethod
     def read_document(self, key: str) -> str | None:

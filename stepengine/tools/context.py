@@ -195,6 +195,9 @@ class ToolContext:
             timeout; an async body is cancelled then.
         remaining_tokens: The number of context tokens that are left, if known: up to the model's context length, or to the
             limit of a context policy.
+        threads: The engine's threads; ``None`` outside of an engine.
+        leaked: The list to which the names of abandoned threads are added, or ``None``.
+        is_typed: Whether the caller may decode the result to its Python type, as handlers do; models receive it as JSON.
     """
 
     agent_state: AgentState = attrs.field(factory=AgentState)
@@ -218,14 +221,14 @@ class ToolContext:
     logger: RunLogger = attrs.field(factory=SilentLogger, repr=False)
     cancelled: CancelSignal = attrs.field(factory=threading.Event, repr=False)
     remaining_tokens: int | None = None
+    threads: ThreadPool | None = attrs.field(default=None, repr=False)
+    leaked: list[str] | None = attrs.field(default=None, repr=False)
+    is_typed: bool = attrs.field(default=False, repr=False)
     _emit: Callable[[Event], None] = attrs.field(default=_drop_event, repr=False)
-    _threads: ThreadPool | None = attrs.field(default=None, repr=False)
-    _leaked: list[str] | None = attrs.field(default=None, repr=False)
     _scope: CallScope = attrs.field(factory=CallScope, repr=False)
     _belongings: Callable[[], RunResources] | None = attrs.field(default=None, repr=False)
     _sleep: Callable[[float], Awaitable[None]] = attrs.field(default=_sleep_on_loop, repr=False)
     _keep_write: Callable[[FileWrite], None] | None = attrs.field(default=None, repr=False)
-    _is_typed: bool = attrs.field(default=False, repr=False)
 
     @classmethod
     def for_test(cls, **overrides: Any) -> ToolContext:
@@ -256,11 +259,6 @@ class ToolContext:
         if getattr(event, "tool_call_id", None) == "":
             event = attrs.evolve(event, tool_call_id=self.tool_call_id, tool_name=self.tool_name)  # type: ignore[call-arg]
         self._emit(event)
-
-    @property
-    def is_typed(self) -> bool:
-        """Whether the caller may decode the result to its Python type, as handlers do; models receive it as JSON."""
-        return self._is_typed
 
     @property
     def has_run(self) -> bool:
@@ -325,13 +323,3 @@ class ToolContext:
     def requested_max_chars(self) -> int | None:
         """The limit of ``request_truncation``, in characters; ``None`` if the body has not called it."""
         return self._scope.max_chars
-
-    @property
-    def threads(self) -> ThreadPool | None:
-        """The engine's threads; ``None`` outside of an engine."""
-        return self._threads
-
-    @property
-    def leaked(self) -> list[str] | None:
-        """The list to which the names of abandoned threads are added, or ``None``."""
-        return self._leaked

@@ -15,7 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 from urllib.parse import unquote, urldefrag, urljoin
 
 from attrs import frozen
@@ -80,14 +80,17 @@ def _get_result_count(depth: Depth) -> int:
     return WEB_SEARCH_RESULTS_DEEP if depth == "deep" else WEB_SEARCH_RESULTS
 
 
-def _parse_hit(entry: Any, snippet_name: str) -> SearchHit | None:
-    """Return the search result in *entry*, with the snippet in its member *snippet_name*; ``None`` without an http address."""
-    url = entry.get("url") if isinstance(entry, Mapping) else None
-    if not isinstance(url, str) or not url.startswith(("http://", "https://")):
-        return None
-    texts = [str(entry.get(name) or "") for name in ("title", snippet_name)]
-    title, said = (cut_end(" ".join(text.split()), SNIPPET_CHARS) for text in texts)
-    return SearchHit(title, url, said)
+def _parse_hits(answer: object, snippet_name: str) -> list[SearchHit]:
+    """Return the ``results`` in *answer* that have an http address, with the snippets in their members *snippet_name*."""
+    entries = answer.get("results") if isinstance(answer, Mapping) else None
+    hits = []
+    for entry in entries if isinstance(entries, list) else ():
+        url = entry.get("url") if isinstance(entry, Mapping) else None
+        if isinstance(url, str) and url.startswith(("http://", "https://")):
+            texts = [str(entry.get(name) or "") for name in ("title", snippet_name)]
+            title, said = (cut_end(" ".join(text.split()), SNIPPET_CHARS) for text in texts)
+            hits.append(SearchHit(title, url, said))
+    return hits
 
 
 class SearxngSearch:
@@ -117,11 +120,9 @@ class SearxngSearch:
             if self._language:
                 params["language"] = self._language
             answer = await _fetch_json(f"{self._url}/search", params, {}, seconds=self._seconds)
-            hits = [_parse_hit(entry, "content") for entry in _get_list_or_empty(answer, "results")]
             before = len(found)
-            for hit in hits:
-                if hit is not None:
-                    found.setdefault(hit.url, hit)
+            for hit in _parse_hits(answer, "content"):
+                found.setdefault(hit.url, hit)
             if len(found) == before:
                 break
         return list(found.values())[: _get_result_count(depth)]
@@ -161,8 +162,7 @@ class BraveSearch:
             params["country"] = self._country
         headers = {"X-Subscription-Token": self._key}
         answer = await _fetch_json(f"{self._url}/res/v1/web/search", params, headers, seconds=self._seconds)
-        hits = [_parse_hit(entry, "description") for entry in _get_list_or_empty(answer.get("web"), "results")]
-        return [hit for hit in hits if hit is not None][: _get_result_count(depth)]
+        return _parse_hits(answer.get("web"), "description")[: _get_result_count(depth)]
 
 
 def _normalize_url_and_register_password(url: str) -> str:
@@ -171,11 +171,6 @@ def _normalize_url_and_register_password(url: str) -> str:
     user_info = made.partition("//")[2].partition("/")[0].rpartition("@")[0]
     GIVEN.add(unquote(user_info.partition(":")[2]), "search_password", os.environ)
     return made
-
-
-def _get_list_or_empty(answer: object, name: str) -> Sequence[Any]:
-    found = answer.get(name) if isinstance(answer, Mapping) else None
-    return found if isinstance(found, list) else ()
 
 
 async def _fetch_json(
@@ -230,7 +225,6 @@ HEADING = re.compile(r"^#{1,6}+ ", re.MULTILINE)
 WORD = re.compile(r"\w++")
 COUNTED = 5
 """How often a word counts at most in one part of a page."""
-FOUND = range(200, 300)
 SMALLEST_PART_CHARS = 800
 """A shorter part of a page says too little to be worth its heading."""
 MORE = "\n[... the page goes on]\n"
@@ -286,7 +280,7 @@ class DocsSites:
             count_page.get()()
             try:
                 fetched = await self._fetcher.fetch(address)
-                text = (await read_page(fetched)).text if fetched.status in FOUND else ""
+                text = (await read_page(fetched)).text if fetched.status in SUCCESS else ""
             except ToolError as error:
                 problem = error
                 continue
@@ -343,7 +337,7 @@ async def _count_and_fetch_text(fetcher: Fetcher, url: str) -> str:
     count_page.get()()
     try:
         fetched = await fetcher.fetch(url)
-        return (await read_page(fetched)).text if fetched.status in FOUND else ""
+        return (await read_page(fetched)).text if fetched.status in SUCCESS else ""
     except ToolError:
         return ""
 
