@@ -32,6 +32,7 @@ from stepengine.evaluation.samples import (
     fork_sample,
     format_dollars,
     run_concurrently,
+    sum_costs,
     summarize_run_from,
 )
 from stepengine.evaluation.statistics import wilson_interval
@@ -228,11 +229,11 @@ def estimate_blame_cost(journal: Journal, k: int, steps: tuple[int, int] | None 
     # The binary search repeats the first step and each middle, then the four steps near its result twice as often.
     tried = len(chosen) if len(chosen) <= MOST_STEPS else 9 + len(chosen).bit_length()
     share = tried / len(looked_at) if looked_at else 0.0
-    costs = [course.cost for course in courses]
     calls = round(sum(course.steps for course in courses) * k * share)
-    if None in costs:
+    total = sum_costs([course.cost for course in courses])
+    if total is None:
         return CostEstimate(calls, None, None)
-    cost = sum([c for c in costs if c is not None], Decimal(0)) * k * Decimal(str(round(share, 4)))
+    cost = total * k * Decimal(str(round(share, 4)))
     return CostEstimate(calls, cost, 2 * cost)
 
 

@@ -36,6 +36,7 @@ from stepengine.evaluation.samples import (
     fork_sample,
     format_dollars,
     run_concurrently,
+    sum_costs,
     summarize_run_from,
 )
 from stepengine.evaluation.statistics import (
@@ -116,15 +117,14 @@ def _make_repeated_journal(file: str, journal: Journal, history: History, error:
 
 def estimate_impact_cost(repeated_journals: Sequence[RepeatedJournal], n: int) -> CostEstimate:
     """Return the estimated model calls and cost of *n* samples of each journal."""
-    calls, cost = 0, Decimal(0)
-    is_known = True
-    for one in repeated_journals:
-        if one.needs_model_calls and one.journal is not None:
-            part = summarize_run_from(one.journal.history(), one.broke_at)
-            calls += part.steps * n
-            is_known = is_known and part.cost is not None
-            cost += (part.cost or Decimal(0)) * n
-    return CostEstimate(calls, cost if is_known else None, 2 * cost if is_known else None)
+    parts = [
+        summarize_run_from(one.journal.history(), one.broke_at)
+        for one in repeated_journals
+        if one.needs_model_calls and one.journal is not None
+    ]
+    calls = n * sum(part.steps for part in parts)
+    cost = sum_costs([part.cost for part in parts])
+    return CostEstimate(calls, None, None) if cost is None else CostEstimate(calls, n * cost, 2 * n * cost)
 
 
 @frozen

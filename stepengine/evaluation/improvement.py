@@ -44,6 +44,7 @@ from stepengine.evaluation.case_runs import (
 from stepengine.evaluation.checks import Check
 from stepengine.evaluation.criteria import PASSES, Case, Criterion, FilesGone, JudgedRun, Verdict
 from stepengine.evaluation.reply_book import CachingProvider, ReplyBook
+from stepengine.evaluation.samples import sum_costs
 from stepengine.evaluation.scoring import PASS, Pair, Scores, score_outcome
 from stepengine.evaluation.statistics import FEWEST_CASES
 from stepengine.journal import FileJournal
@@ -209,7 +210,7 @@ class Trials:
         problem = next((said for sample in samples if (said := self._explain_unmeasured(sample))), "")
         worst = self._get_worst_sample(samples)
         known = [score for score in scores if score is not None]
-        costs = [sample.cost for sample in samples]
+        cost = sum_costs([sample.cost for sample in samples])
         return {
             "score": sum(known) / len(known) if known and not problem else None,
             "problem": problem,
@@ -229,7 +230,7 @@ class Trials:
                     Decimal(0),
                 )
             ),
-            "cost": None if None in costs else str(sum([c for c in costs if c is not None], Decimal(0))),
+            "cost": None if cost is None else str(cost),
             "served": sum(served for _, served in made),
             "journal": self._journal_path(changes, worst).relative_to(self.folder).as_posix(),
             "stopped": "",

@@ -7,7 +7,7 @@ Samples of a recorded run: forks that run concurrently within one budget, and su
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from decimal import Decimal
 from typing import Any, TypeAlias, TypeVar
@@ -224,6 +224,14 @@ def finished_model_call_addresses(history: History) -> list[str]:
         for address, intent in sort_effects_in_program_order(history)
         if intent.type == "model_call" and address in history.results
     ]
+
+
+def sum_costs(costs: Iterable[Decimal | None]) -> Decimal | None:
+    """Return the sum of costs in US dollars; ``None`` if one is unknown."""
+    total: Decimal | None = Decimal(0)
+    for cost in costs:
+        total = add_cost(total, cost)
+    return total
 
 
 def format_dollars(amount: Decimal | None) -> str:
