@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from decimal import Decimal
 from functools import partial
 from typing import Any, NamedTuple
@@ -396,23 +397,22 @@ class _BlameSearch:
 
     def _add_report_counts(self, step_index: int, reports: Sequence[ForkReport | None]) -> None:
         """Add passed, failed and unknown forks to the counts of a step, and store the tool that most unknown forks called."""
-        step, called = self.steps[step_index], dict[str, int]()
+        step, called = self.steps[step_index], Counter[str]()
         ok = failed = unknown = 0
         for report in reports:
             if report is None or report.refused is not None or report.result.status is RunStatus.SUSPENDED:
                 unknown += 1
                 if report is not None and report.refused is not None:
-                    called[report.refused.name] = called.get(report.refused.name, 0) + 1
+                    called[report.refused.name] += 1
             elif self._check.find_failure(report.result):
                 failed += 1
             else:
                 ok += 1
             self.performed += 0 if report is None else report.performed
-        most: Mapping[str, int] = called
         self.steps[step_index] = attrs.evolve(
             step,
             ok=step.ok + ok,
             failed=step.failed + failed,
             unknown=step.unknown + unknown,
-            tool=max(most, key=lambda name: most[name]) if most else step.tool,
+            tool=called.most_common(1)[0][0] if called else step.tool,
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from functools import partial
@@ -286,9 +287,7 @@ class Impact:
         yield f"spent {format_dollars(self.spent)}" + (f"; stopped: {self.stopped}" if self.stopped else "")
 
     def _describe_journal_counts(self) -> str:
-        counts: dict[str, int] = {}
-        for one in self.journals:
-            counts[_describe_replay_result(one.found)] = counts.get(_describe_replay_result(one.found), 0) + 1
+        counts = Counter([_describe_replay_result(one.found) for one in self.journals])
         return ", ".join([f"{number} {what}" for what, number in {"unchanged": 0, **counts}.items()])
 
     def _describe_findings(self, left_record: Sequence[Judged]) -> Iterator[str]:
