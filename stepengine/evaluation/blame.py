@@ -305,8 +305,8 @@ async def blame(
     )  # fmt: skip
     await search.repeat_needed_steps()
     tried = tuple([search.steps[i] for i in sorted(search.tried)])
-    found = find_pass_rate_drop([*[(s.ok, s.known) for s in tried if s.is_measurable], (0, k)])
     measurable = [step for step in tried if step.is_measurable]
+    found = find_pass_rate_drop([*[(step.ok, step.known) for step in measurable], (0, k)])
     blamed = None if found is None else Blamed(*[measurable[place - 1] for place in found])
     why = _explain_blame(tried, blamed, str(options["tools"]))
     stopped = "the budget is spent; unfinished samples are left out" if money.is_empty else ""
