@@ -16,7 +16,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import attrs
 from attrs import frozen
@@ -126,13 +126,6 @@ def _list_non_judge_checks(evaluation: Evaluation, case: Case) -> list[str]:
 # --- trials -----------------------------------------------------------------------------------------------------------
 
 
-class _SampleWithReuse(NamedTuple):
-    """A sample, and the number of its model replies that were not paid again."""
-
-    sample: Sample
-    reused_reply_count: int
-
-
 @attrs.define
 class Trials:
     """
@@ -238,7 +231,7 @@ class Trials:
 
     async def _get_or_run_sample(
         self, changes: Mapping[str, Any], case: Case, number: int, parent_changes: Mapping[str, Any] | None
-    ) -> _SampleWithReuse:
+    ) -> tuple[Sample, int]:
         """Return a recorded sample, or run a new one, with the number of reused replies; raise if the budget is spent."""
         agent, folder = self._load_agent_version(changes), self.folder / "versions" / version_name(changes)
         pages = [] if parent_changes is None else [_reply_page_name(parent_changes, case, number)]
@@ -252,7 +245,7 @@ class Trials:
             raise asyncio.CancelledError
         if provider.refused is not None:
             raise provider.refused
-        return _SampleWithReuse(outcome.samples[0], provider.served)
+        return outcome.samples[0], provider.served
 
     def _make_caching_provider(self, page: str, case: Case, earlier_pages: Sequence[str] = ()) -> CachingProvider:
         free = self.is_free(case)
