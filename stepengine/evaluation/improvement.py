@@ -45,7 +45,7 @@ from stepengine.evaluation.checks import Check
 from stepengine.evaluation.criteria import PASSES, Case, Criterion, FilesGone, JudgedRun, Verdict
 from stepengine.evaluation.reply_book import CachingProvider, ReplyBook
 from stepengine.evaluation.samples import sum_costs
-from stepengine.evaluation.scoring import PASS, Pair, Scores, score_outcome
+from stepengine.evaluation.scoring import PASS, Pair, Scores, make_sample_value_reader, score_outcome
 from stepengine.evaluation.statistics import FEWEST_CASES
 from stepengine.journal import FileJournal
 from stepengine.models import Models
@@ -274,9 +274,7 @@ class Trials:
         """Return the score of a sample in the measure to improve; ``None`` if it has none."""
         if sample.status == ERROR:
             return None
-        if self.by == PASS:
-            return None if sample.passed is None else float(sample.passed)
-        return sample.scores[self.by].score if self.by in sample.scores else None
+        return make_sample_value_reader(self.by)(sample)
 
     def _get_worst_sample(self, samples: Sequence[Sample]) -> Sample:
         """Return the first sample with the lowest score; an unknown score counts as 0."""

@@ -221,7 +221,8 @@ def _count_excessive_errors(outcome: Outcome, side: str) -> int:
     return errors if errors > TOO_MANY_ERRORS * len(own) else 0
 
 
-def _make_sample_value_reader(check: str) -> Callable[[Sample], float | None]:
+def make_sample_value_reader(check: str) -> Callable[[Sample], float | None]:
+    """Return the function that reads the value of a sample in a check or measure; it returns ``None`` if there is none."""
     if check in MEASURES:
         return MEASURES[check]
     if check == PASS:
@@ -231,7 +232,7 @@ def _make_sample_value_reader(check: str) -> Callable[[Sample], float | None]:
 
 def _values_by_unit(outcome: Outcome, side: str, check: str) -> dict[str, list[float]]:
     """Return the values of a side in a check or measure, by case or group."""
-    read = _make_sample_value_reader(check)
+    read = make_sample_value_reader(check)
     units = {case.id: case.group or case.id for case in outcome.evaluation.cases}
     found: dict[str, list[float]] = {}
     for sample in outcome.samples:
