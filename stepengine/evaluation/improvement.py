@@ -103,8 +103,8 @@ def find_improvement_problems(file: AgentFile, parts: Sequence[str], evaluation:
         found.append(
             f"{file.file} has no changeable part of {file.agent_id!r}: write a prompt, tool text, setting or default as a literal"
         )
-    if "system_prompt" in file.fixed and not parts:
-        found.append(f"system_prompt: {file.fixed['system_prompt']}")
+        if "system_prompt" in file.fixed:
+            found.append(f"system_prompt: {file.fixed['system_prompt']}")
     names = {name for case in evaluation.cases for name in evaluation.get_named_checks(case)}
     if by != PASS and by not in names:
         found.append(f"by= or --by {by!r} is not a check; checks: {list_names([PASS, *sorted(names)], by)}")
