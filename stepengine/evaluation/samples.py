@@ -205,11 +205,11 @@ def _list_program_requests(history: History, run_path: str) -> Iterator[tuple[st
 def sort_effects_in_program_order(history: History) -> list[tuple[Address, Intent]]:
     """Return the effects of a run sorted by address; the effects of a child follow the effect that started the child."""
 
-    def sort_key(address: Address) -> list[int]:
-        path, seq = address
+    def sort_key(effect: tuple[Address, Intent]) -> list[int]:
+        (path, seq), _ = effect
         return [*[int(n) for n in path.split(".") if n], seq]
 
-    return sorted(history.intents.items(), key=lambda item: sort_key(item[0]))
+    return sorted(history.intents.items(), key=sort_key)
 
 
 def _find_recorded_reply(history: History, intent: Intent) -> ModelReply | None:
