@@ -356,8 +356,10 @@ def _get_function_name_and_file(tool: object) -> tuple[str, Path]:
 def _replace_part_literal(source: bytes, part: Part, value: object) -> bytes:
     """Return the source with a new literal for a part; a docstring keeps its indentation, and line ends stay."""
     before, after = source[: part._start], source[part._end :]  # noqa: SLF001
-    indent = " " * (len(before) - len(before[: before.rfind(b"\n") + 1]) if part._is_docstring else 0)  # noqa: SLF001
-    made = _format_docstring_literal(str(value), indent) if part._is_docstring else _format_literal(value)  # noqa: SLF001
+    if part._is_docstring:  # noqa: SLF001
+        made = _format_docstring_literal(str(value), " " * (len(before) - before.rfind(b"\n") - 1))
+    else:
+        made = _format_literal(value)
     if b"\r\n" in source:
         made = made.replace("\n", "\r\n")
     return before + made.encode() + after
