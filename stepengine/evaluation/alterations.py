@@ -320,12 +320,9 @@ def _collect_agent_and_descendants(agent: AgentDefinition) -> dict[str, AgentDef
 def _find_module_assignments(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
     """Yield names and values of the assignments at the top level of a module."""
     for node in tree.body:
-        targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        )
-        value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
-        if value is not None:
-            yield from [(target.id, value) for target in targets if isinstance(target, ast.Name)]
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from [(target.id, node.value) for target in targets if isinstance(target, ast.Name)]
 
 
 def _get_callee_name(function: ast.expr) -> str:
