@@ -699,9 +699,9 @@ class _EvaluationRun:
 
         async with self._open_working_copy(slot.case) as copy:
             made = await self._run_and_store_note(slot, copy, run_and_settle_cost, models)
-            if isinstance(made.result.error, UnknownModel | MissingKey):
-                raise made.result.error  # it would be so in every run
             error = made.result.error
+            if isinstance(error, UnknownModel | MissingKey):
+                raise error  # it would be so in every run
             if reserved is not None and isinstance(error, LimitExceeded) and error.kind == "unpriced_model":
                 raise error
             if self.ledger.stop_if_run_spent_budget(made.result):
