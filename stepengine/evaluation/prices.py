@@ -123,7 +123,7 @@ def _cacheable_share(previous_request: ModelRequest | None, request: ModelReques
     ):
         return 0.0
     same = previous_request.messages.shared_prefix_length(request.messages)
-    if not same or not len(previous_request.messages):
+    if not same:
         return 0.0
     whole = estimate_request_tokens(request)
     held = estimate_request_tokens(attrs.evolve(previous_request, tail=())) * same / len(previous_request.messages)
