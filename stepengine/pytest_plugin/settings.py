@@ -104,9 +104,12 @@ def choose_record_mode(item: pytest.Item) -> Any:
     """
     Return the recording mode of a test: the command line beats the mark, but a test marked ``none`` replays.
 
-    In CI the mode is ``none``, unless ``--stepengine-allow-live`` is given.
+    A live test is always recorded again. Other tests have the mode ``none`` in CI, unless ``--stepengine-allow-live`` is given.
     """
-    wanted = read_mark_arguments(item).get("record")
+    given = read_mark_arguments(item)
+    if given.get("live"):
+        return "rewrite"
+    wanted = given.get("record")
     if wanted == "none" or not may_record(item.config):
         return "none"
     return find_command_line_mode(item.config) or wanted or item.config.getini("stepengine_record") or "none"
