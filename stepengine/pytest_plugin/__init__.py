@@ -349,7 +349,7 @@ def _add_failure_notes(item: pytest.Item, recordings: Sequence[Any], error: Base
     full = item.config.getoption("--stepengine-diff") == "full"
     shown = misses if full else hidden
     if shown:
-        item.add_report_section("call", "stepengine", format_hidden_errors(item, shown))
+        item.add_report_section("call", "stepengine", format_hidden_errors(shown, full=full))
 
 
 @pytest.hookimpl(wrapper=True)

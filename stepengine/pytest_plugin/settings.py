@@ -26,10 +26,11 @@ def uses_plugin(item: pytest.Item) -> bool:
 
 def requests_cassette(item: pytest.Item) -> bool:
     """Return True if the test itself asks for a cassette: by fixture, by ``patch=True``, or by a mark and no other fixture."""
-    if not CASSETTES.isdisjoint(getattr(item, "fixturenames", ())) or read_mark_arguments(item).get("patch"):
+    names = getattr(item, "fixturenames", ())
+    if not CASSETTES.isdisjoint(names) or read_mark_arguments(item).get("patch"):
         return True
     own = any(mark.name == "stepengine" for mark in item.own_markers)
-    return own and FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
+    return own and FIXTURES.isdisjoint(names)
 
 
 def find_command_line_mode(config: pytest.Config) -> str | None:
