@@ -456,7 +456,7 @@ class RunPayload:
             return
         value = outcome.value
         if isinstance(value, ModelReply):
-            self._add_model_reply(row, self._runs[result.path], number, value)
+            self._add_model_reply(row, run, number, value)
         else:
             told |= self._result_value_to_json(
                 value, f"`stepengine show {shlex.quote(self.file)} --step '{told['a']}'`"
