@@ -134,7 +134,7 @@ def _render_with_text_limit(
     made = make_payload(source, other, locals=locals, max_text_chars=max_text_chars)
     files = " → ".join([Path(each.file).name for each in (source, other) if each is not None])
     name = title or f"{made.agent} · {files}"
-    return RenderedPage(html=render_page(made.told, str(made.texts.clean(name))), missing=made.missing)
+    return RenderedPage(html=render_page(made.told, made.texts.clean(name)), missing=made.missing)
 
 
 @frozen(kw_only=True)
