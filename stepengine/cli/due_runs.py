@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -16,7 +15,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.cli.bench import make_engine_setup
-from stepengine.cli.exits import Exit, choose_exit_code, print_error
+from stepengine.cli.exits import Exit, choose_exit_code, get_exit_code_of_signal, print_error
 from stepengine.cli.journals import load_recorded_agent, make_resume_limits, needs_new_approvals
 from stepengine.cli.options import Options
 from stepengine.cli.perform import GRACE, await_result_or_limit
@@ -190,7 +189,7 @@ class _DueRunResumer:
             if isinstance(problem, Exception):
                 raise problem
         if received and interval_seconds is None:
-            return Exit.TERMINATED if received[0] == signal.SIGTERM else Exit.INTERRUPTED
+            return get_exit_code_of_signal(received[0])
         return Exit.COMPLETED if received else self._code
 
     async def _make_scheduler(self, stack: contextlib.AsyncExitStack, schedule: Schedule) -> Scheduler:

@@ -18,7 +18,7 @@ import typer
 from attrs import frozen
 
 from stepengine.cli.bench import EngineSetup, make_engine_setup
-from stepengine.cli.exits import Exit, print_error, run_explaining_errors
+from stepengine.cli.exits import Exit, get_exit_code_of_signal, print_error, run_explaining_errors
 from stepengine.cli.journals import (
     Interrupted,
     load_recorded_agent,
@@ -219,7 +219,7 @@ def run_reporting_errors(command: Callable[[], Exit]) -> Exit:
             return command()
         except Interrupted as interrupted:
             name = signal.Signals(interrupted.number).name
-            code = Exit.TERMINATED if interrupted.number == signal.SIGTERM else Exit.INTERRUPTED
+            code = get_exit_code_of_signal(interrupted.number)
             return print_error(f"{name}: stopped; nothing was changed", code)
         except ReplayDivergence as error:
             return print_error(error.message.partition("\n  to continue")[0], Exit.DIVERGED)

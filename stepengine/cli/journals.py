@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from stepengine.cli.bench import EngineSetup, make_engine_setup
-from stepengine.cli.exits import Exit, print_error, run_explaining_errors
+from stepengine.cli.exits import Exit, get_exit_code_of_signal, print_error, run_explaining_errors
 from stepengine.cli.options import Options
 from stepengine.cli.perform import (
     FinishedRun,
@@ -116,7 +116,7 @@ def _run_reporting_failures(command: Callable[[Options], Exit], options: Options
         return command(options)
     except Interrupted as interrupted:
         name = signal.Signals(interrupted.number).name
-        code = Exit.TERMINATED if interrupted.number == signal.SIGTERM else Exit.INTERRUPTED
+        code = get_exit_code_of_signal(interrupted.number)
         from stepengine.journal import as_journal
 
         made = interrupted.options

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import sys
 from collections.abc import Coroutine
 from functools import partial
@@ -16,7 +15,7 @@ import attrs
 import typer
 
 from stepengine.cli.bench import choose_limits, make_engine_setup
-from stepengine.cli.exits import Exit
+from stepengine.cli.exits import Exit, get_exit_code_of_signal
 from stepengine.cli.options import Model, Options, with_shared_options
 from stepengine.cli.screen.interrupt_keys import call_on_interrupts
 from stepengine.cli.settings import UsageProblem
@@ -203,7 +202,7 @@ async def _serve_http(server: Any, engines: list[Any], host: str, port: int, tok
         except asyncio.CancelledError:
             if not received:
                 raise
-            return Exit.TERMINATED if received[0] == signal.SIGTERM else Exit.INTERRUPTED
+            return get_exit_code_of_signal(received[0])
     return Exit.COMPLETED
 
 
