@@ -64,13 +64,13 @@ def fork_run(screen: DebugScreen, typed: str, forked: ForkedWalk | None) -> str:
         typed: The typed options; see ``help fork``.
         forked: The walk, if it consists of processes; then the fork runs in its own process, too.
     """
-    from stepengine.journal.sources import parse_database_path
+    from stepengine.journal.sources import get_journal_file
 
     asked = _parse_fork_options(typed)
     if asked.trusts:
         refuse_inside_tool("debug fork --trust-journal")
     source = screen.options.journal
-    into = asked.into or _choose_free_path(Path((parse_database_path(source) or (source, ""))[0]))
+    into = asked.into or _choose_free_path(get_journal_file(source))
     act = partial(_run_fork_to_json, screen, asked, into)
     if asked.live:
         _confirm_live_cost(screen, asked)

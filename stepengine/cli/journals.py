@@ -180,9 +180,9 @@ def add_journal_to_options(options: Options, *, resumable_only: bool = False) ->
 
 
 def _is_existing_file(text: str) -> bool:
-    from stepengine.journal.sources import parse_database_path
+    from stepengine.journal.sources import get_journal_file
 
-    return Path((parse_database_path(text) or (text, ""))[0]).exists()
+    return get_journal_file(text).exists()
 
 
 def open_journal(text: str, *, sign: str = "") -> Journal:
