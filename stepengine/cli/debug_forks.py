@@ -87,7 +87,7 @@ def fork_run(screen: DebugScreen, typed: str, forked: ForkedWalk | None) -> str:
     if told.get("error"):
         raise RefusedCommand(told["error"])
     place = screen.debugger.stepper.tape.find_address_at(screen.debugger.position)
-    at = "" if place is None else f"{place[0]}#{place[1]}"
+    at = "" if place is None else format_address(*place)
     screen.print_result(
         f" new journal {into}, parent at {at}; {format_count(told['steps'], 'step')}, {told['status']}"
         + (f": {told['said']}" if told["said"] else ""),
@@ -131,12 +131,11 @@ def _run_fork_to_json(screen: DebugScreen, request: ForkRequest, into: str) -> s
         agent = load_recorded_agent(options, history)
         bench = make_engine_setup(options, agent, hidden_journal=target.address, recorded=history)
         models = None if request.live else ScriptedModel(request.replies)
-        edit = request.edit
 
         async def fork_to_end() -> Any:
             async with bench.engine:
                 return await screen.debugger.fork(
-                    edit,
+                    request.edit,
                     engine=bench.engine,
                     models=models,
                     into=target,
