@@ -120,21 +120,18 @@ class _WatchScreen:
         self._print_preview(found, saved, changes)
 
     def wait_and_print_change(self) -> bool:
-        """Wait for a saved file or a typed position and show the result; return ``False`` if the user quits."""
-        while True:
-            saved = self._watched.find_saved_files()
-            if saved:
-                self.load_and_print_preview(saved)
-                return True
-            typed = _wait_for_typed_line()
-            if typed is None:
-                continue
-            if typed in ("q", "quit"):
-                return False
-            if typed:
-                self._watched.at = typed
-                self.load_and_print_preview([])
-                return True
+        """Wait shortly for a saved file or a typed position, and show the result; return ``False`` if the user quits."""
+        saved = self._watched.find_saved_files()
+        if saved:
+            self.load_and_print_preview(saved)
+            return True
+        typed = _wait_for_typed_line()
+        if typed in ("q", "quit"):
+            return False
+        if typed:
+            self._watched.at = typed
+            self.load_and_print_preview([])
+        return True
 
     # --- showing ------------------------------------------------------------------------------------------------------
 
