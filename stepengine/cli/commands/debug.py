@@ -95,17 +95,17 @@ def debug(
       stepengine debug run.jsonl --exec "until error" --json
       stepengine debug run.jsonl --agent ./agents/triage.py --at 12 --watch
     """
+    options = attrs.evolve(options, journal=file, last=last, quiet=True)
     if watch:
         from stepengine.cli.debug_watch import watch_position
 
         if commands is not None or no_fork:
             msg = "--watch shows one position repeatedly, in its own processes; leave out --exec and --no-fork"
             raise UsageProblem(msg)
-        options = attrs.evolve(options, journal=file, last=last, quiet=True)
         return run_on_journal(options, lambda options: watch_position(options, at, prints=not quiet))
-    options = attrs.evolve(options, journal=file, last=last, quiet=True)
-    asked = DebugOptions(at, tuple(commands or ()), is_scripted=commands is not None, no_fork=no_fork)
-    asked = attrs.evolve(asked, quiet_handler=quiet)
+    asked = DebugOptions(
+        at, tuple(commands or ()), is_scripted=commands is not None, no_fork=no_fork, quiet_handler=quiet
+    )
     return run_on_journal(options, lambda options: _load_and_debug(options, asked, SharedCounters()))
 
 
