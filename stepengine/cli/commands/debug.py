@@ -40,8 +40,6 @@ from stepengine.data.programs import is_sandboxed
 from stepengine.errors import JournalError, ReplayDivergence, StepEngineError
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from stepengine.debugging.walks import ForkedWalk
     from stepengine.engine import Engine
     from stepengine.engine.stepper import Stepper
@@ -383,9 +381,7 @@ class DebugSession:
 
         if self.navigation.ignores_breakpoints:
             return
-        caller: FrameType | None = sys._getframe(1)  # noqa: SLF001
-        if caller is None:
-            return
+        caller = sys._getframe(1)  # noqa: SLF001
         if not self._asked.is_scripted and not sys.stdin.isatty():
             if not self._warned:
                 self._warned = True
