@@ -12,6 +12,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Never, cast
 
 import attrs
@@ -204,11 +205,7 @@ class DebugSession:
 
     def run_commands_and_exit_process(self, message: Mapping[str, object] | None) -> Never:
         """Run the command loop in a child process, and end the process."""
-        code: int = Exit.FAILED
-        try:
-            code = self.run_command_loop(message)
-        except BaseException as error:  # noqa: BLE001 - nothing of this process goes back to where it was forked
-            print_error(f"the debugger failed: {type(error).__name__}: {error}")
+        code = _call_printing_failure(lambda: self.run_command_loop(message))
         assert self._forked is not None  # noqa: S101 - it forked this process
         self._forked.end_all_processes(code)
 
@@ -343,11 +340,12 @@ class DebugSession:
         """Debug another run; after the command ``parent`` show this run again, else leave with its exit code."""
         options = attrs.evolve(self.screen.options, journal=journal, last=False, stem="")
         inner = attrs.evolve(self._asked, at="", is_inner=True)
+        debug_there = partial(_load_and_debug, options, inner, self.screen.tally)
         if self._forked is None:
-            code = int(_load_and_debug(options, inner, self.screen.tally))
+            code: int = debug_there()
             sys.breakpointhook = self._open_loop_at_breakpoint
         else:
-            code = self._run_in_child_process(lambda: int(_load_and_debug(options, inner, self.screen.tally)))
+            code = self._run_in_child_process(debug_there)
         if code == PARENT:
             self.screen.show_position()
         else:
@@ -360,12 +358,7 @@ class DebugSession:
         sys.stdout.flush()
         pid = os.fork()
         if pid == 0:
-            code: int = Exit.FAILED
-            try:
-                code = act()
-            except BaseException as error:  # noqa: BLE001 - nothing of this process goes back to where it was forked
-                print_error(f"the debugger failed: {type(error).__name__}: {error}")
-            exit_forked_process(code)
+            exit_forked_process(_call_printing_failure(act))
         return wait_for_child(pid)
 
     def return_to_parent_run(self, typed: str) -> None:
@@ -434,6 +427,15 @@ class DebugSession:
 
 
 # --- lines ----------------------------------------------------------------------------------------------------------
+
+
+def _call_printing_failure(act: Callable[[], int]) -> int:
+    """Call *act* in a forked process, and return its exit code; an error is printed."""
+    try:
+        return act()
+    except BaseException as error:  # noqa: BLE001 - nothing of this process goes back to where it was forked
+        print_error(f"the debugger failed: {type(error).__name__}: {error}")
+        return Exit.FAILED
 
 
 def _read_terminal_line(prompt: str) -> str | None:
