@@ -388,10 +388,9 @@ class GateOfScores:
         self, mean: float, low: float | None, high: float | None, threshold: float, cases: int
     ) -> str:
         """Return why a mean or the end of its interval misses a threshold; ``""`` if it does not."""
+        which, value = ("the lower end", low) if self.sign.startswith(">") else ("the upper end", high)
         if self.by_mean:
             which, value = "the mean", mean
-        else:
-            which, value = ("the lower end", low) if self.sign.startswith(">") else ("the upper end", high)
         if value is None:
             return f"{cases} cases are too few for a confidence interval, which needs {FEWEST_CASES}; ~{self.sign} compares means"
         if math.isnan(value):
