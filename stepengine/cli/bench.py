@@ -72,8 +72,11 @@ class EngineSetup(NamedTuple):
 def choose_limits(options: Options, agent: AgentDefinition) -> Limits | None:
     """Return the limits of a new run: typed options, else the lower of the settings and the agent's own limits."""
     own, chosen = agent.limits, options.settings.limits
-    lower = {name: mine for name in options.settings.table("limits") if (mine := getattr(own, name)) is not None}
-    lower = {name: min(mine, getattr(chosen, name)) for name, mine in lower.items()}
+    lower = {
+        name: min(mine, getattr(chosen, name))
+        for name in options.settings.table("limits")
+        if (mine := getattr(own, name)) is not None
+    }
     limits = attrs.evolve(chosen, **lower)
     if options.max_steps:
         limits = attrs.evolve(limits, max_steps=options.max_steps)

@@ -195,14 +195,14 @@ class Chat:
         """Run one input as a slash command, a shell command or a turn; return its exit code, or *code* if it has none."""
         if self.conversation.wanted_mode:
             await self.conversation.switch_permission_mode(self.conversation.wanted_mode)
-        if isinstance(typed, UnreadMessage) and typed.strip():
-            return await self.run_turn(self.compose_prompt_and_clear_notes(typed), title=typed)
-        if typed.startswith("/") and not typed.startswith("//"):
-            return await self._run_slash_command(typed)
-        if typed.startswith("!"):
-            await self._run_shell_command_and_add_note(typed)
-        elif typed.strip():
-            typed = typed.removeprefix("/") if typed.startswith("//") else typed
+        if not isinstance(typed, UnreadMessage):
+            if typed.startswith("/") and not typed.startswith("//"):
+                return await self._run_slash_command(typed)
+            if typed.startswith("!"):
+                await self._run_shell_command_and_add_note(typed)
+                return code
+            typed = typed.removeprefix("/")
+        if typed.strip():
             return await self.run_turn(self.compose_prompt_and_clear_notes(typed), title=typed)
         return code
 

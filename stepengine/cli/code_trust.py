@@ -263,9 +263,9 @@ def format_package_requests(asks: Sequence[str]) -> list[str]:
             rest, _, category = rest.rpartition(": ")
             kind = f"tools, {category}"
         groups.setdefault(kind, []).append(rest)
-    kinds = sorted(groups, key=lambda kind: (KIND_ORDER.index(kind) if kind in KIND_ORDER else len(KIND_ORDER), kind))
+    order = {kind: place for place, kind in enumerate(KIND_ORDER)}
     # Tools that only read are the least important. The package's own categories come before them.
-    kinds.sort(key=lambda kind: kind == HARMLESS)
+    kinds = sorted(groups, key=lambda kind: (kind == HARMLESS, order.get(kind, len(order)), kind))
     lines = [f"  {kind}: {', '.join(groups[kind])}" for kind in kinds]
     counts = ", ".join([f"{len(groups[kind])} {kind}" for kind in kinds])
     return [*lines, f"  total: {counts}"] if lines else []

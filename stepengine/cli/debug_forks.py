@@ -64,13 +64,13 @@ def fork_run(screen: DebugScreen, typed: str, forked: ForkedWalk | None) -> str:
         typed: The typed options; see ``help fork``.
         forked: The walk, if it consists of processes; then the fork runs in its own process, too.
     """
-    from stepengine.journal.sources import parse_database_path
+    from stepengine.journal.sources import get_journal_file
 
     asked = _parse_fork_options(typed)
     if asked.trusts:
         refuse_inside_tool("debug fork --trust-journal")
     source = screen.options.journal
-    into = asked.into or _choose_free_path(Path((parse_database_path(source) or (source, ""))[0]))
+    into = asked.into or _choose_free_path(get_journal_file(source))
     act = partial(_run_fork_to_json, screen, asked, into)
     if asked.live:
         _confirm_live_cost(screen, asked)
@@ -87,7 +87,7 @@ def fork_run(screen: DebugScreen, typed: str, forked: ForkedWalk | None) -> str:
     if told.get("error"):
         raise RefusedCommand(told["error"])
     place = screen.debugger.stepper.tape.find_address_at(screen.debugger.position)
-    at = "" if place is None else f"{place[0]}#{place[1]}"
+    at = "" if place is None else format_address(*place)
     screen.print_result(
         f" new journal {into}, parent at {at}; {format_count(told['steps'], 'step')}, {told['status']}"
         + (f": {told['said']}" if told["said"] else ""),
@@ -131,12 +131,11 @@ def _run_fork_to_json(screen: DebugScreen, request: ForkRequest, into: str) -> s
         agent = load_recorded_agent(options, history)
         bench = make_engine_setup(options, agent, hidden_journal=target.address, recorded=history)
         models = None if request.live else ScriptedModel(request.replies)
-        edit = request.edit
 
         async def fork_to_end() -> Any:
             async with bench.engine:
                 return await screen.debugger.fork(
-                    edit,
+                    request.edit,
                     engine=bench.engine,
                     models=models,
                     into=target,

@@ -120,7 +120,7 @@ def show_hooks(screen: DebugScreen, _: str) -> None:
     """Print the hooks that were called since the last outcome, with their results."""
     called = [(h.point, h.hook, screen.debugger.texts.format_value(h.said)) for h in screen.debugger.moment().hooks]
     lines = [f"{point} {name}: {said}" for point, name, said in called]
-    screen.print_result("\n".join(lines) or "no hook was called here", {"hooks": [list(each) for each in called]})
+    screen.print_result("\n".join(lines) or "no hook was called here", {"hooks": called})
 
 
 def show_origins(screen: DebugScreen, typed: str) -> None:
@@ -157,7 +157,4 @@ def show_divergence(screen: DebugScreen, _: str, *, recorded: bool) -> None:
         raise RefusedCommand(msg)
     fields = [(f.pointer, f.recorded if recorded else f.now) for f in screen.parked.diff]
     lines = [f"{pointer:<34} {value}" for pointer, value in fields]
-    screen.print_result(
-        screen.redact_and_escape("\n".join(lines)) or screen.redact_and_escape(screen.parked.message),
-        {"fields": [list(f) for f in fields]},
-    )
+    screen.print_result(screen.redact_and_escape("\n".join(lines) or screen.parked.message), {"fields": fields})

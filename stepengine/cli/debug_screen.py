@@ -228,7 +228,7 @@ class DebugScreen:
             yield f"the program of {self._get_program_call_address()}, written by a model"
         else:
             yield (
-                f"{self.redact_and_escape(_make_path_relative(frame.file))}  {frame.function}"
+                f"{self.redact_and_escape(make_path_relative(frame.file))}  {frame.function}"
                 f"{' (package)' if frame.kind == 'package' else ''}"
             )
         if frame.kind == "opaque":
@@ -253,7 +253,7 @@ class DebugScreen:
         return (
             f"of {self._get_program_call_address()}"
             if frame.kind == "program"
-            else self.redact_and_escape(_make_path_relative(frame.file))
+            else self.redact_and_escape(make_path_relative(frame.file))
         )
 
     def _has_file_changed(self, file: str) -> bool:
@@ -284,7 +284,8 @@ class DebugScreen:
         self.print_result("\n".join([*head, *lines]), {"head": head, "messages": lines})
 
 
-def _make_path_relative(file: str) -> str:
+def make_path_relative(file: str) -> str:
+    """Return a file relative to the working folder, if it is inside."""
     with contextlib.suppress(ValueError, OSError):
         return str(Path(file).relative_to(Path.cwd()))
     return file

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepengine.cli.bench import make_engine_setup, make_model_registry
+from stepengine.cli.debug_screen import make_path_relative
 from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.journals import load_recorded_agent, open_journal
 from stepengine.cli.options import Options
@@ -120,21 +121,18 @@ class _WatchScreen:
         self._print_preview(found, saved, changes)
 
     def wait_and_print_change(self) -> bool:
-        """Wait for a saved file or a typed position and show the result; return ``False`` if the user quits."""
-        while True:
-            saved = self._watched.find_saved_files()
-            if saved:
-                self.load_and_print_preview(saved)
-                return True
-            typed = _wait_for_typed_line()
-            if typed is None:
-                continue
-            if typed in ("q", "quit"):
-                return False
-            if typed:
-                self._watched.at = typed
-                self.load_and_print_preview([])
-                return True
+        """Wait shortly for a saved file or a typed position, and show the result; return ``False`` if the user quits."""
+        saved = self._watched.find_saved_files()
+        if saved:
+            self.load_and_print_preview(saved)
+            return True
+        typed = _wait_for_typed_line()
+        if typed in ("q", "quit"):
+            return False
+        if typed:
+            self._watched.at = typed
+            self.load_and_print_preview([])
+        return True
 
     # --- showing ------------------------------------------------------------------------------------------------------
 
@@ -195,7 +193,7 @@ class _WatchScreen:
         if not frames:
             yield " no code of the agent is suspended here"
             return
-        yield f" {_relative_path(frames[0]['file'])}  {frames[0]['function']}"
+        yield f" {make_path_relative(frames[0]['file'])}  {frames[0]['function']}"
         for number, text in preview.lines:
             yield f" {'>' if number == frames[0]['line'] else ' '} {number:<4} {truncate_text(text, self._width - 8)}"
 
@@ -229,12 +227,6 @@ def _find_typed_agent_file(agent: str) -> list[str]:
 
     place = AgentLocation.from_text(agent) if agent else None
     return [] if place is None else [str(place.file.resolve())]
-
-
-def _relative_path(file: str) -> str:
-    """Return a file relative to the working folder, if it is inside."""
-    path = Path(file)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
 
 
 def _wait_for_typed_line() -> str | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -16,7 +15,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.cli.bench import make_engine_setup
-from stepengine.cli.exits import Exit, choose_exit_code, print_error
+from stepengine.cli.exits import Exit, choose_exit_code, get_exit_code_of_signal, print_error
 from stepengine.cli.journals import load_recorded_agent, make_resume_limits, needs_new_approvals
 from stepengine.cli.options import Options
 from stepengine.cli.perform import GRACE, await_result_or_limit
@@ -27,7 +26,7 @@ from stepengine.cli.state_folder import RunRecording, fill_options_from_recorded
 from stepengine.data.quantities import format_age
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.data.waits import describe_wait, wait_to_json
-from stepengine.errors import DefinitionError, JournalError
+from stepengine.errors import JournalError
 from stepengine.journal.recorded_runs import find_recorded_run, get_runs_folder
 
 if TYPE_CHECKING:
@@ -110,6 +109,7 @@ class _AgentFinder:
     @classmethod
     def from_arguments(cls, paths: Sequence[str], options: Options, *, with_schedules: bool) -> _AgentFinder:
         """Return a finder for the given agent files and folders, which are loaded; *with_schedules* also loads their schedules."""
+        from stepengine.cli.schedules import load_schedules_of_folders
         from stepengine.engine.loader import load_agents, load_schedules
         from stepengine.engine.schedules import require_unique_ids
 
@@ -121,25 +121,9 @@ class _AgentFinder:
                 files[agent.id] = text if "#" in text else f"{text}#{agent.id}"
             schedules += load_schedules(text) if with_schedules else []
         if with_schedules:
-            schedules += _load_schedules(folders, options, is_given=bool(paths))
+            given = folders if paths else None
+            schedules += load_schedules_of_folders(given, options.settings.agent_folders, print_error)
         return cls(files, tuple(folders), tuple(require_unique_ids(schedules)))
-
-
-def _load_schedules(folders: Sequence[Path], options: Options, *, is_given: bool) -> Iterator[Schedule]:
-    """Yield the schedules of the agent files in the given folders, else in the agent folders; print problems."""
-    from stepengine.engine.loader import list_trusted_agent_folders, load_folder
-
-    for folder in folders if is_given else list_trusted_agent_folders(options.settings.agent_folders):
-        try:
-            loaded = load_folder(folder)
-        except DefinitionError as error:
-            if is_given:
-                raise
-            print_error(format_error(error))
-            continue
-        for problem in loaded.problems:
-            print_error(problem)
-        yield from loaded.schedules
 
 
 class _DueRunResumer:
@@ -190,7 +174,7 @@ class _DueRunResumer:
             if isinstance(problem, Exception):
                 raise problem
         if received and interval_seconds is None:
-            return Exit.TERMINATED if received[0] == signal.SIGTERM else Exit.INTERRUPTED
+            return get_exit_code_of_signal(received[0])
         return Exit.COMPLETED if received else self._code
 
     async def _make_scheduler(self, stack: contextlib.AsyncExitStack, schedule: Schedule) -> Scheduler:

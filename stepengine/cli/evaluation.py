@@ -18,16 +18,16 @@ import typer
 from attrs import frozen
 
 from stepengine.cli.bench import EngineSetup, make_engine_setup
-from stepengine.cli.exits import Exit, print_error, run_explaining_errors
+from stepengine.cli.exits import Exit, get_exit_code_of_signal, print_error, run_explaining_errors
 from stepengine.cli.journals import (
     Interrupted,
+    await_unless_interrupted,
     load_recorded_agent,
     open_journal,
     recorded_hook_names,
 )
 from stepengine.cli.options import Options
 from stepengine.cli.screen.confirm import can_ask_at_terminal, confirm
-from stepengine.cli.screen.interrupt_keys import call_on_interrupts
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.definition import AgentDefinition
 from stepengine.errors import JournalError, ReplayDivergence, StepEngineError
@@ -195,18 +195,10 @@ def run_until_signal(
     """
 
     async def run_to_end() -> tuple[Made, int | None]:
-        loop = asyncio.get_running_loop()
         async with AsyncExitStack() as stack:
             for engine in dict.fromkeys(engines):
                 await stack.enter_async_context(engine)
-            task = asyncio.ensure_future(make_coroutine())
-            with call_on_interrupts(lambda: loop.call_soon_threadsafe(task.cancel)) as received:
-                try:
-                    return await task, received[0] if received else None
-                except asyncio.CancelledError:
-                    if not received:
-                        raise
-                    raise Interrupted(received[0]) from None
+            return await await_unless_interrupted(make_coroutine())
 
     return asyncio.run(run_to_end())
 
@@ -219,7 +211,7 @@ def run_reporting_errors(command: Callable[[], Exit]) -> Exit:
             return command()
         except Interrupted as interrupted:
             name = signal.Signals(interrupted.number).name
-            code = Exit.TERMINATED if interrupted.number == signal.SIGTERM else Exit.INTERRUPTED
+            code = get_exit_code_of_signal(interrupted.number)
             return print_error(f"{name}: stopped; nothing was changed", code)
         except ReplayDivergence as error:
             return print_error(error.message.partition("\n  to continue")[0], Exit.DIVERGED)

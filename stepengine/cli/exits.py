@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable
@@ -125,6 +126,11 @@ def run_to_exit(app: Callable[[], object]) -> None:
         # Python would flush stdout again at its end, fail, and exit with its own code.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
+
+
+def get_exit_code_of_signal(number: int | None) -> Exit:
+    """Return the exit code of a command that a signal ended: SIGTERM, or else Ctrl-C."""
+    return Exit.TERMINATED if number == signal.SIGTERM else Exit.INTERRUPTED
 
 
 def _report_os_error(error: OSError) -> Exit:

@@ -10,12 +10,12 @@ import shlex
 import signal
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
 from stepengine.cli.bench import EngineSetup, make_engine_setup
-from stepengine.cli.exits import Exit, print_error, run_explaining_errors
+from stepengine.cli.exits import Exit, get_exit_code_of_signal, print_error, run_explaining_errors
 from stepengine.cli.options import Options
 from stepengine.cli.perform import (
     FinishedRun,
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from stepengine.runtime.handle import RunHandle
 
 ADVISED = re.compile(r"stepengine (?:fork|resume) \S+(?: --at '[^']*'| --on-divergence (?:keep|extend))?")
+Made = TypeVar("Made")
 PLAIN_ID = re.compile(r"(?:[A-Za-z0-9_-]+/)?[A-Za-z0-9_-]+")
 
 
@@ -116,7 +117,7 @@ def _run_reporting_failures(command: Callable[[Options], Exit], options: Options
         return command(options)
     except Interrupted as interrupted:
         name = signal.Signals(interrupted.number).name
-        code = Exit.TERMINATED if interrupted.number == signal.SIGTERM else Exit.INTERRUPTED
+        code = get_exit_code_of_signal(interrupted.number)
         from stepengine.journal import as_journal
 
         made = interrupted.options
@@ -179,9 +180,9 @@ def add_journal_to_options(options: Options, *, resumable_only: bool = False) ->
 
 
 def _is_existing_file(text: str) -> bool:
-    from stepengine.journal.sources import parse_database_path
+    from stepengine.journal.sources import get_journal_file
 
-    return Path((parse_database_path(text) or (text, ""))[0]).exists()
+    return get_journal_file(text).exists()
 
 
 def open_journal(text: str, *, sign: str = "") -> Journal:
@@ -328,6 +329,24 @@ def parse_answers(texts: Iterable[str]) -> dict[str, AnswerLike]:
     return answers
 
 
+async def await_unless_interrupted(work: Coroutine[object, Any, Made]) -> tuple[Made, int | None]:
+    """
+    Await *work*, which Ctrl-C and SIGTERM cancel; return its result, and the number of the signal or ``None``.
+
+    Raises:
+        Interrupted: when a signal arrived and *work* returned no partial result.
+    """
+    loop = asyncio.get_running_loop()
+    task = asyncio.ensure_future(work)
+    with call_on_interrupts(lambda: loop.call_soon_threadsafe(task.cancel)) as received:
+        try:
+            return await task, received[0] if received else None
+        except asyncio.CancelledError:
+            if not received:
+                raise
+            raise Interrupted(received[0]) from None
+
+
 def run_cancelling_on_signal(
     bench: EngineSetup, make_coroutine: Callable[[], Coroutine[object, Any, RunResult]]
 ) -> FinishedRun:
@@ -338,16 +357,9 @@ def run_cancelling_on_signal(
     """
 
     async def run_to_end() -> FinishedRun:
-        loop = asyncio.get_running_loop()
         async with bench.engine:
-            task = asyncio.ensure_future(make_coroutine())
-            with call_on_interrupts(lambda: loop.call_soon_threadsafe(task.cancel)) as received:
-                try:
-                    return FinishedRun(await await_result_or_limit(task))
-                except asyncio.CancelledError:
-                    if not received:
-                        raise
-                    raise Interrupted(received[0]) from None
+            result, _ = await await_unless_interrupted(await_result_or_limit(make_coroutine()))
+            return FinishedRun(result)
 
     return run_with_display(run_to_end, bench.progress)
 

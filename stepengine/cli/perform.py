@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from stepengine.cli.bench import EngineSetup
-from stepengine.cli.exits import Exit, choose_exit_code, print_error
+from stepengine.cli.exits import Exit, choose_exit_code, get_exit_code_of_signal, print_error
 from stepengine.cli.options import Options
 from stepengine.cli.screen.interrupt_keys import call_on_interrupts
 from stepengine.cli.screen.render import format_error, print_output, result_to_json, to_ascii_json
@@ -58,7 +58,7 @@ class FinishedRun:
     def code(self) -> Exit:
         """The exit code."""
         if self.signal is not None and self.result.status is RunStatus.CANCELLED:
-            return Exit.TERMINATED if self.signal == signal.SIGTERM else Exit.INTERRUPTED
+            return get_exit_code_of_signal(self.signal)
         return choose_exit_code(self.result)
 
 

@@ -20,7 +20,7 @@ from stepengine.cli.journals import add_journal_to_options, load_recorded_agent,
 from stepengine.cli.options import Options
 from stepengine.cli.settings import UsageProblem
 from stepengine.errors import DefinitionError, JournalError, StepEngineError
-from stepengine.journal.sources import parse_database_path
+from stepengine.journal.sources import get_journal_file, parse_database_path
 from stepengine.workspace.calls import OWNER_FILE_MODE
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _write_page(options: Options, page_options: PageOptions) -> Exit:
 
     journals = [open_journal_or_cassette(name) for name in (options.journal, page_options.other) if name]
     target = Path(page_options.output) if page_options.output else _get_default_page_path(journals[0])
-    if target.exists() and any(target.samefile(_get_journal_path(journal)) for journal in journals):
+    if target.exists() and any(target.samefile(get_journal_file(journal.address)) for journal in journals):
         msg = f"{str(target)!r} is the journal itself; name another page with -o PATH"
         raise UsageProblem(msg)
     if target.exists() and not page_options.force:
@@ -107,14 +107,9 @@ def _write_page(options: Options, page_options: PageOptions) -> Exit:
     return Exit.DIVERGED if page_options.strict and made.missing else Exit.COMPLETED
 
 
-def _get_journal_path(journal: Journal) -> Path:
-    database = parse_database_path(journal.address)
-    return Path(database[0] if database else journal.name)
-
-
 def _get_default_page_path(journal: Journal) -> Path:
     """Return the default path of a page: next to its journal, or next to the database of a run in one."""
-    database, path = parse_database_path(journal.address), _get_journal_path(journal)
+    database, path = parse_database_path(journal.address), get_journal_file(journal.address)
     return path.with_name(f"{database[1]}.html") if database else path.with_suffix(".html")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,12 +26,12 @@ def list_and_print_schedules(
     found, problems = _load_schedules_of_files(files, load_settings(config).agent_folders)
     for problem in problems:
         print_error(problem)
-    if db:
-        if runs:
-            msg = "--runs and --db both name where the runs of these schedules are; pass one of them"
-            raise UsageProblem(msg)
-        return _print_durable_schedules(found, db, app=app, as_json=as_json)
+    if db and runs:
+        msg = "--runs and --db both name where the runs of these schedules are; pass one of them"
+        raise UsageProblem(msg)
     try:
+        if db:
+            return _print_durable_schedules(found, db, app=app, as_json=as_json)
         return _print_schedule_states(_load_schedule_states(found, runs), as_json=as_json)
     except JournalError as error:
         return print_error(error.message, Exit.FAILED)
@@ -45,10 +45,7 @@ def _print_durable_schedules(schedules: Sequence[Schedule], db: str, *, app: str
             await load_durable_schedule_statuses(operator, schedules, now=datetime.now(UTC)), as_json=as_json
         )
 
-    try:
-        return run_with_operator(db, print_states, app=app)
-    except JournalError as error:
-        return print_error(error.message, Exit.FAILED)
+    return run_with_operator(db, print_states, app=app)
 
 
 def _print_schedule_states(statuses: Sequence[ScheduleStatus], *, as_json: bool) -> Exit:
@@ -66,23 +63,37 @@ def _print_schedule_states(statuses: Sequence[ScheduleStatus], *, as_json: bool)
 
 def _load_schedules_of_files(files: Iterable[str], folders: Iterable[Path]) -> tuple[list[Schedule], list[str]]:
     """Return the schedules of the given files and folders, else of the agent folders, and a list of problems."""
-    from stepengine.engine.loader import list_trusted_agent_folders, load_folder, load_schedules
+    from stepengine.engine.loader import load_schedules
 
-    given, found, problems = list(files), list["Schedule"](), list[str]()
-    for place in map(Path, given):
-        if not place.is_dir():
-            found += load_schedules(place)
-    for folder in [p for p in map(Path, given) if p.is_dir()] if given else list_trusted_agent_folders(folders):
+    places, problems = [Path(file) for file in files], list[str]()
+    found = [schedule for place in places if not place.is_dir() for schedule in load_schedules(place)]
+    given = [place for place in places if place.is_dir()] if places else None
+    found += load_schedules_of_folders(given, folders, problems.append)
+    return found, problems
+
+
+def load_schedules_of_folders(
+    given: Iterable[Path] | None, agent_folders: Iterable[Path], report: Callable[[str], object]
+) -> Iterator[Schedule]:
+    """
+    Yield the schedules of the agent files in the given folders, else in the trusted agent folders, and report problems.
+
+    Raises:
+        DefinitionError: when a given folder cannot be loaded.
+    """
+    from stepengine.engine.loader import list_trusted_agent_folders, load_folder
+
+    for folder in list_trusted_agent_folders(agent_folders) if given is None else given:
         try:
             loaded = load_folder(folder)
         except DefinitionError as error:
-            if given:
+            if given is not None:
                 raise
-            problems.append(format_error(error))
+            report(format_error(error))
             continue
-        found += loaded.schedules
-        problems += loaded.problems
-    return found, problems
+        for problem in loaded.problems:
+            report(problem)
+        yield from loaded.schedules
 
 
 def _load_schedule_states(schedules: Sequence[Schedule], runs: str) -> list[ScheduleStatus]:

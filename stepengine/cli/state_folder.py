@@ -141,10 +141,13 @@ def get_newest_run(*, resumable_only: bool = False, skip: int = 0) -> RecordedRu
     """
     found = list_recorded_runs(working_folder=Path.cwd(), resumable_only=resumable_only)[skip:]
     if not found:
-        what = "that waits or was interrupted" if resumable_only else "yet" if not skip else "before the last one"
-        how = "; `stepengine run AGENT` records one" if not (skip or resumable_only) else ""
-        how = "; one that ended can be repeated with `replay`, or branched with `fork`" if resumable_only else how
-        msg = f"this folder has no run {what}{how}; `stepengine runs --all` lists those of all folders"
+        if resumable_only:
+            what = (
+                "that waits or was interrupted; one that ended can be repeated with `replay`, or branched with `fork`"
+            )
+        else:
+            what = "before the last one" if skip else "yet; `stepengine run AGENT` records one"
+        msg = f"this folder has no run {what}; `stepengine runs --all` lists those of all folders"
         raise UsageProblem(msg)
     return found[0]
 

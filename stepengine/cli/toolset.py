@@ -147,10 +147,10 @@ def _make_journal_patterns(journal: str, root: Path) -> list[str]:
     """Return glob patterns for the files of a journal below *root*."""
     if not journal:
         return []
-    from stepengine.journal.sources import parse_database_path
+    from stepengine.journal.sources import get_journal_file, parse_database_path
 
     database = parse_database_path(journal)
-    path = Path(journal if database is None else database[0])
+    path = get_journal_file(journal)
     place = path.parent.resolve() / path.name
     if not place.is_relative_to(root):
         return []

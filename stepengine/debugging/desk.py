@@ -19,7 +19,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 from attrs import frozen
@@ -32,9 +32,6 @@ from stepengine.engine.tape import Tape
 from stepengine.errors import StepEngineError
 from stepengine.journal import FileJournal
 from stepengine.tools.decorator import tool
-
-if TYPE_CHECKING:
-    from stepengine.engine.options import AgentLike
 
 EVERY = 0.1
 """The interval between checks for saved files, in seconds."""
@@ -70,10 +67,6 @@ class EngineSpec:
         made = getattr(importlib.import_module(module), name)(**self.given)
         engine: Engine = getattr(made, "embedded_engine", made)
         return engine
-
-    def create_engine_and_agent(self) -> tuple[Engine, AgentLike | None]:
-        """Return a new engine of the author's code, and ``None`` for the agent, since the journal names it."""
-        return self.create_engine(), None
 
     def iter_watched_files(self) -> Iterator[str]:
         """Yield the paths of the author's files; for a folder, those of its current Python files."""
@@ -169,9 +162,9 @@ class _RunInspector:
         self._write_message = write_message
         self._file = file
         self._at = at
-        self._watched = WatchedMoment(
-            maker.create_engine_and_agent, Tape(FileJournal(file)), at, files=maker.iter_watched_files
-        )
+        tape = Tape(FileJournal(file))
+        # The journal names the agent.
+        self._watched = WatchedMoment(lambda: (maker.create_engine(), None), tape, at, files=maker.iter_watched_files)
 
     def serve_requests(self, read_message: Callable[[float | None], list[Any] | None]) -> None:
         """Send a preview, then answer requests and send a new preview when a file is saved, until the input ends."""
@@ -265,9 +258,7 @@ def main() -> None:
         return
     try:
         inspector.serve_requests(read_message)
-    except KeyboardInterrupt:
-        pass
-    except BrokenPipeError:
+    except (KeyboardInterrupt, BrokenPipeError):
         pass
     finally:
         inspector.close()

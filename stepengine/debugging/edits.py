@@ -199,10 +199,9 @@ class Walker:
             **{**told, **{name: tuple(told[name]) for name in ("changed", "files", "ends")}, "lines": lines}
         )
 
-    def replay_to_next_request_and_close(self) -> NextRequest:
-        """Replay to the first model request that the record does not answer, end the process, and return the request or why none exists."""
+    def replay_to_next_request(self) -> NextRequest:
+        """Replay to the first model request that the record does not answer; return the request, or why none exists."""
         told = self._send_request({"do": "next"}, LOOK_SECONDS)
-        self.close()
         return NextRequest(why=told) if isinstance(told, str) else NextRequest(**told)
 
     def _send_request(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any] | str:
@@ -807,7 +806,7 @@ class WatchedMoment:
         """Load the current code in a new process; return the first model request without a recorded reply, or why there is none."""
         walker = Walker(self._load, self._tape, prints=self._prints)
         try:
-            return walker.replay_to_next_request_and_close()
+            return walker.replay_to_next_request()
         finally:
             walker.close()
 

@@ -73,15 +73,12 @@ def _is_read_only_node(node: ast.AST) -> bool:
     if isinstance(node, ast.Compare):
         # A test of membership consumes an iterator.
         pairs = zip(node.ops, node.comparators, strict=True)
-        return all(_is_tuple_list_or_constant(right) for op, right in pairs if isinstance(op, ast.In | ast.NotIn))
+        containers = [right for op, right in pairs if isinstance(op, ast.In | ast.NotIn)]
+        return all(isinstance(each, ast.Tuple | ast.List | ast.Constant) for each in containers)
     if isinstance(node, ast.Subscript):
         # A `defaultdict` inserts a missing key.
         return isinstance(node.slice, ast.Slice) or _is_integer_literal(node.slice)
     return isinstance(node, READING_NODES)
-
-
-def _is_tuple_list_or_constant(node: ast.expr) -> bool:
-    return isinstance(node, ast.Tuple | ast.List | ast.Constant)
 
 
 def _is_integer_literal(node: ast.expr) -> bool:

@@ -49,7 +49,7 @@ class _JobBudget(SharedBudget):
         first_reply: The first reply that a model sent; ``None`` before it.
     """
 
-    def __init__(self, budget: str | None, expected_calls: int, report: Report, max_calls: int | None = None) -> None:
+    def __init__(self, budget: str | None, expected_calls: int, report: Report, max_calls: int | None) -> None:
         super().__init__(budget)
         self._expected_calls = expected_calls
         self._report = report

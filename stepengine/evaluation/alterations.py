@@ -320,12 +320,9 @@ def _collect_agent_and_descendants(agent: AgentDefinition) -> dict[str, AgentDef
 def _find_module_assignments(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
     """Yield names and values of the assignments at the top level of a module."""
     for node in tree.body:
-        targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        )
-        value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
-        if value is not None:
-            yield from [(target.id, value) for target in targets if isinstance(target, ast.Name)]
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from [(target.id, node.value) for target in targets if isinstance(target, ast.Name)]
 
 
 def _get_callee_name(function: ast.expr) -> str:
@@ -356,8 +353,10 @@ def _get_function_name_and_file(tool: object) -> tuple[str, Path]:
 def _replace_part_literal(source: bytes, part: Part, value: object) -> bytes:
     """Return the source with a new literal for a part; a docstring keeps its indentation, and line ends stay."""
     before, after = source[: part._start], source[part._end :]  # noqa: SLF001
-    indent = " " * (len(before) - len(before[: before.rfind(b"\n") + 1]) if part._is_docstring else 0)  # noqa: SLF001
-    made = _format_docstring_literal(str(value), indent) if part._is_docstring else _format_literal(value)  # noqa: SLF001
+    if part._is_docstring:  # noqa: SLF001
+        made = _format_docstring_literal(str(value), " " * (len(before) - before.rfind(b"\n") - 1))
+    else:
+        made = _format_literal(value)
     if b"\r\n" in source:
         made = made.replace("\n", "\r\n")
     return before + made.encode() + after

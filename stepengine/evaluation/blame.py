@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from decimal import Decimal
 from functools import partial
 from typing import Any, NamedTuple
@@ -32,6 +33,7 @@ from stepengine.evaluation.samples import (
     fork_sample,
     format_dollars,
     run_concurrently,
+    sum_costs,
     summarize_run_from,
 )
 from stepengine.evaluation.statistics import wilson_interval
@@ -228,11 +230,11 @@ def estimate_blame_cost(journal: Journal, k: int, steps: tuple[int, int] | None 
     # The binary search repeats the first step and each middle, then the four steps near its result twice as often.
     tried = len(chosen) if len(chosen) <= MOST_STEPS else 9 + len(chosen).bit_length()
     share = tried / len(looked_at) if looked_at else 0.0
-    costs = [course.cost for course in courses]
     calls = round(sum(course.steps for course in courses) * k * share)
-    if None in costs:
+    total = sum_costs([course.cost for course in courses])
+    if total is None:
         return CostEstimate(calls, None, None)
-    cost = sum([c for c in costs if c is not None], Decimal(0)) * k * Decimal(str(round(share, 4)))
+    cost = total * k * Decimal(str(round(share, 4)))
     return CostEstimate(calls, cost, 2 * cost)
 
 
@@ -303,8 +305,8 @@ async def blame(
     )  # fmt: skip
     await search.repeat_needed_steps()
     tried = tuple([search.steps[i] for i in sorted(search.tried)])
-    found = find_pass_rate_drop([*[(s.ok, s.known) for s in tried if s.is_measurable], (0, k)])
     measurable = [step for step in tried if step.is_measurable]
+    found = find_pass_rate_drop([*[(step.ok, step.known) for step in measurable], (0, k)])
     blamed = None if found is None else Blamed(*[measurable[place - 1] for place in found])
     why = _explain_blame(tried, blamed, str(options["tools"]))
     stopped = "the budget is spent; unfinished samples are left out" if money.is_empty else ""
@@ -395,23 +397,22 @@ class _BlameSearch:
 
     def _add_report_counts(self, step_index: int, reports: Sequence[ForkReport | None]) -> None:
         """Add passed, failed and unknown forks to the counts of a step, and store the tool that most unknown forks called."""
-        step, called = self.steps[step_index], dict[str, int]()
+        step, called = self.steps[step_index], Counter[str]()
         ok = failed = unknown = 0
         for report in reports:
             if report is None or report.refused is not None or report.result.status is RunStatus.SUSPENDED:
                 unknown += 1
                 if report is not None and report.refused is not None:
-                    called[report.refused.name] = called.get(report.refused.name, 0) + 1
+                    called[report.refused.name] += 1
             elif self._check.find_failure(report.result):
                 failed += 1
             else:
                 ok += 1
             self.performed += 0 if report is None else report.performed
-        most: Mapping[str, int] = called
         self.steps[step_index] = attrs.evolve(
             step,
             ok=step.ok + ok,
             failed=step.failed + failed,
             unknown=step.unknown + unknown,
-            tool=max(most, key=lambda name: most[name]) if most else step.tool,
+            tool=called.most_common(1)[0][0] if called else step.tool,
         )

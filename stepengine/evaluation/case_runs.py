@@ -457,7 +457,7 @@ class EvaluationBudget:
         self._reserved: list[Decimal] = []
         self._is_price_known = False
         self._dearest = Decimal(0)
-        self._waiting: list[asyncio.Future[None]] = []
+        self._settled = asyncio.Event()
 
     def make_run_limits(self, limits: Limits, *, is_scripted: bool) -> Limits:
         """Return *limits* with the whole budget as the highest cost, unless they set one; a scripted run may be unpriced."""
@@ -497,9 +497,7 @@ class EvaluationBudget:
             if not self._reserved:
                 self.prevent_further_runs()
                 break
-            bill = asyncio.get_running_loop().create_future()
-            self._waiting.append(bill)
-            await bill
+            await self._settled.wait()
         return None
 
     def prevent_further_runs(self) -> None:
@@ -513,10 +511,9 @@ class EvaluationBudget:
             self._is_price_known = True
         self.spent += cost or 0
         self._dearest = max(self._dearest, cost or Decimal(0))
-        for bill in self._waiting:
-            if not bill.done():
-                bill.set_result(None)
-        self._waiting.clear()
+        # Wakes those that wait now; later ones wait for the next call.
+        self._settled.set()
+        self._settled.clear()
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
@@ -706,9 +703,9 @@ class _EvaluationRun:
 
         async with self._open_working_copy(slot.case) as copy:
             made = await self._run_and_store_note(slot, copy, run_and_settle_cost, models)
-            if isinstance(made.result.error, UnknownModel | MissingKey):
-                raise made.result.error  # it would be so in every run
             error = made.result.error
+            if isinstance(error, UnknownModel | MissingKey):
+                raise error  # it would be so in every run
             if reserved is not None and isinstance(error, LimitExceeded) and error.kind == "unpriced_model":
                 raise error
             if self.ledger.stop_if_run_spent_budget(made.result):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from functools import partial
@@ -36,6 +37,7 @@ from stepengine.evaluation.samples import (
     fork_sample,
     format_dollars,
     run_concurrently,
+    sum_costs,
     summarize_run_from,
 )
 from stepengine.evaluation.statistics import (
@@ -116,15 +118,14 @@ def _make_repeated_journal(file: str, journal: Journal, history: History, error:
 
 def estimate_impact_cost(repeated_journals: Sequence[RepeatedJournal], n: int) -> CostEstimate:
     """Return the estimated model calls and cost of *n* samples of each journal."""
-    calls, cost = 0, Decimal(0)
-    is_known = True
-    for one in repeated_journals:
-        if one.needs_model_calls and one.journal is not None:
-            part = summarize_run_from(one.journal.history(), one.broke_at)
-            calls += part.steps * n
-            is_known = is_known and part.cost is not None
-            cost += (part.cost or Decimal(0)) * n
-    return CostEstimate(calls, cost if is_known else None, 2 * cost if is_known else None)
+    parts = [
+        summarize_run_from(one.journal.history(), one.broke_at)
+        for one in repeated_journals
+        if one.needs_model_calls and one.journal is not None
+    ]
+    calls = n * sum(part.steps for part in parts)
+    cost = sum_costs([part.cost for part in parts])
+    return CostEstimate(calls, None, None) if cost is None else CostEstimate(calls, n * cost, 2 * n * cost)
 
 
 @frozen
@@ -286,9 +287,7 @@ class Impact:
         yield f"spent {format_dollars(self.spent)}" + (f"; stopped: {self.stopped}" if self.stopped else "")
 
     def _describe_journal_counts(self) -> str:
-        counts: dict[str, int] = {}
-        for one in self.journals:
-            counts[_describe_replay_result(one.found)] = counts.get(_describe_replay_result(one.found), 0) + 1
+        counts = Counter([_describe_replay_result(one.found) for one in self.journals])
         return ", ".join([f"{number} {what}" for what, number in {"unchanged": 0, **counts}.items()])
 
     def _describe_findings(self, left_record: Sequence[Judged]) -> Iterator[str]:

@@ -16,7 +16,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import attrs
 from attrs import frozen
@@ -44,7 +44,8 @@ from stepengine.evaluation.case_runs import (
 from stepengine.evaluation.checks import Check
 from stepengine.evaluation.criteria import PASSES, Case, Criterion, FilesGone, JudgedRun, Verdict
 from stepengine.evaluation.reply_book import CachingProvider, ReplyBook
-from stepengine.evaluation.scoring import PASS, Pair, Scores, score_outcome
+from stepengine.evaluation.samples import sum_costs
+from stepengine.evaluation.scoring import PASS, Pair, Scores, make_sample_value_reader, score_outcome
 from stepengine.evaluation.statistics import FEWEST_CASES
 from stepengine.journal import FileJournal
 from stepengine.models import Models
@@ -102,8 +103,8 @@ def find_improvement_problems(file: AgentFile, parts: Sequence[str], evaluation:
         found.append(
             f"{file.file} has no changeable part of {file.agent_id!r}: write a prompt, tool text, setting or default as a literal"
         )
-    if "system_prompt" in file.fixed and not parts:
-        found.append(f"system_prompt: {file.fixed['system_prompt']}")
+        if "system_prompt" in file.fixed:
+            found.append(f"system_prompt: {file.fixed['system_prompt']}")
     names = {name for case in evaluation.cases for name in evaluation.get_named_checks(case)}
     if by != PASS and by not in names:
         found.append(f"by= or --by {by!r} is not a check; checks: {list_names([PASS, *sorted(names)], by)}")
@@ -123,13 +124,6 @@ def _list_non_judge_checks(evaluation: Evaluation, case: Case) -> list[str]:
 
 
 # --- trials -----------------------------------------------------------------------------------------------------------
-
-
-class _SampleWithReuse(NamedTuple):
-    """A sample, and the number of its model replies that were not paid again."""
-
-    sample: Sample
-    reused_reply_count: int
 
 
 @attrs.define
@@ -209,7 +203,7 @@ class Trials:
         problem = next((said for sample in samples if (said := self._explain_unmeasured(sample))), "")
         worst = self._get_worst_sample(samples)
         known = [score for score in scores if score is not None]
-        costs = [sample.cost for sample in samples]
+        cost = sum_costs([sample.cost for sample in samples])
         return {
             "score": sum(known) / len(known) if known and not problem else None,
             "problem": problem,
@@ -229,7 +223,7 @@ class Trials:
                     Decimal(0),
                 )
             ),
-            "cost": None if None in costs else str(sum([c for c in costs if c is not None], Decimal(0))),
+            "cost": None if cost is None else str(cost),
             "served": sum(served for _, served in made),
             "journal": self._journal_path(changes, worst).relative_to(self.folder).as_posix(),
             "stopped": "",
@@ -237,7 +231,7 @@ class Trials:
 
     async def _get_or_run_sample(
         self, changes: Mapping[str, Any], case: Case, number: int, parent_changes: Mapping[str, Any] | None
-    ) -> _SampleWithReuse:
+    ) -> tuple[Sample, int]:
         """Return a recorded sample, or run a new one, with the number of reused replies; raise if the budget is spent."""
         agent, folder = self._load_agent_version(changes), self.folder / "versions" / version_name(changes)
         pages = [] if parent_changes is None else [_reply_page_name(parent_changes, case, number)]
@@ -251,7 +245,7 @@ class Trials:
             raise asyncio.CancelledError
         if provider.refused is not None:
             raise provider.refused
-        return _SampleWithReuse(outcome.samples[0], provider.served)
+        return outcome.samples[0], provider.served
 
     def _make_caching_provider(self, page: str, case: Case, earlier_pages: Sequence[str] = ()) -> CachingProvider:
         free = self.is_free(case)
@@ -280,9 +274,7 @@ class Trials:
         """Return the score of a sample in the measure to improve; ``None`` if it has none."""
         if sample.status == ERROR:
             return None
-        if self.by == PASS:
-            return None if sample.passed is None else float(sample.passed)
-        return sample.scores[self.by].score if self.by in sample.scores else None
+        return make_sample_value_reader(self.by)(sample)
 
     def _get_worst_sample(self, samples: Sequence[Sample]) -> Sample:
         """Return the first sample with the lowest score; an unknown score counts as 0."""

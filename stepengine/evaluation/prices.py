@@ -18,8 +18,8 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.models import ModelReply, ModelRequest
-from stepengine.data.usage import Usage, add_cost
-from stepengine.evaluation.samples import sort_effects_in_program_order
+from stepengine.data.usage import Usage
+from stepengine.evaluation.samples import sort_effects_in_program_order, sum_costs
 from stepengine.journal import Journal, JournalLike, as_journal
 from stepengine.journal.recorded_requests import RecordedRequests
 from stepengine.models.pricing import LIST_PRICES
@@ -123,7 +123,7 @@ def _cacheable_share(previous_request: ModelRequest | None, request: ModelReques
     ):
         return 0.0
     same = previous_request.messages.shared_prefix_length(request.messages)
-    if not same or not len(previous_request.messages):
+    if not same:
         return 0.0
     whole = estimate_request_tokens(request)
     held = estimate_request_tokens(attrs.evolve(previous_request, tail=())) * same / len(previous_request.messages)
@@ -135,14 +135,6 @@ def tokenizer_family(model: str) -> str:
     found = FAMILY.search(model.rpartition("/")[2].lower()[:100])
     name = "" if found is None else found[0]
     return "gpt" if name in OF_OPENAI else name
-
-
-def total_recorded_cost(calls: Sequence[RecordedCall]) -> Decimal | None:
-    """Return the total cost of calls; ``None`` if the cost of one is unknown."""
-    total: Decimal | None = Decimal(0)
-    for call in calls:
-        total = add_cost(total, call.cost)
-    return total
 
 
 def price_calls(
@@ -168,7 +160,7 @@ def price_calls(
             break
         low, high = low + min(sums), high + max(sums)
     ends: tuple[Decimal | None, Decimal | None] = (low, high) if is_priced else (None, None)
-    return RunPrice(model, *ends, total_recorded_cost(calls), len(calls) - len(known))
+    return RunPrice(model, *ends, sum_costs([call.cost for call in calls]), len(calls) - len(known))
 
 
 def _possible_usages(call: RecordedCall, model: str) -> Iterator[Usage]:

@@ -63,7 +63,7 @@ class ReplyBook:
         self._open: dict[int, Decimal] = {}
         self._number = 0
         self._is_alone = False
-        self._waiting: list[asyncio.Future[None]] = []
+        self._settled = asyncio.Event()
         self._load_and_repair_file(file)
         self._cut = sum(self._open.values(), Decimal(0))
         self._open.clear()
@@ -143,9 +143,7 @@ class ReplyBook:
                     raise LimitExceeded(msg, kind="cost", limit=float(self.budget))
                 self._is_alone = True
                 break
-            turn = asyncio.get_running_loop().create_future()
-            self._waiting.append(turn)
-            await turn
+            await self._settled.wait()
         self._number += 1
         self._open[self._number] = max_cost or Decimal(0)
         self._append_line({"number": self._number, "most": str(max_cost or 0)})
@@ -160,10 +158,9 @@ class ReplyBook:
         self._add_purchase_in_memory(name, key, reply, paid)
         if self._open.pop(number, None) is not None:
             self._is_alone = False
-        for turn in self._waiting:
-            if not turn.done():
-                turn.set_result(None)
-        self._waiting.clear()
+        # Wakes those that wait now; later ones wait for the next call.
+        self._settled.set()
+        self._settled.clear()
 
     def _add_purchase_in_memory(self, name: str, key: str, reply: ModelReply | None, paid: Decimal) -> None:
         """Add the price and the reply of a call under a name, in memory."""

@@ -77,9 +77,9 @@ def _remark_lines(scores: Scores) -> Iterator[str]:
         yield f"{side}: {format_count(sum(s == side for s, _ in mixed), 'sample')} continued from a recorded start that other samples share"
     for name, said in scores.broken.items():
         yield f"the check {name} is broken: {said}"
-    shown = next((p for p in scores.pairs if p.check == PASS and p.difference.detectable), None)
-    if shown is not None and shown.difference.detectable:
-        yield f"the smallest difference in {PASS} that this number of cases can show is about {shown.difference.detectable:.2f}"
+    shown = next((p.difference.detectable for p in scores.pairs if p.check == PASS and p.difference.detectable), None)
+    if shown is not None:
+        yield f"the smallest difference in {PASS} that this number of cases can show is about {shown:.2f}"
     yield f"spent ${scores.outcome.spent}"
 
 
@@ -87,8 +87,11 @@ def failed_sample_lines(
     scores: Scores, folder: Path, get_agent_options: Callable[[Sample], str] = lambda _: ""
 ) -> Iterator[str]:
     """Yield the first failed samples with the commands that debug them; *get_agent_options* returns more options of a command."""
-    failed = [s for s in scores.outcome.samples if s.status == "error" or s.passed is not True]
-    failed = [s for s in failed if s.status == "error" or any(x.passed is not True for x in s.scores.values())]
+    failed = [
+        s
+        for s in scores.outcome.samples
+        if s.status == "error" or (s.passed is not True and any(x.passed is not True for x in s.scores.values()))
+    ]
     for sample in failed[:SHOWN]:
         why = next((f"{name}: {x.reason}" for name, x in sample.scores.items() if x.passed is not True), sample.status)
         yield f"{sample.case} {sample.side} {sample.n}: {why}"
@@ -159,8 +162,7 @@ def render_report(
 
 def _render_summary(scores: Scores, gates: Sequence[str], escape: Callable[[object], str]) -> Iterator[str]:
     """Yield the summary, remarks and gates as paragraphs of HTML."""
-    told = [line for line in summary_lines(scores) if not line.startswith("side ")]
-    yield f"<p>{escape(told[0])}</p>"
+    yield f"<p>{escape(next(summary_lines(scores)))}</p>"
     yield from [f"<p>{escape(line)}</p>" for line in [*_remark_lines(scores), *gates]]
 
 

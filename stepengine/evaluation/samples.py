@@ -7,7 +7,7 @@ Samples of a recorded run: forks that run concurrently within one budget, and su
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from decimal import Decimal
 from typing import Any, TypeAlias, TypeVar
@@ -62,8 +62,10 @@ async def confirm_cost_and_get_budget(
     *confirm* is not called if no model will be called. Its errors are raised.
     """
     budget = SharedBudget() if budget is None else budget
-    expected = None if confirm is None else estimate()
-    if confirm is None or expected is None or not expected.calls:
+    if confirm is None:
+        return budget
+    expected = estimate()
+    if not expected.calls:
         return budget
     given = confirm(expected)
     approved = given if given is None or isinstance(given, SharedBudget) else await given
@@ -145,12 +147,12 @@ def summarize_run_from(history: History, at: str) -> Course:
     cut = JournalCut(history.tree)
     cut.cut_at(address)
     after = [i for a, i in sort_effects_in_program_order(history) if a[1] >= 0 and not cut.keeps_intent(a)]
-    usage, cost, decision = Usage(), Decimal(0), None
-    known: Decimal | None = cost
+    usage, decision = Usage(), None
+    cost: Decimal | None = Decimal(0)
     models = [i for i in after if i.type == "model_call"]
     replies = [(intent, reply) for intent in models if (reply := _find_recorded_reply(history, intent)) is not None]
     for intent, reply in replies:
-        usage, known = usage + (reply.usage or Usage()), add_cost(known, reply.cost)
+        usage, cost = usage + (reply.usage or Usage()), add_cost(cost, reply.cost)
         if decision is None and intent.path == address[0]:
             decision = tuple(_list_decided_calls(history, intent, reply))
     ended = find_root_end(history)
@@ -159,7 +161,7 @@ def summarize_run_from(history: History, at: str) -> Course:
         tools=tuple([str(history.form(i)["tool_name"]) for i in after if i.type == "tool_call"]),
         steps=len(models),
         tokens=usage.total_tokens,
-        cost=known if replies or not models else None,
+        cost=cost if replies or not models else None,
         status=get_run_status(history),
         output=None if ended is None else plain(ended.output) if ended.output is not None else ended.text,
     )
@@ -203,11 +205,11 @@ def _list_program_requests(history: History, run_path: str) -> Iterator[tuple[st
 def sort_effects_in_program_order(history: History) -> list[tuple[Address, Intent]]:
     """Return the effects of a run sorted by address; the effects of a child follow the effect that started the child."""
 
-    def sort_key(address: Address) -> list[int]:
-        path, seq = address
+    def sort_key(effect: tuple[Address, Intent]) -> list[int]:
+        (path, seq), _ = effect
         return [*[int(n) for n in path.split(".") if n], seq]
 
-    return sorted(history.intents.items(), key=lambda item: sort_key(item[0]))
+    return sorted(history.intents.items(), key=sort_key)
 
 
 def _find_recorded_reply(history: History, intent: Intent) -> ModelReply | None:
@@ -224,6 +226,14 @@ def finished_model_call_addresses(history: History) -> list[str]:
         for address, intent in sort_effects_in_program_order(history)
         if intent.type == "model_call" and address in history.results
     ]
+
+
+def sum_costs(costs: Iterable[Decimal | None]) -> Decimal | None:
+    """Return the sum of costs in US dollars; ``None`` if one is unknown."""
+    total: Decimal | None = Decimal(0)
+    for cost in costs:
+        total = add_cost(total, cost)
+    return total
 
 
 def format_dollars(amount: Decimal | None) -> str:

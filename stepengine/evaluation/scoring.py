@@ -221,7 +221,8 @@ def _count_excessive_errors(outcome: Outcome, side: str) -> int:
     return errors if errors > TOO_MANY_ERRORS * len(own) else 0
 
 
-def _make_sample_value_reader(check: str) -> Callable[[Sample], float | None]:
+def make_sample_value_reader(check: str) -> Callable[[Sample], float | None]:
+    """Return the function that reads the value of a sample in a check or measure; it returns ``None`` if there is none."""
     if check in MEASURES:
         return MEASURES[check]
     if check == PASS:
@@ -231,7 +232,7 @@ def _make_sample_value_reader(check: str) -> Callable[[Sample], float | None]:
 
 def _values_by_unit(outcome: Outcome, side: str, check: str) -> dict[str, list[float]]:
     """Return the values of a side in a check or measure, by case or group."""
-    read = _make_sample_value_reader(check)
+    read = make_sample_value_reader(check)
     units = {case.id: case.group or case.id for case in outcome.evaluation.cases}
     found: dict[str, list[float]] = {}
     for sample in outcome.samples:
@@ -311,13 +312,13 @@ class GateOfScores:
         before, sign, after = words[: signs[0]], words[signs[0]], words[signs[0] + 1 :]
         made = partial(cls, text, sign=sign.lstrip("~"), by_mean=sign.startswith("~"))
         match before, after:
-            case [left], [bound] if _parse_finite_number(bound) is not None:
-                return made(left=_require_measure_name(left, text), bound=_parse_finite_number(bound) or 0.0)
-            case [left, "-", right], [bound] if _parse_finite_number(bound) is not None:
+            case [left], [bound] if (number := _parse_finite_number(bound)) is not None:
+                return made(left=_require_measure_name(left, text), bound=number)
+            case [left, "-", right], [bound] if (number := _parse_finite_number(bound)) is not None:
                 return made(
                     left=_require_name_with_side(left, text),
                     right=_require_name_with_side(right, text),
-                    bound=_parse_finite_number(bound) or 0.0,
+                    bound=number,
                 )
             case [left], [right]:
                 return made(
@@ -387,14 +388,15 @@ class GateOfScores:
         self, mean: float, low: float | None, high: float | None, threshold: float, cases: int
     ) -> str:
         """Return why a mean or the end of its interval misses a threshold; ``""`` if it does not."""
-        value = mean if self.by_mean else low if self.sign.startswith(">") else high
+        which, value = ("the lower end", low) if self.sign.startswith(">") else ("the upper end", high)
+        if self.by_mean:
+            which, value = "the mean", mean
         if value is None:
             return f"{cases} cases are too few for a confidence interval, which needs {FEWEST_CASES}; ~{self.sign} compares means"
         if math.isnan(value):
             return "the two sides have no values to compare"
         if COMPARE[self.sign](value, threshold):
             return ""
-        which = "the mean" if self.by_mean else "the lower end" if self.sign.startswith(">") else "the upper end"
         return f"{which} is {value:.4g}, not {self.sign} {threshold:g}"
 
     def _find_side_mean_problem(self, side: str, check: str, scores: Scores) -> str:

@@ -157,8 +157,8 @@ def estimate_geometric_mean_ratio(pairs: Iterable[tuple[float | None, float | No
     if not logs:
         return Ratio(None, None, None, 0, left)
     made = _estimate_mean_with_t_interval(logs, spread=0.0)
-    ends = [None if end is None else math.exp(end) for end in (made.low, made.high)]
-    return Ratio(math.exp(made.mean), ends[0], ends[1], len(logs), left)
+    low, high = [None if end is None else math.exp(end) for end in (made.low, made.high)]
+    return Ratio(math.exp(made.mean), low, high, len(logs), left)
 
 
 def adjust_p_values(p_values: Sequence[float | None]) -> list[float | None]:

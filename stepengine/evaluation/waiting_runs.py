@@ -90,7 +90,7 @@ async def _replay_waiting_run(engine: Engine, journal: Journal, agent: AgentDefi
     except ReplayDivergence as error:
         outcome, first = DIVERGES, error
     except StepEngineError as error:
-        return attrs.evolve(run, outcome=FAILED, error=error)
+        return attrs.evolve(run, error=error)
     return attrs.evolve(run, outcome=outcome, error=first)
 
 

@@ -140,7 +140,7 @@ def stepengine_cassette(request: pytest.FixtureRequest) -> CassetteFixture:
     passed = ("ignore", "ignore_headers", "allow_unused", "chunks", "record_errors")
     cassette = CassetteFixture(
         recording_file(item, "cassette"),
-        "rewrite" if is_live(item) else choose_record_mode(item),
+        choose_record_mode(item),
         command=rerun_command(item),
         keeps=not is_live(item),
         requested=requests_cassette(item),
@@ -168,7 +168,7 @@ def stepengine_journal(request: pytest.FixtureRequest) -> JournalFixture:
     item = request.node
     journal = JournalFixture(
         recording_file(item, "journal"),
-        "rewrite" if is_live(item) else choose_record_mode(item),
+        choose_record_mode(item),
         command=rerun_command(item),
         allow_unused=bool(read_mark_arguments(item).get("allow_unused")),
         keeps=not is_live(item),
@@ -349,7 +349,7 @@ def _add_failure_notes(item: pytest.Item, recordings: Sequence[Any], error: Base
     full = item.config.getoption("--stepengine-diff") == "full"
     shown = misses if full else hidden
     if shown:
-        item.add_report_section("call", "stepengine", format_hidden_errors(item, shown))
+        item.add_report_section("call", "stepengine", format_hidden_errors(shown, full=full))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -46,23 +46,21 @@ class RecordingReport:
         self.hidden: list[BaseException] = []
 
 
-def add_advice_note(item: pytest.Item, error: BaseException, *, replays: bool = False) -> None:
+def add_advice_note(item: pytest.Item, error: BaseException, *, replays: bool) -> None:
     """Add a note: for a divergence, the commands that accept it; for an error about a key or base URL, how the fixture sets it."""
     from stepengine.errors import ReplayDivergence
 
-    if not isinstance(error, ReplayDivergence):
+    if isinstance(error, ReplayDivergence):
+        command = rerun_command(item)
+        kept = "every effect" if error.kind == "end" else f"the effects before {error.address or 'it'}"
+        note = (
+            f"if the change is intended, record it\n"
+            f"  keeping {kept}: {command} --stepengine-record=extend\n"
+            f"  all of it: {command} --stepengine-record=rewrite"
+        )
+    else:
         note = _find_environment_advice(error) if replays else ""
-        if note and note not in getattr(error, "__notes__", ()):
-            error.add_note(note)
-        return
-    command = rerun_command(item)
-    kept = "every effect" if error.kind == "end" else f"the effects before {error.address or 'it'}"
-    note = (
-        f"if the change is intended, record it\n"
-        f"  keeping {kept}: {command} --stepengine-record=extend\n"
-        f"  all of it: {command} --stepengine-record=rewrite"
-    )
-    if note not in getattr(error, "__notes__", ()):
+    if note and note not in getattr(error, "__notes__", ()):
         error.add_note(note)
 
 
@@ -140,9 +138,8 @@ def _find_last_author_frame(item: pytest.Item, error: BaseException) -> Tracebac
     return last
 
 
-def format_hidden_errors(item: pytest.Item, errors: Iterable[BaseException]) -> str:
-    """Return the report section on hidden misses and divergences; with ``full``, all differences."""
-    full = item.config.getoption("--stepengine-diff") == "full"
+def format_hidden_errors(errors: Iterable[BaseException], *, full: bool) -> str:
+    """Return the report section on hidden misses and divergences; with *full*, all differences."""
     return "\n\n".join([f"{type(e).__name__}: {e}{_format_all_differences(e) if full else ''}" for e in errors])
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stepengine.pytest_plugin.settings import choose_record_mode, is_live, node_id_without_group
+from stepengine.pytest_plugin.settings import choose_record_mode, node_id_without_group
 
 ROOT = "{rootdir}"
 SUFFIXES = {"journal": ".jsonl", "cassette": ".yaml"}
@@ -48,7 +48,7 @@ def recording_file(item: pytest.Item, kind: str) -> Path:
 def is_replayed_only(item: pytest.Item) -> bool:
     """Return whether a test replays each of its recordings: in the mode `none`, or in the mode `once` if all files exist."""
     mode = choose_record_mode(item)
-    if is_live(item) or mode not in ("none", "once"):
+    if mode not in ("none", "once"):
         return False
     names = getattr(item, "fixturenames", ())
     kinds = [kind for kind in SUFFIXES if f"stepengine_{kind}" in names] or ["cassette"]

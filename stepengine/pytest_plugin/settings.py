@@ -26,10 +26,11 @@ def uses_plugin(item: pytest.Item) -> bool:
 
 def requests_cassette(item: pytest.Item) -> bool:
     """Return True if the test itself asks for a cassette: by fixture, by ``patch=True``, or by a mark and no other fixture."""
-    if not CASSETTES.isdisjoint(getattr(item, "fixturenames", ())) or read_mark_arguments(item).get("patch"):
+    names = getattr(item, "fixturenames", ())
+    if not CASSETTES.isdisjoint(names) or read_mark_arguments(item).get("patch"):
         return True
     own = any(mark.name == "stepengine" for mark in item.own_markers)
-    return own and FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
+    return own and FIXTURES.isdisjoint(names)
 
 
 def find_command_line_mode(config: pytest.Config) -> str | None:
@@ -104,9 +105,12 @@ def choose_record_mode(item: pytest.Item) -> Any:
     """
     Return the recording mode of a test: the command line beats the mark, but a test marked ``none`` replays.
 
-    In CI the mode is ``none``, unless ``--stepengine-allow-live`` is given.
+    A live test is always recorded again. Other tests have the mode ``none`` in CI, unless ``--stepengine-allow-live`` is given.
     """
-    wanted = read_mark_arguments(item).get("record")
+    given = read_mark_arguments(item)
+    if given.get("live"):
+        return "rewrite"
+    wanted = given.get("record")
     if wanted == "none" or not may_record(item.config):
         return "none"
     return find_command_line_mode(item.config) or wanted or item.config.getini("stepengine_record") or "none"

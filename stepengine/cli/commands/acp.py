@@ -94,9 +94,8 @@ def _serve_editor(options: Options, offered: Sequence[str], *, allows_bypass: bo
     ) -> Engine:
         agent = load_agent(options.agent, folders=options.settings.agent_folders)
         chosen = attrs.evolve(policy, mode=cast("Any", mode or policy.mode))
-        here = attrs.evolve(options, cwd=cwd, policy=chosen, buffers=buffers)
-        if in_terminals:
-            here = attrs.evolve(here, terminals=terminals)
+        own = terminals if in_terminals else None
+        here = attrs.evolve(options, cwd=cwd, policy=chosen, buffers=buffers, terminals=own)
         if model:
             here = attrs.evolve(here, model=[*[one for one in here.model or () if "=" in one], model])
         try:

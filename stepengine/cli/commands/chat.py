@@ -97,11 +97,18 @@ def chat(
     if before is not None:
         refuse_running_turn(before)
         script = choose_script(attrs.evolve(options, model=model, script=script), before)
-    code_mode = code_mode or (before is not None and before.get_flag("options", "code_mode"))
-    ask_for_more = ask_for_more or (before is not None and before.get_flag("options", "ask_for_more"))
-    options = attrs.evolve(options, agent=agent, prompt=prompt, model=model, no_journal=no_journal, code_mode=code_mode)
-    options = attrs.evolve(options, ask_for_more=ask_for_more, script=script)
-    options = options.with_settings()
+        code_mode = code_mode or before.get_flag("options", "code_mode")
+        ask_for_more = ask_for_more or before.get_flag("options", "ask_for_more")
+    options = attrs.evolve(
+        options,
+        agent=agent,
+        prompt=prompt,
+        model=model,
+        no_journal=no_journal,
+        code_mode=code_mode,
+        ask_for_more=ask_for_more,
+        script=script,
+    ).with_settings()
     history = None if before is None else replay_turn(before, options)
     if before is not None and before.status in GOES_ON:
         options = attrs.evolve(options, policy_changes=read_policy_changes(before))

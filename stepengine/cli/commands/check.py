@@ -191,12 +191,10 @@ def _describe_decision(decision: RecordedDecision, verified: VerificationResult)
         decision.tool,
         "with changed input" if decision.edited else "",
         f"for the {decision.remembered}" if decision.remembered == "session" else "",
-    ]
-    more += [
         "permanently" if decision.remembered == "always" else "",
         f"because: {one_line(decision.reason, SAID_CHARS)}" if decision.reason else "",
+        "NOT SIGNED" if decision.record > verified.signed else "",
     ]
-    more += ["NOT SIGNED" if decision.record > verified.signed else ""]
     about = "; ".join(filter(None, more))
     when = decision.time.isoformat(timespec="seconds")
     return f"  {when}  {decision.address}  {who}: {said}  to {one_line(decision.asked, SAID_CHARS)!r}" + (

@@ -12,6 +12,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Never, cast
 
 import attrs
@@ -40,8 +41,6 @@ from stepengine.data.programs import is_sandboxed
 from stepengine.errors import JournalError, ReplayDivergence, StepEngineError
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from stepengine.debugging.walks import ForkedWalk
     from stepengine.engine import Engine
     from stepengine.engine.stepper import Stepper
@@ -95,17 +94,17 @@ def debug(
       stepengine debug run.jsonl --exec "until error" --json
       stepengine debug run.jsonl --agent ./agents/triage.py --at 12 --watch
     """
+    options = attrs.evolve(options, journal=file, last=last, quiet=True)
     if watch:
         from stepengine.cli.debug_watch import watch_position
 
         if commands is not None or no_fork:
             msg = "--watch shows one position repeatedly, in its own processes; leave out --exec and --no-fork"
             raise UsageProblem(msg)
-        options = attrs.evolve(options, journal=file, last=last, quiet=True)
         return run_on_journal(options, lambda options: watch_position(options, at, prints=not quiet))
-    options = attrs.evolve(options, journal=file, last=last, quiet=True)
-    asked = DebugOptions(at, tuple(commands or ()), is_scripted=commands is not None, no_fork=no_fork)
-    asked = attrs.evolve(asked, quiet_handler=quiet)
+    asked = DebugOptions(
+        at, tuple(commands or ()), is_scripted=commands is not None, no_fork=no_fork, quiet_handler=quiet
+    )
     return run_on_journal(options, lambda options: _load_and_debug(options, asked, SharedCounters()))
 
 
@@ -206,11 +205,7 @@ class DebugSession:
 
     def run_commands_and_exit_process(self, message: Mapping[str, object] | None) -> Never:
         """Run the command loop in a child process, and end the process."""
-        code: int = Exit.FAILED
-        try:
-            code = self.run_command_loop(message)
-        except BaseException as error:  # noqa: BLE001 - nothing of this process goes back to where it was forked
-            print_error(f"the debugger failed: {type(error).__name__}: {error}")
+        code = _call_printing_failure(lambda: self.run_command_loop(message))
         assert self._forked is not None  # noqa: S101 - it forked this process
         self._forked.end_all_processes(code)
 
@@ -345,11 +340,12 @@ class DebugSession:
         """Debug another run; after the command ``parent`` show this run again, else leave with its exit code."""
         options = attrs.evolve(self.screen.options, journal=journal, last=False, stem="")
         inner = attrs.evolve(self._asked, at="", is_inner=True)
+        debug_there = partial(_load_and_debug, options, inner, self.screen.tally)
         if self._forked is None:
-            code = int(_load_and_debug(options, inner, self.screen.tally))
+            code: int = debug_there()
             sys.breakpointhook = self._open_loop_at_breakpoint
         else:
-            code = self._run_in_child_process(lambda: int(_load_and_debug(options, inner, self.screen.tally)))
+            code = self._run_in_child_process(debug_there)
         if code == PARENT:
             self.screen.show_position()
         else:
@@ -362,12 +358,7 @@ class DebugSession:
         sys.stdout.flush()
         pid = os.fork()
         if pid == 0:
-            code: int = Exit.FAILED
-            try:
-                code = act()
-            except BaseException as error:  # noqa: BLE001 - nothing of this process goes back to where it was forked
-                print_error(f"the debugger failed: {type(error).__name__}: {error}")
-            exit_forked_process(code)
+            exit_forked_process(_call_printing_failure(act))
         return wait_for_child(pid)
 
     def return_to_parent_run(self, typed: str) -> None:
@@ -383,9 +374,7 @@ class DebugSession:
 
         if self.navigation.ignores_breakpoints:
             return
-        caller: FrameType | None = sys._getframe(1)  # noqa: SLF001
-        if caller is None:
-            return
+        caller = sys._getframe(1)  # noqa: SLF001
         if not self._asked.is_scripted and not sys.stdin.isatty():
             if not self._warned:
                 self._warned = True
@@ -438,6 +427,15 @@ class DebugSession:
 
 
 # --- lines ----------------------------------------------------------------------------------------------------------
+
+
+def _call_printing_failure(act: Callable[[], int]) -> int:
+    """Call *act* in a forked process, and return its exit code; an error is printed."""
+    try:
+        return act()
+    except BaseException as error:  # noqa: BLE001 - nothing of this process goes back to where it was forked
+        print_error(f"the debugger failed: {type(error).__name__}: {error}")
+        return Exit.FAILED
 
 
 def _read_terminal_line(prompt: str) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import signal
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,7 @@ from stepengine.cli.evaluation import (
     run_reporting_errors,
     run_until_signal,
 )
-from stepengine.cli.exits import Exit, print_error
+from stepengine.cli.exits import Exit, get_exit_code_of_signal, print_error
 from stepengine.cli.options import Model, Options, with_shared_options
 from stepengine.cli.screen.render import print_visible, to_ascii_json
 from stepengine.cli.scripts import ScriptFile, load_script
@@ -119,7 +118,7 @@ def evaluate(
         report, received = run_until_signal(evaluated, [])
         _print_report(report, Path(file).parent, as_json=options.as_json)
         if report.scores.outcome.stopped == "interrupted":
-            return Exit.TERMINATED if received == signal.SIGTERM else Exit.INTERRUPTED
+            return get_exit_code_of_signal(received)
         if not report.is_complete and not recheck:
             return Exit.LIMIT
         return Exit.COMPLETED if report.passed else Exit.FAILED

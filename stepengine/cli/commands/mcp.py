@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import sys
 from collections.abc import Coroutine
 from functools import partial
@@ -16,9 +15,9 @@ import attrs
 import typer
 
 from stepengine.cli.bench import choose_limits, make_engine_setup
-from stepengine.cli.exits import Exit
+from stepengine.cli.exits import Exit, get_exit_code_of_signal
+from stepengine.cli.journals import Interrupted, await_unless_interrupted
 from stepengine.cli.options import Model, Options, with_shared_options
-from stepengine.cli.screen.interrupt_keys import call_on_interrupts
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.visible import visible
 from stepengine.errors import ToolServerError
@@ -194,16 +193,11 @@ async def _serve_http(server: Any, engines: list[Any], host: str, port: int, tok
     def print_url(url: str) -> None:
         print(f"listening at {url}", file=sys.stderr, flush=True)
 
-    loop = asyncio.get_running_loop()
     serving = server.serve_http(host=host, port=port, token=token, ready=print_url)
-    task = asyncio.ensure_future(_await_and_close_engines(serving, engines))
-    with call_on_interrupts(lambda: loop.call_soon_threadsafe(task.cancel)) as received:
-        try:
-            await task
-        except asyncio.CancelledError:
-            if not received:
-                raise
-            return Exit.TERMINATED if received[0] == signal.SIGTERM else Exit.INTERRUPTED
+    try:
+        await await_unless_interrupted(_await_and_close_engines(serving, engines))
+    except Interrupted as interrupted:
+        return get_exit_code_of_signal(interrupted.number)
     return Exit.COMPLETED
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -93,15 +92,12 @@ def _describe_price(file: str, run_price: RunPrice) -> str:
 
 def _sum_prices(model: str, prices: list[RunPrice]) -> RunPrice:
     from stepengine.evaluation.prices import RunPrice
-
-    def total(values: list[Decimal | None]) -> Decimal | None:
-        known = [value for value in values if value is not None]
-        return sum(known, Decimal(0)) if len(known) == len(values) else None
+    from stepengine.evaluation.samples import sum_costs
 
     return RunPrice(
         model,
-        total([one.low for one in prices]),
-        total([one.high for one in prices]),
-        total([one.recorded for one in prices]),
+        sum_costs([one.low for one in prices]),
+        sum_costs([one.high for one in prices]),
+        sum_costs([one.recorded for one in prices]),
         sum(one.unknown for one in prices),
     )

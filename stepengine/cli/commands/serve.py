@@ -22,7 +22,7 @@ from attrs import frozen
 
 from stepengine.cli.bench import add_guard_rules, choose_policy, make_engine_setup
 from stepengine.cli.commands.undo import get_write_root
-from stepengine.cli.commands.worker import load_module_contents
+from stepengine.cli.commands.worker import load_module_contents, print_skipped_file
 from stepengine.cli.deployment import resolve_database, run_deployment_command
 from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.options import Model, Options, with_shared_options
@@ -238,7 +238,7 @@ def serve_runs(options: Options, serve_options: ServeOptions) -> Exit:
         sources = _make_engine_reloader(serve_options.module, options, left_out)
     engine, schedules = load_engine_and_schedules(serve_options.module, options, left_out.append)
     for problem in left_out:
-        print_error(f"{problem}; this file is skipped")
+        print_skipped_file(problem)
     if sources is not None:
         sources.record_file_hashes()
     engine, place = _choose_engine_and_run_store(engine, serve_options)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 import typer
@@ -122,6 +122,15 @@ def _format_columns(head: str, rows: Sequence[tuple[str, ...]]) -> list[str]:
     return ["  ".join([cell.ljust(width) for cell, width in zip(row, widths, strict=True)]).rstrip() for row in table]
 
 
+def _print_values(values: Iterable[Any], head: str, rows: Sequence[tuple[str, ...]], *, as_json: bool) -> Exit:
+    """Print *values* as JSON, or as a table of *rows*."""
+    if as_json:
+        print(to_ascii_json([attrs.asdict(value) for value in values]))
+    else:
+        print("\n".join(_format_columns(head, rows)))
+    return Exit.COMPLETED
+
+
 async def _print_run_tree(operator: Operator, run: str, *, as_json: bool) -> Exit:
     tree = await operator.tree(run)
     asked: list[Waiting] = await operator.list_questions(run)
@@ -141,12 +150,8 @@ async def _print_run_tree(operator: Operator, run: str, *, as_json: bool) -> Exi
 
 async def _print_sessions(operator: Operator, *, as_json: bool) -> Exit:
     found = await operator.sessions.all()
-    if as_json:
-        print(to_ascii_json([attrs.asdict(each) for each in found]))
-        return Exit.COMPLETED
     rows = [(one_line(each.id, 60), str(each.turns), each.state, each.agent) for each in found]
-    print("\n".join(_format_columns("SESSION TURNS STATE AGENT", rows)))
-    return Exit.COMPLETED
+    return _print_values(found, "SESSION TURNS STATE AGENT", rows, as_json=as_json)
 
 
 async def _print_session(operator: Operator, session: str, *, as_json: bool) -> Exit:
@@ -195,9 +200,6 @@ def _print_questions(run: str, open_questions: Sequence[Waiting]) -> None:
 
 async def _print_queues(maintenance: DeploymentMaintenance, *, as_json: bool) -> Exit:
     found = await maintenance.queue_settings()
-    if as_json:
-        print(to_ascii_json([attrs.asdict(queue) for queue in found]))
-        return Exit.COMPLETED
     rows = [
         (
             queue.name,
@@ -208,15 +210,10 @@ async def _print_queues(maintenance: DeploymentMaintenance, *, as_json: bool) ->
         )
         for queue in found
     ]
-    print("\n".join(_format_columns("QUEUE PER-WORKER ALL LIMIT POLLING", rows)))
-    return Exit.COMPLETED
+    return _print_values(found, "QUEUE PER-WORKER ALL LIMIT POLLING", rows, as_json=as_json)
 
 
 async def _print_rate_limit_use(maintenance: DeploymentMaintenance, *, as_json: bool) -> Exit:
     found = await maintenance.rates()
-    if as_json:
-        print(to_ascii_json([attrs.asdict(rate) for rate in found]))
-        return Exit.COMPLETED
     rows = [(each.account, *[str(n) for n in attrs.astuple(each)[1:]]) for each in found]
-    print("\n".join(_format_columns("ACCOUNT ACTIVE WAITING REQUESTS/MIN TOKENS/MIN", rows)))
-    return Exit.COMPLETED
+    return _print_values(found, "ACCOUNT ACTIVE WAITING REQUESTS/MIN TOKENS/MIN", rows, as_json=as_json)

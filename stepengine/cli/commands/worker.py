@@ -219,7 +219,12 @@ class ModuleContents:
     schedules: tuple[Schedule, ...] = ()
 
 
-def load_module_contents(module: str, on_skipped_file: Callable[[str], object] | None = None) -> ModuleContents:
+def print_skipped_file(problem: str) -> None:
+    """Print why a file of agents is not loaded."""
+    print_error(f"{problem}; this file is skipped")
+
+
+def load_module_contents(module: str, on_skipped_file: Callable[[str], object] = print_skipped_file) -> ModuleContents:
     """
     Load a Python file, a folder of agent files or a module, and return its agents, tools, models, options and schedules.
 
@@ -238,13 +243,14 @@ def load_module_contents(module: str, on_skipped_file: Callable[[str], object] |
     if path.is_dir():
         found = load_folder(path)
         for problem in found.problems:
-            (on_skipped_file or _print_skipped_file)(problem)
+            on_skipped_file(problem)
         if not found.agents:
             msg = f"the folder {module} holds no agent files; `stepengine init` creates a project with one"
             raise UsageProblem(msg)
         return ModuleContents(found.agents, found.tools, schedules=found.schedules)
-    if not (path if place is None else place.file).exists() and (place is not None or "/" in module):
-        near = describe_similar_path(path if place is None else place.file)
+    file = path if place is None else place.file
+    if not file.exists() and (place is not None or "/" in module):
+        near = describe_similar_path(file)
         msg = f"there is no {module}; {FINE}{near}"
         raise UsageProblem(msg)
     if place is not None and place.sandboxed:
@@ -257,10 +263,6 @@ def load_module_contents(module: str, on_skipped_file: Callable[[str], object] |
         msg = f"options in {module} must be a dict of options of Engine, such as {{'limits': Limits(max_steps=20)}}"
         raise UsageProblem(msg)
     return ModuleContents(agents, get_listed_tools(loaded), getattr(loaded, "models", None), dict(options), schedules)
-
-
-def _print_skipped_file(problem: str) -> None:
-    print_error(f"{problem}; this file is skipped")
 
 
 def _import_module(module: str) -> ModuleType:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
 from stepengine.adapters.display_items import get_text_unless_shown
 from stepengine.cli.screen.confirm import NO, YES, is_about_effect_in_doubt, is_doubt_result_answer, parse_result_answer
-from stepengine.cli.screen.progress import COLORS, ProgressDisplay, style_diff_lines
+from stepengine.cli.screen.progress import COLORS, ProgressDisplay, indent_level, style_diff_lines
 from stepengine.cli.screen.render import (
     ColorScheme,
     format_cost,
@@ -290,7 +290,7 @@ class Screen(ProgressDisplay):
         # A group of children is counted in the line below.
         working = [path for path in sorted(self._children) if not self.children.is_only_counted(path)]
         lines = [
-            truncate_text(f"{'  ' * _count_levels(path)}{self._children[path].line}", width - 1)
+            truncate_text(f"{'  ' * indent_level(path)}{self._children[path].line}", width - 1)
             for path in working[:LIVE_CHILDREN]
         ]
         if len(working) > LIVE_CHILDREN:
@@ -437,7 +437,7 @@ def _format_output(result: RunResult) -> str:
     output = result.output
     if output is None or isinstance(output, str):
         return result.text
-    is_messages = isinstance(output, list) and bool(output) and isinstance(output[0], dict) and "role" in output[0]
+    is_messages = isinstance(output, list) and output and isinstance(output[0], dict) and "role" in output[0]
     return "" if is_messages else format_value(plain(output))
 
 
@@ -468,10 +468,6 @@ class _ChildLine:
     def line(self) -> str:
         step = f"step {self._steps} | " if self._steps else ""
         return f"{self._name} | {step}{self._doing} | {time.monotonic() - self._start:.0f} s"
-
-
-def _count_levels(run_path: str) -> int:
-    return run_path.count(".") + 1
 
 
 def _split_markdown_blocks(text: str) -> list[str]:
@@ -684,7 +680,8 @@ def _format_question_details(question: Question, colors: ColorScheme) -> Iterato
     # First, since the rest may be long and cut: a person must see that a third party chose the recipient.
     for origin in sort_origins(question.provenance):
         yield visible(describe_origin(origin), strict=True), "" if origin["trusted"] else colors.warning
-    for kind, name, value in _preview_parts_of_question(question):
+    preview = question.preview or {"details": question.details}
+    for kind, name, value in preview_parts(preview) if question.tool_name else ():
         text = value if isinstance(value, str) else _format_json(value)
         lines = visible(text).splitlines() or [""]
         if kind == "action":
@@ -698,12 +695,6 @@ def _format_question_details(question: Question, colors: ColorScheme) -> Iterato
         else:
             yield from [(f"{visible(name, strict=True)}:", "")] if name else []
             yield from [(f"  {line}", "") for line in lines]
-
-
-def _preview_parts_of_question(question: Question) -> Iterator[tuple[str, str, Any]]:
-    """Yield the parts of the preview of a permission question, and nothing of other questions."""
-    if question.tool_name:
-        yield from preview_parts(question.preview or {"details": question.details})
 
 
 def _format_json(value: object) -> str:

@@ -213,9 +213,9 @@ class ProgressDisplay:
         if speaker != self._speaker:
             self._speaker = speaker
             if speaker:
-                heading = "  " * _indent_level(speaker) + self.children.siblings[speaker]
+                heading = "  " * indent_level(speaker) + self.children.siblings[speaker]
                 self._console.print(Text(heading, style=self.colors.note), soft_wrap=True)
-        line = "  " * _indent_level(run_path) + text
+        line = "  " * indent_level(run_path) + text
         if self._console.is_terminal:
             line = wrap_lines(line, self._console.width, HANG)
         self._console.print(Text(line, style=style), soft_wrap=True)
@@ -366,9 +366,8 @@ class _Children:
 
     def is_only_counted(self, run_path: str) -> bool:
         """Return whether the run at *run_path*, or a parent, is one of many siblings that are only counted."""
-        return bool(self._folded) and any(
-            run_path[:end] in self._folded for end in [*_dot_positions(run_path), len(run_path)]
-        )
+        ends = [*[place for place, character in enumerate(run_path) if character == "."], len(run_path)]
+        return bool(self._folded) and any(run_path[:end] in self._folded for end in ends)
 
     def get_sibling_ancestor_path(self, run_path: str) -> str:
         """Return the path of the run with siblings that the run at *run_path* belongs to, itself or the nearest above; ``""`` if none."""
@@ -578,11 +577,8 @@ def _print_warning(display: ProgressDisplay, event: ev.HandlerNotice | ev.Warned
     display.print_line(event.path, f"  warning: {one_line(said, 400)}", display.colors.warning)
 
 
-def _dot_positions(run_path: str) -> list[int]:
-    return [position for position, character in enumerate(run_path) if character == "."]
-
-
-def _indent_level(run_path: str) -> int:
+def indent_level(run_path: str) -> int:
+    """Return the depth of a run below the root run."""
     return run_path.count(".") + 1 if run_path else 0
 
 

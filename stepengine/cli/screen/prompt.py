@@ -24,6 +24,7 @@ from stepengine.cli.screen.interrupt_keys import call_on_interrupts
 from stepengine.cli.screen.render import visible
 from stepengine.errors import StepEngineError, ToolError
 from stepengine.redaction import ANY
+from stepengine.workspace.atomic import replace_path
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -542,11 +543,7 @@ class PromptHistory:
         kept = [*self.load(), ANY.text(typed)][-HISTORY_LINES:]
         with contextlib.suppress(OSError):
             file.parent.mkdir(0o700, parents=True, exist_ok=True)
-            made = file.with_suffix(f".{os.getpid()}.tmp")
-            descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with open(descriptor, "w", encoding="utf-8") as stream:  # noqa: PTH123 - it is open already
-                stream.writelines([f"{json.dumps(text)}\n" for text in kept])
-            made.replace(file)
+            replace_path(file, "".join([f"{json.dumps(text)}\n" for text in kept]).encode(), mode=0o600)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ class _PositionCollector:
                     told = _change_to_json(call.said)
                     if told:
                         texts = self._view.texts
-                        yield {"point": call.point, "name": str(texts.clean(call.hook)), "change": texts.add(told)}
+                        yield {"point": call.point, "name": texts.clean(call.hook), "change": texts.add(told)}
 
     def _add_context_changes_of_row(self, row: int, path: str, state: AgentState) -> None:
         """Store the entries of the context that changed or disappeared since the previous row of the same run."""
@@ -133,9 +133,7 @@ class _PositionCollector:
             k: self._view.texts.add(self._safe.format_variable(k, plain(v))) for k, v in changed.items()
         }
         if told or gone:
-            self.walked.contexts[row] = {str(self._view.texts.clean(k)): v for k, v in told.items()} | dict.fromkeys(
-                gone
-            )
+            self.walked.contexts[row] = {self._view.texts.clean(k): v for k, v in told.items()} | dict.fromkeys(gone)
 
     def _add_frames(self, row: int, path: str, frames: list[Frame]) -> None:
         """Store the frames of a row, with the variables that differ from the previous row of the same run; the texts are bounded."""
@@ -185,7 +183,7 @@ class _PositionCollector:
             if not text or len(text) > MAX_SOURCE:
                 return None
             clean = self._view.texts.clean
-            source = {"name": str(clean(Path(frame.file).name)), "text": str(clean(text))}
+            source = {"name": clean(Path(frame.file).name), "text": clean(text)}
             if source not in self.walked.sources:
                 self.walked.sources.append(source)
             self._files[frame.file] = self.walked.sources.index(source)

@@ -92,7 +92,7 @@ class FollowedJournal:
     def render_html(self) -> str:
         """Return the page of the records so far."""
         title = self._title or f"{self._view.agents[0]['id']} · {Path(self._view.file).name}"
-        return render_page(self.make_page_data(), str(self._view.texts.clean(title)))
+        return render_page(self.make_page_data(), self._view.texts.clean(title))
 
     def make_page_data(self) -> dict[str, Any]:
         """Return the page data of the records so far, with the offset for later changes as ``"follow"``."""

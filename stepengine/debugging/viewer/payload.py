@@ -392,7 +392,7 @@ class RunPayload:
 
     def _clean_name(self, text: str) -> str:
         """Return a name with secrets redacted and all control characters escaped."""
-        return visible(str(self.texts.clean(text)), strict=True)
+        return visible(self.texts.clean(text), strict=True)
 
     def _call_to_json(self, run: _OpenRun, intent: Intent, effect: Mapping[str, Any]) -> Form:
         """Return an effect that calls no model as JSON: kind, address, start, name, stored input and program line."""
@@ -456,7 +456,7 @@ class RunPayload:
             return
         value = outcome.value
         if isinstance(value, ModelReply):
-            self._add_model_reply(row, self._runs[result.path], number, value)
+            self._add_model_reply(row, run, number, value)
         else:
             told |= self._result_value_to_json(
                 value, f"`stepengine show {shlex.quote(self.file)} --step '{told['a']}'`"

@@ -17,7 +17,7 @@ from stepengine.debugging.viewer.side_by_side import DETAILED, pair_steps
 from stepengine.engine.engine import Engine
 from stepengine.engine.loader import load_agent
 from stepengine.engine.stepper import Stepper
-from stepengine.errors import JournalCorrupt, JournalError, StepEngineError
+from stepengine.errors import JournalCorrupt, StepEngineError
 from stepengine.journal import JournalLike, as_journal, diff
 from stepengine.journal.history import History
 from stepengine.journal.store import Journal, MemoryJournal
@@ -89,12 +89,12 @@ def render_run(
 
 def _make_page_source(journal: Journal, agent: AgentGiven | None) -> PageSource:
     """Return a journal with the functions that make steppers for an agent; none without an agent."""
-    if agent is None:
-        return PageSource(journal=journal, file=journal.name)
+    steppers: list[Callable[[], Stepper]] = []
     if isinstance(agent, Engine):
-        return PageSource(journal=journal, file=journal.name, steppers=[lambda: agent.stepper(journal)])
-    definition = agent if isinstance(agent, AgentDefinition) else load_agent(agent)
-    steppers = [lambda: Engine([definition]).stepper(journal, agent=definition)]
+        steppers.append(lambda: agent.stepper(journal))
+    elif agent is not None:
+        definition = agent if isinstance(agent, AgentDefinition) else load_agent(agent)
+        steppers.append(lambda: Engine([definition]).stepper(journal, agent=definition))
     return PageSource(journal=journal, file=journal.name, steppers=steppers)
 
 
@@ -134,7 +134,7 @@ def _render_with_text_limit(
     made = make_payload(source, other, locals=locals, max_text_chars=max_text_chars)
     files = " → ".join([Path(each.file).name for each in (source, other) if each is not None])
     name = title or f"{made.agent} · {files}"
-    return RenderedPage(html=render_page(made.told, str(made.texts.clean(name))), missing=made.missing)
+    return RenderedPage(html=render_page(made.told, made.texts.clean(name)), missing=made.missing)
 
 
 @frozen(kw_only=True)
@@ -245,7 +245,7 @@ def copy_undamaged_records(journal: Journal) -> tuple[MemoryJournal, int]:
     def are_first_lines_readable(number: int) -> bool:
         try:
             RunPayload(PageTexts(), "").add_new_records(load_stored_history(copy_first_lines(number)))
-        except (JournalError, StepEngineError):
+        except StepEngineError:
             return False
         return True
 

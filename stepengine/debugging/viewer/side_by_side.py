@@ -8,6 +8,7 @@ from typing import Any
 from stepengine.debugging.viewer.payload import PageTexts, RunPayload
 from stepengine.journal.records import format_address
 from stepengine.journal.run_diff import Difference
+from stepengine.runtime.performer import child_path
 
 DETAILED = 20
 """The number of changed requests whose changed fields are shown; later changes are mostly consequences."""
@@ -75,7 +76,7 @@ def _pair_rows(a: RunPayload, b: RunPayload, removed: set[str], added: set[str])
             if b.lead[other] not in taken and a.lead[one] not in beside:
                 beside[a.lead[one]] = b.lead[other]
                 taken.add(b.lead[other])
-            waiting.append((f"{one[0]}.{one[1]}".lstrip("."), f"{other[0]}.{other[1]}".lstrip(".")))
+            waiting.append((child_path(*one), child_path(*other)))
     return beside
 
 
