@@ -450,21 +450,17 @@ class Playback:
         if entry is None:
             return
         self._used.add(address)
-        fp = self._prints.for_effect(encode_effect(item))
-        if fp != entry.fp:
-            self.fatal = self._make_divergence(item, entry)
-            raise self.fatal
-
-    def _make_divergence(self, item: Item, entry: EffectRecord) -> ReplayDivergence:
-        """Return the error for an effect whose fingerprint differs from its record."""
-        where = format_address(*item.address)
         form = encode_effect(item)
-        now = "model" if isinstance(form, CallModel) else str(form["type"])
-        msg = (
-            f"the run {self._tree_record.order.root!r} diverges from its record at {where}: "
-            f"the record has {entry.kind}:{entry.fp}, and the run has {now}:{self._prints.for_effect(form)}"
-        )
-        return ReplayDivergence(msg, kind="changed", address=where)
+        fp = self._prints.for_effect(form)
+        if fp != entry.fp:
+            where = format_address(*address)
+            now = "model" if isinstance(form, CallModel) else str(form["type"])
+            msg = (
+                f"the run {self._tree_record.order.root!r} diverges from its record at {where}: "
+                f"the record has {entry.kind}:{entry.fp}, and the run has {now}:{fp}"
+            )
+            self.fatal = ReplayDivergence(msg, kind="changed", address=where)
+            raise self.fatal
 
     def is_effect_recorded(self, item: Item) -> bool:
         """Return whether an effect is recorded, with or without an outcome."""
