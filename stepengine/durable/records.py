@@ -584,12 +584,14 @@ class _PlaybackPerformer:
 
     async def _stop_before_effect(self, item: Item, io: IO) -> Single:
         """Return the stop before an effect without an outcome; for a wait or open question, it is recorded as a suspension."""
-        if isinstance(item.effect, WAITS) and not self._played.has_ended_elsewhere(item.path):
-            io.record_suspension(item)
-            return Stop("suspended")
-        if isinstance(item.effect, AskPerson) and not self._played.has_ended_elsewhere(item.path):
-            stopped = await self._inner.perform(item, io)
-            return stopped if isinstance(stopped, Stop) else self._played.make_stop_at_record_end(item.path)
+        if not self._played.has_ended_elsewhere(item.path):
+            if isinstance(item.effect, WAITS):
+                io.record_suspension(item)
+                return Stop("suspended")
+            if isinstance(item.effect, AskPerson):
+                stopped = await self._inner.perform(item, io)
+                if isinstance(stopped, Stop):
+                    return stopped
         return self._played.make_stop_at_record_end(item.path)
 
     async def _wait_for_outcome(self, item: Item) -> Single | None:
