@@ -347,20 +347,16 @@ def create_replayed_run(launcher: Launcher, played: Playback) -> EngineRun:
 def _remove_unstarted_effects(journal: Journal, tree_record: RunTreeRecord) -> None:
     """Remove effects at the end that never started; in a journal they would be in doubt."""
     records = journal.records()
-    results = {(record.path, record.seq) for record in records if isinstance(record, Result)}
+    results = {record.address for record in records if isinstance(record, Result)}
     intents = [record for record in records if isinstance(record, Intent)]
     paths = {record.path for record in intents}
     last: dict[str, int] = {}
     for record in intents:
-        address = (record.path, record.seq)
+        address = record.address
         if record.seq < 0 or address in results or address in tree_record.entries or child_path(*address) in paths:
             last[record.path] = max(record.seq, last.get(record.path, record.seq))
-
-    def has_started(record: Intent) -> bool:
-        # Of effects that run at once, a later one may be recorded first; a journal has no gaps.
-        return record.seq <= last.get(record.path, -1)
-
-    kept = [record for record in records if not isinstance(record, Intent) or has_started(record)]
+    # Of effects that run at once, a later one may be recorded first; a journal has no gaps.
+    kept = [record for record in records if not isinstance(record, Intent) or record.seq <= last.get(record.path, -1)]
     if len(kept) < len(records):
         replace_records_by_derived(journal, kept, journal)
 
