@@ -667,10 +667,8 @@ def order_and_seed_from_journal(
         )
         if form is not None or may_change_world_if_repeated(intent.effect):
             outcomes[address] = get_effect_step_kind(intent.effect), fp, form
-    lookups: dict[str, dict[str, object]] = {}
-    facts = history.facts
-    for path in {*facts.system_prompts, *facts.context_windows}:
-        lookups[path] = {"prompt": facts.system_prompts.get(path), "window": facts.context_windows.get(path)}
+    prompts, windows = history.facts.system_prompts, history.facts.context_windows
+    lookups = {path: {"prompt": prompts.get(path), "window": windows.get(path)} for path in {*prompts, *windows}}
     order = SubmittedRun(
         root=opening.run_id, agent_id=opening.agent_id, prompt=opening.prompt, params=opening.params,
         created=head.created, seed=head.seed, info=opening.info, limits=opening.limits, previous=opening.previous, pool=pool,
