@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import attrs
@@ -54,6 +53,7 @@ from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.data.usage import Usage
 from stepengine.errors import DefinitionError
+from stepengine.workspace.installed import installed_version
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -154,8 +154,9 @@ class Tracing:
             msg = "Tracing needs the package opentelemetry-api: pip install 'stepengine[otel]'"
             raise DefinitionError(msg) from None
         self._trace = trace
-        self._tracer = trace.get_tracer(NAME, _get_package_version(), tracer_provider, SCHEMA)
-        meter = metrics.get_meter(NAME, _get_package_version(), meter_provider, SCHEMA)
+        version = installed_version("stepengine") or ""
+        self._tracer = trace.get_tracer(NAME, version, tracer_provider, SCHEMA)
+        meter = metrics.get_meter(NAME, version, meter_provider, SCHEMA)
         self._tokens = meter.create_histogram(
             "gen_ai.client.token.usage",
             unit="{token}",
@@ -469,13 +470,6 @@ class Tracing:
         ),
     }
     """The events that change a span."""
-
-
-def _get_package_version() -> str:
-    try:
-        return version("stepengine")
-    except PackageNotFoundError:  # a checkout that is not installed
-        return ""
 
 
 def _input_attributes(prompt: str, params: Any) -> Attributes:
