@@ -100,7 +100,7 @@ def queue_name(pool: str, depth: int) -> str:
     return f"se.{pool}.d{depth}"
 
 
-def require_deployment_name(name: str, label: str) -> str:
+def require_deployment_name(name: str) -> str:
     """
     Return *name* if it is valid as a name in the database.
 
@@ -108,7 +108,7 @@ def require_deployment_name(name: str, label: str) -> str:
         DefinitionError: for any other name.
     """
     if NAME.fullmatch(name) is None:
-        msg = f"{label} must have 3 to 64 characters of a-z, 0-9, - and _, such as 'stepengine', not {name!r}"
+        msg = f"the name of a deployment must have 3 to 64 characters of a-z, 0-9, - and _, such as 'stepengine', not {name!r}"
         raise DefinitionError(msg)
     return name
 

@@ -254,7 +254,7 @@ class Deployment:
             DefinitionError: when the URL or the name is not valid.
             StepEngineError: when the extra is not installed.
         """
-        real, name = parse_database_url(url), require_deployment_name(app, "the name of a deployment")
+        real, name = parse_database_url(url), require_deployment_name(app)
         return cls(await asyncio.to_thread(make_dbos_client, real, app=name), real, app=name)
 
     async def close(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from typing import Any
 
 from attrs import frozen
@@ -290,9 +290,11 @@ class DeploymentMaintenance:
                     by_release[release] = by_release.get(release, 0) + count
                 if state not in OVER:
                     unfinished[release] = unfinished.get(release, 0) + count
+            # Listed workers without runs may be dead.
+            listed = {name: {release: 0} for name, release in (await list_workers(own, self._operator.app)).items()}
             executors = [
                 ExecutorView(name, is_alive, sum(found.values()), tuple(sorted(found)))
-                for name, found in sorted((await self._find_workers_without_runs(own, having) | having).items())
+                for name, found in sorted((listed | having).items())
                 if (is_alive := await _is_lock_held(own, make_worker_lock_name(name))) or name in having
             ]
             releases = [
@@ -302,16 +304,6 @@ class DeploymentMaintenance:
             unreadable = {t: n for t in CODED if (n := await _count_nonportable_rows(own, t))} if check else None
         poison = sum([row[5] for row in rows])
         return DeploymentOverview(states, oldest, tuple(executors), tuple(releases), poison, unreadable)
-
-    async def _find_workers_without_runs(
-        self, connection: object, with_runs: Mapping[str, object]
-    ) -> dict[str, dict[str, int]]:
-        """Return the listed workers without runs, each with its release; they may be dead."""
-        return {
-            name: {release: 0}
-            for name, release in (await list_workers(connection, self._operator.app)).items()
-            if name not in with_runs
-        }
 
     async def queue_settings(self) -> list[QueueView]:
         """Return the settings of each queue, as the database has them."""

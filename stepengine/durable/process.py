@@ -108,7 +108,7 @@ class WorkerSetting:
     allow_async_commit: bool = False
 
     def __attrs_post_init__(self) -> None:
-        require_deployment_name(self.app, "the name of a deployment")
+        require_deployment_name(self.app)
         if not self.executor or self.executor == "local":
             msg = f"an executor id must be stable and unique, such as the host's name, not {self.executor!r}"
             raise DefinitionError(msg)

@@ -347,20 +347,16 @@ def create_replayed_run(launcher: Launcher, played: Playback) -> EngineRun:
 def _remove_unstarted_effects(journal: Journal, tree_record: RunTreeRecord) -> None:
     """Remove effects at the end that never started; in a journal they would be in doubt."""
     records = journal.records()
-    results = {(record.path, record.seq) for record in records if isinstance(record, Result)}
+    results = {record.address for record in records if isinstance(record, Result)}
     intents = [record for record in records if isinstance(record, Intent)]
     paths = {record.path for record in intents}
     last: dict[str, int] = {}
     for record in intents:
-        address = (record.path, record.seq)
+        address = record.address
         if record.seq < 0 or address in results or address in tree_record.entries or child_path(*address) in paths:
             last[record.path] = max(record.seq, last.get(record.path, record.seq))
-
-    def has_started(record: Intent) -> bool:
-        # Of effects that run at once, a later one may be recorded first; a journal has no gaps.
-        return record.seq <= last.get(record.path, -1)
-
-    kept = [record for record in records if not isinstance(record, Intent) or has_started(record)]
+    # Of effects that run at once, a later one may be recorded first; a journal has no gaps.
+    kept = [record for record in records if not isinstance(record, Intent) or record.seq <= last.get(record.path, -1)]
     if len(kept) < len(records):
         replace_records_by_derived(journal, kept, journal)
 
@@ -450,21 +446,17 @@ class Playback:
         if entry is None:
             return
         self._used.add(address)
-        fp = self._prints.for_effect(encode_effect(item))
-        if fp != entry.fp:
-            self.fatal = self._make_divergence(item, entry)
-            raise self.fatal
-
-    def _make_divergence(self, item: Item, entry: EffectRecord) -> ReplayDivergence:
-        """Return the error for an effect whose fingerprint differs from its record."""
-        where = format_address(*item.address)
         form = encode_effect(item)
-        now = "model" if isinstance(form, CallModel) else str(form["type"])
-        msg = (
-            f"the run {self._tree_record.order.root!r} diverges from its record at {where}: "
-            f"the record has {entry.kind}:{entry.fp}, and the run has {now}:{self._prints.for_effect(form)}"
-        )
-        return ReplayDivergence(msg, kind="changed", address=where)
+        fp = self._prints.for_effect(form)
+        if fp != entry.fp:
+            where = format_address(*address)
+            now = "model" if isinstance(form, CallModel) else str(form["type"])
+            msg = (
+                f"the run {self._tree_record.order.root!r} diverges from its record at {where}: "
+                f"the record has {entry.kind}:{entry.fp}, and the run has {now}:{fp}"
+            )
+            self.fatal = ReplayDivergence(msg, kind="changed", address=where)
+            raise self.fatal
 
     def is_effect_recorded(self, item: Item) -> bool:
         """Return whether an effect is recorded, with or without an outcome."""
@@ -588,12 +580,14 @@ class _PlaybackPerformer:
 
     async def _stop_before_effect(self, item: Item, io: IO) -> Single:
         """Return the stop before an effect without an outcome; for a wait or open question, it is recorded as a suspension."""
-        if isinstance(item.effect, WAITS) and not self._played.has_ended_elsewhere(item.path):
-            io.record_suspension(item)
-            return Stop("suspended")
-        if isinstance(item.effect, AskPerson) and not self._played.has_ended_elsewhere(item.path):
-            stopped = await self._inner.perform(item, io)
-            return stopped if isinstance(stopped, Stop) else self._played.make_stop_at_record_end(item.path)
+        if not self._played.has_ended_elsewhere(item.path):
+            if isinstance(item.effect, WAITS):
+                io.record_suspension(item)
+                return Stop("suspended")
+            if isinstance(item.effect, AskPerson):
+                stopped = await self._inner.perform(item, io)
+                if isinstance(stopped, Stop):
+                    return stopped
         return self._played.make_stop_at_record_end(item.path)
 
     async def _wait_for_outcome(self, item: Item) -> Single | None:
@@ -673,10 +667,8 @@ def order_and_seed_from_journal(
         )
         if form is not None or may_change_world_if_repeated(intent.effect):
             outcomes[address] = get_effect_step_kind(intent.effect), fp, form
-    lookups: dict[str, dict[str, object]] = {}
-    facts = history.facts
-    for path in {*facts.system_prompts, *facts.context_windows}:
-        lookups[path] = {"prompt": facts.system_prompts.get(path), "window": facts.context_windows.get(path)}
+    prompts, windows = history.facts.system_prompts, history.facts.context_windows
+    lookups = {path: {"prompt": prompts.get(path), "window": windows.get(path)} for path in {*prompts, *windows}}
     order = SubmittedRun(
         root=opening.run_id, agent_id=opening.agent_id, prompt=opening.prompt, params=opening.params,
         created=head.created, seed=head.seed, info=opening.info, limits=opening.limits, previous=opening.previous, pool=pool,

@@ -82,7 +82,8 @@ class DiskReserve:
         """Reserve as much as fits of the remaining disk space, for results of running effects."""
         with self._lock:
             self._release_space()
-            self._try_allocate(LESS)
+            with contextlib.suppress(OSError):
+                self._allocate_largest(LESS)
 
     def remove_user(self) -> None:
         """Remove one user; the last one frees the reserved space."""
@@ -92,11 +93,6 @@ class DiskReserve:
                 self._release_space()
                 if self._known.get(self._device) is self:
                     del self._known[self._device]
-
-    def _try_allocate(self, sizes: tuple[int, ...]) -> None:
-        """Reserve the first of these sizes that fits; ignore all errors."""
-        with contextlib.suppress(OSError):
-            self._allocate_largest(sizes)
 
     def _allocate_largest(self, sizes: tuple[int, ...]) -> None:
         """Reserve the first of these sizes that fits; a full disk is not an error."""

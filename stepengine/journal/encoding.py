@@ -330,17 +330,13 @@ def encode_outcome_members(outcome: Value | Failure) -> dict[str, Any]:
         value = outcome.value
         if isinstance(value, ChildResult):
             value = _replace_output_by_json(value)
-        members = {"value": _encode_outcome_value(value)}
+        try:
+            members = {"value": encode_stored_or_json(value)}
+        except DataError as error:
+            raise prefix_path(error, ".value") from None
     if outcome.inputs:
         members["inputs"] = [encode_stored(message) for message in outcome.inputs]
     return members
-
-
-def _encode_outcome_value(value: object) -> object:
-    try:
-        return encode_stored_or_json(value)
-    except DataError as error:
-        raise prefix_path(error, ".value") from None
 
 
 def decode_outcome(members: Mapping[str, Any]) -> Value | Failure:

@@ -387,10 +387,6 @@ class _WrittenFile:
         """The permission bits before the first write; 0 if there was no file."""
         return 0 if self._before is None else self._before.mode
 
-    @property
-    def _old_hash(self) -> str | None:
-        return None if self._before is None else self._before.hash
-
     def determine_fate(self) -> None:
         """Read the file, and set its ``fate`` or the ``problem`` that prevents undoing; nothing is changed."""
         if self.problem or self.root is None:
@@ -410,7 +406,7 @@ class _WrittenFile:
         old = self._before
         if current_hash == "":  # too large to be looked at, and no run leaves such a file
             self.problem = CHANGED
-        elif current_hash == self._old_hash and (
+        elif current_hash == (None if old is None else old.hash) and (
             old is None or info is None or stat.S_IMODE(info.st_mode) & 0o777 == old.mode
         ):
             self.fate = "unchanged"

@@ -135,22 +135,18 @@ def require_fitting_answers(history: History, answers: Mapping[str, AnswerLike],
             continue
         question = waiting.get(key) or by_text.get(key)
         if question is None:
-            msg = f"{key[:SHOWN_CHARS]!r} {_describe_rejection(history, key)}; open are: {_format_open_questions(waiting)}"
+            listed = list_names([f"{q.id!r} ({cut_end(q.text, SHOWN_CHARS)})" for q in waiting.values()])
+            msg = f"{key[:SHOWN_CHARS]!r} {_describe_rejection(history, key)}; open are: {listed}"
             raise AnswerRejected(msg)
         _check_question_answer(question, answer)
 
 
 def _describe_rejection(history: History, key: str) -> str:
     """Return why *key* is no open question of the run, as the end of a sentence."""
-    for intent in [i for i in history.intents.values() if i.type == "ask"]:
-        for question in get_recorded_questions(history.form(intent)):
-            if key in (question.id, question.text):
-                return "is already answered"
+    for intent in history.intents.values():
+        if intent.type == "ask" and any(key in (q.id, q.text) for q in get_recorded_questions(history.form(intent))):
+            return "is already answered"
     return "is not a question of this run"
-
-
-def _format_open_questions(waiting: Mapping[str, Question]) -> str:
-    return list_names([f"{q.id!r} ({cut_end(q.text, SHOWN_CHARS)})" for q in waiting.values()])
 
 
 def _check_question_answer(question: Question, answer: object) -> None:

@@ -354,9 +354,11 @@ class Replayer:
 
     def _decode_output(self, path: str, was: ChildResult, error: ReplayDivergence) -> Any:
         """Return the recorded output of a run, decoded to its agent's output type; raise *error* if it does not fit the type."""
-        decode = self._machines.decoders.get(path, _return_json_output)
+        decode = self._machines.decoders.get(path)
+        if decode is None or was.output is None:
+            return was.output
         try:
-            return None if was.output is None else decode(was.output)
+            return decode(was.output)
         except Exception as cause:
             raise self._writer.keep_first_fatal_error(error) from cause
 
@@ -413,11 +415,6 @@ class Replayer:
         if values is None or self._past.find_result(call) is None:
             return None
         return values[number] if number < len(values) else self.ends.make_record_end_stop(path, ())
-
-
-def _return_json_output(output: Any) -> Any:
-    """Return the output of an agent whose output is JSON, unchanged."""
-    return output
 
 
 @frozen

@@ -674,7 +674,7 @@ class Guard:
             await self._forward_unauthenticated(facts, receive, send)
             return
         if self._is_allowed_preflight(facts):
-            await _make_empty_response(204, PREFLIGHT)(facts.scope, receive, send)
+            await _make_empty_response(PREFLIGHT)(facts.scope, receive, send)
             return
         logins, is_posted = self.logins, facts.method == "POST"
         if logins is not None and facts.path == logins.path and is_posted:
@@ -691,7 +691,7 @@ class Guard:
             body = await self._read_body(facts, receive)
             if logins is not None and facts.path == LOGOUT and is_posted:
                 logins.end_session(facts.bearer_token() or "")
-                await _make_empty_response(204, {})(facts.scope, receive, send)
+                await _make_empty_response({})(facts.scope, receive, send)
             elif logins is not None and facts.path == f"{logins.path}/links" and is_posted:
                 caller.must("admin")
                 await _make_json_response({"link": logins.make_link(caller)})(facts.scope, receive, send)
@@ -1008,10 +1008,10 @@ def _make_json_response(content: Mapping[str, object]) -> Response:
     return JSONResponse(content)
 
 
-def _make_empty_response(status: int, headers: Mapping[str, str]) -> Response:
+def _make_empty_response(headers: Mapping[str, str]) -> Response:
     from starlette.responses import Response
 
-    return Response(status_code=status, headers=dict(headers))
+    return Response(status_code=204, headers=dict(headers))
 
 
 def _add_security_headers(

@@ -68,10 +68,9 @@ async def encode_event_stream(
     position: ReaderPosition | None,
     full: bool,
     stopping: asyncio.Event,
-    ping: float = PING_SECONDS,
 ) -> AsyncIterator[str]:
     """
-    Yield events as server-sent events, and a comment after *ping* seconds without an event, until they end or the server stops.
+    Yield events as server-sent events, and a comment after ``PING_SECONDS`` without an event, until they end or the server stops.
 
     Args:
         events: The events; the generator is closed when the client disconnects.
@@ -79,7 +78,6 @@ async def encode_event_stream(
         position: The position of the client, which is updated with each event; ``None`` if the event's own id is the position.
         full: See ``encode_sse_event``.
         stopping: Is set when the server stops; the client then reconnects to the next one.
-        ping: Seconds until a comment is sent.
     """
     yield RETRY
     if first is not None:
@@ -105,7 +103,7 @@ async def encode_event_stream(
             if lines:
                 yield "".join(lines)
                 continue
-            await asyncio.wait((coming, ending), timeout=ping, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((coming, ending), timeout=PING_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             if not (coming.done() or ending.done()):
                 yield PING
     finally:

@@ -242,7 +242,8 @@ async def get_foreign_journal(request: Request) -> Response:
 
 
 async def get_foreign_page_data(request: Request) -> Response:
-    name, views = request.path_params["journal"], _get_shared_page_data(request)
+    name = request.path_params["journal"]
+    views: RunPageData = request.app.state.views
     journal = await asyncio.to_thread(_require_foreign_journals(request).require_journal, name)
     after = request.query_params.get("after")
     given = (
@@ -251,11 +252,6 @@ async def get_foreign_page_data(request: Request) -> Response:
     # A separate name: a later run of the server may have the same name.
     payload = await views.get_journal_page_data(f"foreign {name}", journal, given, shown=name)
     return Response(payload, media_type="application/json")
-
-
-def _get_shared_page_data(request: Request) -> RunPageData:
-    found: RunPageData = request.app.state.views
-    return found
 
 
 async def resume_foreign_journal(request: Request) -> Response:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -24,17 +24,9 @@ PAUSE_SECONDS = 10.0
 
 
 class FreedMemory:
-    """
-    Returns the memory of ended runs to the system. It is an observer of an engine.
+    """Returns the memory of ended runs to the system. It is an observer of an engine."""
 
-    Args:
-        pause: Seconds between two checks whether a run has ended.
-        trim: Returns freed memory to the system.
-    """
-
-    def __init__(self, *, pause: float | None = None, trim: Callable[[], object] | None = None) -> None:
-        self._pause = PAUSE_SECONDS if pause is None else pause
-        self._trim = trim_memory if trim is None else trim
+    def __init__(self) -> None:
         self._has_ended_run = False
 
     def on_event(self, event: Event) -> None:
@@ -55,11 +47,11 @@ class FreedMemory:
 
     async def _trim_memory_forever(self) -> None:
         while True:
-            await asyncio.sleep(self._pause)
+            await asyncio.sleep(PAUSE_SECONDS)
             if self._has_ended_run:
                 self._has_ended_run = False
                 # In a thread, where the call holds up no run: ctypes releases the interpreter meanwhile.
-                await asyncio.to_thread(self._trim)
+                await asyncio.to_thread(trim_memory)
 
 
 def trim_memory() -> None:

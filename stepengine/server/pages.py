@@ -210,15 +210,13 @@ class CallerConversation:
         return self.turns.events(self.caller, row, after)
 
 
-async def add_ping_comments(
-    lines: AsyncGenerator[str, None], stopping: asyncio.Event, *, ping: float = PING_SECONDS
-) -> AsyncIterator[str]:
-    """Yield *lines*, and a comment after *ping* seconds without one, until the server stops; close *lines* in any case."""
+async def add_ping_comments(lines: AsyncGenerator[str, None], stopping: asyncio.Event) -> AsyncIterator[str]:
+    """Yield *lines*, and a comment after ``PING_SECONDS`` without one, until the server stops; close *lines* in any case."""
     coming: asyncio.Future[str | None] = asyncio.ensure_future(anext(lines, None))
     ending = asyncio.ensure_future(stopping.wait())
     try:
         while True:
-            await asyncio.wait((coming, ending), timeout=ping, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((coming, ending), timeout=PING_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             if ending.done():
                 return
             if not coming.done():

@@ -320,7 +320,8 @@ class McpTools:
             recorded = yield from Perform.idempotent(partial(self.listing, run=run), self.name)
         except PerformError as error:
             kind = ToolServerError if error.kind in GONE else ToolError
-            raise kind(_error_message_without_function(error)) from error
+            # Without the name of the function that raised it.
+            raise kind(error.message.partition(" raised ")[2].partition(": ")[2] or error.message) from error
         for reason in recorded["left_out"]:
             ctx.logger.warning(LEFT_OUT_TEXT.format(server=self.name, reason=reason))
         listed = [ListedTool.from_json(one) for one in recorded["tools"]]
@@ -724,8 +725,3 @@ def _tool_digests(tools: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         with suppress(DataError):
             made[tool["name"]] = definition_digest(tool)
     return made
-
-
-def _error_message_without_function(error: PerformError) -> str:
-    """Return the message of an error in an effect, without the name of the function that raised it."""
-    return error.message.partition(" raised ")[2].partition(": ")[2] or error.message

@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import attrs
@@ -54,6 +53,7 @@ from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.data.usage import Usage
 from stepengine.errors import DefinitionError
+from stepengine.workspace.installed import installed_version
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -154,8 +154,9 @@ class Tracing:
             msg = "Tracing needs the package opentelemetry-api: pip install 'stepengine[otel]'"
             raise DefinitionError(msg) from None
         self._trace = trace
-        self._tracer = trace.get_tracer(NAME, _get_package_version(), tracer_provider, SCHEMA)
-        meter = metrics.get_meter(NAME, _get_package_version(), meter_provider, SCHEMA)
+        version = installed_version("stepengine") or ""
+        self._tracer = trace.get_tracer(NAME, version, tracer_provider, SCHEMA)
+        meter = metrics.get_meter(NAME, version, meter_provider, SCHEMA)
         self._tokens = meter.create_histogram(
             "gen_ai.client.token.usage",
             unit="{token}",
@@ -225,7 +226,7 @@ class Tracing:
         if run is None or not self._steps:
             return
         if run.step is not None:
-            self._close_span(run.step)
+            run.step.span.end()
         about = {"stepengine.step": event.step, **STEP}
         run.step = self._open_span(event, f"stepengine.step {event.step}", about, run.own.context)
 
@@ -236,7 +237,7 @@ class Tracing:
             span.set_attributes({"stepengine.ended_turn": event.ended_turn, "stepengine.status": event.status.value})
             if event.status is RunStatus.FAILED:
                 span.set_status(self._trace.StatusCode.ERROR)
-            self._close_span(run.step)
+            run.step.span.end()
             run.step = None
 
     def _mark_run_failed(self, event: RunFailed) -> None:
@@ -269,9 +270,9 @@ class Tracing:
         if run is None:
             return
         for call in reversed(run.calls.values()):
-            self._close_span(call)
+            call.span.end()
         if run.step is not None:
-            self._close_span(run.step)
+            run.step.span.end()
         span = run.own.span
         span.set_attribute("stepengine.status", status.value)
         if usage is not None:
@@ -280,7 +281,7 @@ class Tracing:
             span.set_attributes(_output_attributes(said))
         if status is RunStatus.FAILED and not run.has_failed:
             span.set_status(self._trace.StatusCode.ERROR)
-        self._close_span(run.own)
+        run.own.span.end()
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
@@ -327,7 +328,7 @@ class Tracing:
             call.told["error.type"] = kind = event.kind or OTHER
             self._mark_span_failed(call.span, kind, event.error)
         self._duration.record(event.duration_ms / 1_000, call.told)
-        self._close_span(call)
+        call.span.end()
 
     def _set_reply_attributes_and_metrics(self, call: _OpenSpan, reply: ModelReply, call_ids: Sequence[str]) -> None:
         span = call.span
@@ -374,7 +375,7 @@ class Tracing:
         if event.child_path:
             body = self._trees.get(event.run_id, {}).pop(event.child_path, None)
             for left in reversed(body.calls.values()) if body is not None else ():
-                self._close_span(left)
+                left.span.end()
         run = self._find_run_spans(event)
         call = None if run is None else run.calls.pop(event.tool_call_id, None)
         if call is None:
@@ -385,7 +386,7 @@ class Tracing:
             call.span.set_attribute("gen_ai.tool.call.result", result.text)
         if result.is_error:
             self._mark_span_failed(call.span, result.status, result.text)
-        self._close_span(call)
+        call.span.end()
 
     # --- what happens within a span -----------------------------------------------------------------------------------
 
@@ -445,9 +446,6 @@ class Tracing:
         span.set_attribute("error.type", kind)
         span.set_status(self._trace.StatusCode.ERROR, message if self._content else None)
 
-    def _close_span(self, opened: _OpenSpan) -> None:
-        opened.span.end()
-
     _TRACED: ClassVar[Mapping[type[Event], Callable[[Tracing, Any], None]]] = {
         RunStarted: _start_or_update_run_span,
         RunFailed: _mark_run_failed,
@@ -469,13 +467,6 @@ class Tracing:
         ),
     }
     """The events that change a span."""
-
-
-def _get_package_version() -> str:
-    try:
-        return version("stepengine")
-    except PackageNotFoundError:  # a checkout that is not installed
-        return ""
 
 
 def _input_attributes(prompt: str, params: Any) -> Attributes:
