@@ -495,18 +495,16 @@ class _ProgramAnalyzer:
         context.scope.elsewhere.update(node.names)
         self._nonlocals.append((node, context))
 
-    def _visit_functiondef(self, node: ast.FunctionDef, context: _NodeContext) -> NodesWithContext:
-        """Bind a function, and return its inner nodes with their scopes."""
-        context.scope.bind(node.name, _Binding("other", node))
-        return self._enter_function(node, context)
+    def _visit_functiondef(
+        self, node: ast.FunctionDef | ast.AsyncFunctionDef, context: _NodeContext
+    ) -> NodesWithContext:
+        """
+        Bind a function, and its parameters in a scope of its own, and return its inner nodes with their scopes.
 
-    def _visit_asyncfunctiondef(self, node: ast.AsyncFunctionDef, context: _NodeContext) -> NodesWithContext:
-        """Bind an ``async`` function, whose calls must be awaited unless it has decorators."""
-        context.scope.bind(node.name, _Binding("other" if node.decorator_list else "async", node))
-        return self._enter_function(node, context)
-
-    def _enter_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, context: _NodeContext) -> NodesWithContext:
-        """Bind the parameters of a function in a scope of its own, and return its inner nodes with their scopes."""
+        Calls of an ``async`` function must be awaited unless it has decorators.
+        """
+        is_async = isinstance(node, ast.AsyncFunctionDef) and not node.decorator_list
+        context.scope.bind(node.name, _Binding("async" if is_async else "other", node))
         self._mark_span_exempt("name", node.returns)
         inner = self._make_function_scope(node.args, context)
         inner.scope.functions += 1
@@ -517,6 +515,8 @@ class _ProgramAnalyzer:
             *_pair_with_context(_parameter_defaults(node.args), context),
             *_pair_with_context(node.body, inner),
         ]
+
+    _visit_asyncfunctiondef = _visit_functiondef
 
     def _visit_lambda(self, node: ast.Lambda, context: _NodeContext) -> NodesWithContext:
         """Return the default values, and the body with a scope for its parameters."""
