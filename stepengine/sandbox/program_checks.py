@@ -583,18 +583,13 @@ class _ProgramAnalyzer:
     def _visit_for(self, node: ast.For, context: _NodeContext) -> NodesWithContext:
         """Return the inner nodes, the body as inside a loop; record an iterated call that lacks its ``await``."""
         self._record_unawaited(node.iter, "looped over")
-        inner = context._replace(is_in_loop=True)
-        return [
-            *_pair_with_context([node.target, node.iter, *node.orelse], context),
-            *_pair_with_context(node.body, inner),
-        ]
+        return self._visit_asyncfor(node, context)
 
-    def _visit_asyncfor(self, node: ast.AsyncFor, context: _NodeContext) -> NodesWithContext:
+    def _visit_asyncfor(self, node: ast.For | ast.AsyncFor, context: _NodeContext) -> NodesWithContext:
         """Return the inner nodes, the body as inside a loop."""
-        inner = context._replace(is_in_loop=True)
         return [
             *_pair_with_context([node.target, node.iter, *node.orelse], context),
-            *_pair_with_context(node.body, inner),
+            *_pair_with_context(node.body, context._replace(is_in_loop=True)),
         ]
 
     def _visit_while(self, node: ast.While, context: _NodeContext) -> NodesWithContext:
