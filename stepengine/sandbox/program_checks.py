@@ -230,19 +230,18 @@ class _Scope:
 
     def resolve(self, name: str) -> tuple[_Scope, list[_Binding]] | None:
         """Return the scope and the bindings that a name refers to. Bindings of a class are visible only in its body."""
-        scope: _Scope | None = self
         is_direct = True
-        while scope is not None:
+        for scope in self.iter_outwards():
             if name in scope.bindings and (is_direct or scope.kind != "class"):
                 return scope, scope.bindings[name]
             is_direct = is_direct and scope.kind == "comprehension"
-            scope = scope.parent
         return None
 
-    def visible_names(self) -> Iterator[str]:
+    def iter_outwards(self) -> Iterator[_Scope]:
+        """Yield the scope and the scopes around it."""
         scope: _Scope | None = self
         while scope is not None:
-            yield from scope.bindings
+            yield scope
             scope = scope.parent
 
 
@@ -411,9 +410,7 @@ class _ProgramAnalyzer:
 
     def _visit_namedexpr(self, node: ast.NamedExpr, context: _NodeContext) -> NodesWithContext:
         """Bind the target of ``:=`` in the scope around the comprehensions."""
-        scope = context.scope
-        while scope.kind == "comprehension" and scope.parent is not None:
-            scope = scope.parent
+        scope = next(one for one in context.scope.iter_outwards() if one.kind != "comprehension")
         scope.bind(node.target.id, _Binding("other", node))
         return [(node.value, context)]
 
@@ -711,7 +708,8 @@ class _ProgramAnalyzer:
             return f"there is no `{name}`; the function is called `{called[0]}`"
         if len(self._problems) > MOST_SHOWN:
             return f"there is no `{name}`"
-        names = sorted({*self._stubs.functions, *islice(context.scope.visible_names(), MAX_COMPARED_NAMES), *BUILTINS})
+        visible = (one for scope in context.scope.iter_outwards() for one in scope.bindings)
+        names = sorted({*self._stubs.functions, *islice(visible, MAX_COMPARED_NAMES), *BUILTINS})
         near = find_nearest(name[:MAX_NAME_CHARS], names, n=1)
         return f"there is no `{name}`{f'; did you mean `{near[0]}`?' if near else ''}"
 
@@ -795,11 +793,9 @@ class _ProgramAnalyzer:
 
     def _check_nonlocal(self, node: ast.Nonlocal, context: _NodeContext) -> None:
         """Record a problem for each ``nonlocal`` name that no surrounding function binds."""
+        around = [*context.scope.iter_outwards()][1:]
         for name in node.names:
-            outer = context.scope.parent
-            while outer is not None and not (outer.kind == "function" and name in outer.bindings):
-                outer = outer.parent
-            if outer is None:
+            if not any(outer.kind == "function" and name in outer.bindings for outer in around):
                 self._add_problem(
                     node, f"syntax error: no function around this one has a variable `{name}`; use `global`"
                 )
