@@ -338,7 +338,7 @@ class _SourceRewriter:
             case ast.Yield():
                 self._wrap_yield(node, re.compile(b"yield"), b"_se_got(await _se_yield((", b")))")
             case ast.Attribute() if _is_yield_or_lazy_attribute(node):
-                self._rewrite_lazy_attribute(node)
+                self._replace_attribute(node, b"_se_lazy", repr(node.attr))
             case ast.Attribute():
                 self._wrap_method_value(context_node, node)
             case ast.Name():
@@ -385,13 +385,13 @@ class _SourceRewriter:
             return False
         return value.func.id in self.lines or self._imported.get(value.func.id) in GENERATORS
 
-    def _rewrite_lazy_attribute(self, node: ast.Attribute) -> None:
-        """Replace the attribute of a large field of a state by a call that fetches it."""
+    def _replace_attribute(self, node: ast.Attribute, function: bytes, arguments: str) -> None:
+        """Replace an attribute by a call of a function with the value before the dot and *arguments*."""
         start, end = self._byte_span(node)
         dot = self._find_dot(self._byte_span(node.value)[1])
         lines = self._data[dot:end].count(b"\n")
-        self._record_insertion(start, b"_se_lazy((")
-        self._record_replacement(dot, end, b")," + b"\n" * lines + f" {node.attr!r})".encode())
+        self._record_insertion(start, function + b"((")
+        self._record_replacement(dot, end, b")," + b"\n" * lines + f" {arguments})".encode())
 
     def _find_dot(self, at: int) -> int:
         """Return the offset of the dot after a value, past brackets, blanks and comments."""
@@ -412,10 +412,7 @@ class _SourceRewriter:
             not (isinstance(context_node.parent, ast.Call) and context_node.parent.func is node)
             and node.attr in OF_METHODS
         ):
-            dot = self._find_dot(self._byte_span(value)[1])
-            lines = self._data[dot:end].count(b"\n")
-            self._record_insertion(start, b"_se_method((")
-            self._record_replacement(dot, end, b")," + b"\n" * lines + f" {node.attr!r}, {called})".encode())
+            self._replace_attribute(node, b"_se_method", f"{node.attr!r}, {called}")
 
     def _rewrite_inplace_add(self, node: ast.AugAssign) -> None:
         """
