@@ -215,10 +215,7 @@ class _SourceRewriter:
         self._extended: list[tuple[tuple[int, int], int, int]] = []
         """The target of each ``+=``, the place behind it and the order of its edit, which copies the target with all of its edits."""
         self._count = 0
-        self._starts = [0]
-        for at, byte in enumerate(self._data):
-            if byte == 10:  # noqa: PLR2004 - a newline
-                self._starts.append(at + 1)
+        self._starts = [0, *[newline.end() for newline in re.finditer(b"\n", self._data)]]
         blank = [(one.line, one.end_line) for one in schemas.values()]
         self._all = [
             context_node
@@ -559,8 +556,7 @@ class _SourceRewriter:
         if found is None:
             self._refuse(node, "write `yield from` on one line, with only spaces between the two words")
         lines = found[0].count(b"\n")
-        self._count += 1
-        self._edits.append(_Edit(start, self._count, found.end(), before + b"\\\n" * lines))
+        self._record_replacement(start, found.end(), before + b"\\\n" * lines)
         # Of nodes with the same end, the inner one is closed first.
         self._edits.append(_Edit(end, -self._count, end, behind))
 
