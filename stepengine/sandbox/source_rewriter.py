@@ -279,18 +279,16 @@ class _SourceRewriter:
 
     def _record_generators(self) -> None:
         """Record the functions that yield, by name, and refuse yields in other places and ambiguous names."""
-        plain: dict[str, ast.AST] = {}
+        named: dict[str, list[ast.FunctionDef]] = {}
         for context_node in self._all:
             node = context_node.node
             if isinstance(node, ast.Yield | ast.YieldFrom):
                 self._check_and_record_generator(context_node)
             elif isinstance(node, ast.FunctionDef):
-                plain.setdefault(node.name, node)
-        for name, node in plain.items():
-            others = [s.node for s in self._all if isinstance(s.node, ast.FunctionDef) and s.node.name == name]
-            kinds = {id(one) in self._yielding for one in others}
-            if len(kinds) > 1:
-                self._refuse(node, f"two functions are called {name!r}, and one of them yields; rename one")
+                named.setdefault(node.name, []).append(node)
+        for name, functions in named.items():
+            if len({id(one) in self._yielding for one in functions}) > 1:
+                self._refuse(functions[0], f"two functions are called {name!r}, and one of them yields; rename one")
 
     def _check_and_record_generator(self, context_node: _ContextNode) -> None:
         """Record the function of a yield as a generator; refuse yields in methods, lambdas and decorated functions."""
