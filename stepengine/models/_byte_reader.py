@@ -72,6 +72,8 @@ class Accumulator(ABC):
         self._model = model
         self._request_id = request_id
         self._unread: list[str] = []
+        self._data: dict[str, Any] = {}
+        """The members of the message that were received so far, its usage among them; streamed content may be elsewhere."""
 
     @property
     def has_reported_end(self) -> bool:
@@ -79,9 +81,9 @@ class Accumulator(ABC):
         return self.is_done
 
     @property
-    @abstractmethod
     def usage(self) -> Usage | None:
         """The usage reported for the reply so far."""
+        return self.usage_parser(self._data)
 
     @abstractmethod
     def add_event(self, name: str, data: bytes) -> list[ModelDelta]:

@@ -633,6 +633,10 @@ class _VertexBase(_NoFilesProvider, _GoogleCloudProvider, HttpProvider):
 
     location_variables: tuple[str, ...]
 
+    def __init__(self, access: GoogleAuth, base_url: str | None, **options: Any) -> None:
+        super().__init__(api_key=None, base_url=base_url, **options)
+        self._google = access
+
     @property
     def _location(self) -> str:
         return self._google.resolve_location(*self.location_variables)
@@ -666,10 +670,6 @@ class _VertexClaude(_VertexBase, _CloudClaudeProvider):
     base_url_variable = "ANTHROPIC_VERTEX_BASE_URL"
     location_variables = ("CLOUD_ML_REGION", "GOOGLE_CLOUD_LOCATION")
 
-    def __init__(self, access: GoogleAuth, base_url: str | None, **options: Any) -> None:
-        super().__init__(None, base_url, **options)
-        self._google = access
-
     def _find_default_base_url(self) -> str:
         return f"{super()._find_default_base_url()}/v1"
 
@@ -697,10 +697,6 @@ class _VertexGemini(_VertexBase, GoogleProvider):
     is_vertex = True
     base_url_variable = "GOOGLE_VERTEX_BASE_URL"
     location_variables = ("GOOGLE_CLOUD_LOCATION", "CLOUD_ML_REGION")
-
-    def __init__(self, access: GoogleAuth, base_url: str | None, **options: Any) -> None:
-        super().__init__(None, base_url, **options)
-        self._google = access
 
     def _make_client(self, credentials: Credentials, base_url: str, http_client: object) -> Any:
         access = {

@@ -96,7 +96,7 @@ class CheckWorkers:
             session = self._open_session(stop, options)
             pid = session.worker_pid  # not known while it works
             try:
-                with stop.call_when_sent(lambda: _kill_process(pid)):
+                with stop.call_when_sent(lambda: kill_process(pid)):
                     yield session
             finally:
                 with contextlib.suppress(Exception):  # a worker that has crashed already
@@ -130,6 +130,7 @@ class CheckWorkers:
             pool.__exit__(None, None, None)
 
 
-def _kill_process(pid: int) -> None:
+def kill_process(pid: int) -> None:
+    """Kill a worker's process, if it has not ended."""
     with contextlib.suppress(ProcessLookupError):  # it has ended just now
         os.kill(pid, signal.SIGKILL)

@@ -230,19 +230,18 @@ class _Scope:
 
     def resolve(self, name: str) -> tuple[_Scope, list[_Binding]] | None:
         """Return the scope and the bindings that a name refers to. Bindings of a class are visible only in its body."""
-        scope: _Scope | None = self
         is_direct = True
-        while scope is not None:
+        for scope in self.iter_outwards():
             if name in scope.bindings and (is_direct or scope.kind != "class"):
                 return scope, scope.bindings[name]
             is_direct = is_direct and scope.kind == "comprehension"
-            scope = scope.parent
         return None
 
-    def visible_names(self) -> Iterator[str]:
+    def iter_outwards(self) -> Iterator[_Scope]:
+        """Yield the scope and the scopes around it."""
         scope: _Scope | None = self
         while scope is not None:
-            yield from scope.bindings
+            yield scope
             scope = scope.parent
 
 
@@ -329,7 +328,7 @@ class _ProgramAnalyzer:
 
     def find_problems(self) -> tuple[ProgramProblem, ...]:
         """Return the problems of the program in the order of their positions."""
-        if not self._problems or not self._is_too_deep:
+        if not self._is_too_deep:
             for attribute, context in self._attributes:
                 self._check_attribute(attribute, context)
             for call, context in self._calls:
@@ -354,7 +353,11 @@ class _ProgramAnalyzer:
     _is_too_deep = False
 
     def _visit_nodes(self, tree: ast.Module) -> None:
-        """Visit all nodes: record bindings and uses, and report refused syntax. Stop at a node that is nested too deeply."""
+        """
+        Visit all nodes: record bindings and uses, and report refused syntax. Stop at a node that is nested too deeply.
+
+        A method for a kind of node returns the inner nodes to visit; ``None`` means all of them, in the context of the node.
+        """
         waiting: list[tuple[ast.AST, _NodeContext, int]] = [(tree, _NodeContext(self.module, frozenset()), 0)]
         while waiting:
             node, context, depth = waiting.pop()
@@ -367,9 +370,9 @@ class _ProgramAnalyzer:
             if kind in REFUSED:
                 self._add_problem(node, REFUSED[kind])
             visit = getattr(self, f"_visit_{kind.lower()}", None)
-            inner = (
-                visit(node, context) if visit is not None else _pair_with_context(ast.iter_child_nodes(node), context)
-            )
+            inner = visit(node, context) if visit is not None else None
+            if inner is None:
+                inner = _pair_with_context(ast.iter_child_nodes(node), context)
             waiting += [(child, context, depth + 1) for child, context in inner]
 
     def _add_problem(self, node: ast.AST, text: str) -> None:
@@ -407,30 +410,26 @@ class _ProgramAnalyzer:
 
     def _visit_namedexpr(self, node: ast.NamedExpr, context: _NodeContext) -> NodesWithContext:
         """Bind the target of ``:=`` in the scope around the comprehensions."""
-        scope = context.scope
-        while scope.kind == "comprehension" and scope.parent is not None:
-            scope = scope.parent
+        scope = next(one for one in context.scope.iter_outwards() if one.kind != "comprehension")
         scope.bind(node.target.id, _Binding("other", node))
         return [(node.value, context)]
 
-    def _visit_assign(self, node: ast.Assign, context: _NodeContext) -> NodesWithContext:
+    def _visit_assign(self, node: ast.Assign, context: _NodeContext) -> None:
         """Record the values that are assigned to single names."""
         for target in node.targets:
             if isinstance(target, ast.Name):
                 self._values[id(target)] = node.value
-        return _pair_with_context([*node.targets, node.value], context)
 
     def _visit_annassign(self, node: ast.AnnAssign, context: _NodeContext) -> NodesWithContext:
         """Skip the annotation, whose names need not exist. A target without a value counts as bound, too."""
         self._mark_span_exempt("name", node.annotation)
         return _pair_with_context([node.target, *([node.value] if node.value is not None else [])], context)
 
-    def _visit_augassign(self, node: ast.AugAssign, context: _NodeContext) -> NodesWithContext:
+    def _visit_augassign(self, node: ast.AugAssign, context: _NodeContext) -> None:
         """Record a problem for ``@=``, and a call on the right that lacks its ``await``."""
         if isinstance(node.op, ast.MatMult):
             self._add_problem(node, "programs have no `@=`")
         self._record_unawaited(node.value, "computed with")
-        return _pair_with_context([node.target, node.value], context)
 
     def _visit_import(self, node: ast.Import, context: _NodeContext) -> NodesWithContext:
         """Bind the imported modules, and record a problem for each one that the sandbox lacks."""
@@ -482,31 +481,27 @@ class _ProgramAnalyzer:
         # The checker reports a member at its own line.
         self.good_imports.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
 
-    def _visit_global(self, node: ast.Global, context: _NodeContext) -> NodesWithContext:
+    def _visit_global(self, node: ast.Global, context: _NodeContext) -> None:
         """Bind the names in the module, and record them as declared elsewhere."""
         context.scope.elsewhere.update(node.names)
         for name in node.names:
             self.module.bind(name, _Binding("other", node))
-        return ()
 
-    def _visit_nonlocal(self, node: ast.Nonlocal, context: _NodeContext) -> NodesWithContext:
+    def _visit_nonlocal(self, node: ast.Nonlocal, context: _NodeContext) -> None:
         """Record the names as declared elsewhere; they are checked after all bindings are known."""
         context.scope.elsewhere.update(node.names)
         self._nonlocals.append((node, context))
-        return ()
 
-    def _visit_functiondef(self, node: ast.FunctionDef, context: _NodeContext) -> NodesWithContext:
-        """Bind a function, and return its inner nodes with their scopes."""
-        context.scope.bind(node.name, _Binding("other", node))
-        return self._enter_function(node, context)
+    def _visit_functiondef(
+        self, node: ast.FunctionDef | ast.AsyncFunctionDef, context: _NodeContext
+    ) -> NodesWithContext:
+        """
+        Bind a function, and its parameters in a scope of its own, and return its inner nodes with their scopes.
 
-    def _visit_asyncfunctiondef(self, node: ast.AsyncFunctionDef, context: _NodeContext) -> NodesWithContext:
-        """Bind an ``async`` function, whose calls must be awaited unless it has decorators."""
-        context.scope.bind(node.name, _Binding("other" if node.decorator_list else "async", node))
-        return self._enter_function(node, context)
-
-    def _enter_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, context: _NodeContext) -> NodesWithContext:
-        """Bind the parameters of a function in a scope of its own, and return its inner nodes with their scopes."""
+        Calls of an ``async`` function must be awaited unless it has decorators.
+        """
+        is_async = isinstance(node, ast.AsyncFunctionDef) and not node.decorator_list
+        context.scope.bind(node.name, _Binding("async" if is_async else "other", node))
         self._mark_span_exempt("name", node.returns)
         inner = self._make_function_scope(node.args, context)
         inner.scope.functions += 1
@@ -517,6 +512,8 @@ class _ProgramAnalyzer:
             *_pair_with_context(_parameter_defaults(node.args), context),
             *_pair_with_context(node.body, inner),
         ]
+
+    _visit_asyncfunctiondef = _visit_functiondef
 
     def _visit_lambda(self, node: ast.Lambda, context: _NodeContext) -> NodesWithContext:
         """Return the default values, and the body with a scope for its parameters."""
@@ -583,18 +580,13 @@ class _ProgramAnalyzer:
     def _visit_for(self, node: ast.For, context: _NodeContext) -> NodesWithContext:
         """Return the inner nodes, the body as inside a loop; record an iterated call that lacks its ``await``."""
         self._record_unawaited(node.iter, "looped over")
-        inner = context._replace(is_in_loop=True)
-        return [
-            *_pair_with_context([node.target, node.iter, *node.orelse], context),
-            *_pair_with_context(node.body, inner),
-        ]
+        return self._visit_asyncfor(node, context)
 
-    def _visit_asyncfor(self, node: ast.AsyncFor, context: _NodeContext) -> NodesWithContext:
+    def _visit_asyncfor(self, node: ast.For | ast.AsyncFor, context: _NodeContext) -> NodesWithContext:
         """Return the inner nodes, the body as inside a loop."""
-        inner = context._replace(is_in_loop=True)
         return [
             *_pair_with_context([node.target, node.iter, *node.orelse], context),
-            *_pair_with_context(node.body, inner),
+            *_pair_with_context(node.body, context._replace(is_in_loop=True)),
         ]
 
     def _visit_while(self, node: ast.While, context: _NodeContext) -> NodesWithContext:
@@ -604,17 +596,12 @@ class _ProgramAnalyzer:
             *_pair_with_context(node.body, context._replace(is_in_loop=True)),
         ]
 
-    def _visit_break(self, node: ast.Break, context: _NodeContext) -> NodesWithContext:
-        """Record a syntax error for a ``break`` outside of a loop."""
+    def _visit_break(self, node: ast.Break | ast.Continue, context: _NodeContext) -> None:
+        """Record a syntax error for a ``break`` or ``continue`` outside of a loop."""
         if not context.is_in_loop:
-            self._add_problem(node, "syntax error: `break` outside of a loop")
-        return ()
+            self._add_problem(node, f"syntax error: `{type(node).__name__.lower()}` outside of a loop")
 
-    def _visit_continue(self, node: ast.Continue, context: _NodeContext) -> NodesWithContext:
-        """Record a syntax error for a ``continue`` outside of a loop."""
-        if not context.is_in_loop:
-            self._add_problem(node, "syntax error: `continue` outside of a loop")
-        return ()
+    _visit_continue = _visit_break
 
     def _visit_try(self, node: ast.Try, context: _NodeContext) -> NodesWithContext:
         """Mark the problems in the body that the handlers catch as harmless."""
@@ -637,24 +624,19 @@ class _ProgramAnalyzer:
         types = context._replace(caught=context.caught | {"name", "attribute"})
         return [*([(node.type, types)] if node.type is not None else []), *_pair_with_context(node.body, context)]
 
-    def _visit_matchas(self, node: ast.MatchAs, context: _NodeContext) -> NodesWithContext:
+    def _visit_matchas(self, node: ast.MatchAs | ast.MatchStar, context: _NodeContext) -> None:
         if node.name is not None:
             context.scope.bind(node.name, _Binding("other", node))
-        return [(node.pattern, context)] if node.pattern is not None else []
 
-    def _visit_matchstar(self, node: ast.MatchStar, context: _NodeContext) -> NodesWithContext:
-        if node.name is not None:
-            context.scope.bind(node.name, _Binding("other", node))
-        return ()
+    _visit_matchstar = _visit_matchas
 
-    def _visit_matchmapping(self, node: ast.MatchMapping, context: _NodeContext) -> NodesWithContext:
+    def _visit_matchmapping(self, node: ast.MatchMapping, context: _NodeContext) -> None:
         if node.rest is not None:
             context.scope.bind(node.rest, _Binding("other", node))
-        return _pair_with_context([*node.keys, *node.patterns], context)
 
     # --- how calls are used
 
-    def _visit_expr(self, node: ast.Expr, context: _NodeContext) -> NodesWithContext:
+    def _visit_expr(self, node: ast.Expr, context: _NodeContext) -> None:
         """Record the calls whose values the statement drops, which need an ``await``."""
         parts: list[ast.expr] = [node.value]
         for part in parts:
@@ -669,7 +651,6 @@ class _ProgramAnalyzer:
                     parts.append(member)
                 case _:
                     pass
-        return [(node.value, context)]
 
     def _record_unawaited(self, node: ast.expr | None, use: str) -> None:
         """Record that a node is used without ``await``, if it is a call; *use* describes the use in the message."""
@@ -688,18 +669,16 @@ class _ProgramAnalyzer:
         self._record_unawaited(node.value, "asked for an item")
         return _pair_with_context([node.value, node.slice], context)
 
-    def _visit_binop(self, node: ast.BinOp, context: _NodeContext) -> NodesWithContext:
+    def _visit_binop(self, node: ast.BinOp, context: _NodeContext) -> None:
         """Record calls among the operands that lack their ``await``."""
         self._record_unawaited(node.left, "computed with")
         self._record_unawaited(node.right, "computed with")
-        return _pair_with_context([node.left, node.right], context)
 
-    def _visit_formattedvalue(self, node: ast.FormattedValue, context: _NodeContext) -> NodesWithContext:
+    def _visit_formattedvalue(self, node: ast.FormattedValue, context: _NodeContext) -> None:
         """Record a call in an f-string that lacks its ``await``."""
         self._record_unawaited(node.value, "printed")
-        return _pair_with_context([node.value, *([node.format_spec] if node.format_spec is not None else [])], context)
 
-    def _visit_call(self, node: ast.Call, context: _NodeContext) -> NodesWithContext:
+    def _visit_call(self, node: ast.Call, context: _NodeContext) -> None:
         """Record a call, and calls among its arguments that a builtin would use without ``await``."""
         self._calls.append((node, context))
         if isinstance(node.func, ast.Name):
@@ -707,7 +686,6 @@ class _ProgramAnalyzer:
             if called in READS_ITS_ARGUMENTS:
                 for argument in node.args:
                     self._record_unawaited(argument, f"given to `{called}`")
-        return _pair_with_context(ast.iter_child_nodes(node), context)
 
     # --- problems
 
@@ -730,7 +708,8 @@ class _ProgramAnalyzer:
             return f"there is no `{name}`; the function is called `{called[0]}`"
         if len(self._problems) > MOST_SHOWN:
             return f"there is no `{name}`"
-        names = sorted({*self._stubs.functions, *islice(context.scope.visible_names(), MAX_COMPARED_NAMES), *BUILTINS})
+        visible = (one for scope in context.scope.iter_outwards() for one in scope.bindings)
+        names = sorted({*self._stubs.functions, *islice(visible, MAX_COMPARED_NAMES), *BUILTINS})
         near = find_nearest(name[:MAX_NAME_CHARS], names, n=1)
         return f"there is no `{name}`{f'; did you mean `{near[0]}`?' if near else ''}"
 
@@ -814,11 +793,9 @@ class _ProgramAnalyzer:
 
     def _check_nonlocal(self, node: ast.Nonlocal, context: _NodeContext) -> None:
         """Record a problem for each ``nonlocal`` name that no surrounding function binds."""
+        around = [*context.scope.iter_outwards()][1:]
         for name in node.names:
-            outer = context.scope.parent
-            while outer is not None and not (outer.kind == "function" and name in outer.bindings):
-                outer = outer.parent
-            if outer is None:
+            if not any(outer.kind == "function" and name in outer.bindings for outer in around):
                 self._add_problem(
                     node, f"syntax error: no function around this one has a variable `{name}`; use `global`"
                 )

@@ -559,11 +559,7 @@ class _ProgramRun(RunningProgram):
             told = f"{SEEN}{self._told}" if self._told else ""
             lost = GONE if turn.is_fatal else ""
             text = f"{_explain_exceeded_limit(turn, self._programs.limits)}{turn.text}{lost}{told}{_format_output_for_error(session)}"
-            return (
-                {"error": replace_lone_surrogates(text), "lost": True}
-                if turn.is_fatal
-                else {"error": replace_lone_surrogates(text)}
-            )
+            return {"error": replace_lone_surrogates(text), **({"lost": True} if turn.is_fatal else {})}
         # A call that is never awaited raises no error, and the model would assume that it was made.
         forgotten = [
             f"{f'line {call.line}: ' if call.line else ''}{call.name}(...) was called and never awaited, so it did not run"
@@ -780,7 +776,7 @@ def _to_plain_json(value: Any) -> Any:
         return {str(key): _to_plain_json(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_to_plain_json(inner) for inner in value]
-    return value if isinstance(value, str | int | float | bool) or value is None else str(value)
+    return value if isinstance(value, str | int | float | None) else str(value)
 
 
 def check_depth_and_size(value: object, max_bytes: int) -> None:

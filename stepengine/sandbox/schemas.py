@@ -406,13 +406,9 @@ class _SchemaClassReader:
 
     def _list_reachable_from(self, name: str) -> list[str]:
         """Return the sorted names of the definitions that *name* refers to, also indirectly; *name* itself only if it is recursive."""
-        found: set[str] = set()
-        left = [*self._get_definition(name).refers]
-        while left:
-            if (one := left.pop()) not in found:
-                found.add(one)
-                left.extend(self._get_definition(one).refers)
-        return sorted(found)
+        return sorted(
+            self._collect_reachable_through(self._get_definition(name).refers, through=("model", "typed_dict"))
+        )
 
     def _get_definition(self, name: str) -> _Definition:
         """Return the definition of a class or alias, which was read before."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,7 +21,7 @@ from attrs import frozen
 
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.sandbox.byte_counter import TooManyBytes, approximate_number_bytes, min_argument_bytes
-from stepengine.sandbox.check_workers import STOPPED, CheckWorkers, StopSignal
+from stepengine.sandbox.check_workers import STOPPED, CheckWorkers, StopSignal, kill_process
 from stepengine.sandbox.program_checks import CheckedProgram, check_with_monty
 from stepengine.sandbox.stubs import ALIASES, Stubs
 from stepengine.workspace.after_fork import Lock
@@ -379,7 +378,7 @@ class MontySandbox:
             # A worker that is no longer listed was ended for another session.
             is_busy = worker is not None and worker in self._seats and worker.is_busy
             if worker is not None and is_busy:
-                worker.kill()
+                kill_process(worker.pid)
             self._changed.notify_all()
         if worker is not None and not is_busy:
             self.release_worker(worker)
@@ -429,11 +428,6 @@ class _SessionWorker:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
         except ChildProcessError:
             return False
-
-    def kill(self) -> None:
-        """Kill the worker's process."""
-        with contextlib.suppress(ProcessLookupError):  # it has ended just now
-            os.kill(self.pid, signal.SIGKILL)
 
     def end(self) -> None:
         """Close the session and its worker; errors of a crashed worker are ignored."""

@@ -215,10 +215,7 @@ class _SourceRewriter:
         self._extended: list[tuple[tuple[int, int], int, int]] = []
         """The target of each ``+=``, the place behind it and the order of its edit, which copies the target with all of its edits."""
         self._count = 0
-        self._starts = [0]
-        for at, byte in enumerate(self._data):
-            if byte == 10:  # noqa: PLR2004 - a newline
-                self._starts.append(at + 1)
+        self._starts = [0, *[newline.end() for newline in re.finditer(b"\n", self._data)]]
         blank = [(one.line, one.end_line) for one in schemas.values()]
         self._all = [
             context_node
@@ -282,18 +279,16 @@ class _SourceRewriter:
 
     def _record_generators(self) -> None:
         """Record the functions that yield, by name, and refuse yields in other places and ambiguous names."""
-        plain: dict[str, ast.AST] = {}
+        named: dict[str, list[ast.FunctionDef]] = {}
         for context_node in self._all:
             node = context_node.node
             if isinstance(node, ast.Yield | ast.YieldFrom):
                 self._check_and_record_generator(context_node)
             elif isinstance(node, ast.FunctionDef):
-                plain.setdefault(node.name, node)
-        for name, node in plain.items():
-            others = [s.node for s in self._all if isinstance(s.node, ast.FunctionDef) and s.node.name == name]
-            kinds = {id(one) in self._yielding for one in others}
-            if len(kinds) > 1:
-                self._refuse(node, f"two functions are called {name!r}, and one of them yields; rename one")
+                named.setdefault(node.name, []).append(node)
+        for name, functions in named.items():
+            if len({id(one) in self._yielding for one in functions}) > 1:
+                self._refuse(functions[0], f"two functions are called {name!r}, and one of them yields; rename one")
 
     def _check_and_record_generator(self, context_node: _ContextNode) -> None:
         """Record the function of a yield as a generator; refuse yields in methods, lambdas and decorated functions."""
@@ -338,7 +333,7 @@ class _SourceRewriter:
             case ast.Yield():
                 self._wrap_yield(node, re.compile(b"yield"), b"_se_got(await _se_yield((", b")))")
             case ast.Attribute() if _is_yield_or_lazy_attribute(node):
-                self._rewrite_lazy_attribute(node)
+                self._replace_attribute(node, b"_se_lazy", repr(node.attr))
             case ast.Attribute():
                 self._wrap_method_value(context_node, node)
             case ast.Name():
@@ -385,13 +380,13 @@ class _SourceRewriter:
             return False
         return value.func.id in self.lines or self._imported.get(value.func.id) in GENERATORS
 
-    def _rewrite_lazy_attribute(self, node: ast.Attribute) -> None:
-        """Replace the attribute of a large field of a state by a call that fetches it."""
+    def _replace_attribute(self, node: ast.Attribute, function: bytes, arguments: str) -> None:
+        """Replace an attribute by a call of a function with the value before the dot and *arguments*."""
         start, end = self._byte_span(node)
         dot = self._find_dot(self._byte_span(node.value)[1])
         lines = self._data[dot:end].count(b"\n")
-        self._record_insertion(start, b"_se_lazy((")
-        self._record_replacement(dot, end, b")," + b"\n" * lines + f" {node.attr!r})".encode())
+        self._record_insertion(start, function + b"((")
+        self._record_replacement(dot, end, b")," + b"\n" * lines + f" {arguments})".encode())
 
     def _find_dot(self, at: int) -> int:
         """Return the offset of the dot after a value, past brackets, blanks and comments."""
@@ -412,10 +407,7 @@ class _SourceRewriter:
             not (isinstance(context_node.parent, ast.Call) and context_node.parent.func is node)
             and node.attr in OF_METHODS
         ):
-            dot = self._find_dot(self._byte_span(value)[1])
-            lines = self._data[dot:end].count(b"\n")
-            self._record_insertion(start, b"_se_method((")
-            self._record_replacement(dot, end, b")," + b"\n" * lines + f" {node.attr!r}, {called})".encode())
+            self._replace_attribute(node, b"_se_method", f"{node.attr!r}, {called}")
 
     def _rewrite_inplace_add(self, node: ast.AugAssign) -> None:
         """
@@ -562,8 +554,7 @@ class _SourceRewriter:
         if found is None:
             self._refuse(node, "write `yield from` on one line, with only spaces between the two words")
         lines = found[0].count(b"\n")
-        self._count += 1
-        self._edits.append(_Edit(start, self._count, found.end(), before + b"\\\n" * lines))
+        self._record_replacement(start, found.end(), before + b"\\\n" * lines)
         # Of nodes with the same end, the inner one is closed first.
         self._edits.append(_Edit(end, -self._count, end, behind))
 

@@ -380,8 +380,8 @@ def _declare_function(source: _StubSource, name: str, taken_names: set[str]) -> 
     for is_documented, is_typed in ((True, True), (False, True), (False, False)):
         used = set(taken_names)
         made = _StubBuilder(source, name, used, is_typed=is_typed)
-        function, tree = made.build_function(_make_stub_docstring(source) if is_documented else "")
-        text = _unparse_if_stable([*made.classes, tree])
+        function, body = made.build_function(_make_stub_docstring(source) if is_documented else "")
+        text = _unparse_if_stable(body)
         if text:
             taken_names |= used
             return _DeclaredFunction(function, text, summary)
@@ -408,12 +408,8 @@ class _StubBuilder:
         self.types = _AnnotationBuilder(source.schema, taken, MAX_TYPES if is_typed else 0)
         self.output = _AnnotationBuilder(source.output, taken, MAX_TYPES if is_typed else 0)
 
-    @property
-    def classes(self) -> list[ast.stmt]:
-        return [*self.types.classes, *self.output.classes]
-
-    def build_function(self, docstring: str) -> tuple[ProgramFunction, ast.stmt]:
-        """Return the function and its stub as a syntax tree; its classes are collected in ``classes``."""
+    def build_function(self, docstring: str) -> tuple[ProgramFunction, list[ast.stmt]]:
+        """Return the function and its stub as syntax trees: the classes of its types, then the function."""
         schema = self.types.resolve_reference(self.source.schema)
         found = _find_input_parameters(schema)
         if found is None:
@@ -428,7 +424,7 @@ class _StubBuilder:
         )
         if "type_params" in tree._fields:  # Python 3.12
             tree.type_params = []  # type: ignore[attr-defined,unused-ignore]
-        return made, tree
+        return made, [*self.types.classes, *self.output.classes, tree]
 
     def _build_with_whole_input(self, schema: Mapping[str, Any]) -> tuple[ProgramFunction, ast.arguments]:
         """Return a function with one parameter, the whole input."""
@@ -613,7 +609,7 @@ def _union_schemas(schema: Mapping[str, Any]) -> list[Any] | None:
             return list(forms) if len(forms) <= MAX_UNION_MEMBERS else [{}]
     kinds = schema.get("type")
     if isinstance(kinds, list | tuple):
-        if len(kinds) > MAX_UNION_MEMBERS or not ("enum" not in schema and "const" not in schema):
+        if len(kinds) > MAX_UNION_MEMBERS or "enum" in schema or "const" in schema:
             return [{k: v for k, v in schema.items() if k != "type"}]
         return [{**schema, "type": kind} for kind in kinds]
     return None

@@ -793,11 +793,10 @@ class _HandlerRun(RunningProgram):
             "agent_state": _encode_value(result.agent_state, self._register_state),
             "tool_results": _encode_value(result.tool_results),
             "tool_result": _encode_value(last),
-            "steps_complete": ["json", result.steps_complete],
+            **_encode_attributes(result, "steps_complete", "text"),
             "n_responses": _encode_value(result.n_responses),
             "value": _encode_value(result.value, self._register_state),
             "output": _encode_value(result.output),
-            "text": ["json", result.text],
         }
 
     def _register_state(self, state: AgentState) -> int:
@@ -893,11 +892,9 @@ class _HandlerRun(RunningProgram):
             if schema is not None and isinstance(told[1], Mapping):
                 told = _ParamsEncoder(self._known.schemas, schema).encode(schema, told[1])
         return {
-            "prompt": ["json", ctx.prompt],
+            **_encode_attributes(ctx, "prompt", "model", "is_asked"),
             "params": told,
             "agent_state": _encode_value(ctx.agent_state, self._register_state),
-            "model": ["json", ctx.model],
-            "is_asked": ["json", ctx.is_asked],
         }
 
     def _record_and_encode_new_messages(self, messages: Iterable[Message]) -> list[Any]:
@@ -967,11 +964,11 @@ def _encode_value(value: Any, register_state: Callable[[AgentState], int] | None
         case AgentState():
             return ["AgentState", _encode_state(value, 0 if register_state is None else register_state(value))]
         case ToolResult():
-            return ["ToolResult", _encode_tool_result(value)]
+            return ["ToolResult", _encode_attributes(value, *RESULT_ATTRIBUTES)]
         case ChildResult():
             return ["ChildResult", _encode_child_result(value)]
         case ChildRef():
-            return ["ChildRef", {name: ["json", getattr(value, name)] for name in ("id", "agent_id", "path")}]
+            return ["ChildRef", _encode_attributes(value, "id", "agent_id", "path")]
         case Waited():
             return ["Waited", {"done": _encode_value(value.done), "open": _encode_value(value.open)}]
         case ModelReply():
@@ -979,7 +976,7 @@ def _encode_value(value: Any, register_state: Callable[[AgentState], int] | None
             return [
                 "object",
                 {
-                    "text": ["json", value.text],
+                    **_encode_attributes(value, "text"),
                     "tool_calls": ["list", calls],
                     "stop_reason": ["json", str(value.stop_reason)],
                 },
@@ -987,10 +984,7 @@ def _encode_value(value: Any, register_state: Callable[[AgentState], int] | None
         case UserMessage() | AssistantMessage() | ToolMessage():
             return [type(value).__name__, _encode_message(value)]
         case ToolCallPart():
-            return [
-                "ToolCallPart",
-                {name: ["json", thaw(getattr(value, name))] for name in ("tool_call_id", "tool_name", "input")},
-            ]
+            return ["ToolCallPart", _encode_attributes(value, "tool_call_id", "tool_name", "input")]
         case StepEngineError():
             return ["object", {"message": ["json", value.message], "kind": ["json", type(value).__name__]}]
         case JsonDict():
@@ -1104,38 +1098,31 @@ def _encode_model(value: Any, plain: Any) -> Any:
     return ["json", plain]
 
 
+STATE_ATTRIBUTES = (
+    *("run_id", "agent_id", "parent_id", "steps_remaining", "step_index", "credits_used", "next_call"),
+    *("ancestor_run_ids", "child_run_ids"),
+)
+RESULT_ATTRIBUTES = ("tool_name", "tool_call_id", "status", "is_error", "text", "data", "structured")
+
+
+def _encode_attributes(value: Any, *names: str) -> dict[str, Any]:
+    """Encode attributes that are JSON, or tuples of it, by their names."""
+    return {name: ["json", thaw(getattr(value, name))] for name in names}
+
+
 def _encode_state(state: AgentState, state_number: int) -> dict[str, Any]:
-    plain = ("run_id", "agent_id", "parent_id", "steps_remaining", "step_index", "credits_used", "next_call")
-    lists = ("ancestor_run_ids", "child_run_ids")
     return {
-        **{name: ["json", getattr(state, name)] for name in plain},
-        **{name: ["json", list(getattr(state, name))] for name in lists},
+        **_encode_attributes(state, *STATE_ATTRIBUTES),
         "output": _encode_value(state.output),
         "cost": ["json", None if state.cost is None else float(state.cost)],
         "_se_number": ["json", state_number],
     }
 
 
-def _encode_tool_result(result: ToolResult) -> dict[str, Any]:
-    return {
-        "tool_name": ["json", result.tool_name],
-        "tool_call_id": ["json", result.tool_call_id],
-        "status": ["json", result.status],
-        "is_error": ["json", result.is_error],
-        "text": ["json", result.text],
-        "data": ["json", thaw(result.data)],
-        "structured": ["json", thaw(result.structured)],
-    }
-
-
 def _encode_child_result(child: ChildResult[Any]) -> dict[str, Any]:
     return {
-        "agent_id": ["json", child.agent_id],
-        "run_id": ["json", child.run_id],
+        **_encode_attributes(child, "agent_id", "run_id", "is_error", "why", "text"),
         "status": ["json", child.status.value],
-        "is_error": ["json", child.is_error],
-        "why": ["json", child.why],
-        "text": ["json", child.text],
         "output": _encode_value(child.output),
         "error": _encode_value(child.error),
     }
@@ -1143,28 +1130,15 @@ def _encode_child_result(child: ChildResult[Any]) -> dict[str, Any]:
 
 def _encode_message(message: Message) -> dict[str, Any]:
     """Encode the attributes of a message for the sandbox, each as its kind and JSON."""
-    told: dict[str, Any] = {
-        "role": ["json", message.role],
-        "text": ["json", message.text],
-        "_se_stored": ["json", to_json(message)],
-    }
+    told = {**_encode_attributes(message, "role", "text"), "_se_stored": ["json", to_json(message)]}
     if isinstance(message, ToolMessage):
-        told |= {
-            "tool_name": ["json", message.tool_name],
-            "tool_call_id": ["json", message.tool_call_id],
-            "status": ["json", message.status],
-            "is_error": ["json", message.is_error],
-            "result": _encode_value(message.result),
-            "tags": ["json", []],
-        }
+        told |= _encode_attributes(message, "tool_name", "tool_call_id", "status", "is_error")
+        told |= {"result": _encode_value(message.result), "tags": ["json", []]}
     else:
-        told["tags"] = ["json", list(message.tags)]
+        told |= _encode_attributes(message, "tags")
     if isinstance(message, AssistantMessage):
-        told |= {
-            "text_without_thoughts": ["json", message.text_without_thoughts],
-            "thinking": ["json", list(message.thinking)],
-            "tool_calls": ["list", [_encode_value(call) for call in message.tool_calls]],
-        }
+        told |= _encode_attributes(message, "text_without_thoughts", "thinking")
+        told["tool_calls"] = ["list", [_encode_value(call) for call in message.tool_calls]]
     told["content"] = ["json", told["_se_stored"][1].get("content")]
     return told
 

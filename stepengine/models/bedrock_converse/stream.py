@@ -17,7 +17,6 @@ from stepengine.data.models import (
     ToolCallEnded,
     ToolCallStarted,
 )
-from stepengine.data.usage import Usage
 from stepengine.models._byte_reader import Accumulator
 from stepengine.models._failures import RequestLabel
 from stepengine.models._json import (
@@ -72,13 +71,7 @@ class ConverseAccumulator(Accumulator):
         self._message: Json | None = None
         self._blocks: dict[int, _OpenConverseBlock] = {}
         self._stopped: Json = {}
-        self._metadata: Json = {}
         self._calls = 0
-
-    @property
-    def usage(self) -> Usage | None:
-        """The usage of the reply; ``None`` before the stream reports it."""
-        return parse_usage(self._metadata.get("usage"))
 
     @property
     def has_reported_end(self) -> bool:
@@ -127,7 +120,7 @@ class ConverseAccumulator(Accumulator):
                 self._raise_protocol_error("a messageStop while a block is open")
             self._stopped = told
         elif name == "metadata":
-            self._metadata = told
+            self._data = told
             self.is_done = self.has_reported_end
 
     def finish(self, tail: bytes, *, is_clean: bool = True) -> ModelReply:
@@ -142,7 +135,7 @@ class ConverseAccumulator(Accumulator):
         self.is_done = True
         content = [self._build_block(opened) for _, opened in sorted(self._blocks.items())]
         message = {**(self._message or {}), "content": [block for block in content if block]}
-        return self._decode_message({"output": {"message": message}, **self._stopped, **self._metadata})
+        return self._decode_message({"output": {"message": message}, **self._stopped, **self._data})
 
     def _get_or_open_block(self, index: int) -> _OpenConverseBlock:
         """Return the open block of an event; create a missing one, because texts have no start event."""

@@ -364,7 +364,6 @@ class GoogleAccumulator(Accumulator):
 
     def __init__(self, call: RequestLabel, model: str, request_id: str | None) -> None:
         super().__init__(call, model, request_id)
-        self._data: Json = {}
         self._candidate: Json = {}
         self._content: Json = {}
         self._parts: list[Mapping[str, Any]] = []
@@ -375,11 +374,6 @@ class GoogleAccumulator(Accumulator):
         self._calls = 0
         self._call_at: int | None = None
         self._newest: PartialCall | None = None
-
-    @property
-    def usage(self) -> Usage | None:
-        """The usage reported so far."""
-        return parse_usage(self._data.get("usageMetadata"))
 
     def add_event(self, name: str, data: bytes) -> list[ModelDelta]:
         """

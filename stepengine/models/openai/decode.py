@@ -414,17 +414,11 @@ class ResponsesAccumulator(Accumulator):
 
     def __init__(self, call: RequestLabel, model: str, request_id: str | None) -> None:
         super().__init__(call, model, request_id)
-        self._response: Json = {}
         self._open: dict[int, Mapping[str, Any]] = {}
         self._copy_items: dict[int, Mapping[str, Any]] = {}
         # Our deltas number only the calls; the API numbers all items.
         self._calls: dict[int, int] = {}
         self._arguments: dict[int, ArgumentPieces] = {}
-
-    @property
-    def usage(self) -> Usage | None:
-        """The usage reported so far."""
-        return parse_usage(self._response.get("usage"))
 
     def add_event(self, name: str, data: bytes) -> list[ModelDelta]:
         """
@@ -469,9 +463,9 @@ class ResponsesAccumulator(Accumulator):
 
     def _start_response(self, response: Mapping[str, object]) -> None:
         """Store the new response; raise an error for a second response."""
-        if self._response:
+        if self._data:
             self._raise_protocol_error("a second response.created")
-        self._response = {**response, "output": []}
+        self._data = {**response, "output": []}
 
     def _apply_item_delta(self, chunk: type[TextChunk | ThinkingChunk] | None, event: Json) -> list[ModelDelta]:
         """Return the delta for the class *chunk*; for ``None`` store arguments of a call, and return the part that is certain."""
@@ -528,7 +522,7 @@ class ResponsesAccumulator(Accumulator):
         whole = bool(output) and not done
         if self._open and not whole:
             self._raise_protocol_error(f"it ends while item {min(self._open)} is open")
-        self._response = {**response, "output": output if whole else items}
+        self._data = {**response, "output": output if whole else items}
         self.is_done = True
 
     def finish(self, tail: bytes, *, is_clean: bool = True) -> ModelReply:
@@ -540,4 +534,4 @@ class ResponsesAccumulator(Accumulator):
         """
         if not self.is_done:
             self._raise_truncated_error("its response.completed is missing")
-        return self._decode_message(self._response)
+        return self._decode_message(self._data)

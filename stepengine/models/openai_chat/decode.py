@@ -361,7 +361,6 @@ class ChatAccumulator(Accumulator):
 
     def __init__(self, call: RequestLabel, model: str, request_id: str | None) -> None:
         super().__init__(call, model, request_id)
-        self._data: Json = {}
         self._choice: Json = {}
         # Texts are lists that are joined once at the end: a long reply has ten thousand pieces.
         self._texts: dict[str, list[str]] = {}
@@ -384,11 +383,6 @@ class ChatAccumulator(Accumulator):
     def has_reported_end(self) -> bool:
         """Whether a finish reason was received."""
         return self._finished
-
-    @property
-    def usage(self) -> Usage | None:
-        """The usage reported so far."""
-        return parse_usage(_find_raw_usage(self._data))
 
     def add_event(self, name: str, data: bytes) -> list[ModelDelta]:
         """

@@ -211,14 +211,8 @@ class InteractionsAccumulator(Accumulator):
 
     def __init__(self, call: RequestLabel, model: str, request_id: str | None) -> None:
         super().__init__(call, model, request_id)
-        self._interaction: Json = {}
         self._steps: dict[int, _OpenStep] = {}
         self._calls = 0
-
-    @property
-    def usage(self) -> Usage | None:
-        """The usage reported so far."""
-        return parse_usage(self._interaction.get("usage"))
 
     def add_event(self, name: str, data: bytes) -> list[ModelDelta]:
         """
@@ -242,11 +236,11 @@ class InteractionsAccumulator(Accumulator):
             case "error":
                 raise self._make_stream_error(event)
             case "interaction.created" | "interaction.completed" as kind:
-                self._interaction.update(get_optional_object(event, "interaction"))
+                self._data.update(get_optional_object(event, "interaction"))
                 self.is_done = kind == "interaction.completed"
             case "interaction.status_update":
                 kept = ("status", "usage", "continuation_token")
-                self._interaction.update({name: event[name] for name in kept if event.get(name) is not None})
+                self._data.update({name: event[name] for name in kept if event.get(name) is not None})
             case _:
                 # Unknown events are ignored: an error would lose the whole reply.
                 pass
@@ -303,7 +297,7 @@ class InteractionsAccumulator(Accumulator):
         if not self.is_done:
             self._raise_truncated_error("its interaction.completed is missing")
         steps = [_build_step(opened) for _, opened in sorted(self._steps.items())]
-        return self._decode_message({**self._interaction, "steps": steps})
+        return self._decode_message({**self._data, "steps": steps})
 
 
 BELONGS = {
