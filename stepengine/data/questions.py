@@ -11,13 +11,13 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.alike import list_names
-from stepengine.data.checks import with_keyword_hints
+from stepengine.data.checks import TEXT, make_validator, with_keyword_hints
 from stepengine.data.functions import accepts_one_argument
 from stepengine.data.json import ABSENT, JsonDict, JsonValue, freeze, freeze_object
-from stepengine.data.messages import to_string_tuple
+from stepengine.data.messages import to_string_tuple, to_tuple
 from stepengine.data.origins import describe_origins
 from stepengine.data.visible import cut_after
-from stepengine.errors import AnswerRejected, DefinitionError
+from stepengine.errors import AnswerRejected, DataError, DefinitionError
 
 SEPARATOR = re.compile(r"\s*,\s*")
 REMEMBERED = "remembered"
@@ -49,7 +49,7 @@ A run asks at most so many questions at once: a person can still go through the 
 
 
 def _freeze_objects(value: Iterable[object]) -> tuple[JsonDict, ...]:
-    return tuple([freeze_object(one) for one in value])
+    return tuple([freeze_object(one) for one in to_tuple(value)])
 
 
 def _to_option_texts(value: str | Iterable[Any]) -> tuple[str, ...]:
@@ -141,7 +141,7 @@ class Answer:
     """
 
     selected: tuple[str, ...] = attrs.field(default=(), converter=to_string_tuple)
-    text: str = ""
+    text: str = attrs.field(default="", validator=make_validator(TEXT, DataError))
     declined: bool = False
     remember: Literal["session", "always"] | None = None
     edited_input: JsonDict | None = attrs.field(
@@ -167,6 +167,17 @@ class Answer:
 
 AnswerLike: TypeAlias = str | bool | Answer
 """An answer to a question, or its text or decision."""
+
+
+def find_answers_problem(answers: object) -> str:
+    """Return the problem with a caller's answers by the ids or texts of their questions; ``""`` if there is none."""
+    found = f"a {type(answers).__name__}"
+    if answers is None or isinstance(answers, Mapping):
+        wrong = [key for key in answers or () if not isinstance(key, str)]
+        if not wrong:
+            return ""
+        found = f"one with the key {wrong[0]!r}"
+    return f"answers must be a mapping from the id or text of a question, such as {{'q3': 'yes'}}, not {found}"
 
 
 def to_answer(value: AnswerLike, question: Question) -> Answer:

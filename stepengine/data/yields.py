@@ -316,8 +316,9 @@ class Perform(Member["T_co | PerformError"], Generic[T_co]):
 
 def _require_ask_options(value: Iterable[str]) -> tuple[str, ...]:
     """Return the options of an ``Ask`` as a tuple of texts; raise ``BadYield`` for a single option and for other values."""
-    options = tuple(value)
-    if find_iteration_mistake(value) or not all(isinstance(o, str) for o in options):
+    mistake = find_iteration_mistake(value)
+    options = () if mistake else tuple(value)
+    if mistake or not all(isinstance(o, str) for o in options):
         msg = f"the options of an Ask must be a list of strings, not {value!r}"
         raise BadYield(msg)
     if len(options) == 1:
@@ -602,10 +603,11 @@ def _validate_message_schema(value: Any) -> Any:
     if value is None:
         return None
     if isinstance(value, Mapping):
-        if problem := find_keyword_problem(value):
+        schema = freeze_object(value)
+        if problem := find_keyword_problem(schema):
             msg = f"the schema of a Receive at {problem}"
             raise BadYield(msg)
-        return freeze_object(value)
+        return schema
     if isinstance(value, type) and hasattr(value, "model_validate"):
         return value
     msg = f"the schema of a Receive must be a JSON Schema or a pydantic model, not {value!r}"
@@ -984,7 +986,7 @@ STEP_ALL = Sentinel.STEP_ALL
 
 
 def _to_tool_names(value: Iterable[str | ToolLike] | None) -> tuple[str, ...] | None:
-    if isinstance(value, str):
+    if value is not None and (isinstance(value, str) or not isinstance(value, Iterable)):
         msg = f"the tools of a StepWith must be a list of tools or names, not {value!r}"
         raise BadYield(msg)
     return None if value is None else tuple(map(get_tool_name, value))
@@ -1078,7 +1080,7 @@ class GenerateN(_Iterated):
 def _to_messages(value: str | Iterable[Message]) -> tuple[Message, ...]:
     if isinstance(value, str):
         return (UserMessage(value),)
-    if not isinstance(value, Iterable):
+    if find_iteration_mistake(value):
         msg = f"Complete needs a string or a sequence of messages, not {value!r}"
         raise BadYield(msg)
     return tuple(Transcript(value))
