@@ -11,7 +11,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.alike import list_names
-from stepengine.data.checks import TEXT, make_validator, with_keyword_hints
+from stepengine.data.checks import TEXT, format_literal, make_validator, with_keyword_hints
 from stepengine.data.functions import accepts_one_argument
 from stepengine.data.json import ABSENT, JsonDict, JsonValue, freeze, freeze_object
 from stepengine.data.messages import to_string_tuple, to_tuple
@@ -171,13 +171,10 @@ AnswerLike: TypeAlias = str | bool | Answer
 
 def find_answers_problem(answers: object) -> str:
     """Return the problem with a caller's answers by the ids or texts of their questions; ``""`` if there is none."""
-    found = f"a {type(answers).__name__}"
-    if answers is None or isinstance(answers, Mapping):
-        wrong = [key for key in answers or () if not isinstance(key, str)]
-        if not wrong:
-            return ""
-        found = f"one with the key {wrong[0]!r}"
-    return f"answers must be a mapping from the id or text of a question, such as {{'q3': 'yes'}}, not {found}"
+    if answers is None or (isinstance(answers, Mapping) and all(isinstance(key, str) for key in answers)):
+        return ""
+    shown = format_literal(answers)
+    return f"answers must be a mapping from the id or text of a question, such as {{'q3': 'yes'}}, not {shown}"
 
 
 def to_answer(value: AnswerLike, question: Question) -> Answer:

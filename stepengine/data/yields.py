@@ -57,7 +57,7 @@ from stepengine.data.json import (
     parse_json_answer,
     require_storable_text,
 )
-from stepengine.data.messages import AssistantMessage, Message, ToolMessage, ToolResult, UserMessage, to_tuple
+from stepengine.data.messages import AssistantMessage, Message, ToolMessage, ToolResult, UserMessage
 from stepengine.data.models import ModelReply, ModelSettings
 from stepengine.data.schemas import find_keyword_problem
 from stepengine.data.state import AgentState, ChildResult, Waited
@@ -151,10 +151,20 @@ def _require_include_tool_call(value: bool) -> bool:  # noqa: FBT001 - a convert
 
 
 def _require_prompt(value: str) -> str:
-    """Return *value* if it is text that can be stored, ``""`` included; raise ``BadYield`` or ``DataError`` for anything else."""
+    return _require_text(value, "a prompt or question")
+
+
+def _require_text(value: str, name: str) -> str:
+    """
+    Return *value* if it is text that can be stored; ``""`` is valid.
+
+    Raises:
+        BadYield: For another type; the message calls the value *name*.
+        DataError: For a text with lone surrogates.
+    """
     if isinstance(value, str):
         return require_storable_text(value)
-    msg = f"a prompt or question must be text, not {value!r}"
+    msg = f"{name} must be text, not {value!r}"
     raise BadYield(msg)
 
 
@@ -1015,17 +1025,7 @@ class StepWith(_Iterated):
 
 
 def _require_step_text(value: str) -> str:
-    """
-    Return *value* if it is text that can be stored; ``""`` is valid.
-
-    Raises:
-        BadYield: For another type.
-        DataError: For a text with lone surrogates.
-    """
-    if isinstance(value, str):
-        return require_storable_text(value)
-    msg = f"the text of a StepText must be text, not {value!r}"
-    raise BadYield(msg)
+    return _require_text(value, "the text of a StepText")
 
 
 @with_keyword_hints
@@ -1087,7 +1087,7 @@ def _to_messages(value: str | Iterable[Message]) -> tuple[Message, ...]:
 
 
 def _to_spec_tuple(value: object) -> object:
-    return value if isinstance(value, str) or not isinstance(value, Iterable) else to_tuple(value)
+    return value if find_iteration_mistake(value) else tuple(value)
 
 
 def _check_reply_schema(_instance: object, _field: object, value: Any) -> None:
