@@ -7,7 +7,7 @@ Only kinds and signs are judged here. Whether a model takes a temperature of 3 i
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from functools import wraps
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -103,14 +103,15 @@ def format_literal(value: object) -> str:
 
 def find_iteration_mistake(value: object) -> str:
     """
-    Return the problem with a value that would be iterated by mistake, or ``""``.
+    Return the problem with a value that would be iterated by mistake or cannot be iterated, or ``""``.
 
-    A text falls apart into characters, bytes into numbers, a mapping into its keys.
+    A text falls apart into characters, bytes into numbers, a mapping into its keys, and a yieldable asks for an answer.
     """
-    if not isinstance(value, str | bytes | bytearray | Mapping):
+    hint = getattr(type(value), "_not_json", "")
+    if isinstance(value, Iterable) and not (hint or isinstance(value, str | bytes | bytearray | Mapping)):
         return ""
     shown = format_literal(value)
-    return f"expected a list, not {shown}; write [{shown}]"
+    return f"expected a list, not {shown}; {hint or f'write [{shown}]'}"
 
 
 def make_validator(field_check: FieldCheck, error: type[StepEngineError] = DefinitionError) -> Validator:

@@ -319,10 +319,10 @@ def to_string_tuple(value: str | Iterable[str]) -> tuple[str, ...]:
 
 def to_tuple(value: Iterable[object]) -> tuple[Any, ...]:
     """
-    Return an iterable as a tuple; raise ``DataError`` for a text, bytes or a mapping.
+    Return an iterable as a tuple.
 
     Raises:
-        DataError: for a text, bytes or a mapping.
+        DataError: for a text, bytes, a mapping or a yieldable, and for a value that is not iterable.
     """
     if isinstance(value, tuple):
         return value

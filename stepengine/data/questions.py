@@ -11,13 +11,13 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.alike import list_names
-from stepengine.data.checks import with_keyword_hints
+from stepengine.data.checks import TEXT, format_literal, make_validator, with_keyword_hints
 from stepengine.data.functions import accepts_one_argument
 from stepengine.data.json import ABSENT, JsonDict, JsonValue, freeze, freeze_object
-from stepengine.data.messages import to_string_tuple
+from stepengine.data.messages import to_string_tuple, to_tuple
 from stepengine.data.origins import describe_origins
 from stepengine.data.visible import cut_after
-from stepengine.errors import AnswerRejected, DefinitionError
+from stepengine.errors import AnswerRejected, DataError, DefinitionError
 
 SEPARATOR = re.compile(r"\s*,\s*")
 REMEMBERED = "remembered"
@@ -49,7 +49,7 @@ A run asks at most so many questions at once: a person can still go through the 
 
 
 def _freeze_objects(value: Iterable[object]) -> tuple[JsonDict, ...]:
-    return tuple([freeze_object(one) for one in value])
+    return tuple([freeze_object(one) for one in to_tuple(value)])
 
 
 def _to_option_texts(value: str | Iterable[Any]) -> tuple[str, ...]:
@@ -141,7 +141,7 @@ class Answer:
     """
 
     selected: tuple[str, ...] = attrs.field(default=(), converter=to_string_tuple)
-    text: str = ""
+    text: str = attrs.field(default="", validator=make_validator(TEXT, DataError))
     declined: bool = False
     remember: Literal["session", "always"] | None = None
     edited_input: JsonDict | None = attrs.field(
@@ -167,6 +167,14 @@ class Answer:
 
 AnswerLike: TypeAlias = str | bool | Answer
 """An answer to a question, or its text or decision."""
+
+
+def find_answers_problem(answers: object) -> str:
+    """Return the problem with a caller's answers by the ids or texts of their questions; ``""`` if there is none."""
+    if answers is None or (isinstance(answers, Mapping) and all(isinstance(key, str) for key in answers)):
+        return ""
+    shown = format_literal(answers)
+    return f"answers must be a mapping from the id or text of a question, such as {{'q3': 'yes'}}, not {shown}"
 
 
 def to_answer(value: AnswerLike, question: Question) -> Answer:

@@ -57,7 +57,7 @@ from stepengine.data.json import (
     parse_json_answer,
     require_storable_text,
 )
-from stepengine.data.messages import AssistantMessage, Message, ToolMessage, ToolResult, UserMessage, to_tuple
+from stepengine.data.messages import AssistantMessage, Message, ToolMessage, ToolResult, UserMessage
 from stepengine.data.models import ModelReply, ModelSettings
 from stepengine.data.schemas import find_keyword_problem
 from stepengine.data.state import AgentState, ChildResult, Waited
@@ -151,10 +151,20 @@ def _require_include_tool_call(value: bool) -> bool:  # noqa: FBT001 - a convert
 
 
 def _require_prompt(value: str) -> str:
-    """Return *value* if it is text that can be stored, ``""`` included; raise ``BadYield`` or ``DataError`` for anything else."""
+    return _require_text(value, "a prompt or question")
+
+
+def _require_text(value: str, name: str) -> str:
+    """
+    Return *value* if it is text that can be stored; ``""`` is valid.
+
+    Raises:
+        BadYield: For another type; the message calls the value *name*.
+        DataError: For a text with lone surrogates.
+    """
     if isinstance(value, str):
         return require_storable_text(value)
-    msg = f"a prompt or question must be text, not {value!r}"
+    msg = f"{name} must be text, not {value!r}"
     raise BadYield(msg)
 
 
@@ -316,8 +326,9 @@ class Perform(Member["T_co | PerformError"], Generic[T_co]):
 
 def _require_ask_options(value: Iterable[str]) -> tuple[str, ...]:
     """Return the options of an ``Ask`` as a tuple of texts; raise ``BadYield`` for a single option and for other values."""
-    options = tuple(value)
-    if find_iteration_mistake(value) or not all(isinstance(o, str) for o in options):
+    mistake = find_iteration_mistake(value)
+    options = () if mistake else tuple(value)
+    if mistake or not all(isinstance(o, str) for o in options):
         msg = f"the options of an Ask must be a list of strings, not {value!r}"
         raise BadYield(msg)
     if len(options) == 1:
@@ -602,10 +613,11 @@ def _validate_message_schema(value: Any) -> Any:
     if value is None:
         return None
     if isinstance(value, Mapping):
-        if problem := find_keyword_problem(value):
+        schema = freeze_object(value)
+        if problem := find_keyword_problem(schema):
             msg = f"the schema of a Receive at {problem}"
             raise BadYield(msg)
-        return freeze_object(value)
+        return schema
     if isinstance(value, type) and hasattr(value, "model_validate"):
         return value
     msg = f"the schema of a Receive must be a JSON Schema or a pydantic model, not {value!r}"
@@ -984,7 +996,7 @@ STEP_ALL = Sentinel.STEP_ALL
 
 
 def _to_tool_names(value: Iterable[str | ToolLike] | None) -> tuple[str, ...] | None:
-    if isinstance(value, str):
+    if value is not None and (isinstance(value, str) or not isinstance(value, Iterable)):
         msg = f"the tools of a StepWith must be a list of tools or names, not {value!r}"
         raise BadYield(msg)
     return None if value is None else tuple(map(get_tool_name, value))
@@ -1013,17 +1025,7 @@ class StepWith(_Iterated):
 
 
 def _require_step_text(value: str) -> str:
-    """
-    Return *value* if it is text that can be stored; ``""`` is valid.
-
-    Raises:
-        BadYield: For another type.
-        DataError: For a text with lone surrogates.
-    """
-    if isinstance(value, str):
-        return require_storable_text(value)
-    msg = f"the text of a StepText must be text, not {value!r}"
-    raise BadYield(msg)
+    return _require_text(value, "the text of a StepText")
 
 
 @with_keyword_hints
@@ -1078,14 +1080,14 @@ class GenerateN(_Iterated):
 def _to_messages(value: str | Iterable[Message]) -> tuple[Message, ...]:
     if isinstance(value, str):
         return (UserMessage(value),)
-    if not isinstance(value, Iterable):
+    if find_iteration_mistake(value):
         msg = f"Complete needs a string or a sequence of messages, not {value!r}"
         raise BadYield(msg)
     return tuple(Transcript(value))
 
 
 def _to_spec_tuple(value: object) -> object:
-    return value if isinstance(value, str) or not isinstance(value, Iterable) else to_tuple(value)
+    return value if find_iteration_mistake(value) else tuple(value)
 
 
 def _check_reply_schema(_instance: object, _field: object, value: Any) -> None:

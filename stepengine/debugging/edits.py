@@ -75,7 +75,7 @@ LOOK_SECONDS = 5.0
 WAITING_SECONDS = 20.0
 """Seconds until code that does not answer counts as waiting; on a busy machine a second of CPU time takes several."""
 MOST = 4 * 1024 * 1024
-"""The most bytes of a preview: variables are cut, but there may be many."""
+"""The most bytes of a reply: variables and descriptions of tools are cut, but there may be many."""
 SETTLED = 0.02
 """Seconds after which an editor that writes a file in two steps is done."""
 MESSAGES = 60
@@ -205,7 +205,7 @@ class Walker:
         return NextRequest(why=told) if isinstance(told, str) else NextRequest(**told)
 
     def _send_request(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any] | str:
-        """Send the process a request and return its reply; without a reply, close the process and return the reason as a text."""
+        """Send the process a request and return its reply, a text if that is too long; without a reply, close the process and return the reason."""
         if not self.is_alive:
             return "the agent's code ended the process"
         try:
@@ -220,8 +220,8 @@ class Walker:
             if ended_by == signal.SIGPROF:
                 return f"the process was stopped after {seconds:g} s of CPU time: does the agent's code have an endless loop?"
             return "the agent's code ended the process"
-        told: dict[str, Any] = json.loads(said)
-        if "no_place" in told:
+        told: dict[str, Any] | str = json.loads(said)
+        if isinstance(told, dict) and "no_place" in told:
             raise JournalError(told["no_place"])
         return told
 
@@ -285,11 +285,7 @@ class _WalkerProcess:
                     signal.setitimer(signal.ITIMER_PROF, 0)
                     signal.setitimer(signal.ITIMER_REAL, 0)
                     if len(said) >= MOST:
-                        said = json.dumps(
-                            _preview_to_dict(
-                                MomentPreview(problem=f"the preview of this position has more than {MOST:,} bytes")
-                            )
-                        ).encode()
+                        said = json.dumps(f"there is too much to show: more than {MOST:,} bytes").encode()
                     connection.sendall(said + b"\n")
         finally:
             os._exit(0)

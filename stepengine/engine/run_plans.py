@@ -25,7 +25,7 @@ from stepengine.data.events import LogLine
 from stepengine.data.json import JsonDict, freeze, require_storable_text
 from stepengine.data.limits import MAX_LEVELS, TREE_WIDE, Limits
 from stepengine.data.provenance import Provenance
-from stepengine.data.questions import Answer, AnswerLike, Question, require_valid_answer
+from stepengine.data.questions import Answer, AnswerLike, Question, find_answers_problem, require_valid_answer
 from stepengine.data.record_sizes import find_length_problem
 from stepengine.data.state import AgentState, RunInfo, find_suspended_reply_index
 from stepengine.data.tools import Driving, Spawning, ToolSpec, Yielding
@@ -62,9 +62,8 @@ NO_STATE = AgentState()
 
 
 def _require_answers_mapping(_: Any, __: Any, answers: Any) -> None:
-    if answers is not None and not isinstance(answers, Mapping):
-        msg = f"answers must be a mapping from the id or text of a question, such as {{'q3': 'yes'}}, not a {type(answers).__name__}"
-        raise InputError(msg, issues=("answers should be a mapping",))
+    if problem := find_answers_problem(answers):
+        raise InputError(problem, issues=("answers should be a mapping",))
 
 
 def _check_on_divergence(_: object, __: object, value: object) -> None:

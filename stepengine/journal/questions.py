@@ -15,7 +15,15 @@ from stepengine.data.json import ABSENT, compact, freeze, thaw
 from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Failure, Stop, Value
-from stepengine.data.questions import DOUBT, Answer, AnswerLike, Question, require_valid_answer, to_answer
+from stepengine.data.questions import (
+    DOUBT,
+    Answer,
+    AnswerLike,
+    Question,
+    find_answers_problem,
+    require_valid_answer,
+    to_answer,
+)
 from stepengine.data.visible import cut_end
 from stepengine.errors import AnswerRejected, DataError, JournalError, StepEngineError, UnknownOutcome
 from stepengine.journal.encoding import (
@@ -46,11 +54,10 @@ def split_answers(
     Split *given* into the answers to questions and the decisions about effects in doubt, both by question id or text.
 
     Raises:
-        AnswerRejected: when *given* is not a mapping.
+        AnswerRejected: when *given* is not a mapping with texts as keys.
     """
-    if given is not None and not isinstance(given, Mapping):
-        msg = f"answers must be a mapping from the id or text of a question, such as {{'q3': 'yes'}}, not a {type(given).__name__}"
-        raise AnswerRejected(msg)
+    if problem := find_answers_problem(given):
+        raise AnswerRejected(problem)
     answers: dict[str, AnswerLike] = {}
     decisions: dict[str, AnswerLike] = {}
     for key, answer in (given or {}).items():
@@ -72,7 +79,7 @@ class GivenAnswers:
         in_doubt: The policy for effects in doubt without a decision.
 
     Raises:
-        AnswerRejected: when *given* is not a mapping.
+        AnswerRejected: as ``split_answers``.
     """
 
     def __init__(self, given: Mapping[str, AnswerLike] | None = None, in_doubt: InDoubt = "fail") -> None:

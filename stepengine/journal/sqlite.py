@@ -424,8 +424,10 @@ def _open_and_lock(path: Path, database: Path) -> int:
         descriptor = open_closing_idle_files(path)
         try:
             lock_file(descriptor, database)
-            if path.exists() and path.stat().st_ino == os.fstat(descriptor).st_ino:
-                return descriptor
+            # The process that had the lock may have deleted the file.
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_ino == os.fstat(descriptor).st_ino:
+                    return descriptor
         except BaseException:
             os.close(descriptor)
             raise
@@ -513,9 +515,11 @@ def _open_for_writing(path: Path) -> Iterator[sqlite3.Connection]:
 
 def _check_not_replaced(path: Path, status: os.stat_result) -> None:
     """Raise if another file than that of *status* is at the path."""
-    if not os.path.samestat(status, path.lstat()):
-        msg = f"{path} was moved, deleted or replaced while it was opened; nothing was run"
-        raise JournalError(msg)
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.samestat(status, path.lstat()):
+            return
+    msg = f"{path} was moved, deleted or replaced while it was opened; nothing was run"
+    raise JournalError(msg)
 
 
 def _has_lines_table(database: sqlite3.Connection) -> bool:

@@ -116,9 +116,11 @@ class RunMessenger:
                 new = await self._store.write(make_store_decisions_act(row.run, decided))
             if letters:
                 await asyncio.to_thread(self._write_mailbox_messages, row, letters)
-        except InputError:
+        except Exception as error:
             if new:
                 await self._store.write(make_remove_decisions_act(row.run, new))
+            if not isinstance(error, InputError):
+                raise
             msg = f"somebody else has answered {' or '.join(map(repr, given))} in the meantime"
             raise AnswerRejected(msg) from None
         await self._notify_or_resume_run(row)

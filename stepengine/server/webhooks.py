@@ -68,7 +68,7 @@ RETRIES = (1.0, 5.0, 30.0)
 AT_A_TIME = 16
 POST_SECONDS = 10.0
 LEASE = 2 * POST_SECONDS
-"""How long another server of the place leaves a message to the one that sends it."""
+"""Seconds for which other servers skip a claimed run. Each sent message renews the claim, and no post takes longer than half of it."""
 LOOK_SECONDS = 1.0
 OVERLAP = 600.0
 """Seconds that are looked at again: how far the clocks of servers of one place may differ."""
@@ -539,7 +539,7 @@ class WebhookSender:
                 await asyncio.sleep(LOOK_SECONDS)
 
     def _claim_due_runs(self) -> list[_RunWithWebhooks]:
-        """Claim and return up to 16 runs with due webhooks; other servers skip them for 20 s."""
+        """Claim and return up to 16 runs with due webhooks; other servers skip them until 20 s after the last sent message."""
         now, given = time.time(), (self._since, self._begun)
         # A look waits for nobody; only what there is to do is written.
         looks = ((f"SELECT 1 {NEWS} LIMIT 1", given), (f"SELECT 1 {DUE} LIMIT 1", (now,)))
@@ -649,9 +649,7 @@ class WebhookSender:
             host = urlsplit(self._target.url).hostname
             LOGGER.warning("the webhook %s to %s failed (try %d): %s", message.id, host, claimed.tries + 1, problem)
             return False
-        await asyncio.to_thread(
-            self._ledger.write, [_make_store_receipts_act(claimed.run, message.receipts, time.time())]
-        )
+        await asyncio.to_thread(self._ledger.write, [_make_store_receipts_act(claimed, message.receipts, time.time())])
         return True
 
 
@@ -736,9 +734,13 @@ def _make_postpone_act(claimed: _RunWithWebhooks, due: float) -> Act:
     return postpone
 
 
-def _make_store_receipts_act(run: str, receipts: Iterable[str], now: float) -> Act:
+def _make_store_receipts_act(claimed: _RunWithWebhooks, receipts: Iterable[str], now: float) -> Act:
+    """Return an act that stores the receipts of a sent message, and renews the claim of its run."""
+
     def insert_receipts(database: sqlite3.Connection) -> None:
-        rows = [(run, receipt, now) for receipt in receipts]
+        rows = [(claimed.run, receipt, now) for receipt in receipts]
         database.executemany("INSERT OR IGNORE INTO served_receipts VALUES (?, ?, ?)", rows)
+        values = (now + LEASE, claimed.run, claimed.changed)
+        database.execute("UPDATE served_told SET due = ? WHERE run = ? AND changed = ?", values)
 
     return insert_receipts

@@ -818,6 +818,24 @@ async def test_the_output_file_of_a_job_has_a_cap(
     assert ended.data["stdout"].endswith("1000\n")
 
 
+@pytest.mark.spec("reliability:SH14")
+async def test_a_job_whose_output_file_is_full_is_still_searched(
+    root: Path, belongings: RunResources, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepengine.tools.bundled.shell.tools.JOB_OUTPUT_BYTES", 10)
+    sh = Sh(root, {"belongings": lambda: belongings}, shell="bash")
+    script = "echo 0123456789; while [ ! -e go ]; do sleep 0.02; done; echo ready"
+    started = await sh(script, process_type="BACKGROUND")
+    job = started.data["job_id"]
+    across = await sh.do("check_job", job_id=job, wait_for="9\n", timeout_seconds=20)
+    early = await sh.do("check_job", job_id=job, wait_for="ready")
+    (root / "go").touch()
+    late = await sh.do("check_job", job_id=job, wait_for="ready", timeout_seconds=20)
+
+    assert [True, False, True] == [one.data["found"] for one in (across, early, late)]
+    assert Path(started.data["output_file"]).read_text() == "0123456789"
+
+
 async def test_a_background_job_needs_a_run_that_ends_it(root: Path) -> None:
     result = await Sh(root)(["sleep", "100"], process_type="BACKGROUND")
 

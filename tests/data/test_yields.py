@@ -19,6 +19,7 @@ from stepengine.data.definition import AgentDefinition
 from stepengine.data.json import JsonDict
 from stepengine.data.messages import AssistantMessage, ToolCallPart, ToolMessage, ToolResult, UserMessage
 from stepengine.data.models import ModelReply, ModelSettings
+from stepengine.data.questions import Answer, Question
 from stepengine.data.state import AgentState, ChildResult, RunStatus
 from stepengine.data.yields import (
     STEP,
@@ -29,6 +30,7 @@ from stepengine.data.yields import (
     GenerateN,
     Parallel,
     Perform,
+    Receive,
     Sentinel,
     StepResult,
     StepText,
@@ -171,15 +173,19 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "params": (lambda: AgentCall("a", "", [1]), "params must be a JSON object or a pydantic model"),  # type: ignore[arg-type]
     "params a class": (lambda: AgentCall("a", "", Model), "params must be a JSON object or a pydantic model"),  # type: ignore[arg-type]
     "tools one string": (lambda: StepWith(tools="add"), "the tools of a StepWith must be a list"),
+    "tools a number": (lambda: StepWith(tools=5), "the tools of a StepWith must be a list"),  # type: ignore[arg-type]
     "text": (lambda: StepText(None), "the text of a StepText must be text, not None"),  # type: ignore[arg-type]
     "GenerateN(0)": (lambda: GenerateN(0), "GenerateN needs an integer from 1 to 64, not 0"),
     "GenerateN(True)": (lambda: GenerateN(True), "GenerateN needs an integer"),
     "messages": (lambda: Complete(5), "Complete needs a string or a sequence of messages"),  # type: ignore[arg-type]
+    "messages a yieldable": (lambda: Complete(Ask("?")), "Complete needs a string or a sequence of messages"),
     "no function": (lambda: Perform(fetch("u")), "Perform needs a function and its arguments, not 'u'"),  # type: ignore[call-overload]
     "no idempotent function": (lambda: Perform.idempotent(5), "Perform needs a function"),  # type: ignore[call-overload]
     "question": (lambda: Ask(5), "a prompt or question must be text, not 5"),  # type: ignore[arg-type]
     "one option": (lambda: Ask("?", ["yes"]), "Ask needs no options or at least two, not only 'yes'"),
     "options one string": (lambda: Ask("?", "yes"), "the options of an Ask must be a list of strings, not 'yes'"),
+    "options a number": (lambda: Ask("?", 5), "the options of an Ask must be a list of strings, not 5"),  # type: ignore[arg-type]
+    "options a yieldable": (lambda: Ask("?", Ask("?")), "the options of an Ask must be a list of strings, not Ask("),
     "STEP in parallel": (
         lambda: Parallel(STEP),
         "Parallel can contain ToolCall, AgentCall, Perform, Ask, Sleep, Receive, Wait and Race, not STEP",
@@ -217,6 +223,26 @@ def test_non_json_value_in_a_yieldable_is_rejected_on_construction(make: Callabl
         make()
 
     assert path == caught.value.path
+
+
+@pytest.mark.spec("reliability:GN01")
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: Answer(5), "expected a list, not 5"),
+        (lambda: Answer(StepText("a")), "write `yield from` before it"),
+        (lambda: Answer(text=5), "Answer(text=...) must be text, not 5"),
+        (lambda: UserMessage("a", tags=5), "expected a list, not 5"),
+        (lambda: Question("q0", "?", wider=5), "expected a list, not 5"),
+        (lambda: Receive("go", schema={1: 2}), "JSON keys are strings"),
+    ],
+    ids=["selected", "selected a yieldable", "text", "tags", "rules", "schema"],
+)
+def test_wrong_type_raises_a_data_error_on_construction(make: Callable[[], Any], reason: str) -> None:
+    with pytest.raises(DataError) as caught:
+        make()
+
+    assert reason in caught.value.message
 
 
 def test_messages_of_a_completion_pair() -> None:

@@ -305,6 +305,22 @@ print("printed")
     assert ("", "printed\n") == capfd.readouterr()
 
 
+MANY_TOOLS = 'tools=[price_of, *[Tool(f"t{n}", "\\U0001f600" * 4_000, {}, price_of) for n in range(100)]]'
+
+
+@pytest.mark.deep
+@pytest.mark.smoke
+@pytest.mark.spec("studio:ST6")
+def test_next_request_above_4_mib_is_not_shown(project: Path) -> None:
+    code = CODE.replace("tools=[price_of]", MANY_TOOLS).replace("import STEP,", "import STEP, Tool,")
+    (project / "tally.py").write_text(code)
+    with closing(WatchedMoment(load, Tape(FileJournal("run.jsonl")))) as watched:
+        found = watched.reload_and_find_next_request()
+
+    assert found.request is None
+    assert "more than 4,194,304 bytes" in found.why
+
+
 @pytest.mark.spec("studio:ST6")
 @pytest.mark.deep
 def test_preview_of_a_missing_step_raises(project: Path) -> None:

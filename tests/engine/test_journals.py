@@ -291,7 +291,7 @@ def test_unknown_choice_is_refused_before_any_decision(tmp_path: Path) -> None:
     assert journal.lines() == before
 
 
-@pytest.mark.parametrize("answers", [["yes"], "yes", 3])
+@pytest.mark.parametrize("answers", [["yes"], "yes", 3, {3: "yes"}])
 def test_answers_that_are_no_mapping_are_refused_before_anything_happens(tmp_path, answers):
     def asking(ctx):
         return (yield from Ask("Go on?"))

@@ -172,3 +172,38 @@ def test_lost_schedules_are_not_replaced_by_an_empty_store(path: Path) -> None:
     with pytest.raises(JournalError, match=CHANGED):
         book.claim_time("daily", now, run="r")
     assert not path.exists()
+
+
+def delete_at_look(monkeypatch: pytest.MonkeyPatch, method: str, end: str, number: int) -> None:
+    """Delete a file with this end of its name right before the *number*-th look at it."""
+    looks: list[Path] = []
+    look = getattr(Path, method)
+
+    def delete_and_look(self: Path, **options: bool) -> object:
+        if self.name.endswith(end):
+            looks.append(self)
+            if len(looks) == number:
+                self.unlink()
+        return look(self, **options)
+
+    monkeypatch.setattr(Path, method, delete_and_look)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.spec("reliability:JR15")
+def test_run_is_locked_although_its_lock_file_is_deleted_meanwhile(
+    path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    delete_at_look(monkeypatch, "stat", ".r.lock", number)
+    result, done = run_that_performs(int, SqliteJournal(path, run="r"))
+
+    assert (RunStatus.COMPLETED, ["after"]) == (result.status, done)
+
+
+@pytest.mark.spec("reliability:JR15")
+def test_reading_a_database_that_is_deleted_meanwhile_raises(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_that_performs(int, SqliteJournal(path, run="r"))
+    delete_at_look(monkeypatch, "lstat", path.name, 2)
+
+    with pytest.raises(JournalError, match=CHANGED):
+        SqliteJournal(path, run="r").records()

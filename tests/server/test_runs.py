@@ -82,6 +82,11 @@ def asking_twice(ctx):
     return str(list(results))
 
 
+def asking_beside_deploy(ctx):
+    results = yield from Parallel(Ask("On which day?"), ToolCall("deploy", {"place": ctx.prompt}))
+    return str(list(results))
+
+
 def receiving(ctx):
     message = yield Receive("go")
     return f"{ctx.prompt}: {message.value}"
@@ -117,6 +122,7 @@ AGENTS = [
     AgentDefinition("noting", tools=["set_output"], handle_steps=noting),
     AgentDefinition("asking", tools=[deploy], handle_steps=asking),
     AgentDefinition("asking-twice", handle_steps=asking_twice),
+    AgentDefinition("asking-beside-deploy", tools=[deploy], handle_steps=asking_beside_deploy),
     AgentDefinition("receiving", handle_steps=receiving),
     AgentDefinition("sleeping", handle_steps=sleeping),
     AgentDefinition("dozing", handle_steps=dozing),
@@ -593,6 +599,35 @@ def test_call_in_doubt_is_repeated_only_by_an_admin(tmp_path: Path) -> None:
     assert 409 == odd
     assert (["Rome on Friday"], ["Rome on Friday"] * 2) == (before, DONE)
     assert (202, "deployed to Rome on Friday") == (agreed, done["output"])
+
+
+@pytest.mark.deep
+@pytest.mark.smoke
+@pytest.mark.spec("interfaces:IF15")
+def test_answers_with_an_unwritable_mailbox_store_no_decision(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    DONE.clear()
+    with server.running():
+        path = server.start("asking-beside-deploy", "Rome")
+        server.look(path, until="suspended")
+    journal = tmp_path / "runs" / f"{path.rpartition('/')[2]}.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    cut = next(n for n, line in enumerate(lines) if b'"tool_name":"deploy"' in line)
+    journal.write_bytes(b"".join(lines[: cut + 1]))
+    with server.running():
+        question, doubt = [one["id"] for one in server.look(path, until="suspended")["questions"]]
+        mailbox = journal.with_name(f"{journal.name}.mail")
+        mailbox.touch()
+        mailbox.chmod(0o666)
+        refused, _ = server.ask("POST", f"{path}/answers", {"answers": {question: "Friday", doubt: "yes"}}, of="root")
+        mailbox.unlink()
+        until(lambda: 2 == len(server.ask("GET", path)[1]["questions"]))
+        other = server.ask("POST", f"{path}/answers", {"answers": {question: "Monday", doubt: "no"}}, of="root")
+        assert (500, 202) == (refused, other[0]), other
+        done = server.look(path, until="completed")
+
+    assert ["Rome"] == DONE
+    assert "Monday" in done["output"]
 
 
 @pytest.mark.deep

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -22,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from standardwebhooks import Webhook
 
-from stepengine import AgentDefinition, Ask, Engine
+from stepengine import AgentDefinition, Ask, Engine, Parallel
 from stepengine.errors import DataError, DefinitionError
 from stepengine.server import Tokens, Webhooks, app, sign, verify
 from stepengine.server import webhooks as own
@@ -31,7 +32,7 @@ from stepengine.server.webhooks import MAX_SIGNATURES, TOLERANCE, Topic
 from stepengine.testing import ScriptedModel
 from tests.cases import case
 from tests.servers import Quiet, served
-from tests.waits import until
+from tests.waits import HANG_SECONDS, until, until_async
 
 from .house import AGENTS, House, ended, question_of, started
 from .served import Served
@@ -409,9 +410,13 @@ def listener() -> Iterator[Listener]:
         yield made
 
 
-def retries_after(monkeypatch: pytest.MonkeyPatch, *seconds: float) -> None:
+def set_sender_defaults(monkeypatch: pytest.MonkeyPatch, **options: object) -> None:
     defaults = own.WebhookSender.__init__.__kwdefaults__
-    monkeypatch.setattr(own.WebhookSender.__init__, "__kwdefaults__", {**defaults, "retries": seconds})
+    monkeypatch.setattr(own.WebhookSender.__init__, "__kwdefaults__", {**defaults, **options})
+
+
+def retries_after(monkeypatch: pytest.MonkeyPatch, *seconds: float) -> None:
+    set_sender_defaults(monkeypatch, retries=seconds)
 
 
 def waiting(house: House, client: httpx2.Client) -> str:
@@ -548,6 +553,52 @@ async def test_one_of_two_servers_sends_each_webhook(tmp_path: Path, listener: L
             await asyncio.to_thread(until, lambda: last in str(listener.got))
 
     assert sorted(f"{run}:completed" for run in [*runs, last]) == sorted(one["id"] for one in listener.told())
+
+
+def asking_three(ctx: Any) -> Any:
+    return (yield from Parallel(Ask("Who?"), Ask("Where?"), Ask("When?")))
+
+
+@pytest.mark.deep
+@pytest.mark.smoke
+@pytest.mark.spec("interfaces:IF19")
+async def test_no_other_server_sends_while_a_slow_service_receives(
+    tmp_path: Path, listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of three questions takes 9 s of a clock; during the third, the other server sends the ends of two runs."""
+    told: list[str] = []
+    late = 0.0
+    monkeypatch.setattr(own, "time", SimpleNamespace(time=lambda: time.time() + late, monotonic=time.monotonic))
+    monkeypatch.setattr(own, "POST_SECONDS", HANG_SECONDS)
+
+    async def receive(request: httpx2.Request) -> httpx2.Response:
+        nonlocal late
+        message = json.loads(request.content)
+        told.append(message["id"])
+        if message["type"] == "question":
+            late += 9.0
+            for _ in range(2 if len(told) == 3 else 0):
+                quick = (await client.post("/runs", json={"agent": "quick"})).json()["run_id"]
+                await until_async(lambda id_=f"{quick}:completed": id_ in told)
+        return httpx2.Response(204)
+
+    set_sender_defaults(monkeypatch, transport=httpx2.MockTransport(receive))
+    tokens = Tokens.open(tmp_path / "tokens.json")
+    headers = {"authorization": f"Bearer {tokens.add('anna', ['run', 'read'])}"}
+    options: dict[str, Any] = {"runs": tmp_path / "runs", "tokens": tokens, "webhooks": listener.file()}
+    agents = [*FEW, AgentDefinition("three", handle_steps=asking_three)]
+    async with Engine(agents) as one, Engine(agents) as other:
+        first, second = [app(engine, wait_for_answers=0.0, **options) for engine in (one, other)]
+        transport = httpx2.ASGITransport(app=first)
+        async with (
+            httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=headers) as client,
+            first.lifespan(),
+            second.lifespan(),
+        ):
+            await client.post("/runs", json={"agent": "three"})
+            await until_async(lambda: len(told) >= 5)
+
+    assert ["q0", "q1", "q2", "completed", "completed"] == [id_.partition(":")[2] for id_ in told]
 
 
 @pytest.mark.spec("interfaces:IF19")

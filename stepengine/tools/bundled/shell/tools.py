@@ -48,33 +48,39 @@ JOB_OUTPUT_BYTES = 16 * 1024 * 1024
 
 class OutputLog:
     """
-    The output file of one job: both streams in the order of arrival, up to 16 MiB.
+    The output of one job, both streams in the order of arrival, with a file of its first 16 MiB.
 
-    A job on a remote system writes its file there; this object then contains a copy in an unnamed file.
+    All output is in an unnamed file, for searches; a job that prints more than 64 MiB is killed. A job on a remote system writes the
+    other file there.
     """
 
     def __init__(self, path: Path, *, is_here: bool = True) -> None:
         self.path = path
         self.size = 0
-        self.is_full = False
+        self._all = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - ``close`` closes it
+        self._fd = -1
         if is_here:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        else:
-            with tempfile.TemporaryFile() as copy:
-                self._fd = os.dup(copy.fileno())
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the job has printed more than its file may contain."""
+        return self.size > JOB_OUTPUT_BYTES
 
     def write(self, data: bytes) -> None:
-        """Append output of the job; output above 16 MiB is dropped."""
-        kept = data[: JOB_OUTPUT_BYTES - self.size]
-        self.is_full = self.is_full or len(kept) < len(data)
-        self.size += os.pwrite(self._fd, kept, self.size)
+        """Append output of the job; output above 16 MiB is not in its named file."""
+        if self._fd >= 0:
+            os.write(self._fd, data[: max(0, JOB_OUTPUT_BYTES - self.size)])
+        self._all.write(data)
+        self.size += len(data)
 
     def contains(self, text: bytes, start: int) -> bool:
-        """Return True if the file contains *text* at or after the byte *start*."""
-        return text in os.pread(self._fd, self.size - start, start)
+        """Return True if the output contains *text* at or after the byte *start*."""
+        return text in os.pread(self._all.fileno(), self.size - start, start)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the files."""
+        self._all.close()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -106,7 +112,7 @@ class BackgroundCommand:
         return self.ended_by_us or self.process.ending()
 
     async def wait(self, text: str | None, seconds: float) -> bool | None:
-        """Wait for *text* in the output file, and return whether it is there; without *text*, wait for the end and return ``None``."""
+        """Wait for *text* in the output, and return whether it is there; without *text*, wait for the end and return ``None``."""
         wanted, seen = (text or "").encode(), 0
         end = asyncio.get_running_loop().time() + seconds
         while True:
