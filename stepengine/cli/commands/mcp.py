@@ -17,7 +17,7 @@ import typer
 
 from stepengine.cli.bench import choose_limits, make_engine_setup
 from stepengine.cli.exits import Exit
-from stepengine.cli.options import Model, Options, with_shared_options
+from stepengine.cli.options import Model, Options, make_unique_dict, with_shared_options
 from stepengine.cli.screen.interrupt_keys import call_on_interrupts
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.visible import visible
@@ -223,8 +223,8 @@ def _connect_and_print_tools(
         server[0] if is_address else server,
         name="server",
         prompts=True,
-        headers=dict([_parse_header(one) for one in header]) or None,
-        env=dict([_parse_environment_variable(one) for one in env]) or None,
+        headers=make_unique_dict("--header", map(_parse_header, header)) or None,
+        env=make_unique_dict("--env", map(_parse_environment_variable, env)) or None,
         start_timeout=timeout,
         timeout=timeout,
     )
