@@ -16,7 +16,7 @@ import attrs
 
 from stepengine.cli.bench import EngineSetup, make_engine_setup
 from stepengine.cli.exits import Exit, get_exit_code_of_signal, print_error, run_explaining_errors
-from stepengine.cli.options import Options
+from stepengine.cli.options import Options, make_unique_dict
 from stepengine.cli.perform import (
     FinishedRun,
     await_result_or_limit,
@@ -316,17 +316,17 @@ def parse_answers(texts: Iterable[str]) -> dict[str, AnswerLike]:
     Parse ``ID=TEXT`` options into answers by question id; ``result:`` supplies the result of an effect in doubt.
 
     Raises:
-        UsageProblem: when an option is not ``ID=TEXT``.
+        UsageProblem: when an option is not ``ID=TEXT``, or a question has two answers.
     """
-    answers: dict[str, AnswerLike] = {}
+    answers: list[tuple[str, AnswerLike]] = []
     for text in texts:
         question, separator, answer = text.partition("=")
         if not separator or not question.strip():
             msg = f"--answer {text!r} is not ID=TEXT, such as --answer q3=yes"
             raise UsageProblem(msg)
         key = question.strip()
-        answers[key] = parse_result_answer(answer) if is_doubt_result_answer(key, answer) else answer
-    return answers
+        answers.append((key, parse_result_answer(answer) if is_doubt_result_answer(key, answer) else answer))
+    return make_unique_dict("--answer", answers)
 
 
 async def await_unless_interrupted(work: Coroutine[object, Any, Made]) -> tuple[Made, int | None]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, get_origin, get_type_hints
+from typing import Annotated, Any, TypeAlias, TypeVar, get_origin, get_type_hints
 
 import attrs
 import typer
@@ -21,6 +21,7 @@ from stepengine.data.quantities import parse_age
 from stepengine.engine.settings import Settings
 from stepengine.workspace.file_formats import read_regular_file
 
+T = TypeVar("T")
 MAX_VALUE_FILE_BYTES = 64 * 1024 * 1024
 """Limit of a file that an option names as ``@FILE``: more than a record holds, but a wrong path does not read a whole disk."""
 AGENT_MODEL = re.compile(r"([A-Za-z0-9_-]+)=(.+)", re.DOTALL)
@@ -79,6 +80,22 @@ def parse_age_option(option: str, text: str) -> timedelta:
     except ValueError as error:
         msg = f"{option} {error}"
         raise UsageProblem(msg) from None
+
+
+def make_unique_dict(option: str, pairs: Iterable[tuple[str, T]]) -> dict[str, T]:
+    """
+    Return the names and values of a repeated option as a dict.
+
+    Raises:
+        UsageProblem: when a name has two values.
+    """
+    found: dict[str, T] = {}
+    for name, value in pairs:
+        if name in found:
+            msg = f"{option} is given twice{f' for {name!r}' if name else ''}; pass one of them"
+            raise UsageProblem(msg)
+        found[name] = value
+    return found
 
 
 def _wrap_in_list(given: str | list[str] | None) -> list[str] | None:
@@ -169,7 +186,8 @@ class Options:
     def models(self) -> dict[str, str]:
         """The typed models by agent; the key ``""`` has the model of all other agents."""
         split = [(one, AGENT_MODEL.fullmatch(one)) for one in self.model or () if one]
-        return dict([(normalised_id(found[1]), found[2]) if found else ("", one) for one, found in split])
+        named = [(normalised_id(found[1]), found[2]) if found else ("", one) for one, found in split]
+        return make_unique_dict("--model", named)
 
     @property
     def main_model(self) -> str:

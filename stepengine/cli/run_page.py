@@ -55,6 +55,15 @@ class PageOptions:
 def write_or_serve_page(options: Options, page_options: PageOptions) -> Exit:
     """Write the page of the run that *options* name, or serve it. Return the exit code."""
     options = add_journal_to_options(options)
+    if page_options.serve and attrs.evolve(page_options, port=0, opens=False, title="") != PageOptions(serve=True):
+        msg = "--serve follows one run and runs no code; of the other options, pass only --port, --open and --title"
+        raise UsageProblem(msg)
+    if page_options.port and not page_options.serve:
+        msg = "--port is for a page that is served; add --serve"
+        raise UsageProblem(msg)
+    if page_options.agent and not page_options.code:
+        msg = "--no-code does not run the agent's code; leave out --agent"
+        raise UsageProblem(msg)
     try:
         return _serve_page(options, page_options) if page_options.serve else _write_page(options, page_options)
     except JournalError as error:

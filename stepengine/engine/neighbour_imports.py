@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -48,7 +49,7 @@ def load_module_at(file: Path) -> ModuleType:
 
 def _register_folder_package(folder: Path) -> str:
     """Create the made-up package of a folder and the finder for it, unless they exist, and return the package's name."""
-    package = f"{PREFIX}{sha256(str(folder).encode()).hexdigest()[:8]}"  # a process loads some dozen folders
+    package = f"{PREFIX}{sha256(os.fsencode(folder)).hexdigest()[:8]}"  # a process loads some dozen folders
     if package not in sys.modules:
         module = ModuleType(package)
         module.__path__ = [str(folder)]

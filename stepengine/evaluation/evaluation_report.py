@@ -263,8 +263,9 @@ def _find_earlier_folder(*folders: str | Path | None) -> Path | None:
         msg = "against, recheck and resume cannot be combined; pass only one of them"
         raise DataError(msg)
     for earlier in given:
-        if not earlier.is_dir():
-            msg = f"{str(earlier)!r} is not a folder of results"
+        # A killed evaluation has its cases alone.
+        if not (earlier / RESULTS).is_file() and not (earlier / "cases").is_dir():
+            msg = f"{str(earlier)!r} is not a folder of results; pass one that an evaluation printed"
             raise DataError(msg)
         return earlier
     return None

@@ -101,7 +101,7 @@ def render_pin_test(
     return TEMPLATE.format(
         name=name,
         reason=shown.replace("\\", "\\\\").replace('"""', "'''"),
-        journal=json.dumps(journal),
+        journal=json.dumps(journal, ensure_ascii=False),
         check=json.dumps(check, ensure_ascii=False),
         agents=", ".join(map(_format_load_agent_call, agents)),
         tools=", tools=TOOLS" if has_bundled_tools else "",
@@ -296,8 +296,9 @@ def pin(
             relative_to_tests_parent(kept, file),
             has_bundled_tools=any(isinstance(tool, str) for one in family for tool in one.tools),
         )
-        file.write_text(source, encoding="utf-8")
         made.append(file)
+        # A path that is not UTF-8 has lone surrogates; in a literal of Python, their escapes mean the same.
+        file.write_text(source, encoding="utf-8", errors="backslashreplace")
         said = _run_test_and_find_failure(file, called)
         if reason not in said:
             msg = f"the written test does not fail as expected: {clean(said) or 'it passes'}"
@@ -305,7 +306,7 @@ def pin(
         made.clear()
     finally:
         for path in made:
-            path.unlink()
+            path.unlink(missing_ok=True)
     return PinnedTest(file, kept, clean(reason), changed)
 
 

@@ -273,12 +273,15 @@ def parse_quotas(texts: Iterable[str]) -> Quotas:
     Parse texts such as ``"open-runs=100"``, ``"stored-bytes=2GiB"`` and ``"bytes-per-minute=none"``.
 
     Raises:
-        DefinitionError: If a text is not a quota.
+        DefinitionError: If a text is not a quota, or two are the same quota.
     """
     names = {one.name.replace("_", "-"): one.name for one in attrs.fields(Quotas)}
     given: dict[str, int | None] = {}
     for text in texts:
         name, _, amount = text.partition("=")
+        if names.get(name) in given:
+            msg = f"the quota {name!r} is given twice; keep one of them"
+            raise DefinitionError(msg)
         try:
             given[names[name]] = _parse_amount(amount.strip().lower(), is_size="bytes" in name)
         except (KeyError, ValueError):

@@ -272,6 +272,50 @@ def test_wrong_usage_is_one_message_without_a_traceback(name: str, options: list
     assert said in result.stderr
 
 
+@pytest.mark.spec("ecosystem:EC140")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "mine.py", "--script", ""],
+        ["run", "mine.py", "--journal="],
+        ["run", "mine.py", "--model", "a/b", "--model", ""],
+        ["eval", "evals.py", "--recheck", ""],
+        ["mcp", "serve", "mine.py", "--http", ""],
+        ["serve", "mine.py", "--quota", ""],
+    ],
+)
+def test_an_empty_option_is_wrong_usage(arguments: list[str]) -> None:
+    agent_file("agent = AgentDefinition('mine')")
+
+    assert "the value is empty" in command(*arguments, code=2).stderr
+
+
+@pytest.mark.spec("ecosystem:EC140")
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["eval", "evals.py", "--agent", "new=a.py", "--agent", "new=b.py"], "--agent is given twice for 'new'"),
+        (["run", "editor", "go", "--write", "--model", "a/b", "--model", "c/d"], "--model is given twice; pass"),
+        (["run", "editor", "go", "--write", "--model", "editor=a", "--model", "editor=b"], "twice for 'editor'"),
+        (["send", "run.jsonl", "--answer", "q1=no", "--answer", "q1=yes"], "--answer is given twice for 'q1'"),
+        (["mcp", "inspect", "--env", "A=1", "--env", "A=2", "none"], "--env is given twice for 'A'"),
+        (["mcp", "inspect", "http://[::1]:1", "--header", "A:1", "--header", "A:2"], "--header is given twice for 'A'"),
+        (
+            ["deploy", "worker", "mine.py", *["--max-concurrency", "a=1"] * 2],
+            "--max-concurrency is given twice for 'a'",
+        ),
+        (["serve", "mine.py", *["--quota", "open-runs=7"] * 2], "the quota 'open-runs' is given twice"),
+    ],
+)
+def test_one_name_with_two_values_is_wrong_usage(arguments: list[str], said: str) -> None:
+    agent_file("agent = AgentDefinition('mine')")
+    Path("evals.py").write_text(
+        "from stepengine.evaluation import *\nevaluation = Evaluation('it', agents={}, cases=[Case('one', 'Go', checks=[contains('a')])])"
+    )
+
+    assert said in command(*arguments, code=2).stderr
+
+
 def test_agent_without_model_calls_needs_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPENGINE_MODEL", "anthropic/claude-x")
 

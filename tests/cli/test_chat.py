@@ -97,6 +97,11 @@ def test_attached_files_must_be_readable_inside_the_folder(folder: Path) -> None
 
 
 @pytest.mark.spec("interfaces:IF74")
+def test_two_at_signs_are_one_only_at_word_starts(folder: Path) -> None:
+    assert ("@a b@@a @@a @ab\n@", []) == expand_attachments("@@a b@@a @@@a @@ab\n@@", folder)
+
+
+@pytest.mark.spec("interfaces:IF74")
 def test_files_that_are_too_much_together_stay_behind(folder: Path) -> None:
     for name in "uvwxyz":
         (folder / name).write_text(name * 60_000)

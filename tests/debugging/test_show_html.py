@@ -97,7 +97,28 @@ def test_page_and_terminal_options_cannot_be_combined(recorded: Path) -> None:
 
     assert [2] * 6 == [each.exit_code for each in [*show, *page]]
     assert all("add --html" in each.stderr for each in show)
-    assert all("leave out --step, --left-out and --json" in each.stderr for each in page)
+    assert all("leave out --step, --left-out, --provenance and --json" in each.stderr for each in page)
+    assert not (recorded / "run.html").exists()
+
+
+@pytest.mark.spec("ecosystem:EC140")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--provenance --step 1", "leave out --step and --left-out"),
+        ("--provenance --left-out", "leave out --step and --left-out"),
+        ("--provenance --open", "need --html"),
+        ("--provenance --html", "leave out --step, --left-out, --provenance and --json"),
+        ("run.jsonl --html --serve", "pass only --port, --open and --title"),
+        ("--html --serve --strict", "pass only --port, --open and --title"),
+        ("--html --port 80", "add --serve"),
+        ("--html --no-code --agent adder", "leave out --agent"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(words: str, said: str, recorded: Path) -> None:
+    refused = CliRunner().invoke(app, ["show", "run.jsonl", *words.split()])
+
+    assert (2, True) == (refused.exit_code, said in refused.stderr)
     assert not (recorded / "run.html").exists()
 
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,17 @@ def test_a_pin_can_be_made_inside_the_tests_folder(clerk: Any, monkeypatch: pyte
     edit(clerk, "agents/clerk.py", '["left"] + 1', '["left"]')
     assert "" == passes(clerk, "wrong")
     assert not (clerk.path / "asked.txt").exists()
+
+
+@pytest.mark.spec("evaluation:JG81")
+@pytest.mark.parametrize("name", [b"\xff", "\U0001f600".encode()])
+def test_a_pin_works_with_any_file_names(clerk: Any, name: bytes) -> None:
+    agent, folder = f"agents{os.fsdecode(name)}/clerk.py", f"tests/journals{os.fsdecode(name)}"
+    (clerk.path / "agents").rename((clerk.path / agent).parent)
+    with Engine([load_agent(agent)]) as engine:
+        pin(engine, "runs/wrong.jsonl", "output == 3", agent_file=agent, folder=Path(folder))
+
+    assert "output == 3 does not hold" in passes(clerk, "wrong")
 
 
 @pytest.mark.deep

@@ -24,7 +24,7 @@ from stepengine.cli.evaluation import (
     run_until_signal,
 )
 from stepengine.cli.exits import Exit, get_exit_code_of_signal, print_error
-from stepengine.cli.options import Model, Options, with_shared_options
+from stepengine.cli.options import Model, Options, make_unique_dict, with_shared_options
 from stepengine.cli.screen.render import print_visible, to_ascii_json
 from stepengine.cli.scripts import ScriptFile, load_script
 from stepengine.cli.settings import UsageProblem
@@ -131,7 +131,7 @@ def _parse_agent_sides(texts: Sequence[str]) -> dict[str, str]:
     if wrong := [text for text, (_, sign, path) in zip(texts, pairs, strict=True) if not (sign and path)]:
         msg = f"--agent {wrong[0]!r} is not a side; write NAME=PATH, such as --agent new=./agents/mine.py"
         raise UsageProblem(msg)
-    return {name: path for name, _, path in pairs}
+    return make_unique_dict("--agent", [(name, path) for name, _, path in pairs])
 
 
 class _EvaluationAgents:

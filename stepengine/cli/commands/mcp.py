@@ -17,7 +17,7 @@ import typer
 from stepengine.cli.bench import choose_limits, make_engine_setup
 from stepengine.cli.exits import Exit, get_exit_code_of_signal
 from stepengine.cli.journals import Interrupted, await_unless_interrupted
-from stepengine.cli.options import Model, Options, with_shared_options
+from stepengine.cli.options import Model, Options, make_unique_dict, with_shared_options
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.visible import visible
 from stepengine.errors import ToolServerError
@@ -217,8 +217,8 @@ def _connect_and_print_tools(
         server[0] if is_address else server,
         name="server",
         prompts=True,
-        headers=dict([_parse_header(one) for one in header]) or None,
-        env=dict([_parse_environment_variable(one) for one in env]) or None,
+        headers=make_unique_dict("--header", map(_parse_header, header)) or None,
+        env=make_unique_dict("--env", map(_parse_environment_variable, env)) or None,
         start_timeout=timeout,
         timeout=timeout,
     )

@@ -101,16 +101,16 @@ def show(  # noqa: C901 - one line for each thing that is shown
       stepengine show before.jsonl after.jsonl --html
       stepengine show --last --html --serve
     """
-    if provenance and not html:
-        selected, journal_file = (file, "") if last else (other, file)
-        return _print_provenance(Options(journal=journal_file, last=last), selected, as_json=as_json)
+    selected = ""
+    if provenance:
+        selected, file, other = (file, "", other) if last else (other, file, "")
     page = PageOptions(
         other=other, output=output, force=force, opens=opens, agent=agent, code=not no_code, locals=not no_locals,
         max_mb=max_mb, serve=serve, port=port, title=title, strict=strict,
     )  # fmt: skip
     if html:
-        if step or left_out or as_json:
-            msg = "--html shows the whole run as a page; leave out --step, --left-out and --json"
+        if step or left_out or provenance or as_json:
+            msg = "--html shows the whole run as a page; leave out --step, --left-out, --provenance and --json"
             raise UsageProblem(msg)
         return write_or_serve_page(Options(journal=file, last=last, agent=agent, quiet=True), page)
     if page != PageOptions():
@@ -119,6 +119,11 @@ def show(  # noqa: C901 - one line for each thing that is shown
     if left_out and step:
         msg = "--left-out shows the compactions of the whole run; leave out --step"
         raise UsageProblem(msg)
+    if provenance:
+        if step or left_out:
+            msg = "--provenance shows the calls of the whole run; leave out --step and --left-out. Name one call after FILE, such as '#3'"
+            raise UsageProblem(msg)
+        return _print_provenance(Options(journal=file, last=last), selected, as_json=as_json)
     from stepengine import debugging
 
     try:

@@ -17,6 +17,7 @@ from attrs import frozen
 
 from stepengine.cli.deployment import App, Db, Pool, resolve_database, run_deployment_command
 from stepengine.cli.exits import Exit, print_error
+from stepengine.cli.options import make_unique_dict
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.definition import AgentDefinition
 from stepengine.workspace.paths import describe_similar_path
@@ -144,10 +145,11 @@ def _merge_rate_limits(known: Any, typed: Mapping[str, Iterable[str]]) -> dict[s
     """
     given: dict[str, dict[str, int]] = {}
     for limit, texts in typed.items():
-        for text in texts:
-            name, _, number = text.partition("=")
+        option = f"--{limit.replace('_', '-')}"
+        for name, text in make_unique_dict(option, [(text.partition("=")[0], text) for text in texts]).items():
+            number = text.partition("=")[2]
             if not name or not number.isdecimal() or len(number) > MOST_DIGITS or int(number) < 1:
-                msg = f"--{limit.replace('_', '-')} {text!r} is not a limit of a provider; write PROVIDER=NUMBER, such as anthropic=50"
+                msg = f"{option} {text!r} is not a limit of a provider; write PROVIDER=NUMBER, such as anthropic=50"
                 raise UsageProblem(msg)
             given.setdefault(name, {})[limit] = int(number)
     if not given:

@@ -553,11 +553,10 @@ def expand_attachments(message: str, folder: Path) -> tuple[str, list[str]]:
     """
     Return a message with the content of the files named ``@path`` at word starts, and a note about each file.
 
-    ``@@`` is a plain ``@``. Only files inside *folder* that the file tools would read are added, up to 64 KiB each and
-    256 KiB together. For a folder, the names of its entries are added.
+    There, ``@@`` is a plain ``@``. Only files inside *folder* that the file tools would read are added, up to 64 KiB each
+    and 256 KiB together. For a folder, the names of its entries are added.
     """
-    words = [word for word in message.split() if word.startswith("@") and len(word) > 1]
-    names = list(dict.fromkeys([word[1:].rstrip(",.;:)") for word in words if not word.startswith("@@")]))
+    names = list(dict.fromkeys([word.rstrip(",.;:)") for word in re.findall(r"(?<!\S)@([^@\s]\S*)", message)]))
     parts: list[str] = []
     notes: list[str] = []
     left = ALL_BYTES
@@ -570,9 +569,7 @@ def expand_attachments(message: str, folder: Path) -> tuple[str, list[str]]:
             parts.append(f'<{kind} path="{name}">\n{content}\n</{kind}>')
         else:
             notes.append(f"{name} is not attached: {content}")
-    for word in {word for word in words if word.startswith("@@")}:
-        message = message.replace(word, word[1:])
-    return "\n\n".join([message, *parts]), notes
+    return "\n\n".join([re.sub(r"(?<!\S)@@", "@", message), *parts]), notes
 
 
 def _read_attachment_or_error(
