@@ -339,7 +339,7 @@ class Cassette:
         if self.misses:
             raise self.misses[0]
 
-    def save(self, path: str | os.PathLike[str] | None = None, *, allow_partial: bool = False) -> Path:
+    def save(self, path: str | os.PathLike[str] | None = None, *, include_partial: bool = False) -> Path:
         """
         Write the file that plain vcrpy and ``load`` read, and return its path.
 
@@ -348,7 +348,7 @@ class Cassette:
 
         Args:
             path: Where; the cassette's own path by default.
-            allow_partial: Keep interactions whose reply was not read to its end.
+            include_partial: Whether to save interactions whose reply was not read to its end.
 
         Raises:
             SecretFound: when a secret is left; it names the interactions that were not written.
@@ -362,7 +362,7 @@ class Cassette:
         for exchange in [*self.open_exchanges]:
             exchange.finish_if_complete()
         cleaner = Cleaner(dict(self._secrets), base=self.redactor)
-        kept = [_redact_interaction(i, cleaner) for i in self.interactions if i.is_playable or allow_partial]
+        kept = [_redact_interaction(i, cleaner) for i in self.interactions if i.is_playable or include_partial]
         data = dump_cassette(kept, self.extras)
         hits = _find_remaining_secrets(parse_cassette(data, str(target)), cleaner)
         if hits and target.exists():

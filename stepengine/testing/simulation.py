@@ -214,7 +214,7 @@ def simulate(
         is_same_in_any_order=bool(orders),
     )
     if history is not None:
-        setting = _setting_from_record(setting, history)
+        setting = _add_record_to_setting(setting, history)
     statuses: Counter[RunStatus] = Counter()
     happened: Counter[str] = Counter()
     runs = effects = 0
@@ -281,8 +281,8 @@ def _describe_first_difference(first: World, world: World) -> str:
     return "they request the same effects, but the handler uses the results differently"
 
 
-def _setting_from_record(setting: SimulationSetting, history: History) -> SimulationSetting:
-    """Return a setting whose world returns the recorded outcomes, with the recorded start of the run."""
+def _add_record_to_setting(setting: SimulationSetting, history: History) -> SimulationSetting:
+    """Return a copy of *setting* with the recorded input, seed, limits and outcomes of a run."""
     opening, head, canned, record = (
         parse_recorded_start(history),
         history.head,

@@ -726,7 +726,7 @@ def vcr_config(secrets: Mapping[str, str] | None = None) -> dict[str, Any]:
             if n.lower() in KEPT_REQUEST_HEADERS
         }
         given = request.body
-        clean = _clean_vcr_body(cleaner, _read_vcr_body(given), dict(headers).get("content-type", ""))
+        clean = _clean_vcr_body(cleaner, _drain_vcr_body(given), dict(headers).get("content-type", ""))
         # vcrpy makes an iterator of a list again, and a file of bytes.
         request.body = [clean] if isinstance(given, Iterator) and not hasattr(given, "read") else clean
         return request
@@ -752,8 +752,8 @@ def vcr_config(secrets: Mapping[str, str] | None = None) -> dict[str, Any]:
     }
 
 
-def _read_vcr_body(body: Any) -> Any:
-    """Return the bytes of a body that vcrpy has as a file or an iterator; others unchanged."""
+def _drain_vcr_body(body: Any) -> Any:
+    """Return a body; if vcrpy stored it as a file or an iterator, read it into bytes."""
     if hasattr(body, "read"):
         return body.read()
     return (

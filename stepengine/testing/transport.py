@@ -248,7 +248,7 @@ class MixedTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         self._async = RecordTransport(to_network, fresh, record_errors=record_errors)
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Return the recorded reply to a sync client; send and record a request without one."""
+        """Return the recorded reply to a sync client; if there is none, send the request and record the reply."""
         request.read()
         found = self._find_recorded_interaction(request)
         if found is None:
@@ -256,7 +256,7 @@ class MixedTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         return self._replay.play_interaction(found, request)
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Return the recorded reply to an async client; send and record a request without one."""
+        """Return the recorded reply to an async client; if there is none, send the request and record the reply."""
         await request.aread()
         found = self._find_recorded_interaction(request)
         if found is None:

@@ -122,7 +122,7 @@ def test_a_stream_left_early_is_saved_only_on_request(server, gate, tmp_path):
         next(response.iter_raw())
 
     assert 0 == len(Cassette.load(held.save(tmp_path / "whole.yaml")))
-    (partial,) = Cassette.load(held.save(tmp_path / "partial.yaml", allow_partial=True)).interactions
+    (partial,) = Cassette.load(held.save(tmp_path / "partial.yaml", include_partial=True)).interactions
     assert ({"complete": False}, True) == (partial.extras, STREAM.startswith(partial.response.body))
 
 
