@@ -213,7 +213,7 @@ class CassetteFixture(Cassette):
         """Whether everything is played and nothing reaches the network."""
         return is_replay_only_mode(self.mode, existed=self.existed)
 
-    def take(self, request: RecordedRequest) -> Interaction:
+    def consume(self, request: RecordedRequest) -> Interaction:
         """
         Return the first unused interaction with an equal request, else one from the test's extra files.
 
@@ -221,11 +221,11 @@ class CassetteFixture(Cassette):
             CassetteMiss: when there is none.
         """
         try:
-            return super().take(request)
+            return super().consume(request)
         except CassetteMiss as miss:
             for extra in self._extra:
                 try:
-                    found = extra.take(request)
+                    found = extra.consume(request)
                 except CassetteMiss:
                     continue
                 self.remove_miss(miss)
@@ -233,7 +233,7 @@ class CassetteFixture(Cassette):
             raise
 
     def has_replies_of_transport(self, name: str) -> bool:
-        """Return True if the cassette or an extra file has replies that the program's own transport *name* gave."""
+        """Return True if the cassette or an extra file has replies of the program's own transport *name*."""
         return super().has_replies_of_transport(name) or any(one.has_replies_of_transport(name) for one in self._extra)
 
     def transport(self, inner: Any = None, chunks: Chunks | None = None) -> Any:
@@ -312,7 +312,7 @@ class CassetteFixture(Cassette):
     @property
     def has_entries(self) -> bool:
         """Whether anything was played or recorded, also by the shared cassettes of the test."""
-        entries = self._played_count or self.fresh.complete
+        entries = self._played_count or self.fresh.complete_interactions
         return bool(entries) or any(shared.has_entries for shared in self._shared.values())
 
     def _explain_nothing_recorded(self) -> str:
@@ -365,11 +365,13 @@ class CassetteFixture(Cassette):
     def _write_if_changed(self) -> bool:
         """Write the used and the new interactions, or delete a file to rewrite without new ones; return whether it was written."""
         # A test that sent no request says nothing about which interactions are still needed.
-        drops = self.mode == "extend" and not self.allow_unused and (self._played_count or self.fresh.complete)
+        drops = (
+            self.mode == "extend" and not self.allow_unused and (self._played_count or self.fresh.complete_interactions)
+        )
         dropped = set(self.unused) if drops else set()
         if not self._keeps or self.replaying:
             return False
-        if not (self.fresh.complete or dropped):
+        if not (self.fresh.complete_interactions or dropped):
             if self.mode == "rewrite" and self.existed and self.path is not None:
                 self.path.unlink()
             return False
@@ -392,7 +394,7 @@ class CassetteFixture(Cassette):
 
     def list_usages(self) -> list[RecordingUsage]:
         """Return a summary of replayed and recorded interactions for each cassette of the test."""
-        own = [self.summarize_usage()] if len(self) or self.fresh.complete else []
+        own = [self.summarize_usage()] if len(self) or self.fresh.complete_interactions else []
         return [*own, *(usage for shared in self._shared.values() for usage in shared.list_usages())]
 
     def summarize_usage(self) -> RecordingUsage:
@@ -401,7 +403,7 @@ class CassetteFixture(Cassette):
             path=self._source_name,
             mode=self.mode,
             replayed=self._played_count,
-            recorded=len(self.fresh.complete),
+            recorded=len(self.fresh.complete_interactions),
             unused=len(self.unused),
             cost=self.cost,
         )

@@ -1,7 +1,7 @@
 """
-``run_script``: a handler against a list of what it shall yield and what it is then sent.
+``run_script``: run a handler against a list of expected yields and replies.
 
-No engine, no event loop, nothing is performed. What lives here compares and tells; ``Walk`` does the stepping.
+There is no engine and no event loop, and no effect is performed. ``Walk`` runs the handler; this module compares and reports.
 """
 
 from __future__ import annotations

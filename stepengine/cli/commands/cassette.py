@@ -121,7 +121,7 @@ def _report_recording_and_exit(run: ProgramRun, file: str, command: Sequence[str
             else f"nothing was recorded: {command[0]} sent no request with httpx, httpx2, aiohttp, urllib, requests, urllib3 or boto3"
         )
         raise typer.Exit(run.exit_code or Exit.FAILED)
-    print_error(RecordingUsage(path=file, mode="rewrite", recorded=len(run.cassette.complete)).written)
+    print_error(RecordingUsage(path=file, mode="rewrite", recorded=len(run.cassette.complete_interactions)).written)
     raise typer.Exit(run.exit_code)
 
 
