@@ -240,7 +240,7 @@ def choose_policy(options: Options) -> Policy | None:
     policy: Policy | None = (
         options.policy or options.settings.policy or (make_asking_policy() if options.asks else None)
     )
-    changes: Policy | None = options.policy_changes
+    changes: Policy | None = options.chat_policy
     if changes is None:
         return policy
     from stepengine.permissions import Policy

@@ -164,7 +164,7 @@ class ChatConversation:
             if isinstance(rule.matcher, Category):
                 continue  # all edits: the mode says that, and another mode ends it
             policy = policy.with_session_rule(self.session_id, rule)
-        await self.switch_to_new_engine(attrs.evolve(self.options, policy=policy, policy_changes=None), self.agent)
+        await self.switch_to_new_engine(attrs.evolve(self.options, policy=policy, chat_policy=None), self.agent)
 
     @property
     def mode(self) -> str:

@@ -47,13 +47,13 @@ def watch_position(options: Options, at: str, *, prints: bool) -> Exit:
         JournalError: when the journal cannot be used.
     """
     from stepengine.debugging.desk import preload_engine_libraries
-    from stepengine.debugging.walks import find_fork_problem
+    from stepengine.debugging.walks import find_os_fork_problem
     from stepengine.engine.tape import Tape
     from stepengine.tools.bundled.bundled import list_all_workspace_tools
 
     # Not by `make_engine_setup`: that would look for agents next to the one that was typed.
     preload_engine_libraries(tools=list_all_workspace_tools(options.cwd), models=make_model_registry(options))
-    why = find_fork_problem()
+    why = find_os_fork_problem()
     if why:
         msg = f"--watch needs forked processes, which are not available here: {why}"
         raise UsageProblem(msg)

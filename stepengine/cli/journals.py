@@ -308,7 +308,7 @@ def make_resume_limits(journal: Journal, options: Options) -> Limits | None:
     """Return the recorded limits of a run, filled from the settings, for its resumption; ``None`` if the settings have no limits."""
     if not options.settings.table("limits"):
         return None
-    return (parse_recorded_start(journal.history()).limits or Limits()).fill_from(options.settings.limits)
+    return (parse_recorded_start(journal.history()).limits or Limits()).resolve(options.settings.limits)
 
 
 def parse_answers(texts: Iterable[str]) -> dict[str, AnswerLike]:

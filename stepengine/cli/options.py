@@ -118,7 +118,7 @@ class Options:
         ask_for_more: Whether limits ask for more before they end a run.
         asks: Whether a person is asked about calls that change something if no policy is set, as in a chat.
         policy: The ``Policy`` that replaces the policy of the settings; ``None`` for the settings.
-        policy_changes: The mode and further rules of a recorded chat, as a ``Policy``; ``None`` for no changes.
+        chat_policy: The mode and session rules of a recorded chat, as a ``Policy``; ``None`` if it has none.
         buffers: The files that are open in the editor; ``None`` for the files on disk.
         place: The ``Workspace`` that *workspace* names; ``bench`` makes it.
         terminals: The terminals of the editor for commands; ``None`` to start processes here.
@@ -175,7 +175,7 @@ class Options:
     ask_for_more: bool = False
     asks: bool = False
     policy: Any = None
-    policy_changes: Any = None
+    chat_policy: Any = None
     buffers: Any = None
     terminals: Any = None
     place: Any = None

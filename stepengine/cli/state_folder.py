@@ -208,12 +208,12 @@ def fill_options_from_recorded(options: Options, entry: RecordedRun) -> Options:
         ask_for_more=recorded.get("ask_for_more") is True,
         asks=recorded.get("asks") is True,
         config=options.config or (Path(config) if config else None),
-        policy_changes=read_policy_changes(entry),
+        chat_policy=read_chat_policy(entry),
     )
 
 
-def read_policy_changes(entry: RecordedRun) -> Policy | None:
-    """Return the policy changes of a chat at a recorded turn; ``None`` without changes."""
+def read_chat_policy(entry: RecordedRun) -> Policy | None:
+    """Return the policy of a chat at a recorded turn: its mode and session rules; ``None`` if none is recorded."""
     recorded = entry.info.get("options")
     changes = recorded.get("policy") if isinstance(recorded, Mapping) else None
     if changes is None:
@@ -223,9 +223,9 @@ def read_policy_changes(entry: RecordedRun) -> Policy | None:
     return Policy.from_json(changes, where=f"the policy of {entry.stem}")
 
 
-def _encode_policy_changes(options: Options) -> dict[str, Any] | None:
-    """Return the mode and the conversation's rules of a chat's policy as JSON; ``None`` if the options have no policy."""
-    policy: Policy | None = options.policy or options.policy_changes
+def _encode_chat_policy(options: Options) -> dict[str, Any] | None:
+    """Return the mode and the session rules of the chat's policy as JSON; ``None`` if it has no policy."""
+    policy: Policy | None = options.policy or options.chat_policy
     if policy is None:
         return None
     rules = [rule for rule in policy.rules if rule.scope.kind == "session"]
@@ -400,7 +400,7 @@ def _make_companion_data(
             "max_steps": options.max_steps,
             "max_cost": options.max_cost,
             "config": None if options.config is None else str(options.config.absolute()),
-            "policy": _encode_policy_changes(options),
+            "policy": _encode_chat_policy(options),
         },
         "session_id": session_id,
         "forked_from": forked_from,

@@ -114,13 +114,13 @@ class ToolRequest:
     def _refuse_tools_of_category(self, category: str, does: str, option: str) -> None:
         """Raise ``UsageProblem`` if an agent has a tool of *category* that the options do not allow; the message names *option*."""
         # An agent that has the tool itself is named before one that only spawns it.
-        for family in sorted(self.families, key=lambda family: not self._list_disallowed_tools(family[0], category)):
-            if names := {name for agent in family for name in self._list_disallowed_tools(agent, category)}:
+        for family in sorted(self.families, key=lambda family: not self._list_tools_of_category(family[0], category)):
+            if names := {name for agent in family for name in self._list_tools_of_category(agent, category)}:
                 msg = f"agent {family[0].id!r} {does} with {', '.join(sorted(names))}; allow that with {option}"
                 raise UsageProblem(msg)
 
-    def _list_disallowed_tools(self, agent: AgentDefinition, category: str) -> list[str]:
-        """Return the tools of *agent* in a category that is not allowed. Its own tools may use the network."""
+    def _list_tools_of_category(self, agent: AgentDefinition, category: str) -> list[str]:
+        """Return the names of the agent's tools in *category*. For ``web``, or if ``is_judged``, only bundled tools count."""
         bundled = [spec.name for spec in self.list_bundled_specs(agent) if spec.category == category]
         if category == WEB or self.is_judged:
             return bundled

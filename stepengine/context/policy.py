@@ -127,7 +127,7 @@ def group_calls_with_results(transcript: Transcript) -> list[range]:
     return groups
 
 
-def find_last_position_with_tag(transcript: Transcript, tag: str) -> int | None:
+def find_last_tagged_user_message(transcript: Transcript, tag: str) -> int | None:
     """Return the position of the last user message with *tag*; ``None`` if there is none."""
     for index in range(len(transcript) - 1, -1, -1):
         message = transcript[index]

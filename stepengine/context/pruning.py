@@ -22,7 +22,7 @@ from stepengine.context.policy import (
     TOKENS,
     ContextLimits,
     ContextPolicy,
-    find_last_position_with_tag,
+    find_last_tagged_user_message,
     make_hook_limits,
 )
 from stepengine.context.summaries import SUMMARY
@@ -490,7 +490,9 @@ def _is_turn_content(message: Message) -> bool:
 
 def _split_history(transcript: Transcript) -> PruneInput:
     """Split a history into messages to summarize, the current request of the user, and instructions."""
-    at, instructions = (find_last_position_with_tag(transcript, tag) for tag in ("USER_PROMPT", "INSTRUCTIONS_PROMPT"))
+    at, instructions = (
+        find_last_tagged_user_message(transcript, tag) for tag in ("USER_PROMPT", "INSTRUCTIONS_PROMPT")
+    )
     live = None if at is None else transcript[at]
     is_mid_turn = at is not None and any(map(_is_turn_content, transcript[at + 1 :]))
     kept_apart = None if is_mid_turn else at
@@ -584,7 +586,7 @@ class prune_to_summary(ContextPolicy):  # noqa: N801 - a policy is called by its
             return False
         if self.cold_min_tokens is not None and limits.size(transcript) < self.cold_min_tokens:
             return False
-        at = find_last_position_with_tag(transcript, "USER_PROMPT")
+        at = find_last_tagged_user_message(transcript, "USER_PROMPT")
         if at is None or any(map(_is_turn_content, transcript[at + 1 :])):
             return False
         return any(isinstance(message, AssistantMessage) for message in transcript[:at])

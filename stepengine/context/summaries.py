@@ -25,7 +25,7 @@ from stepengine.context.policy import (
     WINDOW_RATIO,
     ContextLimits,
     compute_prompt_limit,
-    find_last_position_with_tag,
+    find_last_tagged_user_message,
     make_hook_limits,
     make_option_validator,
 )
@@ -163,7 +163,7 @@ class summarize:  # noqa: N801 - a policy is called by its name, as a hook is
         text = yield from self._write_summary(state, Transcript(view[:fresh]), limits, settings)
         if not text.strip():
             return None
-        kept, instructions = view[cut:], find_last_position_with_tag(view, INSTRUCTIONS)
+        kept, instructions = view[cut:], find_last_tagged_user_message(view, INSTRUCTIONS)
         if instructions is not None and instructions < cut:
             kept = (view[instructions], *kept)
         shorter = Transcript([_make_summary_message(text), *kept])

@@ -14,7 +14,7 @@ from stepengine.context.policy import (
     SHARE,
     ContextLimits,
     ContextPolicy,
-    find_last_position_with_tag,
+    find_last_tagged_user_message,
     group_calls_with_results,
     measure_messages,
 )
@@ -101,7 +101,7 @@ class truncate(ContextPolicy):  # noqa: N801 - a policy is called by its name, a
         # the form of a user message and must be neither.
         users = [i for i, m in enumerate(transcript) if isinstance(m, UserMessage) and not _is_gap_note(m)]
         flagged = [i for i in users if set(self.keep_tags).intersection(transcript[i].tags)]  # type: ignore[union-attr]
-        current = [find_last_position_with_tag(transcript, tag) for tag in ("USER_PROMPT", "INSTRUCTIONS_PROMPT")]
+        current = [find_last_tagged_user_message(transcript, tag) for tag in ("USER_PROMPT", "INSTRUCTIONS_PROMPT")]
         return frozenset([*users[:1], *users[-1:], *flagged, *[i for i in current if i is not None]])
 
 

@@ -115,15 +115,15 @@ class Limits:
                 lower[name] = most
         return attrs.evolve(self, **lower) if lower else self
 
-    def fill_from(self, lower: Limits | None) -> Limits:
-        """Return these limits with the gaps filled from *lower*."""
-        return self if lower is None else _fill_gaps(self, lower)
+    def resolve(self, fallback: Limits | None) -> Limits:
+        """Return these limits with the gaps filled from *fallback*."""
+        return self if fallback is None else _fill_gaps(self, fallback)
 
 
 @lru_cache(256)  # an entry for each agent, and some dozen ways to call each
-def _fill_gaps(limits: Limits, lower: Limits) -> Limits:
-    """Return limits with the gaps filled; cached, since most runs of a process have the same few."""
-    gaps = {name: getattr(lower, name) for name in NAMES if getattr(limits, name) is None}
+def _fill_gaps(limits: Limits, fallback: Limits) -> Limits:
+    """Return *limits* with the gaps filled from *fallback*; cached, since most runs of a process have the same few."""
+    gaps = {name: getattr(fallback, name) for name in NAMES if getattr(limits, name) is None}
     filled = {name: value for name, value in gaps.items() if value is not None}
     return attrs.evolve(limits, **filled) if filled else limits
 

@@ -391,12 +391,12 @@ def _describe_non_member(value: object) -> str:
     return said if " at 0x" not in said else f"a {type(value).__name__}"
 
 
-def _require_members(holder: str, values: Iterable[object]) -> None:
-    """Raise ``BadYield`` unless all *values* can be members of ``Parallel`` or ``Race``; *holder* is the name in the message."""
+def _require_valid_members(parent_name: str, values: Iterable[object]) -> None:
+    """Raise ``BadYield`` unless all *values* can be members of ``Parallel`` or ``Race``; *parent_name* is in the message."""
     for value in values:
         if not isinstance(value, Member):
             *names, last = [row.name for row in YIELDS if row.is_member]
-            msg = f"{holder} can contain {', '.join(names)} and {last}, not {_describe_non_member(value)}"
+            msg = f"{parent_name} can contain {', '.join(names)} and {last}, not {_describe_non_member(value)}"
             raise BadYield(msg)
 
 
@@ -506,7 +506,7 @@ class Parallel(_Iterated, Generic[T_co]):
     ) -> None: ...
     def __init__(self, *calls: Any, fail_fast: bool = False, concurrency: int | None = None) -> None:
         members = tuple(calls[0]) if len(calls) == 1 and isinstance(calls[0], list | tuple) else calls
-        _require_members("Parallel", members)
+        _require_valid_members("Parallel", members)
         self.__attrs_init__(members, fail_fast, _require_concurrency(concurrency))
 
     def __iter__(self) -> Generator[Yieldable, StepResult, T_co]:
@@ -845,7 +845,7 @@ class Race(Member["tuple[int, T_co]"], Generic[T_co]):
     def __init__(self: Race[Any], *members: Member[Any]) -> None: ...
     def __init__(self, *members: Any) -> None:
         given = tuple(members[0]) if len(members) == 1 and isinstance(members[0], list | tuple) else members
-        _require_members("Race", given)
+        _require_valid_members("Race", given)
         # A race of nothing has no first member, so it would never end.
         if not given:
             msg = "Race needs at least one member"

@@ -36,7 +36,7 @@ from stepengine.debugging.expressions import (
 )
 from stepengine.debugging.run_places import RunPlaces
 from stepengine.debugging.texts import COMPARED_CHARS, MORE, WIDTH, SafeTexts
-from stepengine.debugging.walks import ForkedWalk, PausedWalk, find_fork_problem
+from stepengine.debugging.walks import ForkedWalk, PausedWalk, find_os_fork_problem
 from stepengine.engine.moments import Frame, Moment
 from stepengine.engine.stepper import Stepper
 from stepengine.engine.tape import Tape
@@ -400,7 +400,7 @@ class Debugger:
         """Evaluate an expression in a given frame; see ``evaluate``."""
         compile_expression(expression)
         names = merge_frame_variables(frame)
-        if not find_fork_problem():
+        if not find_os_fork_problem():
             said = call_in_fork(lambda: evaluate_expression(expression, names, pretty=pretty).to_text())
             return ExpressionResult.from_text(said or "")
         made = evaluate_expression(expression, names, pretty=pretty)
@@ -428,7 +428,7 @@ class Debugger:
         def format_variables(made: SafeTexts) -> dict[str, str]:
             return {name: made.format_variable(name, value) for name, value in values.items()}
 
-        if find_fork_problem() or all("<" not in text for text in format_variables(self.texts).values()):
+        if find_os_fork_problem() or all("<" not in text for text in format_variables(self.texts).values()):
             return format_variables(self.texts)
         said = call_in_fork(lambda: json.dumps(format_variables(SafeTexts(runs_reprs=True))))
         with contextlib.suppress(ValueError, TypeError):

@@ -26,7 +26,7 @@ from attrs import frozen
 
 from stepengine.data.definition import AgentDefinition
 from stepengine.debugging.edits import MomentPreview, WatchedMoment
-from stepengine.debugging.walks import find_fork_problem
+from stepengine.debugging.walks import find_os_fork_problem
 from stepengine.engine import Engine
 from stepengine.engine.tape import Tape
 from stepengine.errors import StepEngineError
@@ -184,7 +184,12 @@ class _RunInspector:
         self._watched.close()
 
     def _reload_and_send_preview(self, saved: list[str]) -> None:
-        """Load the current code, and send previews of the position under it and the old code; an error is sent as a problem."""
+        """
+        Reload the code and send the preview of the position; send an error of the reload as a problem.
+
+        Args:
+            saved: The files that were saved. If there are any, the preview under the old code is sent, too.
+        """
         before = self._watched.good
         try:
             found, changes = self._watched.reload_and_preview(with_details=True)
@@ -246,7 +251,7 @@ def main() -> None:
     first = wait_for_message(read_message)
     if first is None:
         return
-    why = find_fork_problem()
+    why = find_os_fork_problem()
     if why:
         write_message({"event": "ended", "problem": f"the debugger cannot start processes here: {why}"})
         return

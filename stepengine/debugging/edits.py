@@ -339,7 +339,7 @@ class _WalkerProcess:
         except ReplayDivergence as error:
             differs = error
         # Later steppers do not compare effects again, so only the first one has the accepted changes.
-        changed = tuple(dict.fromkeys(stepper.accepted_changes))
+        changed = tuple(dict.fromkeys(stepper.accepted_addresses))
         ends = _describe_changed_end(debugger) if differs is None else ()
         if found is None:
             found = _move_and_preview(debugger, position, with_details=with_details)

@@ -34,8 +34,8 @@ MESSAGE = 1 << 24
 """The most bytes of a message; memory is used only for the bytes that are written."""
 
 
-def find_fork_problem() -> str:
-    """Return the reason why this process cannot fork; ``""`` if it can."""
+def find_os_fork_problem() -> str:
+    """Return why this process cannot call ``os.fork``; ``""`` if it can."""
     if not hasattr(os, "fork"):
         return "this system does not support os.fork"
     if not hasattr(signal, "sigtimedwait"):

@@ -41,7 +41,7 @@ class EventOrder:
 
     @property
     def is_empty(self) -> bool:
-        """Whether all added records with a place in the order have been returned; records of a stop have none."""
+        """Whether no record waits for its position or its turn; stop records are not part of the order."""
         return not self._unplaced and not self._ordered
 
     def add_record(self, record: Record) -> bool:

@@ -115,7 +115,7 @@ async def move_run(launcher: Launcher, operator: Operator, run: str, *, release:
     divergence = await find_divergence(launcher, operator.deployment, run)
     if divergence is not None:
         raise divergence
-    if not await operator.cancel(run, is_held=True):
+    if not await operator.cancel(run, hold_session=True):
         msg = f"the run {run!r} has ended, so it cannot continue; replay or fork it"
         raise JournalError(msg)
     return await operator.retry(run, release=release)

@@ -298,7 +298,7 @@ class Operator:
             msg = f"the run {root!r} accepts no messages: {why}"
             raise JournalError(msg)
 
-    async def cancel(self, root: str, *, is_held: bool = False) -> list[str]:
+    async def cancel(self, root: str, *, hold_session: bool = False) -> list[str]:
         """
         Cancel a run and everything below it, and return the ids of those that had not ended.
 
@@ -307,7 +307,7 @@ class Operator:
 
         Args:
             root: The root run, or a child.
-            is_held: Whether the session of a turn waits for the cancelled turn until it is retried, and does not continue without it.
+            hold_session: Whether the session waits for the cancelled turn until it is retried. Otherwise it continues without the turn.
 
         Raises:
             JournalError: when there is no such run.
@@ -316,9 +316,9 @@ class Operator:
             known = await self.tree(root)
             tree = [each for each in known if not each.is_over]
             released: list[str] = []
-            if is_held and tree:
+            if hold_session and tree:
                 await self.sessions.hold_session_for_turn(known[0])
-            elif not is_held and await self.sessions.release_session_from_turn(known[0]):
+            elif not hold_session and await self.sessions.release_session_from_turn(known[0]):
                 released = [root]
             # In one statement: a parent that saw its child cancelled before itself would record that, and continue.
             running = [each.id for each in tree]

@@ -170,7 +170,7 @@ class Steps:
         _refuse_unsupported_effect(item)
         seeded = run.seed.outcomes.get(item.address)
         if seeded is not None:
-            steps = self._reserve_from_seed(item, name, seeded)
+            steps = self._reuse_seeded_steps(item, name, seeded)
             if steps is not None:
                 return steps
         if isinstance(effect, AskPerson):
@@ -211,8 +211,13 @@ class Steps:
             reserved.append(run.workflow.reserve_next_step(f"{BODY}:{print_}", mark))
         return ReservedSteps(name, seeded=known)
 
-    def _reserve_from_seed(self, item: Item, name: str, seeded: _Seeded) -> ReservedSteps | None:
-        """Return the steps of an effect that is in the seed; ``None`` if it has to be performed again."""
+    def _reuse_seeded_steps(self, item: Item, name: str, seeded: _Seeded) -> ReservedSteps | None:
+        """
+        Return the recorded steps of an effect in the seed, or ``None`` if the effect must be performed again.
+
+        Raises:
+            ReplayDivergence: when the seed has another effect at this address.
+        """
         run, (kind, fp, form) = self._run, seeded
         # The seed is a record from elsewhere (an import, another release), and is held to the same comparison as the
         # database's own.

@@ -462,7 +462,7 @@ class Catalog:
             spawnable=spawnable,
             schemas=schemas,
             hooks=self._combine_hooks(definition, tools, openings),
-            limits=definition.limits.fill_from(self._limits),
+            limits=definition.limits.resolve(self._limits),
             openings=openings,
             notes=tuple(filter(None, notes)),
             uses=uses,
@@ -650,7 +650,7 @@ def _find_body_run_at_provider(tool: object) -> Yielding | None:
 
 
 def _expand_offered_names(names: Sequence[str], tools: Mapping[str, ToolBinding]) -> tuple[str, ...]:
-    """Return the names of the tools offered to a model: *names*, and those that yielding tools among them offer, too."""
+    """Return *names* followed by the names that yielding tools among them offer, without duplicates."""
     runs = [tools[name].runs for name in names]
     more = [name for one in runs if isinstance(one, Yielding) for name in one.offers]
     return tuple(dict.fromkeys([*names, *more])) if more else tuple(names)

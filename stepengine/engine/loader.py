@@ -21,7 +21,7 @@ from stepengine.data.definition import AgentDefinition, ToolSource, find_publish
 from stepengine.data.messages import to_tuple
 from stepengine.data.tools import ToolLike
 from stepengine.engine import packages, trust
-from stepengine.engine.modules import EXPECTED, get_module_agents, load_sandboxed_agents
+from stepengine.engine.modules import EXPECTED, get_exported_agents, load_sandboxed_agents
 from stepengine.engine.neighbour_imports import load_module_at, load_module_from_source
 from stepengine.errors import DefinitionError
 from stepengine.machine.author import add_location, find_raise_line
@@ -448,7 +448,9 @@ def load_agents_of_file(file: Path) -> tuple[AgentDefinition, ...]:
     Raises:
         DefinitionError: naming the file and what it should hold.
     """
-    return load_sandboxed_agents(file) if trust.is_sandboxed(file) else get_module_agents(load_module(file), str(file))
+    return (
+        load_sandboxed_agents(file) if trust.is_sandboxed(file) else get_exported_agents(load_module(file), str(file))
+    )
 
 
 def load_agents_from_source(file: Path, source: bytes) -> tuple[AgentDefinition, ...]:
@@ -458,7 +460,7 @@ def load_agents_from_source(file: Path, source: bytes) -> tuple[AgentDefinition,
     Raises:
         DefinitionError: naming the file, when loading that fails or it holds no agent.
     """
-    return get_module_agents(
+    return get_exported_agents(
         _load_with_definition_errors(file, lambda: load_module_from_source(file, source)), str(file)
     )
 

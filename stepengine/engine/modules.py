@@ -11,16 +11,16 @@ from stepengine.errors import DefinitionError
 EXPECTED = "`agent = AgentDefinition(...)` or `agents = [AgentDefinition(...), ...]` at module level"
 
 
-def get_module_agents(module: ModuleType, name: str) -> tuple[AgentDefinition, ...]:
+def get_exported_agents(module: ModuleType, label: str) -> tuple[AgentDefinition, ...]:
     """
-    Return the agent in ``agent``, or those in ``agents``, of a module; at least one. Errors call the module *name*.
+    Return the agents in the variable ``agent`` or ``agents`` of a module; at least one. Errors call the module *label*.
 
     Raises:
-        DefinitionError: when it holds none, or both ``agent`` and ``agents``, or two of one id.
+        DefinitionError: when the module has neither or both variables, or two agents with the same id.
     """
     one, several = getattr(module, "agent", None), getattr(module, "agents", None)
     if one is not None and several is not None:
-        msg = f"{name}: defines both 'agent' and 'agents'; keep one of them: {EXPECTED}"
+        msg = f"{label}: defines both 'agent' and 'agents'; keep one of them: {EXPECTED}"
         raise DefinitionError(msg)
     if isinstance(one, AgentDefinition):
         return (one,)
@@ -28,15 +28,15 @@ def get_module_agents(module: ModuleType, name: str) -> tuple[AgentDefinition, .
         found = "no 'agent' or 'agents'"
         found = found if one is None else f"an 'agent' that is {one!r}"
         found = found if several is None else f"'agents' that are {several!r}"
-        msg = f"{name}: expected {EXPECTED}, found {found}"
+        msg = f"{label}: expected {EXPECTED}, found {found}"
         raise DefinitionError(msg)
     ids: set[str] = set()
     for agent in several:
         if not isinstance(agent, AgentDefinition):
-            msg = f"{name}: expected {EXPECTED}, found {agent!r} in 'agents'"
+            msg = f"{label}: expected {EXPECTED}, found {agent!r} in 'agents'"
             raise DefinitionError(msg)
         if normalised_id(agent.id) in ids:
-            msg = f"{name}: 'agents' has two agents with the id {agent.id!r}; give each its own id"
+            msg = f"{label}: 'agents' has two agents with the id {agent.id!r}; give each its own id"
             raise DefinitionError(msg)
         ids.add(normalised_id(agent.id))
     return tuple(several)

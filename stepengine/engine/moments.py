@@ -180,9 +180,9 @@ def _iterate_delegation_chain(generator: object) -> Iterator[object]:
 
 def iterate_author_frames(machine: object) -> Iterator[Frame]:
     """Yield the frames of the author's generator that a machine waits for, outermost first; of a hook while one runs."""
-    if not isinstance(machine, Machine) or not machine.authors:
+    if not isinstance(machine, Machine) or not machine.author_stack:
         return
-    author = machine.authors[-1]
+    author = machine.author_stack[-1]
     top: FrameKind = author.by
     program = author.program
     for generator in _iterate_delegation_chain(author.steps):

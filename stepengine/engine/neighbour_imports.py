@@ -187,10 +187,10 @@ class _SourceTextLoader(_AgentFileLoader):
 
     def get_data(self, path: str) -> bytes:
         """
-        Return the source.
+        Return the stored source for the module's own path; read any other path from disk.
 
         Raises:
-            OSError: for anything else than the file itself.
+            OSError: when another path cannot be read or is bytecode.
         """
         return self.source if path == self.path else super().get_data(path)
 

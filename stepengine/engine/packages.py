@@ -26,7 +26,7 @@ from stepengine.data.alike import list_names
 from stepengine.data.definition import AgentDefinition, normalised_id, split_agent_id
 from stepengine.data.tools import ToolLike
 from stepengine.engine import trust
-from stepengine.engine.modules import get_module_agents, load_sandboxed_agents
+from stepengine.engine.modules import get_exported_agents, load_sandboxed_agents
 from stepengine.errors import DefinitionError
 from stepengine.machine.author import find_raise_line
 from stepengine.tools.agent_tools import BUILT_IN, iter_reachable_tools, list_agents_run_by_tools
@@ -608,13 +608,13 @@ def import_agents(entry_point: str) -> PackageAgents:
 def _load_agents_of_module(module: ModuleType) -> PackageAgents:
     """Return the agents of a module, or those of all modules in a package; modules without agents are skipped."""
     if hasattr(module, "agent") or hasattr(module, "agents") or not hasattr(module, "__path__"):
-        return PackageAgents(_index_by_id(get_module_agents(module, module.__name__), module.__name__))
+        return PackageAgents(_index_by_id(get_exported_agents(module, module.__name__), module.__name__))
     agents, problems = list[AgentDefinition](), list[str]()
     files = [file for folder in module.__path__ for file in sorted(Path(folder).glob("*.py"))]
     for file in [file for file in files if file.stem.isidentifier() and not file.name.startswith("_")]:
         try:
             found = _import_module(f"{module.__name__}.{file.stem}")
-            agents += get_module_agents(found, file.name) if {"agent", "agents"} & {*vars(found)} else ()
+            agents += get_exported_agents(found, file.name) if {"agent", "agents"} & {*vars(found)} else ()
         except DefinitionError as error:
             problems.append(error.message)
     return PackageAgents(_index_by_id(agents, module.__name__), tuple(problems))

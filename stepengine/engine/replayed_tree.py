@@ -267,7 +267,7 @@ class ReplayedTree:
         try:
             effect = run.machine.send(outcome)
             while isinstance(effect, (Notify, Compute)):
-                # What is to be worked out is worked out here and now: nobody else waits while somebody steps.
+                # A computation runs here at once: no other run waits while a debugger steps.
                 kept = self._resources.setdefault(run.path.rpartition(".")[0], RunResources())
                 effect = run.machine.send(run_compute(effect, kept) if isinstance(effect, Compute) else None)
         except StopIteration as stop:

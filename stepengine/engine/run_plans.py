@@ -338,7 +338,7 @@ class Planner:
             prompt=request.prompt,
             params=request.params,
             model=model,
-            limits=agent.limits if request.limits is None else request.limits.fill_from(agent.limits),
+            limits=agent.limits if request.limits is None else request.limits.resolve(agent.limits),
             created=self._created,
             info=request.info,
         )
@@ -501,11 +501,11 @@ class Planner:
         given = effect.definition
         # The author of the tool decides what it spawns, and put the definition into it; the list of the agent is about
         # what its model and handler may name.
-        if isinstance(given, AgentDefinition) and _is_spawned_by_tool(parent, effect):
+        if isinstance(given, AgentDefinition) and _is_spawn_tool_call(parent, effect):
             return self._catalog.get_agent(given)  # a tool of the parent carries it
         agents = parent.agent.children or {}
         key = find_matching_id(effect.agent_id, agents)
-        carried = _find_carried_agent(parent, effect) if key is None and _is_spawned_by_tool(parent, effect) else None
+        carried = _find_carried_agent(parent, effect) if key is None and _is_spawn_tool_call(parent, effect) else None
         if carried is not None:
             return self._catalog.get_agent(carried)
         if key is None:
@@ -555,8 +555,8 @@ def _choose_provider_variant(agent: Agent, at_provider: Agent, model: str | None
     return at_provider if model is not None and supports_programs(model) else agent
 
 
-def _is_spawned_by_tool(parent: RunPlan, effect: Spawn) -> bool:
-    """Return whether a call of a spawning tool asks for a child, not a handler or body, which pass the id of their own call."""
+def _is_spawn_tool_call(parent: RunPlan, effect: Spawn) -> bool:
+    """Return whether the spawn is the model's call of a spawning tool; ``False`` for spawns that handlers and tool bodies yield."""
     return bool(effect.tool_call_id) and (parent.body is None or effect.tool_call_id != parent.body.tool_call_id)
 
 

@@ -71,13 +71,13 @@ class SettingDefinition(NamedTuple):
     project: Trust = "no"
     parse: Callable[[str], Any] = str
 
-    def matches(self, name: str) -> bool:
-        """Return whether this is the definition of the setting with this dotted name; the name that a user chooses may have dots."""
+    def matches(self, dotted_name: str) -> bool:
+        """Return whether *dotted_name* fits this definition's name; ``<...>`` in it stands for any text, also with dots."""
         start, chosen, rest = self.name.partition("<")
         end = rest.partition(">")[2]
         if not chosen:
-            return name == self.name
-        return name.startswith(start) and name.endswith(end) and len(name) >= len(start) + len(end)
+            return dotted_name == self.name
+        return dotted_name.startswith(start) and dotted_name.endswith(end) and len(dotted_name) >= len(start) + len(end)
 
 
 def _require_text(value: object) -> str:
@@ -449,21 +449,21 @@ def _make_provider(prefix: str, address: str | None, variable: str | None) -> Pr
     return OpenAIChatProvider(prefix, **given)
 
 
-def _make_cloud_provider(prefix: str, address: str | None, variable: str | None) -> Provider:
-    """Return the provider of a cloud, with its base URL and the credentials in a variable."""
+def _make_cloud_provider(prefix: str, base_url: str | None, key_variable: str | None) -> Provider:
+    """Return a cloud provider with a base URL and the credentials from an environment variable; raise ``MissingKey`` if it is unset."""
     from stepengine.models import AnthropicAwsProvider, AnthropicGoogleProvider, BedrockProvider, VertexProvider
 
-    key = os.environ.get(variable, "").strip() or None if variable is not None else None
-    if variable is not None and key is None:
-        msg = f"there is no key for {prefix!r}: set {variable}, or remove the model from the settings"
+    key = os.environ.get(key_variable, "").strip() or None if key_variable is not None else None
+    if key_variable is not None and key is None:
+        msg = f"there is no key for {prefix!r}: set {key_variable}, or remove the model from the settings"
         raise MissingKey(msg, kind="missing_key")
     if prefix == "vertex":
-        return VertexProvider(base_url=address, credentials=key)
+        return VertexProvider(base_url=base_url, credentials=key)
     if prefix == "anthropic_google":
-        return AnthropicGoogleProvider(base_url=address, credentials=key)
+        return AnthropicGoogleProvider(base_url=base_url, credentials=key)
     if prefix == "anthropic_aws":
-        return AnthropicAwsProvider(key, address)
-    return BedrockProvider(key, address, name=prefix, endpoint=ENDPOINTS[prefix])
+        return AnthropicAwsProvider(key, base_url)
+    return BedrockProvider(key, base_url, name=prefix, endpoint=ENDPOINTS[prefix])
 
 
 # --- files and variables --------------------------------------------------------------------------------------------

@@ -89,8 +89,8 @@ class Stepper:
         return self._tree.position
 
     @property
-    def accepted_changes(self) -> list[str]:
-        """The addresses of effects and ends that differ from the record and were accepted; see ``AllowedDifferences``."""
+    def accepted_addresses(self) -> list[str]:
+        """The addresses at which an accepted effect or end differs from the record; see ``AllowedDifferences``."""
         return self._tree.list_accepted_addresses()
 
     @property

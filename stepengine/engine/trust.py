@@ -217,7 +217,7 @@ def trust_folder(folder: Path) -> Path:
     Trust a folder of agent files from now on, such as ``Path("agents")``, and return its real path.
 
     Raises:
-        DefinitionError: when there is no such folder, or nowhere to keep that outside of it; in a command that a tool runs.
+        DefinitionError: when there is no such folder or no place for the record outside of it, or in a command that a tool runs.
     """
     refuse_inside_tool("trust_folder")
     if not folder.is_dir():
@@ -298,7 +298,7 @@ def approve_access(request: AccessRequest) -> None:
     Approve the requests of a package, also for later versions that request no more.
 
     Raises:
-        DefinitionError: when there is nowhere to keep that.
+        DefinitionError: when there is no place for the record.
     """
     place = _find_approvals_folder()
     if place is None:

@@ -687,7 +687,7 @@ class _EvaluationRun:
         """Run a sample with a new engine, and judge it; return ``None`` if the budget is spent."""
         limits, reserved, models = self.evaluation.limits, None, self.models(slot.case)
         if self.ledger.budget is not None:
-            limits = (limits or Limits()).fill_from(slot.side.agent.limits)
+            limits = (limits or Limits()).resolve(slot.side.agent.limits)
             reserved = await self.ledger.wait_and_reserve_cost(limits)
             if reserved is None:
                 return None

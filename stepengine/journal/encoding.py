@@ -70,19 +70,19 @@ __all__ = (
     "Encoder",
     "decode_outcome",
     "decode_stored",
+    "decode_with_blobs",
     "drop_secret_old_content",
     "encode_call_with_durability",
     "encode_effect",
     "encode_outcome_members",
     "encode_request_members",
     "encode_stored",
-    "fill_in_blobs",
+    "encode_with_blobs",
     "get_name_without_module",
     "get_recorded_questions",
     "get_sandbox_name",
     "make_call_form",
     "may_change_world_if_repeated",
-    "move_long_texts_to_blobs",
     "must_start_be_durable",
     "to_comparable_form",
     "to_storable_error",
@@ -495,7 +495,7 @@ class Encoder:
         # The head names no blob: it stands before all of them.
         if kind != Head.kind and (len(text) > inline or '"$' in text):
             blobs: dict[str, object] = {}
-            raw, members = members, move_long_texts_to_blobs(members, blobs, inline)
+            raw, members = members, encode_with_blobs(members, blobs, inline)
             if is_long and isinstance(record, Intent) and isinstance(record.given, CallModel):
                 _move_long_messages_to_blobs(raw["effect"]["request"], members["effect"]["request"], blobs)
             for fp, data in blobs.items():
@@ -648,19 +648,20 @@ def encode_request_members(
 
 # A long output of a tool stands in its result, in the next request, and in each one that is not a difference to it;
 # named by its fingerprint it stands in the journal once.
-def move_long_texts_to_blobs(value: object, blobs: dict[str, object], inline: int = MAX_INLINE_CHARS) -> Any:
+def encode_with_blobs(value: object, blobs: dict[str, object], inline: int = MAX_INLINE_CHARS) -> Any:
     """
-    Return *value* with texts of more than *inline* characters replaced by ``{"$blob": fp}`` and put into *blobs*.
+    Encode *value* for a journal: move texts of more than *inline* characters to *blobs*, and escape reserved forms.
 
-    An object from the user with a single member whose name starts with ``$`` is wrapped in ``{"$obj": ...}`` (replay:J8).
+    Each moved text is replaced by ``{"$blob": fp}``. An object with a single member whose name starts with ``$`` is wrapped in
+    ``{"$obj": ...}`` (replay:J8).
     """
     if isinstance(value, str):
         return _move_to_blob(value, blobs) if len(value) > inline else value
     if isinstance(value, list | tuple):
-        return [move_long_texts_to_blobs(v, blobs, inline) for v in value]
+        return [encode_with_blobs(v, blobs, inline) for v in value]
     if not isinstance(value, Mapping):
         return value
-    members = {k: move_long_texts_to_blobs(v, blobs, inline) for k, v in value.items()}
+    members = {k: encode_with_blobs(v, blobs, inline) for k, v in value.items()}
     return {"$obj": members} if _is_reserved_form(members) else members
 
 
@@ -677,16 +678,18 @@ def _is_reserved_form(members: Mapping[str, object]) -> bool:
 
 # An object of the user's with one member that begins with `$` was wrapped when it was stored, so whatever looks like
 # one of our marks here is one.
-def fill_in_blobs(value: object, blobs: Mapping[str, object], depth: int = 0) -> Any:
+def decode_with_blobs(value: object, blobs: Mapping[str, object], depth: int = 0) -> Any:
     """
-    Return *value* with each ``{"$blob": fp}`` replaced by its value in *blobs*, and ``$obj`` unwrapped; *depth* is its level of nesting.
+    Decode a value of a journal: replace each ``{"$blob": fp}`` by its value in *blobs*, and unwrap ``$obj``.
+
+    *depth* is the level of nesting of *value*.
 
     Raises:
         KeyError: when a blob is missing.
         DataError: when a blob makes the value deeper than the limit for lines.
     """
     if isinstance(value, list):
-        return [fill_in_blobs(v, blobs, depth + 1) for v in value]
+        return [decode_with_blobs(v, blobs, depth + 1) for v in value]
     if not isinstance(value, dict):
         return value
     if _is_reserved_form(value):
@@ -698,8 +701,8 @@ def fill_in_blobs(value: object, blobs: Mapping[str, object], depth: int = 0) ->
                 msg = f"nested deeper than {MAX_LINE_DEPTH_LEVELS} levels"
                 raise DataError(msg)
             return blob
-        return {k: fill_in_blobs(v, blobs, depth + 1) for k, v in inner.items()} if name == "$obj" else value
-    return {k: fill_in_blobs(v, blobs, depth + 1) for k, v in value.items()}
+        return {k: decode_with_blobs(v, blobs, depth + 1) for k, v in inner.items()} if name == "$obj" else value
+    return {k: decode_with_blobs(v, blobs, depth + 1) for k, v in value.items()}
 
 
 # The old content of a file is kept so that a write can be undone. One that holds a secret is not: with a placeholder in

@@ -261,7 +261,7 @@ class OffsetPosition(JournalPosition):
 
 
 def count_common_marks(a: bytes | bytearray, b: bytes | bytearray) -> int:
-    """Return how many marks two journals have in common from their start on."""
+    """Return how many marks (the last characters of each line) two journals have in common from their start."""
     low, high = 0, min(len(a), len(b)) // MARK_CHARS
     while low < high:
         middle = (low + high + 1) // 2

@@ -36,9 +36,9 @@ from stepengine.errors import (
 from stepengine.journal.encoding import (
     decode_outcome,
     decode_stored,
+    decode_with_blobs,
     encode_request_members,
     encode_stored,
-    fill_in_blobs,
     get_name_without_module,
 )
 from stepengine.journal.fingerprints import definition_fingerprint
@@ -181,7 +181,7 @@ class History:
             return "the head must be the first record, and no other record may be a head"
         # Of these two there are most; a `match` would ask of each what it is not.
         if isinstance(record, Intent):
-            return self._append_intent_or_find_problem(record)
+            return self._append_intent_and_find_problem(record)
         if isinstance(record, Result):
             return self._append_result_or_find_problem(record)
         match record:
@@ -209,8 +209,8 @@ class History:
             self._next[record.path] = record.seq
         self.facts.add(record)
 
-    def _append_intent_or_find_problem(self, record: Intent) -> str:
-        """Append an intent and return ``""``, or return why its type or position is invalid."""
+    def _append_intent_and_find_problem(self, record: Intent) -> str:
+        """Append an intent, also at an invalid position; return why its type or position is invalid, or ``""``."""
         path, seq, kind = record.path, record.seq, record.type
         if kind not in KINDS:
             return f"{kind[:SHOWN_CHARS]!r} is not an effect"
@@ -276,7 +276,7 @@ class History:
             return effect
         address = (intent.path, intent.seq)
         with self.report_damage(intent):
-            form: Mapping[str, object] = fill_in_blobs(effect, self.blobs.get_counted_texts("intent", intent))
+            form: Mapping[str, object] = decode_with_blobs(effect, self.blobs.get_counted_texts("intent", intent))
             # A checksum finds damage and no intent: whoever made the file may have put anything into it. So each form
             # is looked at before it is believed, once, and when it is first needed.
             if address not in self._sound:
@@ -346,7 +346,7 @@ class History:
         """Return the members of a result's line with its blobs filled in."""
         source, texts = result.read_from, self.blobs.get_counted_texts("result", result)
         if source is None or isinstance(source, Mapping):
-            return cast("Mapping[str, Any]", fill_in_blobs(source, texts))
+            return cast("Mapping[str, Any]", decode_with_blobs(source, texts))
         members = source.read_filled_members(result.start, result.end, texts)
         check_same_address(result, members)
         return members
@@ -359,7 +359,7 @@ class History:
             DataError: when the decoded size exceeds the reading limit.
             KeyError: when a blob is missing.
         """
-        filled: dict[str, Any] = fill_in_blobs(record.input, self.blobs.get_counted_texts("input", record))
+        filled: dict[str, Any] = decode_with_blobs(record.input, self.blobs.get_counted_texts("input", record))
         return filled
 
     def writes(self, result: Result) -> list[FileWrite]:
@@ -383,7 +383,7 @@ class History:
             return result.extras
         with self.report_damage(result):
             return cast(
-                "Mapping[str, Any]", fill_in_blobs(result.extras, self.blobs.get_counted_texts("extras", result))
+                "Mapping[str, Any]", decode_with_blobs(result.extras, self.blobs.get_counted_texts("extras", result))
             )
 
     def model(self, intent: Intent) -> str:

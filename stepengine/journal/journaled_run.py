@@ -30,7 +30,7 @@ from stepengine.journal.modes import (
     Resuming,
     Walking,
 )
-from stepengine.journal.provenance import has_trusted_calls, has_trusted_permissions, is_written_by_user
+from stepengine.journal.provenance import are_calls_trusted, has_trusted_permissions, is_written_by_user
 from stepengine.journal.questions import GivenAnswers, InDoubt, require_fitting_answers
 from stepengine.journal.recorded_clock import ReplayPace, RunClock
 from stepengine.journal.recorded_machines import RecordedMachines
@@ -161,14 +161,16 @@ class JournaledRun:
             if asks_again is None:
                 asks_again = not has_trusted_permissions(journal)
             if asks_about_calls is None:
-                asks_about_calls = not has_trusted_calls(journal)
+                asks_about_calls = not are_calls_trusted(journal)
             leeway = AllowedDifferences(keeps=accepts_edited_effects, asks_about_calls=asks_about_calls)
             run = cls(Resuming(), writer, given, history, leeway)
             run.wakes_now = now
-            journal.require_signed_resume(history)
+            journal.refuse_unsigned_resume(history)
             # Before anything is changed: an answer that fits no question is a slip, such as of the run's id, and a run
             # that went on without it would ask again somewhere else.
-            require_fitting_answers(history, {**given.by_question, **given.decisions}, is_known=not asks_about_calls)
+            require_fitting_answers(
+                history, {**given.by_question, **given.decisions}, trusts_calls=not asks_about_calls
+            )
             run.mail.receive_earlier_messages(history, asks_again=asks_again)
             given.add_recorded_answers(
                 history, later_answers or {}, by_id=accepts_edited_effects, asks_again=asks_again
@@ -288,7 +290,7 @@ class JournaledRun:
         mode, machines, is_stable, past = self.mode, self.machines, self.writer.source.stable, self.recorded_part
         computed = None if self.replayer is None else self.replayer.find_computed_value
         writes = CallWrites(self.writer.source.redactor)
-        recorder = partial(self._make_recorder, writes=writes)
+        recorder = partial(self._make_journal_performer, writes=writes)
         # The whole of recording is built in here, by what the engine lends to the tree. Driver and machine have no flag
         # for it, so there is none that could be wrong (docs/the-machine.md).
         return attrs.evolve(
@@ -320,8 +322,8 @@ class JournaledRun:
 
         return find_parallel_record(replayer, past)
 
-    def _make_recorder(self, inner: Performer, *, writes: CallWrites) -> Performer:
-        """Return the middleware that records effects and, for a recorded run, also answers them from the record."""
+    def _make_journal_performer(self, inner: Performer, *, writes: CallWrites) -> Performer:
+        """Return a performer that records effects and, for a recorded run, answers them from the record."""
         recorder = Recorder(inner, self._journal, self.mail, writes, self.replayer)
         if self.recorded_part is None or self.replayer is None:
             return recorder

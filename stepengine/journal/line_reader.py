@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, NamedTuple
 from stepengine.data.faults import SHOWN_CHARS
 from stepengine.data.json import MAX_LINE_DEPTH_LEVELS, is_text_nested_deeper
 from stepengine.errors import JournalCorrupt, JournalError
-from stepengine.journal.encoding import fill_in_blobs
+from stepengine.journal.encoding import decode_with_blobs
 from stepengine.journal.journal_files import open_for_reading
 from stepengine.journal.records import (
     EXTRAS,
@@ -126,7 +126,7 @@ class JournalBytes:
         """
         line = self.read(start, end)
         members = self._parse_line(line, start)
-        return fill_in_blobs(members, blobs) if b'"$' in line or ESCAPED_DOLLAR in line else members
+        return decode_with_blobs(members, blobs) if b'"$' in line or ESCAPED_DOLLAR in line else members
 
     def _parse_line(self, line: bytes, start: int) -> Mapping[str, object]:
         """Return the members of the line at byte *start*; raise if they are not a valid record."""

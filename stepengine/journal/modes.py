@@ -174,7 +174,7 @@ class _Replacing(Mode):
     def finalize_journal(self, writer: RunWriter, past: RecordedPart | None, *, is_whole: bool) -> None:
         """Replace the source journal, unless the run failed or left records unused."""
         if is_whole:
-            writer.replace_source()
+            writer.replace_source_journal()
 
 
 class Extending(_Replacing):

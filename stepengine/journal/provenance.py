@@ -67,12 +67,12 @@ def has_trusted_permissions(journal: Journal, *, trust: bool | None = None) -> b
         return False
 
 
-def has_trusted_calls(journal: Journal, *, trust: bool | None = None) -> bool:
+def are_calls_trusted(journal: Journal, *, trust: bool | None = None) -> bool:
     """
-    Return whether calls that only a journal requests are trusted as this user's; *trust*, if not ``None``, is returned unchanged.
+    Return whether the calls in a journal can run without a new approval, because this user's runs or this program wrote them.
 
-    They are trusted in a journal in memory that was not derived from an unknown one, since the program itself filled it. A review of
-    the journal's permissions does not make its calls trusted.
+    A *trust* other than ``None`` is returned unchanged. A journal in memory is trusted unless it was derived from an unknown one. A
+    review of the journal's permissions does not make its calls trusted.
     """
     return determine_ownership(journal) is not False if trust is None else trust
 

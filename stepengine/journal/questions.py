@@ -122,14 +122,14 @@ class GivenAnswers:
         return self.decisions.get(f"{DOUBT}{format_address(*address)}")
 
 
-def require_fitting_answers(history: History, answers: Mapping[str, AnswerLike], *, is_known: bool = True) -> None:
+def require_fitting_answers(history: History, answers: Mapping[str, AnswerLike], *, trusts_calls: bool = True) -> None:
     """
     Raise unless every answer fits an open question of a suspended run; nothing is changed.
 
     Args:
         history: The recorded run.
         answers: The answers, by question id or text.
-        is_known: Whether this user's runs wrote the journal. If not, every started call without a result is in doubt.
+        trusts_calls: ``False`` for a journal whose calls are not trusted. Then every started call without a result is in doubt.
 
     Raises:
         AnswerRejected: when an answer does not fit; the error names the question, the reason and the open questions.
@@ -138,7 +138,7 @@ def require_fitting_answers(history: History, answers: Mapping[str, AnswerLike],
     by_text = {q.text: q for q in waiting.values()}
     for key, answer in answers.items():
         if key.startswith(DOUBT):
-            _check_decision(history, key, answer, is_known=is_known)
+            _check_decision(history, key, answer, trusts_calls=trusts_calls)
             continue
         question = waiting.get(key) or by_text.get(key)
         if question is None:
@@ -168,18 +168,22 @@ def list_effects_in_doubt(history: History) -> list[str]:
     return [question.id.removeprefix(DOUBT) for question in make_doubt_questions(history)]
 
 
-def make_doubt_questions(history: History, *, is_known: bool = True) -> list[Question]:
+def make_doubt_questions(history: History, *, trusts_calls: bool = True) -> list[Question]:
     """
-    Return the questions about effects in doubt, in start order; ``details`` holds their arguments.
+    Return the questions about effects in doubt, in start order, with their arguments in ``details``.
 
-    With *is_known* false, the journal is not known as this user's, and every started call without a result is in doubt.
+    Args:
+        history: The recorded run.
+        trusts_calls: ``False`` for a journal whose calls are not trusted. Then every started call without a result is in doubt.
     """
 
     def is_in_doubt(intent: Intent) -> bool:
         if may_change_world_if_repeated(intent.effect) and intent.address not in history.facts.pending_results:
             return True
         is_call = intent.type in ("tool_call", "perform")
-        return not is_known and (is_call or (intent.type == "agent_call" and "tool_call_id" in history.form(intent)))
+        return not trusts_calls and (
+            is_call or (intent.type == "agent_call" and "tool_call_id" in history.form(intent))
+        )
 
     return _make_call_questions(history, is_in_doubt)
 
@@ -213,9 +217,9 @@ def _get_name_and_arguments(form: Any) -> tuple[str, Mapping[str, Any]]:
     return form["name"], {"args": form["args"], "kwargs": form["kwargs"]}
 
 
-def _check_decision(history: History, key: str, answer: object, *, is_known: bool) -> None:
+def _check_decision(history: History, key: str, answer: object, *, trusts_calls: bool) -> None:
     """Raise unless *answer* decides clearly whether an effect in doubt is repeated."""
-    known = [question.id for question in make_doubt_questions(history, is_known=is_known)]
+    known = [question.id for question in make_doubt_questions(history, trusts_calls=trusts_calls)]
     if key not in (*known, *[question.id for question in make_pending_call_questions(history)]):
         msg = f"{key!r} is not an effect in doubt of this run; effects in doubt: {list_names(known, key)}"
         raise AnswerRejected(msg)

@@ -113,7 +113,7 @@ def _find_decisions_in_input(
             reason=said["reason"],
         )
     elif said["type"] == "answer" and address not in history.results:
-        # With the last answer all of them stand in the result.
+        # The result that follows the last answer contains all answers.
         form = history.form(history.intents[address])
         found = next((each for each in get_recorded_questions(form) if each.id == said["question_id"]), None)
         if found is not None:

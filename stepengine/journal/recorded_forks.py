@@ -30,7 +30,7 @@ from stepengine.journal.history import parse_created
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.modes import OpenJournal
 from stepengine.journal.permission_reset import refuse_approvals_of_others
-from stepengine.journal.provenance import has_trusted_calls, replace_records_by_derived
+from stepengine.journal.provenance import are_calls_trusted, replace_records_by_derived
 from stepengine.journal.questions import make_edited_outcome
 from stepengine.journal.record_ends import RecordEnds
 from stepengine.journal.recorded_machines import RecordedMachines
@@ -271,7 +271,7 @@ async def fork_from_record(
         refuse_approvals_of_others(source, source.history(), trust=trust)
     shared = budget if isinstance(budget, SharedBudget) else SharedBudget(budget)
     count = _ForkCounts()
-    asks_about_calls = tools != "recorded" and not has_trusted_calls(source, trust=trust)
+    asks_about_calls = tools != "recorded" and not are_calls_trusted(source, trust=trust)
     leeway = AllowedDifferences(asks_about_calls=asks_about_calls)
     run = JournaledRun.fork(
         source,
@@ -564,8 +564,8 @@ class ForkReplayer(Replayer):
         self._past.history.facts.system_prompts.clear()
         self._past.history.facts.context_windows.clear()
 
-    def accept_or_raise_unused_records(self, error: ReplayDivergence | None) -> None:
-        """Store the error for records that the run did not reach as the difference of the fork."""
+    def handle_unused_records_error(self, error: ReplayDivergence | None) -> None:
+        """Store *error*, if there is one, as the difference of the fork; unlike a replay, never raise it."""
         self._store_end_difference(error)
 
     def confirm_root_end(self, finished: Finished) -> Finished:

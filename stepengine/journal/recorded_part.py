@@ -139,11 +139,14 @@ class JournalCut:
             path, seq = get_starter_address(path)
 
     def keeps_result(self, address: Address) -> bool:
-        """Return whether the result at *address* is kept: neither the effect nor the run that it started is cut."""
+        """
+        Return whether a cut keeps the result at *address*.
+
+        The effect must be kept, and the run that it started, unless it is a background run. Any cut removes the root's result.
+        """
         if not self._ends:
             return True
         path, seq = address
-        # The root's result follows from everything below it, so any cut takes it away.
         if address == ROOT:
             return False
         if seq == -1:
@@ -441,7 +444,7 @@ class RecordedPart:
         #
         # What is left over shows that the code does less than it did when the run was recorded, which no other check
         # would notice. It is returned and not raised, since the caller decides what it means
-        # (`Replayer.accept_or_raise_unused_records`): a replay raises it unless its mode may leave something, and a fork with
+        # (`Replayer.handle_unused_records_error`): a replay raises it unless its mode may leave something, and a fork with
         # `tools=` notes it as the place where the runs part.
         if len(self._used) == len(self.history.intents) or self.cut or self.leeway.may_leave:
             return None

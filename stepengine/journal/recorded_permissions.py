@@ -85,7 +85,7 @@ class RecordedPermissions:
         if (
             self._leeway.asks_about_calls
             and self._find_approving_answers(address)
-            and not self._is_recorded_for_same_call(item)
+            and not self._has_permission_with_same_call_id(item)
         ):
             if self._mode.cuts_off:
                 return True
@@ -131,8 +131,8 @@ class RecordedPermissions:
                 )
                 raise self._writer.keep_first_fatal_error(JournalError(msg))
 
-    def _is_recorded_for_same_call(self, item: Item) -> bool:
-        """Return whether the record has a permission question for the same call at this address; compares call ids, too."""
+    def _has_permission_with_same_call_id(self, item: Item) -> bool:
+        """Return whether the effect recorded at this address is a permission question with the same tool call id."""
         effect: Any = item.effect
         form = self._past.history.form(self._past.history.intents[item.address])
         is_permission_there = form["type"] == "ask" and form["purpose"] == "permission"

@@ -255,21 +255,23 @@ class Recorder:
             raise
         if is_start_recorded and self._replayer is not None:
             outcome = _add_earlier_usage(outcome, self._replayer.find_stopped_call_usage(item))
-        kept, owed, waiting = self._record_outcome(item, outcome, noted, io, is_start_recorded=is_start_recorded)
+        kept, owed, waiting = self._append_outcome_and_start_commit(
+            item, outcome, noted, io, is_start_recorded=is_start_recorded
+        )
         if waiting is not None:
             await self._pending.wait_ignoring_cancellation(waiting, owed)
         return kept
 
     async def commit_outcome(self, item: Item, outcome: Single, attempts: Sequence[object]) -> Single:
         """Record an outcome, and return it once it is durable; several that finish together share one commit."""
-        kept, owed, waiting = self._record_outcome(item, outcome, attempts)
+        kept, owed, waiting = self._append_outcome_and_start_commit(item, outcome, attempts)
         if waiting is not None:
             await self._pending.wait_ignoring_cancellation(waiting, owed)
         return kept
 
     # Encoded before anybody sees it: what cannot be stored must fail here, at the effect that gave it, and not when the
     # run is read back. What the machine gets is what a replay will get (`to_recorded_form`).
-    def _record_outcome(
+    def _append_outcome_and_start_commit(
         self,
         item: Item,
         outcome: Single,
@@ -279,10 +281,13 @@ class Recorder:
         is_start_recorded: bool = False,
     ) -> tuple[Single, Outcomes, asyncio.Future[None] | None]:
         """
-        Record an outcome and commit it. The commit of a model's reply may wait if *io* has no watcher; without *io* none waits.
+        Append an outcome to the journal and start its commit, except for a reply with calls that no one watches.
+
+        The next commit includes such a reply. A ``Stop`` is not appended as a result. Without *io* every outcome counts as watched.
 
         Returns:
-            The recorded outcome, the outcomes that become durable with it, and a future that is done then, or ``None``.
+            The recorded outcome, the outcomes of the started commit, and the future of this commit; ``None`` if there is nothing to
+            wait for.
         """
         path, effect, seq = item.path, item.effect, item.effect.seq
         at = self._timing.record_time(path, seq, outcome.at)

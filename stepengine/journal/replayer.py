@@ -207,9 +207,9 @@ class Replayer:
         """Return a future, done when a result of background children no longer holds, and their paths; ``None`` if it always holds."""
         return None
 
-    def accept_or_raise_unused_records(self, error: ReplayDivergence | None) -> None:
+    def handle_unused_records_error(self, error: ReplayDivergence | None) -> None:
         """
-        Raise the *error* for records that the run did not reach, unless there is none or the mode may leave records unused.
+        Raise *error*, if there is one, unless the mode allows records that the run did not reach.
 
         Raises:
             ReplayDivergence: that *error*.

@@ -108,7 +108,7 @@ def _record_end(run: JournaledRun, finished: Finished) -> Finished:
         assert run.replayer is not None  # noqa: S101 - there is one for everything recorded
         if not run.mode.cuts_off:
             unused = past.find_unused_difference(finished.state.agent_id, finished.error)
-        run.replayer.accept_or_raise_unused_records(unused)
+        run.replayer.handle_unused_records_error(unused)
         if not run.mode.cuts_off:
             finished = run.replayer.confirm_root_end(finished)
     _warn_of_replaced_effects(run)
@@ -119,7 +119,7 @@ def _record_end(run: JournaledRun, finished: Finished) -> Finished:
         run.writer.append(Result(*ROOT, at, _choose_root_end(run, Value(finished.to_child_result(), at))))
     elif run.mode.records_stop(stop, past):
         if stop.kind == "cancelled":
-            run.mail.record_cancels()
+            run.mail.record_root_cancels()
         # Followers then wait for the next process; they do not receive an end of the run.
         kind = "shutdown" if finished.is_left and stop.kind == "cancelled" else stop.kind
         run.writer.append(_make_stop_record(attrs.evolve(stop, kind=kind), at))

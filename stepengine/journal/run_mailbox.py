@@ -264,8 +264,8 @@ class RunMailbox:
             self._first = self._record_new_messages(self._came)
             self._came = []
 
-    def record_cancels(self) -> None:
-        """Record the messages that cancelled the root."""
+    def record_root_cancels(self) -> None:
+        """Append the mailbox messages that cancelled the root run to the journal."""
         for message in [one for one in self._cancels.values() if not one.path]:
             self._append_message_record(message)
 

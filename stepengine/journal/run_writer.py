@@ -192,8 +192,8 @@ class RunWriter:
         if self._unlock_source is not None:
             self._unlock_source()
 
-    def replace_source(self) -> None:
-        """Replace the records of the source journal by this run's, and return to that journal."""
+    def replace_source_journal(self) -> None:
+        """Overwrite the source journal with this run's records, and continue with that journal."""
         self.overwrite_journal(self.source)
         self.journal = self.source
 

@@ -18,7 +18,7 @@ from stepengine.data.state import RunResult
 from stepengine.errors import InputError, JournalError, ReplayDivergence, StepEngineError
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.pending_items import find_open_questions
-from stepengine.journal.provenance import has_trusted_calls, has_trusted_permissions, replace_records_by_derived
+from stepengine.journal.provenance import are_calls_trusted, has_trusted_permissions, replace_records_by_derived
 from stepengine.journal.questions import InDoubt, split_answers
 from stepengine.journal.recorded_clock import ReplayPace
 from stepengine.journal.sources import JournalLike, as_journal
@@ -109,7 +109,7 @@ async def resume(
         raise JournalError(msg)
     taken = as_journal(journal)
     asks_again = taken.is_there() and not has_trusted_permissions(taken, trust=trust)
-    asks_about_calls = asks_again or (taken.is_there() and not has_trusted_calls(taken, trust=trust))
+    asks_about_calls = asks_again or (taken.is_there() and not are_calls_trusted(taken, trust=trust))
     if asks_again:
         from stepengine.journal.permission_reset import remove_approvals
 
@@ -216,7 +216,7 @@ async def replay(
         keeps=on_divergence == "keep",
         accepts=accepts,
         doubts_yes=doubts,
-        asks_about_calls=bool(kinds) and not has_trusted_calls(source, trust=trust),
+        asks_about_calls=bool(kinds) and not are_calls_trusted(source, trust=trust),
     )
     run = JournaledRun.replay(source, leeway=leeway, pace=pace)
     return await _run_to_end(run, launch, "raise" if callable(on_divergence) else on_divergence)
@@ -265,7 +265,7 @@ async def fork(
     given, _ = split_answers(answers)
     source = as_journal(journal)
     asks_again = not has_trusted_permissions(source, trust=trust)
-    asks_about_calls = asks_again or not has_trusted_calls(source, trust=trust)
+    asks_about_calls = asks_again or not are_calls_trusted(source, trust=trust)
     made = branch(
         source, at, edit, allow_repeat=allow_repeat, into=into, restore_files=restore_files, run_id=run_id, now=now
     )

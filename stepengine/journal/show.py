@@ -541,8 +541,8 @@ def redact_and_shorten_tree(tree: object, *, portable: bool = False, keeps_long_
     clean = make_redactor("all", os.environ, machine=machine_data() if portable else None).value(tree)
     if portable:
         # The folder that pytest puts between its temporary folder and a test's is another one in each of its runs.
-        clean = _map_texts(clean, lambda text: PYTEST_FOLDER.sub("<tmp>", text))
-    return clean if keeps_long_texts else _restore_program_texts(_map_texts(clean, _shorten_text), clean)
+        clean = _map_keys_and_texts(clean, lambda text: PYTEST_FOLDER.sub("<tmp>", text))
+    return clean if keeps_long_texts else _restore_program_texts(_map_keys_and_texts(clean, _shorten_text), clean)
 
 
 def _restore_program_texts(shortened: Any, full: Any) -> Any:
@@ -564,13 +564,13 @@ def _restore_program_texts(shortened: Any, full: Any) -> Any:
     return shortened
 
 
-def _map_texts(value: object, change: Callable[[str], str]) -> object:
-    """Return a JSON value with *change* applied to every text, names of members included."""
+def _map_keys_and_texts(value: object, change: Callable[[str], str]) -> object:
+    """Return a JSON value with *change* applied to every string, keys included."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
-        return {change(k): _map_texts(v, change) for k, v in value.items()}
-    return [_map_texts(v, change) for v in value] if isinstance(value, list) else value
+        return {change(k): _map_keys_and_texts(v, change) for k, v in value.items()}
+    return [_map_keys_and_texts(v, change) for v in value] if isinstance(value, list) else value
 
 
 def _shorten_text(text: str) -> str:

@@ -100,7 +100,7 @@ class SqliteJournal(LineJournal):
         return None if run is None else WakePlace(self.path, run)
 
     def runs(self, prefix: str = "") -> list[str]:
-        """Return the ids of all runs in the file that start with *prefix*, sorted."""
+        """Return the sorted ids of the runs in the database file; only those that start with *prefix*."""
         if not self.path.exists():
             return []
         with _open_for_reading(self.path) as database:

@@ -225,12 +225,12 @@ class Journal(abc.ABC):
         """The public key of its signatures, as base64 of OpenSSH's form; ``""`` if it is unsigned."""
         return "" if self.signing is None else self.signing.public
 
-    def require_signed_resume(self, history: History) -> None:
+    def refuse_unsigned_resume(self, history: History) -> None:
         """
-        Raise if the run of a signed journal would continue without a signing key.
+        Raise if a signed, unfinished journal was opened without a signing key.
 
         Raises:
-            JournalError: when the journal is signed and has no key here; the error names the key.
+            JournalError: when the key is missing; the error names it.
         """
         # To go on unsigned would leave an end behind the last signature, which cannot be told from one that somebody
         # forged.

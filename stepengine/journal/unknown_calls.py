@@ -16,7 +16,7 @@ from stepengine.data.questions import Answer
 from stepengine.errors import JournalError, PermissionDenied
 from stepengine.journal.history import History
 from stepengine.journal.permission_reset import find_effective_approvals
-from stepengine.journal.provenance import has_trusted_calls, has_trusted_permissions
+from stepengine.journal.provenance import are_calls_trusted, has_trusted_permissions
 from stepengine.journal.questions import make_unknown_call_question
 from stepengine.journal.recorded_part import RecordedPart
 from stepengine.journal.records import Address, Intent, format_address, get_starter_address
@@ -67,7 +67,7 @@ def refuse_unknown_calls(journal: Journal, *, trust: bool | None = None) -> None
         JournalError: when there are such effects; the error names them and a remedy.
     """
     history = journal.history()
-    is_own = has_trusted_calls(journal, trust=trust)
+    is_own = are_calls_trusted(journal, trust=trust)
     found = [] if is_own else [format_address(*each) for each in find_unknown_calls(history)]
     found += [] if has_trusted_permissions(journal, trust=trust) else find_effective_approvals(history)
     if found:

@@ -134,7 +134,7 @@ def _hint_at_yield(value: Any) -> str:
 
 
 def _suggest_yieldable(value: dict[Any, Any]) -> str:
-    """Return the yieldable to write in place of a dict as handlers of other engines yield it."""
+    """Return the stepengine code for a dict that a handler yielded, as handlers of other engines do."""
     kind = value.get("type")
     if type(kind) is str and kind in OTHER_KINDS:
         return OTHER_KINDS[kind]

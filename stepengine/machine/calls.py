@@ -181,7 +181,7 @@ def _run_steps_and_set_result(call: ToolMember, steps: Any) -> Flow[None]:
     # Driven like a handler, by the same class: its frames stand in the traceback, it is closed on every way out, and
     # what it yields wrongly is told with its line.
     author = Author(f"the tool {call.asked.tool_name!r}", steps, by="tool")
-    call.run.progress.authors.append(author)
+    call.run.progress.author_stack.append(author)
     try:
         result = yield from _advance_steps_to_result(call, author)
     except Stopped as stopped:
@@ -197,7 +197,7 @@ def _run_steps_and_set_result(call: ToolMember, steps: Any) -> Flow[None]:
     # Closed before the call is settled: what its `finally` says must still stand before the end of the call.
     finally:
         call.run.side_events.add_warnings(*author.close())
-        call.run.progress.authors.pop()
+        call.run.progress.author_stack.pop()
     call.set_and_apply_result(result, call.run.effects.now)
     yield Notify(call.make_finished_event())
 
@@ -707,7 +707,7 @@ class CancelMember(SingleEffectMember):
         )
 
     def to_handler_value(self, outcome: Value) -> Any:
-        """Return the child's result, and count it the first time."""
+        """Return the child's result, and add its spending to the run the first time."""
         (path,) = self.handed_out[0].children  # type: ignore[union-attr]
         return _count_child_once(self.run, path, outcome.value.ended[path])
 

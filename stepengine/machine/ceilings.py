@@ -49,7 +49,7 @@ def ask_to_raise_limits(run: RunState, effect: Leaf | Gather | Compute, outcome:
             continue
         for n, one in zip(places, again, strict=True):
             outcomes[n] = one
-    settled = [_make_refusal_final(one) for one in outcomes]
+    settled = [_remove_raise_offer(one) for one in outcomes]
     return Gathered(tuple(settled)) if isinstance(outcome, Gathered) else settled[0]
 
 
@@ -74,7 +74,7 @@ def ask_for_more_steps(run: RunState) -> Flow[bool]:
 
 
 def _find_limit_question(outcome: Single) -> Question | None:
-    """Return the question about the limit that refused an effect, or ``None`` if no limit that asks did."""
+    """Return the question about raising the limit that refused an effect; ``None`` without a raisable limit."""
     error = outcome.error if isinstance(outcome, Failure) else None
     return make_limit_question(error) if is_raisable_limit_error(error) else None
 
@@ -82,7 +82,7 @@ def _find_limit_question(outcome: Single) -> Question | None:
 def _perform_refused_again(
     run: RunState, effect: Leaf | Gather | Compute, refused: Sequence[Leaf]
 ) -> Flow[Sequence[Single]]:
-    """Perform the refused effects again under new numbers."""
+    """Perform the effects that a limit refused again under new numbers."""
     leaves = [attrs.evolve(leaf, seq=run.effects.allocate_number()) for leaf in refused]
     if not isinstance(effect, Gather):
         yield from map(Notify, run.side_events.enter_phase_and_pop_events(leaves[0]))
@@ -92,8 +92,8 @@ def _perform_refused_again(
     return (yield together).outcomes  # type: ignore[union-attr]
 
 
-def _make_refusal_final(outcome: Single) -> Single:
-    """Return a refusal changed so that no one is asked about it; other outcomes are unchanged."""
+def _remove_raise_offer(outcome: Single) -> Single:
+    """Return a limit error without the offer to raise the limit; return other outcomes unchanged."""
     if not isinstance(outcome, Failure) or not isinstance(outcome.error, LimitExceeded) or outcome.error.more is None:
         return outcome
     error = outcome.error

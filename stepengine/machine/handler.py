@@ -95,7 +95,7 @@ def run_without_handler(run: RunState) -> Flow[None]:
 def run_handler(run: RunState, author: Author) -> Flow[Any]:
     """Advance the handler until it returns or ends the run; return its value. The handler is closed on every way out."""
     throws = 0
-    run.progress.authors.append(author)
+    run.progress.author_stack.append(author)
     try:
         asked = author.send(None)
         # By `type`: a value of the author may raise when it is asked for its class.
@@ -123,7 +123,7 @@ def run_handler(run: RunState, author: Author) -> Flow[Any]:
     # having run (reliability:I6).
     finally:
         run.side_events.report_close_problems(author.close())
-        run.progress.authors.pop()
+        run.progress.author_stack.pop()
 
 
 def _output_from_return(run: RunState, author: Author, value: Any) -> Any:

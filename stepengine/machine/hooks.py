@@ -111,7 +111,7 @@ def _refuse_misused_change(run: RunState, point: str, hook: Hook, returned: obje
 def _run_generator_hook(run: RunState, hook_name: str, steps: GeneratorType[Any, Any, Any]) -> Flow[Any]:
     """Perform what a generator hook yields until it returns; return its value. The hook is closed on every way out."""
     author = Author(hook_name, steps, by="hook")
-    run.progress.authors.append(author)
+    run.progress.author_stack.append(author)
     try:
         asked = author.send(None)
         for _ in range(MAX_YIELDS):
@@ -127,7 +127,7 @@ def _run_generator_hook(run: RunState, hook_name: str, steps: GeneratorType[Any,
         raise HandlerError(msg, kind="RuntimeError", location=author.location)
     finally:
         run.side_events.add_warnings(*author.close())
-        run.progress.authors.pop()
+        run.progress.author_stack.pop()
 
 
 def _perform_yield(run: RunState, author: Author, yielded: Any) -> Flow[StepResult]:

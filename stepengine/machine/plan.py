@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def _complete_limits(plan: RunPlan) -> Limits:
-    return plan.given.fill_from(DEFAULT_LIMITS)
+    return plan.given.resolve(DEFAULT_LIMITS)
 
 
 def _return_true() -> bool:

@@ -21,13 +21,13 @@ class Progress:
         thoughts_in_a_row: How many replies in a row were only thoughts.
         stop_reason: Why the last reply stopped.
         thinking: The thoughts of its replies.
-        authors: The author's running generators, outermost first: handler or tool body, then the hook or tool that it waits for.
+        author_stack: The running generators of the agent's code, outermost first: handler or tool body, then the hook or tool it waits for.
     """
 
     __slots__ = (
         "_budget",
         "_stops_refused",
-        "authors",
+        "author_stack",
         "began",
         "has_asked",
         "step",
@@ -47,13 +47,13 @@ class Progress:
         self.thoughts_in_a_row = 0
         self.stop_reason: StopReason | None = None
         self.thinking: list[str] = []
-        self.authors: list[Author] = []
+        self.author_stack: list[Author] = []
         self._stops_refused = 0
 
     @property
     def program_position(self) -> tuple[str, int] | None:
         """In a tool body that runs a model's program: the program and the waiting line, from 1."""
-        program = self.authors[0].program if self.authors else None
+        program = self.author_stack[0].program if self.author_stack else None
         return None if program is None or program.file or not program.line else (program.code, program.line)
 
     def mark_started(self) -> None:

@@ -83,9 +83,9 @@ class Machine(Generator[Effect, Outcome | None, Finished]):
         self.send, self.throw, self.close = flow.send, flow.throw, flow.close
 
     @property
-    def authors(self) -> tuple[Author, ...]:
-        """The author's running generators, outermost first: handler or tool body, then the hook or tool it waits for."""
-        return tuple(self._run.progress.authors)
+    def author_stack(self) -> tuple[Author, ...]:
+        """The running generators of the agent's code, outermost first: handler or tool body, then the hook or tool it waits for."""
+        return tuple(self._run.progress.author_stack)
 
     @property
     def state(self) -> AgentState:
@@ -102,7 +102,7 @@ class Machine(Generator[Effect, Outcome | None, Finished]):
         if self._run.progress.program_position is not None:
             text, line = self._run.progress.program_position
             return f"line {line} of the program: {get_program_line(text, line)}"
-        return next((found for author in reversed(self._run.progress.authors) if (found := author.location)), "")
+        return next((found for author in reversed(self._run.progress.author_stack) if (found := author.location)), "")
 
 
 def run_agent(plan: RunPlan, state: AgentState) -> Machine:
@@ -285,7 +285,7 @@ def relay_effects(run: RunState, flow: Flow[T]) -> Flow[T]:  # noqa: C901 - one 
 def _run_to_end(run: RunState) -> Flow[_Ending]:
     """Run to the end and return how it ended; the handler is closed when this returns."""
     try:
-        yield from _fill_prompts_and_append_opening(run)
+        yield from _prepare_history(run)
         if run.plan.agent.hooks.pre_run:
             yield from hooks.call_pre_run_hooks(run)
         run.progress.mark_started()
@@ -403,8 +403,12 @@ def _ending_with_output(
         return _Ending(RunStatus.FAILED, failure or error)
 
 
-def _fill_prompts_and_append_opening(run: RunState) -> Flow[None]:
-    """Fill the system prompt, reopen the step of a suspended run if there is one, and append user message and instructions."""
+def _prepare_history(run: RunState) -> Flow[None]:
+    """
+    Fill the system prompt, then append the user message and the instructions; a reopened step gets no instructions.
+
+    Tools that only handlers may call, but the agent offers to its model, give a warning.
+    """
     plan = run.plan
     if plan.agent.placeholders is not None:
         yield from fill_system_prompt(run, plan.agent.placeholders)

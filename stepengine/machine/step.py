@@ -191,7 +191,7 @@ def _run_step(run: RunState, options: StepWith) -> Flow[TurnComplete]:
         except ContextOverflow as error:
             request = yield from _shorten_request_by_hooks(run, options, error)
             model = yield from _call_model_until_complete(run, request, "step")
-        reply, calls = _count_reply_and_make_calls(run, model, request)
+        reply, calls = _count_step_and_make_calls(run, model, request)
         # A reply of calls alone has nothing to hear. The question saves a generator for most steps of an agent at work.
         if reply.has_words or not calls:
             yield from _record_and_show_reply(run, reply)
@@ -356,16 +356,16 @@ def _call_hooks_and_collect_tail(run: RunState) -> Flow[Sequence[Message]]:
     return (*tail, *make_step_prompt(run))
 
 
-def _count_reply_and_make_calls(
-    run: RunState, model: ModelReply, request: ModelRequest
+def _count_step_and_make_calls(
+    run: RunState, model_reply: ModelReply, request: ModelRequest
 ) -> tuple[StepReply, list[ToolMember]]:
-    """Count the step of a reply; return the reply and its calls."""
-    run.progress.count_reply(model.stop_reason, has_only_thoughts=_is_only_thoughts(model))
+    """Deduct a step, and end the turn after too many replies with only thinking; return the reply and its calls."""
+    run.progress.count_reply(model_reply.stop_reason, has_only_thoughts=_is_only_thoughts(model_reply))
     in_a_row = run.progress.thoughts_in_a_row
     if in_a_row >= MAX_THOUGHT_REPLIES:
         run.progress.mark_truncated()
         run.side_events.add_warnings(f"the turn was ended after {in_a_row} consecutive replies with only thinking")
-    reply = _assign_call_ids(run, model)
+    reply = _assign_call_ids(run, model_reply)
     return reply, make_reply_calls(run, reply.calls, _list_callable_tools(run, request))
 
 

@@ -208,8 +208,8 @@ class ApiProvider(Provider):
         async with self._send_body(body, ModelRequest(f"{self.name}/batches"), stream=False) as exchange:
             return parse_json_lines(await exchange.read_content(MAX_RESULTS), exchange.call)
 
-    async def _call_file_api(self, operation: Callable[[Any], Awaitable[object]]) -> Any:
-        """Call the file operation *operation* with the SDK's client and return its result; raise failures as ``ModelError``."""
+    async def _run_file_operation(self, operation: Callable[[Any], Awaitable[object]]) -> Any:
+        """Call *operation* with the SDK's client and return its result; convert its failures to ``ModelError``."""
         ready = self._get_or_create_clients()
         call = RequestLabel(
             provider=self.name, model=f"{self.name}/files", credentials=ready.credentials, address=ready.address

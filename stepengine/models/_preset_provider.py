@@ -159,7 +159,7 @@ class PresetProvider(HttpProvider):
         if expires_in is not None:
             until["expires_after"] = {"anchor": "created_at", "seconds": expires_in}
         file = (name or "file", data, mime_type)
-        held = await self._call_file_api(
+        held = await self._run_file_operation(
             lambda to: to.files.create(file=file, purpose="user_data", extra_headers=self._headers, **until)
         )
         return str(held.id)
@@ -173,7 +173,7 @@ class PresetProvider(HttpProvider):
         """
         if not self._preset.stores_files:
             await super().delete_file(file_id)
-        await self._call_file_api(lambda at: at.files.delete(file_id, extra_headers=self._headers))
+        await self._run_file_operation(lambda at: at.files.delete(file_id, extra_headers=self._headers))
 
     def encode_batch_member(self, request: ModelRequest) -> BatchMember:
         """
@@ -199,7 +199,7 @@ class PresetProvider(HttpProvider):
             for name, member in members.items()
         ]
         file = ("batch.jsonl", b"".join(lines), "application/jsonl")
-        made = await self._call_file_api(
+        made = await self._run_file_operation(
             lambda to: to.files.create(file=file, purpose="batch", extra_headers=self._headers)
         )
         told = {"input_file_id": made.id, "endpoint": url, "completion_window": "24h"}

@@ -65,7 +65,7 @@ def make_validated_reply(
     Raises:
         ModelError: for a call without a name, and for two calls with the same id, name and arguments, which would run twice.
     """
-    stop_reason = _resolve_stop_reason(stop_reason, raw_stop_reason, content)
+    stop_reason = _infer_stop_reason(stop_reason, raw_stop_reason, content)
     keys = [_make_call_key(part) for part in content if isinstance(part, ToolCallPart)]
     for one, other in combinations([key for key in keys if key[0]], 2):
         if one == other:
@@ -106,15 +106,15 @@ def select_members(source: Mapping[str, object], *names: str) -> dict[str, Any]:
     return {name: source[name] for name in names if source.get(name) is not None}
 
 
-def _resolve_stop_reason(stop: StopReason | None, raw: str | None, content: tuple[AssistantPart, ...]) -> StopReason:
+def _infer_stop_reason(stop: StopReason | None, raw_stop: str | None, content: tuple[AssistantPart, ...]) -> StopReason:
     """
     Return *stop*, or the reason that *content* shows if *stop* is unknown, an end or a tool use.
 
     Calls in the content mean tool use, and a refusal means refusal (ecosystem:EC97). An unknown reason is logged once per process.
     """
-    if stop is None and raw and raw not in _warned:
-        _warned.add(raw)
-        logger.warning("unknown stop reason %r; the reply's content decides", raw)
+    if stop is None and raw_stop and raw_stop not in _warned:
+        _warned.add(raw_stop)
+        logger.warning("unknown stop reason %r; the reply's content decides", raw_stop)
     if stop is None or stop in {StopReason.END_TURN, StopReason.TOOL_USE}:
         kinds = {type(part) for part in content}
         if ToolCallPart in kinds:

@@ -34,7 +34,7 @@ FREE_OF_XAI = frozenset({"mcp_calls"})
 
 
 def find_service_tier(data: Mapping[str, Any], raw_usage: Mapping[str, Any]) -> str:
-    """Return the service tier of a reply in lower case; ``""`` for an ordinary tier."""
+    """Return the service tier of a reply, or Bedrock's latency setting; ``""`` for a tier in ``ORDINARY_TIERS``."""
     bedrock = [find_text(data, *path) for path in (("performanceConfig", "latency"), ("serviceTier", "type"))]
     if special := [tier for tier in bedrock if tier not in ORDINARY_TIERS]:
         return special[0]

@@ -932,10 +932,10 @@ class AnthropicGoogleProvider(_GoogleCloudProvider, _PlatformProvider):
         async with super()._send_body(body, request, stream=stream) as exchange:
             yield exchange
 
-    async def _call_file_api(self, operation: Callable[[Any], Awaitable[Any]]) -> Any:
-        """Load the credentials if they are missing, and return the result of *operation*."""
+    async def _run_file_operation(self, operation: Callable[[Any], Awaitable[Any]]) -> Any:
+        """Load Google's credentials if they are missing, then call the file operation as the base class does."""
         await self._google.load_credentials_if_missing(self.name)
-        return await super()._call_file_api(operation)
+        return await super()._run_file_operation(operation)
 
     def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
         """Create the SDK's client, with project, location and workspace in a base URL that does not end in ``/invoke``."""

@@ -274,7 +274,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
         if recordings:
             _require_valid_recording_usage(item, recordings)
         _raise_first_blocked([*everywhere, *refused])
-        told.written += [account.written for r in recordings for account in r.write_recordings()]
+        told.written += [usage.written for r in recordings for usage in r.write_recordings()]
         told.written += [line for r in recordings for line in getattr(r, "list_remarks", list)()]
         item.config.stash[ORPHANS].record_passed_test(item)
     except BaseException as error:
@@ -282,7 +282,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
             _add_failure_notes(item, recordings, error)
         raise
     finally:
-        told.lines += [f"{node_id_without_group(item)}: {account}" for r in recordings for account in r.list_accounts()]
+        told.lines += [f"{node_id_without_group(item)}: {usage}" for r in recordings for usage in r.list_usages()]
     return result
 
 

@@ -110,7 +110,7 @@ class OrphanFinder:
         files = {
             path
             for kind in SUFFIXES
-            for folder in self._iter_recording_folders(kind)
+            for folder in self._iter_checkable_folders(kind)
             for path in self._iter_unowned_recordings(folder, kind)
             if str(folder) not in unfinished or self._is_named_after_test(path)
         }
@@ -131,8 +131,8 @@ class OrphanFinder:
         patterns = ("test", *self._config.getini("python_functions"))
         return any(fnmatch(name, f"{pattern}*") for name in names for pattern in patterns)
 
-    def _iter_recording_folders(self, kind: str) -> Iterator[Path]:
-        """Yield the recording folders of collected and of deleted modules, unless another plugin uses them."""
+    def _iter_checkable_folders(self, kind: str) -> Iterator[Path]:
+        """Yield the recording folders to check: those of collected and of deleted modules, unless another plugin uses them."""
         foreign = kind == "cassette" and any(map(self._config.pluginmanager.hasplugin, FOREIGN))
         for module in map(Path, sorted(self._modules - self._foreign)):
             yield recordings_folder(self._config, kind, module.parent) / module.stem

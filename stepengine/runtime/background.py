@@ -115,7 +115,7 @@ class BackgroundChildren:
         for future in ends:
             if not future.done():
                 future.set_result(None)
-        tree.suspension.release_or_suspend()
+        tree.suspension.resolve_idle_tree()
 
     def iterate_running_paths(self) -> Iterator[str]:
         """Yield the paths of running children, the youngest first."""
@@ -233,7 +233,7 @@ class BackgroundChildren:
         is_spared = self._tree.root.is_in_grace and not run.is_cut
         stop = None if is_spared or run.stopping is None else _make_stop_for_children(run)
         work = asyncio.create_task(self.stop_and_await_children(run.path, stop))
-        self._tree.suspension.release_or_suspend()
+        self._tree.suspension.resolve_idle_tree()
         while not work.done():
             try:
                 await asyncio.wait((work,))

@@ -790,7 +790,7 @@ class _RunningGroup:
             self._ended.set_result(None)
         suspension = self._run.tree.suspension
         if suspension.parked or suspension.held:
-            suspension.release_or_suspend()
+            suspension.resolve_idle_tree()
 
     async def _wait_for_one_end(self) -> None:
         """Wait until a member ends."""

@@ -178,7 +178,7 @@ class LogObserver:
                 pass
 
     def _log_to_standard_logger(self, event: Event, level: str, message: str, **data: object) -> None:
-        """Write a line for *event* if the logger is a standard one, and not an object with methods of its own."""
+        """Write a line for *event* if the logger is a ``logging.Logger`` or ``LoggerAdapter``; do nothing for other loggers."""
         if isinstance(self._logger, logging.Logger | logging.LoggerAdapter):
             write_log_line(self._logger, level, message, {"run_id": event.run_id, "path": event.path}, data)
 

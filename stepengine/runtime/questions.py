@@ -356,7 +356,7 @@ class OpenQuestions:
         if somebody is not None:
             for index, question in enumerate(questions):
                 if answers[index] is None:
-                    answers[index] = await self._ask_until_valid(somebody, question)
+                    answers[index] = await self._ask_with_retries(somebody, question)
         if self.headless:
             answers = [
                 Answer(declined=True, by=NOBODY) if answer is None and _is_denied_if_unanswered(question) else answer
@@ -464,9 +464,9 @@ class OpenQuestions:
         # more.
         future.get_loop().call_soon_threadsafe(_set_answer_once, future, given)
 
-    async def _ask_until_valid(self, interactor: Interactor, question: Question) -> Answer | None:
+    async def _ask_with_retries(self, interactor: Interactor, question: Question) -> Answer | None:
         """
-        Return an interactor's answer; after an invalid one it is asked again, a limited number of times.
+        Return a valid answer of an interactor; ``None`` if it has none after a limited number of attempts.
 
         If it raises, or returns a value of a wrong type, a permission is denied and any other question has no answer.
         """
@@ -483,7 +483,7 @@ class OpenQuestions:
                 )
                 return (
                     None if question.tool_name is None else Answer(declined=True)
-                )  # who cannot be asked has not agreed
+                )  # without an answer, nothing is approved
             if problem is None:
                 return None if value is None else to_answer(value, question)
             LOGGER.warning("%s, so the interactor is asked again", problem)

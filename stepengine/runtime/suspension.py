@@ -77,7 +77,7 @@ class SuspensionDetector:
         self.parked[address] = _ParkedWait((), over, waits)
         events: tuple[asyncio.Future[Any], ...] = ()
         try:
-            self.release_or_suspend()
+            self.resolve_idle_tree()
             if not over.done():
                 events = tuple([asyncio.ensure_future(one()) for one in begin])
                 self.parked[address] = _ParkedWait(events, over, waits)
@@ -100,7 +100,7 @@ class SuspensionDetector:
         address = item.address
         held = self.held[address] = asyncio.get_running_loop().create_future()
         try:
-            self.release_or_suspend()
+            self.resolve_idle_tree()
             await held
         finally:
             self.held.pop(address, None)
@@ -130,12 +130,15 @@ class SuspensionDetector:
         for address in [one for one in self.waits if one[0] == path or one[0].startswith(f"{path}.")]:
             del self.waits[address]
 
-    def release_or_suspend(self) -> None:
-        """If all runs of the tree wait, release held effects or suspend the tree; called after every end."""
+    def resolve_idle_tree(self) -> None:
+        """
+        If all runs of the tree wait, start the effects held back during replay; otherwise suspend the tree.
+
+        Waits that nothing can end fail. A tree that someone attends to is not suspended. This is called after every end.
+        """
         if not (self.parked or self.held) or not self._are_all_runs_waiting():
             return
-        # What was held comes first: a tree that has just come to the end of its record is not asleep, it begins to
-        # live.
+        # Held effects come first: a tree at the end of its record continues live and is not suspended.
         if self.held:
             self.is_replaying = False
             _resolve_waits(self.held.values())

@@ -335,7 +335,7 @@ class RunTree:
         self.clock.deadlines.pop(path, None)
         self.inboxes.by_path.pop(path, None)
         if self.suspension.parked or self.suspension.held:
-            self.suspension.release_or_suspend()
+            self.suspension.resolve_idle_tree()
         if self.leftovers.stopped_calls:
             self.leftovers.forget_run(path)
         self.performers.forget_run(path)

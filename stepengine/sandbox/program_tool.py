@@ -570,7 +570,7 @@ class _ProgramRun(RunningProgram):
         return {"said": replace_lone_surrogates(said)}
 
     def _encode_call_and_count_bytes(self, call: ProgramCall) -> dict[str, Any]:
-        """Count the bytes of a call's arguments, and return the call as JSON, with its tool input or the error of its arguments."""
+        """Return a call as JSON: its tool input, or the error of arguments that are wrong or exceed the memory limit."""
         form: dict[str, Any] = {"id": call.id, "name": call.name, "line": call.line}
         try:
             given = {} if call.is_cut else self._bind_arguments(call)

@@ -697,7 +697,7 @@ class _MontySession:
             return snapshot.resume() if known is None else snapshot.resume(value=known)
         name = str(snapshot.function_name)
         if snapshot.is_os_function and name != SLEEP:
-            clock = _recorded_clock_value(name, snapshot.args, now)
+            clock = _compute_clock_result(name, snapshot.args, now)
             return snapshot.resume_not_handled() if clock is None else snapshot.resume({"return_value": clock})
         if name == HOST and self._host is not None:
             return snapshot.resume(_answer_to_dict(self._replay_or_call_host(snapshot.args)))
@@ -793,7 +793,7 @@ def _answer_to_dict(answer: CallAnswer) -> dict[str, Any]:
     return {"exception": RAISED.get(answer.error, RuntimeError)(answer.value)}
 
 
-def _recorded_clock_value(name: str, args: Sequence[Any], now: datetime) -> Any:
+def _compute_clock_result(name: str, args: Sequence[Any], now: datetime) -> Any:
     """Return the result of a clock function such as ``time.time`` for the time *now*; ``None`` for other functions."""
     if name == "datetime.now":
         zone = args[0] if args else None

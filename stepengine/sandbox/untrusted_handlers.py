@@ -414,18 +414,18 @@ class _DefinitionReader:
 class OwnLimits(Limits):
     """The limits in an untrusted file; they apply where they are lower than those of the engine."""
 
-    def fill_from(self, lower: Limits | None) -> Limits:
-        """Return these limits, none above the limit of *lower* or the default; ``ask`` is always that of *lower*."""
-        of_host = (lower or Limits()).fill_from(DEFAULT_LIMITS)
+    def resolve(self, fallback: Limits | None) -> Limits:
+        """Return these limits, each capped by *fallback* or the default; *fallback* alone decides ``ask``, and must allow unpriced models."""
+        of_host = (fallback or Limits()).resolve(DEFAULT_LIMITS)
         found: dict[str, Any] = {}
         for field in attrs.fields(Limits):
             ours, theirs = getattr(of_host, field.name), getattr(self, field.name)
             is_larger = ours is not None and not isinstance(theirs, str) and theirs is not None and theirs > ours
-            found[field.name] = getattr(lower, field.name, None) if theirs is None else ours if is_larger else theirs
-        if self.allow_unpriced and (lower is None or not lower.allow_unpriced):
-            found["allow_unpriced"] = None if lower is None else lower.allow_unpriced
+            found[field.name] = getattr(fallback, field.name, None) if theirs is None else ours if is_larger else theirs
+        if self.allow_unpriced and (fallback is None or not fallback.allow_unpriced):
+            found["allow_unpriced"] = None if fallback is None else fallback.allow_unpriced
         # Only the limits of the host decide whether a person is asked to raise a limit.
-        found["ask"] = None if lower is None else lower.ask
+        found["ask"] = None if fallback is None else fallback.ask
         return Limits(**found)
 
 

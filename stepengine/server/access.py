@@ -679,7 +679,7 @@ class Guard:
         logins, is_posted = self.logins, facts.method == "POST"
         if logins is not None and facts.path == logins.path and is_posted:
             # Any page can make the browser of its visitor send wrong codes, which would count as the visitor's.
-            self._require_allowed_origin(facts, self.cors)
+            self._refuse_cross_site_request(facts, self.cors)
             self._spend_rate_tokens(self._failures, facts.address, cost=0)
             body = await self._read_body(facts, receive)
             await self._exchange_login_code(facts, logins, body)(facts.scope, receive, send)
@@ -719,7 +719,7 @@ class Guard:
         if bearer is not None and self.logins is not None and (caller := self.logins.find_caller(bearer)):
             return caller
         if self.authenticate is not None and (caller := await self._authenticate_by_function(self.authenticate, facts)):
-            self._require_allowed_origin(facts, self.cors)
+            self._refuse_cross_site_request(facts, self.cors)
             return caller
         raise self._count_failure_and_make_problem(facts)
 
@@ -786,8 +786,12 @@ class Guard:
             msg = "this server does not answer to this host name; use one of the host names that it was started with"
             raise Problem(msg, status=421, kind="foreign_host")
 
-    def _require_allowed_origin(self, facts: _RequestFacts, allowed_origins: Collection[str]) -> None:
-        """Raise ``Problem`` 403 for a request that a page of another site makes a browser send in its user's name."""
+    def _refuse_cross_site_request(self, facts: _RequestFacts, allowed_origins: Collection[str]) -> None:
+        """
+        Raise ``Problem`` 403 for a browser's request from another site, unless its origin is allowed.
+
+        A request with a cookie but without ``Origin`` and ``Sec-Fetch-Site`` is refused, too.
+        """
         site, origin = facts.get_header("sec-fetch-site"), facts.get_header("origin")
         if facts.method in SAFE:
             # A link is followed; a script, an image or a frame of another site has no business here.

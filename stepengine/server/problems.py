@@ -87,7 +87,7 @@ class Problem(Exception):
             "type": f"{URN}{self.kind}",
             "title": _get_status_title(self.status),
             "status": self.status,
-            "detail": _make_visible_and_cut(self.message),
+            "detail": _escape_and_cut_text(self.message),
         }
         return {**_BoundedConverter().convert_value(self.members), **own}
 
@@ -152,7 +152,7 @@ def _make_message_converter(status: int, **fields: str) -> Callable[[Any], Probl
 
 
 def _make_fixed_text_converter(status: int, message: str, **fields: str) -> Callable[[Any], Problem]:
-    """Return a function that makes a problem with a fixed text, since the error's message has paths of the server."""
+    """Return a function that converts an error to a ``Problem`` with a fixed *message*, because the error names paths of the server."""
 
     def make_problem(error: StepEngineError) -> Problem:
         # Only the operator of the server can correct the cause, so it is in the log.
@@ -247,7 +247,7 @@ def _get_status_title(status: int) -> str:
         return "Problem"
 
 
-def _make_visible_and_cut(text: str) -> str:
+def _escape_and_cut_text(text: str) -> str:
     """Return a text with invisible characters made visible, cut after 2,000 characters."""
     shown = visible(text[: MAX_TEXT + 1])
     return cut_after(shown, MAX_TEXT)
@@ -270,11 +270,11 @@ class _BoundedConverter:
             case float():
                 return value if math.isfinite(value) else str(value)
             case str():
-                return _make_visible_and_cut(value)
+                return _escape_and_cut_text(value)
             case Mapping() if depth < MAX_DEPTH:
                 items = islice(value.items(), max(0, self._left))
                 return {
-                    _make_visible_and_cut(name): self.convert_value(each, depth + 1)
+                    _escape_and_cut_text(name): self.convert_value(each, depth + 1)
                     for name, each in items
                     if self._left > 0
                 }

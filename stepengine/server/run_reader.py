@@ -17,7 +17,7 @@ from stepengine.data.state import AgentState
 from stepengine.data.usage import Spending
 from stepengine.errors import JournalError, JournalMissing, StepEngineError
 from stepengine.journal.pending_items import find_open_questions, find_waits
-from stepengine.journal.provenance import has_trusted_calls
+from stepengine.journal.provenance import are_calls_trusted
 from stepengine.journal.questions import make_doubt_questions
 from stepengine.journal.show import compute_spending, find_root_end, get_run_status
 from stepengine.server.ledger import OPEN, RunRow
@@ -199,7 +199,7 @@ class RunReader:
         questions = [] if ended is not None else [one for _, one in find_open_questions(history).values()]
         if ended is None and row.status == "suspended":
             # Only of a suspended run: every effect that another process executes now would look in doubt.
-            questions += make_doubt_questions(history, is_known=has_trusted_calls(journal))
+            questions += make_doubt_questions(history, trusts_calls=are_calls_trusted(journal))
         error = row.error if ended is None or ended.error is None else str(ended.error)
         handle = self._live.find_ended_handle(row.run)
         return ServedRun(

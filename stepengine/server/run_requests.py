@@ -180,7 +180,7 @@ def validate_and_encode_request(agent_limits: Limits, asked: StartRequest) -> di
         InputError: For a limit above *agent_limits*.
     """
     for name, value in (asked.limits or {}).items():
-        here = getattr(agent_limits.fill_from(DEFAULT_LIMITS), name)
+        here = getattr(agent_limits.resolve(DEFAULT_LIMITS), name)
         if here is not None and value > here:
             msg = f"limits.{name}: {value:g} exceeds the agent's limit on this server, {here:g}"
             raise make_input_error(msg)

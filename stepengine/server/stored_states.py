@@ -17,7 +17,7 @@ import attrs
 from stepengine.data import codec
 from stepengine.data.json import JsonDict
 from stepengine.errors import JournalError
-from stepengine.journal.encoding import fill_in_blobs, move_long_texts_to_blobs
+from stepengine.journal.encoding import decode_with_blobs, encode_with_blobs
 from stepengine.journal.fingerprints import fingerprint
 from stepengine.journal.records import to_compact_json
 
@@ -42,7 +42,7 @@ def encode_state_with_references(state: AgentState, journal: FileJournal | Sqlit
         # Nothing reads them: the next run gets its own. The tools of a page are needed while one of its calls waits.
         state = attrs.evolve(state, system_prompt="", tool_definitions=JsonDict())
     texts: dict[str, object] = {}
-    packed = move_long_texts_to_blobs(codec.to_json(state), texts, SHARED_CHARS)
+    packed = encode_with_blobs(codec.to_json(state), texts, SHARED_CHARS)
     if texts:
         with suppress(JournalError, ValueError):
             recorded = _read_texts_by_fingerprint(journal)
@@ -60,7 +60,7 @@ def decode_state_with_references(stored: str, journal: FileJournal | SqliteJourn
     """
     read = json.loads(stored)
     try:
-        packed = fill_in_blobs(read["state"], read["texts"])
+        packed = decode_with_blobs(read["state"], read["texts"])
     except KeyError:
         packed = _unpack_with_journal(read["state"], read["texts"], journal)
     state: AgentState = codec.from_json(packed)
@@ -69,7 +69,7 @@ def decode_state_with_references(stored: str, journal: FileJournal | SqliteJourn
 
 def _unpack_with_journal(packed: Any, texts: Mapping[str, object], journal: FileJournal | SqliteJournal) -> object:
     try:
-        return fill_in_blobs(packed, {**_read_texts_by_fingerprint(journal), **texts})
+        return decode_with_blobs(packed, {**_read_texts_by_fingerprint(journal), **texts})
     except (KeyError, ValueError) as error:
         msg = f"{journal.name} lacks a text of the last state of its run"
         raise JournalError(msg) from error

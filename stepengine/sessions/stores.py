@@ -374,8 +374,8 @@ def _parse_time(text: str | None) -> datetime | None:
     return made if made.tzinfo else made.replace(tzinfo=UTC)
 
 
-def _state_to_json(session: Session) -> dict[str, object] | None:
-    """Return the state of a session as JSON, with size and digest in place of the history; ``None`` if it has no state."""
+def _state_to_json_without_history(session: Session) -> dict[str, object] | None:
+    """Return the state of a session as JSON, with size and digest of the history instead of messages; ``None`` without a state."""
     state = session.state
     if state is None:
         return None
@@ -528,7 +528,7 @@ class FileSessions(Store):
         if not is_longer:
             replace_path(rewritten, whole, mode=OWNER_FILE_MODE)
         # Before the history becomes longer: `kept` distinguishes the old lines from those of this save.
-        state = {**(_state_to_json(session) or NO_STATE), "kept": len(kept)}
+        state = {**(_state_to_json_without_history(session) or NO_STATE), "kept": len(kept)}
         replace_path(_make_versioned_path(folder / STATE, version), canonical(state).encode(), mode=OWNER_FILE_MODE)
         if is_longer:
             with history.open("r+b") as file:
@@ -757,7 +757,7 @@ class SqliteSessions(Store):
             row = database.execute("SELECT version FROM sessions WHERE id = ?", (identity,)).fetchone()
             made = self._make_next_version_or_conflict(session, row[0] if row else 0)
             self._replace_changed_messages(database, identity, _encode_messages(made.messages))
-            state = _state_to_json(made)
+            state = _state_to_json_without_history(made)
             database.execute(
                 "REPLACE INTO sessions (id, version, updated, described, state) VALUES (?, ?, ?, ?, ?)",
                 (
@@ -872,7 +872,7 @@ class DocumentSessions(Store):
         before = self._call_converting_os_errors(partial(self.read_document, SESSION + identity))
         made = self._make_next_version_or_conflict(session, self._parse_session(identity, before).version)
         document = {
-            "session": _metadata_to_json(made), "messages": messages_to_json(made.messages), "state": _state_to_json(made),
+            "session": _metadata_to_json(made), "messages": messages_to_json(made.messages), "state": _state_to_json_without_history(made),
         }  # fmt: skip
         if not self._call_converting_os_errors(
             partial(self.write_document, SESSION + identity, canonical(freeze(document)), before)

@@ -3,7 +3,7 @@ The testing kit: agents and adapters under test without a provider.
 
 It has four depths, from the quickest to the most thorough:
 
-- ``Walk`` steps one handler manually, and ``run_with`` compares its yields with a script. Neither needs an engine.
+- ``Walk`` steps one handler manually, and ``run_script`` compares its yields with a script. Neither needs an engine.
 - ``ScriptedModel`` is a model with scripted replies, for the runs of a real engine.
 - Recordings replay a journal (the effects of a run) or a cassette (HTTP traffic). They fail at the first difference.
 - ``simulate`` runs a tree of agents in many generated worlds with failures, stops and crashes, and checks invariants in each.
@@ -28,7 +28,7 @@ from stepengine.models.scripted import RunScript, ScriptedModel, failure, text, 
 from stepengine.testing.cassette import Cassette, CassetteUnused
 from stepengine.testing.cassette_misses import CassetteMiss
 from stepengine.testing.faults import Fault
-from stepengine.testing.rehearsal import run_with
+from stepengine.testing.rehearsal import run_script
 from stepengine.testing.simulation import Simulated, SimulationFailed, simulate
 from stepengine.testing.traffic_redaction import vcr_config
 from stepengine.testing.walk import Walk
@@ -104,7 +104,7 @@ __all__ = (
     "failure",
     "record_program",
     "replay_program",
-    "run_with",
+    "run_script",
     "simulate",
     "text",
     "tool_call",

@@ -59,30 +59,30 @@ class _FunctionPerformer:
 
 class ForwardingPerformer:
     """
-    A performer that forwards effects and inspects their outcomes.
+    A performer that forwards effects and can replace their outcomes.
 
     Args:
-        inner: What performs.
-        look: Is given each effect and its outcome, and returns the outcome.
+        inner: The performer of the effects.
+        replace_outcome: Receives each effect with its outcome, and returns the outcome to use.
     """
 
-    def __init__(self, inner: Performer, look: Callable[[Item, Single], Single]) -> None:
+    def __init__(self, inner: Performer, replace_outcome: Callable[[Item, Single], Single]) -> None:
         self._inner = inner
-        self._look = look
+        self._replace_outcome = replace_outcome
         self.begin = inner.begin
 
     async def perform(self, item: Item, io: IO) -> Single:
-        """Forward an effect, and return the outcome that *look* returns for it."""
-        return self._look(item, await self._inner.perform(item, io))
+        """Forward an effect, and return the outcome that *replace_outcome* returns for it."""
+        return self._replace_outcome(item, await self._inner.perform(item, io))
 
 
 class _SilentIO:
-    """The ``IO`` of simulated effects: events are dropped, and the world drives the children: *ended* runs them and returns their results."""
+    """The ``IO`` of simulated effects: events are dropped, and *run_children* runs background children."""
 
     watched = False
 
-    def __init__(self, ended: Ended) -> None:
-        self._ended = ended
+    def __init__(self, run_children: Ended) -> None:
+        self._run_children = run_children
 
     def emit(self, event: Event) -> None:
         """Do nothing."""
@@ -101,7 +101,7 @@ class _SilentIO:
         self, item: Item, paths: Sequence[str], cut: asyncio.Future[None] | None = None
     ) -> dict[str, Any] | None:
         """Run the background children *paths* to their end, and return their results."""
-        return self._ended(paths)
+        return self._run_children(paths)
 
     def record_suspension(self, item: Item) -> None:
         """Do nothing."""
@@ -128,16 +128,16 @@ class Budgets:
 
     Args:
         recording: Puts the recorder around the gate.
-        happens: Lets an effect happen.
-        now: Milliseconds since the simulated process began.
-        ended: Says how children in the background ended.
+        perform_effect: Returns the outcome of an effect in the world.
+        now: Returns the milliseconds since the simulated process started.
+        run_children: Runs background children and returns their results.
     """
 
-    def __init__(self, recording: Middleware, happens: Act, now: Callable[[], int], ended: Ended) -> None:
-        self._io = _SilentIO(ended)
+    def __init__(self, recording: Middleware, perform_effect: Act, now: Callable[[], int], run_children: Ended) -> None:
+        self._io = _SilentIO(run_children)
         self._refusals = Refusals()
         self._ledgers = Ledgers()
-        gate = LimitGate(_FunctionPerformer(happens), self._refusals, now)
+        gate = LimitGate(_FunctionPerformer(perform_effect), self._refusals, now)
         self._recording = recording(gate)
         self._meter = UsageMeter(
             self._recording, self._refusals, self._ledgers, PRICES, find_output_limit=get_requested_output_limit
@@ -236,7 +236,7 @@ class Budgets:
         if all(node.token_limit is None for node in nodes):
             return
         prompt, named = estimate_request_tokens(effect.request), effect.request.settings.max_tokens
-        call = _HeldCall(prompt + (named or 0), is_bounded=named is not None)
+        call = _RunningCall(prompt + (named or 0), is_bounded=named is not None)
         for node in nodes:
             # A call may run alone if what is known of it fits, and beside others only if all of that is known.
             is_open = bool(node.held) and not all(each.is_bounded for each in (call, *node.held.values()))
@@ -254,7 +254,7 @@ class Budgets:
         held = [node.held.pop(at) for node in self._iter_run_and_ancestors(at[0])]
         return held[0].tokens
 
-    def _count_and_check_child_start(self, path: str, effect: Spawn, together: int) -> None:
+    def _count_and_check_child_start(self, path: str, effect: Spawn, group_size: int) -> None:
         """Count the start of a child; raise ``Violation`` if it exceeds a limit on depth or number of children."""
         depth = path.count(".") + 1 + bool(path)
         nodes = [*self._iter_run_and_ancestors(path)]
@@ -264,7 +264,7 @@ class Budgets:
         own = nodes[0].limits if by_model else nodes[0].given
         due = (
             ("level of children", depth, nodes[0].limits.max_depth),
-            ("child of one call", together, own.max_children),
+            ("child of one call", group_size, own.max_children),
             *[("child of the tree", node.children, node.given.max_total_children) for node in nodes],
             *[("child for a model", node.asked, node.limits.max_total_children) for node in nodes if by_model],
         )
@@ -277,7 +277,7 @@ class Budgets:
 
 
 @attrs.frozen
-class _HeldCall:
+class _RunningCall:
     """A running model call: its tokens as far as they are known, and whether it can use no more."""
 
     tokens: int
@@ -291,7 +291,7 @@ class _Node:
     limits: Limits
     given: Limits
     tokens: int = 0
-    held: dict[tuple[str, int], _HeldCall] = attrs.field(factory=dict)
+    held: dict[tuple[str, int], _RunningCall] = attrs.field(factory=dict)
     children: int = 0
     asked: int = 0
 

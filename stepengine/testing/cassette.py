@@ -1,5 +1,5 @@
 """
-``Cassette``: recorded HTTP traffic, looked up by what a request says and never by where it stands.
+``Cassette``: recorded HTTP traffic, looked up by the content of a request and not by its position.
 
 Files are the business of ``cassette_files``, equality of requests that of ``cassette_matching``, misses that of ``cassette_misses``, and
 HTTP objects that of ``transport``.
@@ -91,7 +91,7 @@ class OpenExchange(Protocol):
 
 
 @frozen
-class LeftOut:
+class UnrecordedReply:
     """
     A reply that the program received and that is not recorded.
 
@@ -127,8 +127,8 @@ class Slot:
     The position of an interaction in a cassette, reserved when its request starts.
 
     Attributes:
-        interaction: What was recorded; ``None`` while it is under way, and for ever when it is not to be kept.
-        known: Its request as it is looked up.
+        interaction: The recorded interaction; ``None`` while it is running, and if it is not stored.
+        known: The request with its compared parts.
         used: Whether it was played.
         secrets: Secret values of the request's headers, to be kept out of the reply.
     """
@@ -144,22 +144,21 @@ class Cassette:
     Recorded HTTP traffic. One cassette serves many clients, sync and async, of several providers, in threads and tasks.
 
     Args:
-        interactions: What was recorded.
-        path: Its file, for messages and for ``save``.
-        ignore: JSON pointers of request members that do not count, such as ``"/metadata/user_id"``.
-        ignore_headers: Request headers that do not count, such as ``"x-run-id"``, beside those that never do.
-        repeat_last: Play the last interaction of a key again when all of them are used.
-        hint: How to record again, for the message of a miss.
-        redactor: What is taken out of requests and replies; by default texts that look like keys, and telling members.
-        mark_key: The key of the marks that tell secrets of one name apart; by default that of *interactions*, and a new one if there
-            are none.
+        interactions: The recorded interactions.
+        path: The file, for messages and for ``save``.
+        ignore: JSON pointers of request members that are not compared, such as ``"/metadata/user_id"``.
+        ignore_headers: Request headers that are not compared, such as ``"x-run-id"``, in addition to those that never are.
+        repeat_last: Play the last matching interaction again when all of them are used.
+        hint: The command that records again, for the message of a miss.
+        redactor: Redacts requests and replies; by default texts that look like keys, and members whose names indicate a secret.
+        mark_key: The key of the marks that distinguish secrets of one name; by default that of *interactions*, or a new one.
 
     Attributes:
-        misses: Every miss so far, also those that somebody caught.
+        misses: All misses so far, including those that the program caught.
         left_out: Replies that were not recorded.
-        open_exchanges: What is being recorded and has not ended.
-        extras: What ``save`` writes beside the interactions.
-        mode: How a test records; a cassette by itself does not.
+        open_exchanges: The exchanges that are being recorded.
+        extras: Further data that ``save`` writes with the interactions.
+        mode: The recording mode of a test; ``"none"`` for a cassette outside of tests.
     """
 
     mode: str = "none"
@@ -181,7 +180,7 @@ class Cassette:
             mark_key = find_mark_key(interactions) if interactions else secrets.token_hex(MARK_KEY_BYTES)
         self.path = None if path is None else Path(path)
         self.misses: list[CassetteMiss] = []
-        self.left_out: list[LeftOut] = []
+        self.left_out: list[UnrecordedReply] = []
         self.open_exchanges: set[OpenExchange] = set()
         self.extras: dict[str, Any] = {}
         self.hint = hint
@@ -230,17 +229,17 @@ class Cassette:
             return tuple([s.interaction for s in self._slots if s.interaction is not None])
 
     @property
-    def complete(self) -> tuple[Interaction, ...]:
+    def complete_interactions(self) -> tuple[Interaction, ...]:
         """The interactions that can be replayed, which ``save`` writes."""
         return tuple([interaction for interaction in self.interactions if interaction.is_playable])
 
     @property
     def unscanned_bodies(self) -> tuple[str, ...]:
-        """A line for each body in which only known secrets are searched, because it is no text."""
+        """A line for each body that is not text, in which only known secrets are searched."""
         return tuple(
             [
                 f"{interaction.request.method} {interaction.request.url}: its {what} is not text"
-                for interaction in self.complete
+                for interaction in self.complete_interactions
                 for what, message in (("body", interaction.request), ("reply", interaction.response))
                 if has_binary_body(message)
             ]
@@ -253,7 +252,7 @@ class Cassette:
             kept = [s for s in self._slots if s.interaction is not None]
             return tuple([i for i, slot in enumerate(kept) if not slot.used])
 
-    def take(self, request: RecordedRequest) -> Interaction:
+    def consume(self, request: RecordedRequest) -> Interaction:
         """
         Return the next unused interaction for *request*, and mark it as used; with ``repeat_last``, the last one again if all are used.
 
@@ -283,8 +282,10 @@ class Cassette:
                 known = slot.known
                 if (
                     known is not None
-                    and have_equal_headers(known.asked, asked, whole=known.whole)
-                    and have_equal_counted_marks(known.asked, asked, whole=known.whole and self.mark_key != "")
+                    and have_equal_headers(known.asked, asked, is_complete=known.has_all_headers)
+                    and have_equal_counted_marks(
+                        known.asked, asked, is_complete=known.has_all_headers and self.mark_key != ""
+                    )
                     and (not exact or known.asked.marks.keys() == asked.marks.keys())
                     and fits(known.asked, asked)
                 ):
@@ -313,7 +314,7 @@ class Cassette:
         asked = self._matcher.extract_compared_parts(request)
         with self._lock:
             slot.interaction = interaction
-            slot.known = KnownRequest(request, asked, used=False, whole=bool(interaction.mark_key))
+            slot.known = KnownRequest(request, asked, used=False, has_all_headers=bool(interaction.mark_key))
             self._waiting.setdefault(asked.key, []).append(slot)
             self._slots_by_key.setdefault(asked.key, []).append(slot)
             self._places_of_marks.setdefault(asked.key, set()).add(frozenset(asked.marks))
@@ -324,8 +325,8 @@ class Cassette:
         Raise an error if an interaction was not played or a request found no recording.
 
         Raises:
-            CassetteUnused: listing what was not played.
-            CassetteMiss: the first miss, if somebody swallowed it.
+            CassetteUnused: listing the interactions that were not played.
+            CassetteMiss: the first miss, even if the program caught it.
         """
         unused, held = self.unused, self.interactions
         # What was not played comes first, since its message tells of the misses, too.
@@ -339,16 +340,16 @@ class Cassette:
         if self.misses:
             raise self.misses[0]
 
-    def save(self, path: str | os.PathLike[str] | None = None, *, allow_partial: bool = False) -> Path:
+    def save(self, path: str | os.PathLike[str] | None = None, *, include_partial: bool = False) -> Path:
         """
-        Write the file that plain vcrpy and ``load`` read, and return its path.
+        Write the cassette without secrets and incomplete interactions, and return the path. vcrpy and ``load`` can read the file.
 
         Everything is cleaned once more on its way to the file, which is then parsed back and scanned for secrets. If a secret is
         left in an interaction, a file that exists stays as it was, and a new one gets the other interactions.
 
         Args:
             path: Where; the cassette's own path by default.
-            allow_partial: Keep interactions whose reply was not read to its end.
+            include_partial: Whether to save interactions whose reply was not read to its end.
 
         Raises:
             SecretFound: when a secret is left; it names the interactions that were not written.
@@ -362,7 +363,7 @@ class Cassette:
         for exchange in [*self.open_exchanges]:
             exchange.finish_if_complete()
         cleaner = Cleaner(dict(self._secrets), base=self.redactor)
-        kept = [_redact_interaction(i, cleaner) for i in self.interactions if i.is_playable or allow_partial]
+        kept = [_redact_interaction(i, cleaner) for i in self.interactions if i.is_playable or include_partial]
         data = dump_cassette(kept, self.extras)
         hits = _find_remaining_secrets(parse_cassette(data, str(target)), cleaner)
         if hits and target.exists():
@@ -378,7 +379,7 @@ class Cassette:
             )
         return target
 
-    def record_left_out(self, left: LeftOut, slot: Slot | None = None) -> None:
+    def store_unrecorded_reply(self, left: UnrecordedReply, slot: Slot | None = None) -> None:
         """Store the fact that a reply was not recorded; a connection counts once."""
         if left.reason != "other_client" or left not in self.left_out:
             self.left_out.append(left)
@@ -388,7 +389,7 @@ class Cassette:
         self.misses.remove(miss)
 
     def has_replies_of_transport(self, name: str) -> bool:
-        """Return True if replies are recorded that the program's own transport *name* gave."""
+        """Return True if the cassette has replies of the program's own transport *name*."""
         return any(interaction.extras.get("transport") == name for interaction in self.interactions)
 
     @property
@@ -442,8 +443,8 @@ class _Hit:
 
     Attributes:
         exchange: The interaction in messages: its index, method and URL.
-        place: Where the secret stands, such as ``"response/body"``.
-        rule: What it looks like, or its name.
+        place: The location of the secret, such as ``"response/body"``.
+        rule: The kind or the name of the secret.
     """
 
     exchange: str

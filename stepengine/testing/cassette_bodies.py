@@ -1,7 +1,7 @@
 """
-How bodies stand in a cassette file.
+The form of bodies in a cassette file.
 
-JSON stands with one member per line wherever its bytes can be made again from that, and compressed bodies with their text beside.
+JSON has one member per line if its bytes can be restored from that. A compressed body is stored together with its text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STYLES: Mapping[str, Mapping[str, Any]] = {
     "indented": {"indent": 2, "ensure_ascii": False},
     "indented-ascii": {"indent": 2},
 }
-"""How servers write JSON: options of ``json.dumps`` by the name that a file has for them."""
+"""The JSON styles of servers: options of ``json.dumps`` by the name of the style in a file."""
 # What libyaml does not print inside a literal block, and what YAML 1.1 counts as a line break there.
 UNPRINTABLE = re.compile(r"[^\n\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd]")
 GZIP = frozenset({"gzip", "x-gzip"})

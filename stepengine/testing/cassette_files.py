@@ -68,7 +68,7 @@ class RecordedRequest:
     headers: Headers = attrs.field(default=(), converter=_to_lower_case_header_pairs)
     body: bytes = b""
 
-    def header(self, name: str) -> str:
+    def get_header(self, name: str) -> str:
         """Return the values of header *name* joined by commas; ``""`` when there is none."""
         return ", ".join([v for n, v in self.headers if n == name])
 
@@ -90,7 +90,7 @@ class RecordedResponse:
     headers: Headers = attrs.field(default=(), converter=_to_header_pairs)
     body: bytes = b""
 
-    def header(self, name: str) -> str:
+    def get_header(self, name: str) -> str:
         """Return the values of header *name* in lower case, joined by commas; ``""`` when there is none."""
         return ", ".join([v for n, v in self.headers if n.lower() == name])
 
@@ -101,9 +101,9 @@ class Interaction:
     A request and its response.
 
     Attributes:
-        request: What was asked.
+        request: The request.
         response: What came back.
-        extras: What stands beside them under ``x_stepengine``: ``chunks`` (sizes of the pieces as they arrived),
+        extras: Further data under ``x_stepengine``: ``chunks`` (sizes of the pieces as they arrived),
             ``complete`` (false when the reply was not read to its end), ``error`` (what the program met in place of a reply, or of its
             rest), ``transport`` (the name of the program's own transport of httpx that gave the reply).
         mark_key: The key of the marks in placeholders. Who recorded with one recorded all headers that count; ``""`` for other
@@ -116,7 +116,7 @@ class Interaction:
     mark_key: str = ""
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the reply was read to its end while recording."""
         return bool(self.extras.get("complete", True))
 
@@ -127,30 +127,30 @@ class Interaction:
 
     @property
     def has_failed_while_sending(self) -> bool:
-        """Whether the program met an error before it asked for the reply."""
+        """Whether an error occurred while the program sent the request."""
         return bool(self.extras.get("error", {}).get("while_sending"))
 
     @property
     def is_playable(self) -> bool:
         """Whether it can be replayed. An event stream that was not read to its end cannot, because its events are incomplete."""
-        return self.complete or "error" in self.extras or not is_event_stream(self.response)
+        return self.is_complete or "error" in self.extras or not is_event_stream(self.response)
 
 
 def is_json(message: RecordedRequest | RecordedResponse) -> bool:
     """Return whether the content type of *message* is a JSON one."""
-    kind = message.header("content-type").partition(";")[0].strip().lower()
+    kind = message.get_header("content-type").partition(";")[0].strip().lower()
     return kind == "application/json" or kind.endswith("+json")
 
 
 def may_be_json(request: RecordedRequest) -> bool:
     """Return True if the content type of *request* is JSON, or if it is missing or mentions JSON and the body starts like it."""
-    kind = request.header("content-type").partition(";")[0].lower()
+    kind = request.get_header("content-type").partition(";")[0].lower()
     return is_json(request) or ((not kind or "json" in kind) and request.body[:1] in (b"{", b"["))
 
 
 def is_event_stream(message: Any) -> bool:
     """Return whether *message* is a stream of server-sent events."""
-    return bool(message.header("content-type").strip().lower().startswith("text/event-stream"))
+    return bool(message.get_header("content-type").strip().lower().startswith("text/event-stream"))
 
 
 CASSETTE_FILE = FileFormat(
@@ -167,7 +167,7 @@ TOP_KEYS = {"version", "interactions", "metadata", "x_stepengine"}
 INTERACTION_KEYS = {"request", "response", "x_stepengine", "recorded_at"}
 REQUEST_KEYS = {"method", "uri", "headers", "body", "parsed_body"}
 IN_FILE = {"json", "text", "headers"}
-"""Our additions that say how a reply stands in its file, and are not a part of it in memory."""
+"""Our additions that describe the form of a reply in the file; they are not part of the reply in memory."""
 PAIR = 2
 RESPONSE_KEYS = {"status", "headers", "body", "parsed_body", "url", "http_version", "protocol"}
 
@@ -572,7 +572,7 @@ def _interaction_to_yaml(interaction: Interaction) -> dict[str, object]:
     headers = _headers_to_yaml(response)
     if style:
         extras["json"] = style
-    if response.header("content-encoding") and (text := _decompress_body_for_readers(response)):
+    if response.get_header("content-encoding") and (text := _decompress_body_for_readers(response)):
         extras["text"] = text
     if [(n, v) for n, values in headers.items() for v in values] != [*response.headers]:
         extras["headers"] = [[*pair] for pair in response.headers]
@@ -617,7 +617,7 @@ def _body_to_yaml(message: RecordedRequest | RecordedResponse) -> tuple[str | by
 def _decompress_body_for_readers(response: RecordedResponse) -> str:
     """Return the text of a compressed body with JSON indented, for readers of the file; ``""`` if it is no text."""
     try:
-        text = decode_body(response.body, response.header("content-encoding")).decode()
+        text = decode_body(response.body, response.get_header("content-encoding")).decode()
     except UnicodeDecodeError:
         return ""
     return text if is_event_stream(response) else indent_json(text)[0]

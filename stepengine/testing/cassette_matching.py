@@ -1,5 +1,5 @@
 """
-Which recorded request a request equals: its method, address, body and headers, never where it stands.
+Comparison of requests by method, address, body and headers, not by their position.
 
 JSON counts as a value: the order of members and the form of numbers do not matter, the order of arrays does. Of an address, the order of
 parameters with different names does not matter. Headers count unless ``UNCOUNTED`` or ``UNCOUNTED_PREFIXES`` has them. Secrets of a
@@ -109,7 +109,7 @@ class ComparedRequest:
     A cleaned request as it is compared.
 
     Attributes:
-        key: What is equal in equal requests, without marks of credentials.
+        key: A text that is equal for equal requests, without marks of credentials.
         headers: Its counted headers, without marks of credentials.
         marks: The marks of its credentials.
         counted: The marks of what always counts, in headers and cookies.
@@ -163,9 +163,9 @@ class Matcher:
         """Return a hash that is equal for equal bodies: JSON values, forms, multipart messages, else bytes; ``""`` for no body."""
         if not request.body:
             return ""
-        kind = request.header("content-type").lower()
+        kind = request.get_header("content-type").lower()
         if kind.startswith("multipart/"):
-            return _hash_bytes(_replace_boundary_in_body(request.body, request.header("content-type")))
+            return _hash_bytes(_replace_boundary_in_body(request.body, request.get_header("content-type")))
         if kind.startswith("application/x-www-form-urlencoded"):
             return _hash_bytes(
                 json.dumps(sort_query_pairs(_normalize_percent_encoding(request.body.decode("latin-1")))).encode()
@@ -291,16 +291,16 @@ def _find_json_member(tree: object, part: str) -> Any:
     return tree[int(part)] if isinstance(tree, list) and part.isdigit() and int(part) < len(tree) else None
 
 
-def have_equal_headers(recorded: ComparedRequest, current: ComparedRequest, *, whole: bool) -> bool:
+def have_equal_headers(recorded: ComparedRequest, current: ComparedRequest, *, is_complete: bool) -> bool:
     """
     Return whether the counted headers are equal.
 
     Args:
         recorded: The recorded request.
         current: The request.
-        whole: Whether the recording has all counted headers; one by another recorder may have left some out.
+        is_complete: Whether the recording has all counted headers; one by another recorder may have left some out.
     """
-    if whole:
+    if is_complete:
         return recorded.headers == current.headers
     names = {name for name, _ in recorded.headers}
     return recorded.headers == tuple([pair for pair in current.headers if pair[0] in names])
@@ -348,9 +348,9 @@ def _pair_marks(recorded: Marks, current: Marks) -> list[tuple[str, str]]:
     return [(known, current[place]) for place, known in recorded.items() if place in current]
 
 
-def have_equal_counted_marks(recorded: ComparedRequest, current: ComparedRequest, *, whole: bool) -> bool:
-    """Return whether the marks that always count are equal; if not *whole*, those that only one request has are left out."""
-    if whole:
+def have_equal_counted_marks(recorded: ComparedRequest, current: ComparedRequest, *, is_complete: bool) -> bool:
+    """Return whether the marks that always count are equal; if not *is_complete*, those that only one request has are left out."""
+    if is_complete:
         return recorded.counted == current.counted
     return all(known == mark for known, mark in _pair_marks(recorded.counted, current.counted))
 

@@ -1,5 +1,5 @@
 """
-Requests that are not in a cassette: what is nearest to them, which fields differ, and what looks like the cause.
+Requests that are not in a cassette: the nearest recorded requests, the fields that differ, and the probable cause.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ class KnownRequest:
 
     Attributes:
         request: The request, cleaned.
-        asked: What of it is compared.
+        asked: Its compared parts.
         used: Whether its reply was played.
-        whole: Whether the recording has all of its counted headers.
+        has_all_headers: Whether the recording has all of its counted headers.
     """
 
     request: RecordedRequest
     asked: ComparedRequest
     used: bool
-    whole: bool
+    has_all_headers: bool
 
 
 @frozen
@@ -64,11 +64,11 @@ class Situation:
     The state of a cassette at a miss.
 
     Attributes:
-        source: How the cassette is called.
+        source: The name of the cassette in messages.
         exists: Whether its file exists, if it has one.
-        recorded: Each recorded request.
-        matcher: How requests are compared.
-        hint: How to record again, if it is known.
+        recorded: The recorded requests.
+        matcher: Computes the compared parts of requests.
+        hint: The command that records again, if it is known.
         mode: The mode of recording.
     """
 
@@ -80,12 +80,14 @@ class Situation:
     mode: str = "none"
 
 
-def find_miss_reason(request: RecordedRequest, at: Situation) -> str:
+def find_miss_reason(request: RecordedRequest, situation: Situation) -> str:
     """Return the reason code of a miss; ``CassetteMiss`` lists the codes."""
-    if not at.recorded:
-        return "empty" if at.exists else "no_file"
+    if not situation.recorded:
+        return "empty" if situation.exists else "no_file"
     here = parse_request_place(request.url)
-    same_host = [(k, place) for k in at.recorded if (place := parse_request_place(k.request.url)).origin == here.origin]
+    same_host = [
+        (k, place) for k in situation.recorded if (place := parse_request_place(k.request.url)).origin == here.origin
+    ]
     if not same_host:
         return "host_unknown"
     same_path = [(k, p) for k, p in same_host if p.path == here.path and k.request.method == request.method]
@@ -93,33 +95,33 @@ def find_miss_reason(request: RecordedRequest, at: Situation) -> str:
         return "path_unknown"
     if not any(p.query == here.query for _, p in same_path):
         return "query_differs"
-    asked = at.matcher.extract_compared_parts(request)
+    asked = situation.matcher.extract_compared_parts(request)
     same = [known for known, _ in same_path if known.asked.key == asked.key]
     if not same:
         return "body_differs"
-    if not any(have_equal_headers(known.asked, asked, whole=known.whole) for known in same):
+    if not any(have_equal_headers(known.asked, asked, is_complete=known.has_all_headers) for known in same):
         return "headers_differ"
     return "used_up" if all(known.used for known in same) else "secret_differs"
 
 
-def find_nearest_requests(request: RecordedRequest, at: Situation) -> tuple[Candidate, ...]:
+def find_nearest_requests(request: RecordedRequest, situation: Situation) -> tuple[Candidate, ...]:
     """Return the recorded requests with the same method, host and path that differ least, unused ones first."""
     here = parse_request_place(request.url)
-    now = at.matcher.parse_compared_json(request)
+    now = situation.matcher.parse_compared_json(request)
     found = []
-    for index, known in enumerate(at.recorded):
+    for index, known in enumerate(situation.recorded):
         recorded = known.request
         place = parse_request_place(recorded.url)
         if recorded.method != request.method or (place.origin, place.path) != (here.origin, here.path):
             continue
-        body = at.matcher.parse_compared_json(recorded)
+        body = situation.matcher.parse_compared_json(recorded)
         if ABSENT in (now, body):
             body, now_shown = recorded.body.decode(errors="replace"), request.body.decode(errors="replace")
         else:
             now_shown = now
         both = itertools.chain(
             find_differences(_join_values_by_name(place.query), _join_values_by_name(here.query), "?query"),
-            _find_header_differences(known, at.matcher.extract_compared_parts(request)),
+            _find_header_differences(known, situation.matcher.extract_compared_parts(request)),
             [each._replace(pointer=each.pointer or "(body)") for each in find_differences(body, now_shown)],
         )
         found.append(Candidate(index, known.used, tuple(itertools.islice(both, MAX_COUNTED))))
@@ -135,23 +137,23 @@ def _join_values_by_name(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
 
 def _find_header_differences(known: KnownRequest, now: ComparedRequest) -> list[JsonDifference]:
     """Return the compared headers whose values differ between a recorded request and *now*."""
-    if have_equal_headers(known.asked, now, whole=known.whole):
+    if have_equal_headers(known.asked, now, is_complete=known.has_all_headers):
         return []
     recorded, sent = _join_values_by_name(known.asked.headers), _join_values_by_name(now.headers)
-    names = {*recorded, *sent} if known.whole else {*recorded}
+    names = {*recorded, *sent} if known.has_all_headers else {*recorded}
     pairs = [(name, recorded.get(name, ABSENT), sent.get(name, ABSENT)) for name in sorted(names)]
     return [JsonDifference(f"header {name}", a, b) for name, a, b in pairs if a != b]
 
 
-def describe_miss(request: RecordedRequest, at: Situation, reason: str, candidates: Sequence[Candidate]) -> str:
+def describe_miss(request: RecordedRequest, situation: Situation, reason: str, candidates: Sequence[Candidate]) -> str:
     """Return the error message of a miss."""
-    unused = [i for i, known in enumerate(at.recorded) if not known.used]
+    unused = [i for i, known in enumerate(situation.recorded) if not known.used]
     first = [*map(str, unused[:MAX_LISTED]), *(["..."] if len(unused) > MAX_LISTED else [])]
     listed = f" ({', '.join(first)})" if unused else ""
-    total = len(at.recorded)
+    total = len(situation.recorded)
     lines = [
-        f"{request.method} {request.url} is not in {at.source}",
-        f"  mode {at.mode}; {total} recorded, {total - len(unused)} used, {len(unused)} unused{listed}",
+        f"{request.method} {request.url} is not in {situation.source}",
+        f"  mode {situation.mode}; {total} recorded, {total - len(unused)} used, {len(unused)} unused{listed}",
     ]
     for candidate in candidates:
         state, count = "used" if candidate.used else "unused", len(candidate.differences)
@@ -161,9 +163,9 @@ def describe_miss(request: RecordedRequest, at: Situation, reason: str, candidat
         lines.extend(map(describe_difference, candidate.differences[:MAX_FIELDS]))
         if count > MAX_FIELDS:
             lines.append(f"    and {count - MAX_FIELDS} more")
-    lines.append(f"  cause looks like: {_describe_cause(request, at, reason, candidates)}")
-    if at.hint:
-        lines.append(f"  to record {'again' if at.exists or total else 'it'}: {at.hint}")
+    lines.append(f"  cause looks like: {_describe_cause(request, situation, reason, candidates)}")
+    if situation.hint:
+        lines.append(f"  to record {'again' if situation.exists or total else 'it'}: {situation.hint}")
     return "\n".join(lines)
 
 
@@ -206,14 +208,16 @@ CAUSES = {
 }
 
 
-def _describe_cause(request: RecordedRequest, at: Situation, reason: str, candidates: Sequence[Candidate]) -> str:
+def _describe_cause(
+    request: RecordedRequest, situation: Situation, reason: str, candidates: Sequence[Candidate]
+) -> str:
     """Return the probable cause of a miss, for the last lines of its message."""
     here = parse_request_place(request.url)
     if reason == "host_unknown":
-        known = sorted({parse_request_place(k.request.url).host for k in at.recorded})
+        known = sorted({parse_request_place(k.request.url).host for k in situation.recorded})
         return f"another base URL: nothing was recorded for {here.host}, only for {list_names(known, here.host)}"
     if reason == "path_unknown":
-        known = sorted({f"{k.request.method} {parse_request_place(k.request.url).path}" for k in at.recorded})
+        known = sorted({f"{k.request.method} {parse_request_place(k.request.url).path}" for k in situation.recorded})
         return f"another endpoint: the recorded ones are {list_names(known)}"
     if reason in CAUSES:
         return CAUSES[reason]

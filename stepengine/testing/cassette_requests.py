@@ -1,5 +1,5 @@
 """
-Model calls among recorded HTTP requests: which protocol a request speaks, and the request in our terms.
+Model calls among recorded HTTP requests: the protocol of a request, and the request as a ``ModelRequest``.
 
 Four protocols are read: OpenAI's Chat Completions and Responses, Anthropic's Messages and Google's generateContent. Requests come
 from any program, so nothing in them is an error. An unknown part of a message becomes its JSON text. An unknown member of the body
@@ -127,7 +127,7 @@ class Protocol:
         members: The members of a body, of which a request has at least one.
         decode: Decodes a whole reply.
         accumulator: Decodes a streamed reply.
-        wrap: Makes a reply of what the model said, as the request holds it.
+        wrap: Makes a reply from the model's output in a request.
         read: Adds the messages of a body to a conversation, and returns the members that are left.
     """
 
@@ -229,7 +229,7 @@ class RequestMessages:
         label: What errors say about the request.
         model: The provider's name of the model.
         system: The system prompt, in pieces.
-        system_marks: What the blocks of the system prompt hold beside their text, such as ``cache_control``.
+        system_marks: The members of system prompt blocks other than the text, such as ``cache_control``.
         entries: Messages, and results of tools that are not paired with their calls.
     """
 
@@ -503,7 +503,7 @@ IN_CHAT_RESULT = frozenset({"role", "tool_call_id", "name", "content"})
 IN_RESPONSES_RESULT = frozenset({"type", "id", "call_id", "output", "status"})
 IN_ANTHROPIC_RESULT = frozenset({"type", "tool_use_id", "content", "is_error"})
 IN_GOOGLE_RESULT = frozenset({"id", "name", "response"})
-"""What is read of messages and results."""
+"""The members of messages and results that are read."""
 
 
 def _add_chat_messages(body: Json, conversation: RequestMessages) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 """
-A recorded cassette as a journal, so that whatever shows or compares runs shows and compares cassettes.
+A recorded cassette as a journal, so that commands that show or compare runs also work with cassettes.
 
 The journal is in memory and holds one run. Its effects are the recorded requests in the order of the file: a model call for each
 request in one of the four protocols, and a ``perform`` with method, URL and status for any other HTTP request. A cassette holds no
@@ -55,7 +55,7 @@ class CassetteJournal(MemoryJournal):
 
     Args:
         path: The file.
-        records: What it holds.
+        records: The records of the run.
     """
 
     records_tools = False
@@ -119,7 +119,7 @@ def _decompress_and_redact(interaction: Interaction) -> Interaction:
 
 def _decompress(response: RecordedResponse) -> RecordedResponse:
     """Return a response decompressed; unchanged if it is not compressed as its header says, or is too long."""
-    encoding = response.header("content-encoding")
+    encoding = response.get_header("content-encoding")
     if not encoding or not encoding.isascii():
         return response
     import httpx2

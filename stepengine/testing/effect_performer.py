@@ -1,7 +1,7 @@
 """
-How effects happen in a simulated process: replies and results are canned, waits pass in no time, children run at once.
+The performer of effects in a simulated process: results are scripted or random, waits take no real time, children run at once.
 
-Nothing here knows what is recorded in the journal, or checks what the run is sent.
+This module does not know the journal, and does not check the values that the run receives.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from stepengine.machine import Finished
 from stepengine.machine.plan import RunPlan
 from stepengine.runtime.failfast import make_race_loss_outcome
 from stepengine.runtime.performer import Item, child_path
-from stepengine.testing.backstage import SimulatedChildren, SimulatedMailbox
 from stepengine.testing.faults import change_outcome_by_faults, find_outcome_of_fault
 from stepengine.testing.invariants import format_address
 from stepengine.testing.performed_effects import EffectRecords, WorldClock
+from stepengine.testing.simulated_children import SimulatedChildren, SimulatedMailbox
 
 __tracebackhide__ = True  # a failed test ends at its author's line
 
@@ -65,10 +65,10 @@ class EffectPerformer:
 
     Attributes:
         clock: The clock of the world.
-        effects: What happened before.
+        effects: The effects performed so far.
         canned: The source of replies, results and answers.
-        letters: The messages to runs.
-        backstage: The background children of the process.
+        mailbox: The messages to runs.
+        simulated_children: The background children of the process.
         plan_child: Plans the run of a child or of a tool's body, as the engine does.
         drive: Runs a planned run to its end.
     """
@@ -76,17 +76,19 @@ class EffectPerformer:
     clock: WorldClock
     effects: EffectRecords
     canned: OutcomeSource
-    letters: SimulatedMailbox
-    backstage: SimulatedChildren
+    mailbox: SimulatedMailbox
+    simulated_children: SimulatedChildren
     plan_child: Callable[..., tuple[RunPlan, AgentState]]
     drive: Callable[[RunPlan, AgentState], Finished]
 
     def perform(self, item: Item, kinds: Sequence[str]) -> Single:
         """Return the outcome of an effect with faults of these *kinds*, and with the messages that arrived for the run."""
         effect, at = item.effect, item.address
-        self.clock.start_effect(at, HOURS if "lost_wake" in kinds else MINUTES if {"slow", "late"} & {*kinds} else 1)
+        self.clock.advance_past_effect(
+            at, HOURS if "lost_wake" in kinds else MINUTES if {"slow", "late"} & {*kinds} else 1
+        )
         now = self.clock.elapsed
-        stopped = self.backstage.find_cancellation(*at) or self.backstage.find_child_stop()
+        stopped = self.simulated_children.find_cancellation(*at) or self.simulated_children.find_child_stop()
         if stopped is not None and not isinstance(effect, RunInBackground) and not self.effects.is_recorded(at):
             return attrs.evolve(stopped, at=now)
         if at in self.effects.lost:
@@ -95,7 +97,7 @@ class EffectPerformer:
         if made is None:
             made = HAPPENS.get(type(effect), EffectPerformer._make_empty_outcome)(self, item)
         made = change_outcome_by_faults(kinds, effect, made)
-        heard = self.letters.list_inputs_before_effect(*at)
+        heard = self.mailbox.list_inputs_before_effect(*at)
         if heard and not isinstance(made, Stop):
             made = attrs.evolve(made, inputs=(*made.inputs, *heard))
         if "duplicate" in kinds and not isinstance(made, Stop):
@@ -121,14 +123,14 @@ class EffectPerformer:
 
     def _perform_receive(self, item: Item) -> Single:
         """Return the next message; at a timeout, advance the clock and return None."""
-        made = self.backstage.perform_receive(item, self.clock.elapsed)
+        made = self.simulated_children.perform_receive(item, self.clock.elapsed)
         if isinstance(made, Value) and made.value is None:
             self._advance_clock_past_wait(item)
         return attrs.evolve(made, at=self.clock.elapsed)
 
     def _perform_wait(self, item: Item) -> Single:
         """Return the results of the children that have ended; advance the clock if the wait times out."""
-        made = self.backstage.perform_wait(item, self.clock.elapsed)
+        made = self.simulated_children.perform_wait(item, self.clock.elapsed)
         if isinstance(made, Value) and len(made.value.done) < cast("AwaitRuns", item.effect).need:
             self._advance_clock_past_wait(item)
         return attrs.evolve(made, at=self.clock.elapsed)
@@ -136,24 +138,24 @@ class EffectPerformer:
     def _advance_clock_past_wait(self, item: Item) -> None:
         """Advance the clock to the planned end of a wait."""
         effect = cast("AwaitTime", item.effect)
-        self.clock.end_wait(item.address, max(0, (effect.wakes or 0) - effect.asked))
+        self.clock.advance_to_wait_end(item.address, max(0, (effect.wakes or 0) - effect.asked))
 
     def _perform_send(self, item: Item) -> Single:
         """Send a message to a child, and return whether it is still running."""
-        return Value(self.backstage.send_to_child(item), self.clock.elapsed)
+        return Value(self.simulated_children.send_to_child(item), self.clock.elapsed)
 
     def _perform_cancel(self, item: Item) -> Single:
         """Cancel children, and return their results."""
-        return attrs.evolve(self.backstage.perform_cancel(item, 0), at=self.clock.elapsed)
+        return attrs.evolve(self.simulated_children.perform_cancel(item, 0), at=self.clock.elapsed)
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
     def _run_background_child(self, item: Item) -> Single:
         """Run a background child to its end, and return its result; one that was cancelled has ended."""
-        finished = self.drive(*self.backstage.get_child_plan_and_state(item.path))
+        finished = self.drive(*self.simulated_children.get_child_plan_and_state(item.path))
         child = finished.to_child_result()
         # One that is recorded to have been ended comes to that end, whatever stops it this time.
-        is_cut = item.path in self.backstage.cut or self.effects.is_recorded((item.path, -1))
+        is_cut = item.path in self.simulated_children.cut or self.effects.is_recorded((item.path, -1))
         if is_cut and finished.status in (RunStatus.SUSPENDED, RunStatus.CANCELLED):
             child = attrs.evolve(child, status=RunStatus.CANCELLED, questions=(), error=None)
             return Value(child, self.clock.elapsed)
@@ -185,7 +187,7 @@ class EffectPerformer:
             failed = ChildResult(agent_id=effect.agent_id, status=RunStatus.FAILED, error=error)
             return Value(failed, self.clock.elapsed)
         if effect.is_background:
-            return Value(self.backstage.register_child(plan, state), self.clock.elapsed)
+            return Value(self.simulated_children.register_child(plan, state), self.clock.elapsed)
         finished = self.drive(plan, state)
         child = finished.to_child_result(is_inline=effect.is_inline)
         return self._find_stop(finished, child=child) or Value(child, self.clock.elapsed)

@@ -32,7 +32,7 @@ class Clock:
     ``now`` to what takes a function for the date, such as ``MemorySessions(clock=clock.now)``.
 
     With ``Clock(waits=True)`` time passes in ``advance`` alone: who sleeps, wakes when its time has come, in order of time, so that
-    two runs that sleep for an hour side by side sleep for one hour. ``await clock.asleep(2)`` waits until both do. Back-off and
+    two runs that sleep for an hour side by side sleep for one hour. ``await clock.wait_for_sleepers(2)`` waits until both do. Back-off and
     rate limits wait for ``advance`` then, too. A run that is suspended meanwhile sees the time when it is resumed.
 
     Args:
@@ -109,12 +109,12 @@ class Clock:
                 if sleeper in self._sleepers:
                     self._sleepers.remove(sleeper)
 
-    async def asleep(self, count: int = 1) -> None:
+    async def wait_for_sleepers(self, count: int = 1) -> None:
         """
         Wait until at least *count* tasks sleep.
 
         Raises:
-            ValueError: when this clock does not wait, so that nobody ever sleeps.
+            ValueError: when this clock does not wait, so that no task ever sleeps.
         """
         if not self._waits:
             msg = "nothing sleeps on a clock that does not wait; create it with Clock(waits=True)"

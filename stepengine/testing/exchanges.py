@@ -17,7 +17,7 @@ from typing import Protocol
 import attrs
 
 from stepengine.data.json import JsonDict
-from stepengine.testing.cassette import LeftOut, OpenExchange, Slot
+from stepengine.testing.cassette import OpenExchange, Slot, UnrecordedReply
 from stepengine.testing.cassette_bodies import decode_body
 from stepengine.testing.cassette_files import Headers, Interaction, RecordedRequest, RecordedResponse, is_event_stream
 from stepengine.testing.cassette_misses import CassetteMiss, wrap_miss_for_pool_worker
@@ -45,14 +45,14 @@ SEEN: ContextVar[list[str] | None] = ContextVar("SEEN", default=None)
 class KnownReplies(Protocol):
     """A source of recorded replies: a ``Cassette``, in this or another process."""
 
-    def take(self, request: RecordedRequest) -> Interaction:
+    def consume(self, request: RecordedRequest) -> Interaction:
         """Return the recorded interaction of *request*, or raise ``CassetteMiss``."""
 
     def remove_miss(self, miss: CassetteMiss) -> None:
         """Remove a miss, because another source answers the request."""
 
     def has_replies_of_transport(self, name: str) -> bool:
-        """Return True if replies are recorded that the program's own transport *name* gave."""
+        """Return True if there are recorded replies of the program's own transport *name*."""
 
 
 class RecordingTarget(Protocol):
@@ -66,7 +66,7 @@ class RecordingTarget(Protocol):
     def finish(self, slot: Slot, interaction: Interaction) -> None:
         """Store an interaction at its reserved position, without its secrets."""
 
-    def record_left_out(self, left: LeftOut, slot: Slot | None = None) -> None:
+    def store_unrecorded_reply(self, left: UnrecordedReply, slot: Slot | None = None) -> None:
         """Store the fact that a reply was not recorded, and for which reserved position."""
 
 
@@ -82,7 +82,7 @@ class Exchange:
         transport: The name of the program's own transport that gives the reply.
 
     Attributes:
-        pieces: What has arrived.
+        pieces: The pieces of the body that have arrived.
         unframe: Returns the body in the pieces, and whether its end is there; None for pieces of the body itself.
     """
 
@@ -111,7 +111,7 @@ class Exchange:
         self._head = RecordedResponse(status, reason, tuple(headers))
         if (status in NOT_RECORDED or status >= FIRST_SERVER_ERROR) and not self._record_errors:
             slot, self._slot = self._slot, None
-            self._report_left_out("error_status", slot)
+            self._report_unrecorded_reply("error_status", slot)
             self._cassette.open_exchanges.discard(self)
             return False
         return True
@@ -126,14 +126,14 @@ class Exchange:
 
         Args:
             read_to_end: Whether the client read until nothing came any more.
-            error: What the client met while it read.
+            error: The error that the client met while it read.
         """
         slot, self._slot = self._slot, None
         if slot is None:
             return
         self._cassette.open_exchanges.discard(self)
         if not self._head.status:
-            self._report_left_out("no_reply", slot)
+            self._report_unrecorded_reply("no_reply", slot)
             return
         reply, complete = self._assemble_reply(read_to_end=read_to_end)
         extras = {**self._about} if complete else {**self._about, "complete": False}
@@ -141,7 +141,7 @@ class Exchange:
         if form is not None:
             extras["error"] = form
         elif not complete and is_event_stream(reply):
-            self._report_left_out("cut" if read_to_end else "not_read", slot)
+            self._report_unrecorded_reply("cut" if read_to_end else "not_read", slot)
         if self._keep_chunks and is_event_stream(reply):
             extras["chunks"] = [len(piece) for piece in self.pieces]
         self._cassette.finish(slot, Interaction(self._request, reply, JsonDict(extras)))
@@ -155,7 +155,7 @@ class Exchange:
         form = error_to_json(error) if self._record_errors else None
         self._head = RecordedResponse(0)
         if form is None:
-            self._report_left_out("no_reply", slot)
+            self._report_unrecorded_reply("no_reply", slot)
         else:
             error_form = {**form, "while_sending": True} if while_sending else form
             extras = JsonDict({**self._about, "error": error_form})
@@ -174,18 +174,18 @@ class Exchange:
         reply = attrs.evolve(self._head, body=body)
         if self._request.method == "HEAD" or reply.status in WITHOUT_BODY:
             return reply, True
-        length = reply.header("content-length")
+        length = reply.get_header("content-length")
         if length.isdecimal() and self.unframe is None:  # a client that knows the length asks for nothing behind it
             whole = len(body) >= int(length)
         if is_event_stream(reply):
-            text = decode_body(body, reply.header("content-encoding")).decode(errors="replace")
+            text = decode_body(body, reply.get_header("content-encoding")).decode(errors="replace")
             whole = is_stream_complete(text, read_to_end=whole, with_errors=self._record_errors)
         return reply, whole
 
-    def _report_left_out(self, reason: str, slot: Slot | None) -> None:
+    def _report_unrecorded_reply(self, reason: str, slot: Slot | None) -> None:
         """Report to the cassette that the reply is not recorded, and why."""
-        left = LeftOut(self._request.method, clean_url(self._request.url), self._head.status, reason)
-        self._cassette.record_left_out(left, slot)
+        left = UnrecordedReply(self._request.method, clean_url(self._request.url), self._head.status, reason)
+        self._cassette.store_unrecorded_reply(left, slot)
 
 
 @contextlib.contextmanager
@@ -213,7 +213,7 @@ def start_exchange(
     """Start to record *request*; return ``None`` for a request about credentials, which is never recorded."""
     if is_presigned(request):
         # A program expects what is behind such an address, and no replay can make it up.
-        cassette.record_left_out(LeftOut(request.method, clean_url(request.url), 0, "presigned"))
+        cassette.store_unrecorded_reply(UnrecordedReply(request.method, clean_url(request.url), 0, "presigned"))
     if is_credential_exchange(request):
         return None
     return Exchange(cassette, request, record_errors=record_errors, keep_chunks=keep_chunks, transport=transport)
@@ -224,7 +224,7 @@ class Exchanges:
     Replays the known requests and records the others.
 
     Args:
-        known: What is played; None plays nothing.
+        known: The replies to play; None plays nothing.
         fresh: Where the rest is recorded; None records nothing, so that an unknown request is a miss.
         record_errors: As for ``Exchange``.
     """
@@ -238,7 +238,7 @@ class Exchanges:
 
     @property
     def has_known_replies(self) -> bool:
-        """Whether anything is played, so that a request is sent only after a look for its reply."""
+        """Whether recorded replies may be played; then each request is looked up before it is sent."""
         return self._known is not None
 
     @property
@@ -263,7 +263,7 @@ class Exchanges:
         if self._known is None:
             return None
         try:
-            return self._known.take(request)
+            return self._known.consume(request)
         except CassetteMiss as miss:
             if self._fresh is None:
                 raise wrap_miss_for_pool_worker(miss) from None
@@ -271,14 +271,14 @@ class Exchanges:
             return None
 
     def has_replies_of_transport(self, name: str) -> bool:
-        """Return True if replies are played that the program's own transport *name* gave."""
+        """Return True if there are replies of the program's own transport *name* to play."""
         return self._known is not None and self._known.has_replies_of_transport(name)
 
     def report_unrecorded_connection(self, address: str) -> None:
         """Report that a client that is not recorded, such as one on plain sockets, opened a connection to *address*."""
         _append_seen_address(address)
         if self._fresh is not None:
-            self._fresh.record_left_out(LeftOut("CONNECT", address, 0, "other_client"))
+            self._fresh.store_unrecorded_reply(UnrecordedReply("CONNECT", address, 0, "other_client"))
 
     def start_recording(self, request: RecordedRequest, transport: str = "") -> Exchange | None:
         """Start to record a request that is sent; *transport* names the program's own transport. None if the request is not recorded."""

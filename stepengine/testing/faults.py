@@ -1,5 +1,5 @@
 """
-What can go wrong at an effect of a simulated run, and what the machine is then sent.
+The faults of effects in a simulated run, and the outcomes that they cause.
 
 A fault names its effect by path and number, so that a list of them, with a seed, is a whole world.
 """
@@ -36,7 +36,7 @@ from stepengine.data.usage import Usage
 from stepengine.errors import DataError, LimitExceeded, ModelError, PerformError, UnknownOutcome
 
 ANY = tuple([row.cls for row in EFFECTS if row.kind and row.cls not in (SendToRun, EndRuns)])
-"""What a cancellation or a crash may hit."""
+"""The effects that a cancellation or a crash can interrupt."""
 
 FAULTS: Mapping[str, tuple[type[Any], ...]] = {
     "failure": (CallModel, CallTool, CallFunction, Spawn),
@@ -62,13 +62,13 @@ TURNED: Mapping[str, tuple[type[Any], ...]] = {
     "empty": (CallModel,),
     "cut": (CallModel,),
 }
-"""Kinds that turn what an effect gives into something else; they are not drawn, only named."""
+"""Kinds that change the outcome of an effect; they are never drawn, only named."""
 
 KINDS = {**FAULTS, **TURNED}
 """Every kind that can be named."""
 
 ON_RECORD = ("failure", "timeout", "crash", "crash_after", *TURNED)
-"""What a recorded run is put through at each of its effects."""
+"""The faults that are tried at each effect of a recorded run."""
 
 MEANINGS: Mapping[str, str] = {
     "failure": "the effect fails",
@@ -90,7 +90,7 @@ MEANINGS: Mapping[str, str] = {
     "crash_inside": "the process dies after the effect, before its result is recorded, and the run is resumed",
     "crash_after": "the process dies just after the result of the effect is recorded, and the run is resumed",
 }
-"""What the kinds mean, for whoever reads a failure."""
+"""The meaning of each kind, for the message of a failure."""
 
 CRASHES = ("crash", "crash_inside", "crash_after")
 """Kinds with which the process dies."""

@@ -1,5 +1,5 @@
 """
-Requests, replies and streams of httpx2, and of httpx, which has the same names.
+Requests, replies and streams of httpx2 and httpx, which use the same names.
 
 Both are modules with the same classes, but an object of one is none of the other. ``HttpxExchanges(module)`` reads and makes objects of
 one of them.
@@ -36,7 +36,7 @@ class HttpxExchanges:
         self._played: Any = type("Played", (PlayedBody, *bases), {})
         self._watched: Any = type("Watched", (WatchedBody, *bases), {})
 
-    def read_request(self, request: Any) -> RecordedRequest:
+    def convert_request(self, request: Any) -> RecordedRequest:
         """Return an httpx request, whose body has been read, as a ``RecordedRequest``."""
         return RecordedRequest(
             request.method, str(request.url), header_pairs_from_bytes(request.headers.raw), request.content
@@ -84,7 +84,7 @@ def split_body_into_events(reply: RecordedResponse) -> list[bytes]:
 
 def make_cut_reply_error(module: Any, found: Interaction) -> Exception | None:
     """Return the error of *module* that ends a reply recorded without its end; None for a complete one."""
-    if found.complete:
+    if found.is_complete:
         return None
     return module.RemoteProtocolError("the recorded reply ends here, because the program read no further")  # type: ignore[no-any-return]
 

@@ -1,4 +1,4 @@
-"""``check_installation``: what is installed, what is missing, which usual mistakes were made, and what to do about each."""
+"""``check_installation``: installed and missing packages, usual mistakes, and a remedy for each."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FAMILIES = {
     "sk-ant-": "anthropic", "sk-or-": "openrouter", "AIza": "google", "gsk_": "groq", "xai-": "xai", "csk-": "cerebras",
     "fw_": "fireworks", "hf_": "huggingface", "pplx-": "perplexity",
 }  # fmt: skip
-"""What keys of a provider begin with, where that tells it from all others."""
+"""The prefixes of keys that identify their provider."""
 TAKEN = ("anthropic", "attr", "attrs", "httpx2", "openai", "pydantic", "pytest", "rich", "stepengine", "typer", "yaml")
 """Modules that a file of the working folder must not be called like."""
 KEY_LONGEST = 4096
@@ -52,7 +52,7 @@ OTHER_VARIABLES = frozenset(
         "STEPENGINE_OPENAI_CHAT_BASE_URL",
     ]
 )
-"""What is read beside the settings and the providers' keys."""
+"""Further variables that are read, apart from settings and providers' keys."""
 
 
 @frozen
@@ -61,10 +61,10 @@ class Finding:
     A checked item of an installation.
 
     Attributes:
-        area: The heading that it stands under.
+        area: Its heading.
         state: ``ok``; ``note`` for what works and may surprise; ``wrong`` for what will fail.
-        text: What was found. Never a key.
-        repair: What to do about it; ``""`` for nothing.
+        text: The finding. Never a key.
+        repair: The remedy; ``""`` if none is needed.
     """
 
     area: str
@@ -97,7 +97,7 @@ def check_installation(config: Path | None = None, *, reach: bool = False) -> It
     yield from _check_agents(settings)
     yield from _check_environment(providers)
     if reach:
-        yield from _check_provider_addresses(providers)
+        yield from _probe_provider_addresses(providers)
 
 
 # --- versions ---------------------------------------------------------------------------------------------------------
@@ -349,7 +349,7 @@ def _check_environment(providers: list[ListedProvider]) -> Iterator[Finding]:
 
 
 def _find_unused_variables(providers: list[ListedProvider]) -> list[str]:
-    """Return the variables that look like settings of stepengine and are none."""
+    """Return the environment variables that look like settings of stepengine but are not."""
     read = {*OTHER_VARIABLES, *[name for one in providers for name in one.key_variables]}
     ours = [name for name in sorted(os.environ) if name.startswith(PREFIX) and name not in read]
     # One with a dot that is no setting is refused with all others; here are those that nobody complains about.
@@ -360,7 +360,7 @@ def _find_unused_variables(providers: list[ListedProvider]) -> list[str]:
 # --- the network ------------------------------------------------------------------------------------------------------
 
 
-def _check_provider_addresses(providers: list[ListedProvider]) -> Iterator[Finding]:
+def _probe_provider_addresses(providers: list[ListedProvider]) -> Iterator[Finding]:
     """Send a request without a key to the address of each usable provider, and yield whether a server answers."""
     import httpx2
 

@@ -1,5 +1,5 @@
 """
-What must hold for every run, whatever its world does: the checks of ``simulate``.
+The invariants of every run in every world: the checks of ``simulate``.
 
 They look at what a run shows from outside - effects, events, the states that its handler is sent, its end - and build on
 nothing that the machine itself uses to keep its promises.
@@ -104,39 +104,41 @@ def find_pairing_problem(messages: Sequence[Message]) -> str | None:
     return f"calls {waiting} have no result" if waiting else None
 
 
-def expect_same_end(row: str, when: str, finished: Finished, due: Finished) -> None:
+def expect_same_end(row: str, when: str, finished: Finished, expected: Finished) -> None:
     """
     Raise ``Violation`` if two ends of the same run differ.
 
     Raises:
         Violation: naming the field that differs.
     """
-    problem = _describe_difference("", finished, due, "state") or _describe_difference(
-        "state's ", finished.state, due.state
+    problem = _describe_difference("", finished, expected, "state") or _describe_difference(
+        "state's ", finished.state, expected.state
     )
     if problem:
         raise_violation(row, f"{when}, {problem}")
 
 
 def remove_request_counts(finished: Finished) -> Finished:
-    """Return the end of a run without numbers of requests, which grow by those that a crash cut off."""
-    children = [attrs.evolve(child, spending=_without_request_counts(child.spending)) for child in finished.children]
-    state = attrs.evolve(finished.state, usage=_without_request_count(finished.state.usage))
-    spending = _without_request_counts(finished.spending)
+    """Return the end of a run without numbers of requests, which include requests that a crash interrupted."""
+    children = [
+        attrs.evolve(child, spending=_remove_spending_request_counts(child.spending)) for child in finished.children
+    ]
+    state = attrs.evolve(finished.state, usage=_remove_request_count(finished.state.usage))
+    spending = _remove_spending_request_counts(finished.spending)
     return attrs.evolve(finished, spending=spending, children=tuple(children), state=state)
 
 
-def _without_request_count(usage: Usage) -> Usage:
+def _remove_request_count(usage: Usage) -> Usage:
     return attrs.evolve(usage, requests=0, at_least=False)
 
 
-def _without_request_counts(spending: Spending) -> Spending:
+def _remove_spending_request_counts(spending: Spending) -> Spending:
     """Return *spending* without numbers of requests, and without agents and models that used no tokens."""
-    by_agent = {key: _without_request_count(used) for key, used in spending.by_agent.items() if used.total_tokens}
-    by_model = {key: _without_request_count(used) for key, used in spending.by_model.items() if used.total_tokens}
+    by_agent = {key: _remove_request_count(used) for key, used in spending.by_agent.items() if used.total_tokens}
+    by_model = {key: _remove_request_count(used) for key, used in spending.by_model.items() if used.total_tokens}
     return attrs.evolve(
         spending,
-        usage=_without_request_count(spending.usage),
+        usage=_remove_request_count(spending.usage),
         by_agent=by_agent,
         by_model=by_model,
         agent_costs={key: cost for key, cost in spending.agent_costs.items() if key in by_agent},
@@ -172,12 +174,12 @@ class WatchedRun:
     One run under observation, from its plan to its end.
 
     Attributes:
-        plan: The plan to run: its handler is watched.
-        may_raise: Errors that its handler may let out.
+        plan: The plan, with a watched handler.
+        may_raise: The errors that the handler may raise.
         is_bare: Whether an agent without a handler runs as it is, instead of with a watched one that does the same.
         entered: How often its handler was entered.
         left: How often its handler was left.
-        found: What did not hold inside its handler; raised where the machine is looked at next.
+        found: Violations inside the handler, which the next check of the machine raises.
     """
 
     plan: RunPlan

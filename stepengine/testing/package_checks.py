@@ -41,7 +41,7 @@ TEXT_BYTES = 4 * 1024 * 1024
 HOMES = re.compile(rb"(?:/home/|/Users/|[A-Za-z]:\\{1,2}Users\\{1,2})[A-Za-z0-9._-]{1,64}")
 HOSTS = re.compile(r"https?://([A-Za-z0-9.-]{1,253})")
 FOLDERS = {"read": "reads", "write": "writes", "network": "hosts"}
-"""What a package with a tool of that category has to name."""
+"""The scopes that a package with a tool of this category must declare."""
 
 
 @attrs.define
@@ -50,8 +50,8 @@ class PackageCheck:
     The findings of a check.
 
     Attributes:
-        good: What is as it should be.
-        problems: What somebody who installs it would stumble over.
+        good: The checks that passed.
+        problems: The problems that users of the package would have.
         notes: What may be meant so.
     """
 

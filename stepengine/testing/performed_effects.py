@@ -1,5 +1,5 @@
 """
-What really happened in a simulated world, and the checks that the run is sent the same.
+The effects performed in a simulated world, and the checks that a run receives their outcomes.
 
 The clock, the faults and the records outlive the processes of the world, as a database or another server would.
 """
@@ -46,15 +46,15 @@ class WorldClock:
         """The time since the present process started."""
         return self.now - self.started
 
-    def start_effect(self, at: Address, duration: int) -> None:
-        """Advance the clock by the duration of an effect, once; a repetition takes no extra time."""
+    def advance_past_effect(self, at: Address, duration: int) -> None:
+        """Advance the clock by the duration of an effect; a repeated effect takes no extra time."""
         if at not in self._asked:
             self._asked[at] = self.now
             self.now += duration
 
-    def end_wait(self, at: Address, patience: int) -> None:
+    def advance_to_wait_end(self, at: Address, timeout_ms: int) -> None:
         """Advance to the end of a wait. Waits that started together end together."""
-        self.now = max(self.now, self._asked[at] + patience)
+        self.now = max(self.now, self._asked[at] + timeout_ms)
 
 
 class PlannedFaults:
@@ -65,7 +65,7 @@ class PlannedFaults:
         faults: The faults that happen, or the source that draws those of an effect at its first call.
 
     Attributes:
-        happened: The faults that came up.
+        happened: The faults that occurred.
     """
 
     def __init__(self, faults: RandomFaults | Sequence[Fault]) -> None:
@@ -92,7 +92,7 @@ class PlannedFaults:
         return self._kinds.get(at, ())
 
     def consume_planned_crash(self, at: Address, kind: str) -> bool:
-        """Return True if the process has to crash of this *kind* at an effect, the first time only."""
+        """Return True, at the first call only, if a crash of this *kind* is planned at the effect."""
         if kind not in self.get_known_faults(at) or (at, kind) in self._crashes:
             return False
         self._crashes.add((at, kind))
@@ -110,7 +110,7 @@ class EffectRecords:
         performed: Each effect that was answered, and its outcome, by path and number.
         lost: The effects that lost a race.
         is_replay: Whether the run is repeated over its records.
-        has_unknown: Whether an effect may have happened whose outcome nobody knows.
+        has_unknown: Whether an effect with an unknown outcome may have happened.
     """
 
     def __init__(self, clock: WorldClock) -> None:

@@ -1,10 +1,8 @@
 """
-What a test records once and repeats from then on, as its fixtures give it.
+The recordings of a test, as its fixtures use them.
 
-``CassetteFixture`` is a test's HTTP, ``JournalFixture`` its runs.
-
-Both know the same modes and give the same account. What lives here knows files and modes and nothing of pytest; the plugin
-says where the files are, which mode holds, and when the test is over.
+``CassetteFixture`` records HTTP interactions, ``JournalFixture`` runs. Both have the same modes and the same usage summary. This
+module has no dependency on pytest: the plugin passes the files and the mode, and reports the end of the test.
 """
 
 from __future__ import annotations
@@ -58,7 +56,7 @@ def is_replay_only_mode(mode: Mode, *, existed: bool) -> bool:
 
 
 @frozen(kw_only=True)
-class Account:
+class RecordingUsage:
     """
     A summary of the use of one recording file by a test.
 
@@ -67,7 +65,7 @@ class Account:
         mode: The mode.
         replayed: Entries that were played.
         recorded: Entries that were recorded.
-        unused: Entries that nobody asked for.
+        unused: Entries that were not requested.
         cost: US dollars of the model replies: paid when recorded, saved when replayed; ``None`` when unknown.
     """
 
@@ -215,7 +213,7 @@ class CassetteFixture(Cassette):
         """Whether everything is played and nothing reaches the network."""
         return is_replay_only_mode(self.mode, existed=self.existed)
 
-    def take(self, request: RecordedRequest) -> Interaction:
+    def consume(self, request: RecordedRequest) -> Interaction:
         """
         Return the first unused interaction with an equal request, else one from the test's extra files.
 
@@ -223,11 +221,11 @@ class CassetteFixture(Cassette):
             CassetteMiss: when there is none.
         """
         try:
-            return super().take(request)
+            return super().consume(request)
         except CassetteMiss as miss:
             for extra in self._extra:
                 try:
-                    found = extra.take(request)
+                    found = extra.consume(request)
                 except CassetteMiss:
                     continue
                 self.remove_miss(miss)
@@ -235,7 +233,7 @@ class CassetteFixture(Cassette):
             raise
 
     def has_replies_of_transport(self, name: str) -> bool:
-        """Return True if the cassette or an extra file has replies that the program's own transport *name* gave."""
+        """Return True if the cassette or an extra file has replies of the program's own transport *name*."""
         return super().has_replies_of_transport(name) or any(one.has_replies_of_transport(name) for one in self._extra)
 
     def transport(self, inner: Any = None, chunks: Chunks | None = None) -> Any:
@@ -314,7 +312,7 @@ class CassetteFixture(Cassette):
     @property
     def has_entries(self) -> bool:
         """Whether anything was played or recorded, also by the shared cassettes of the test."""
-        entries = self._played_count or self.fresh.complete
+        entries = self._played_count or self.fresh.complete_interactions
         return bool(entries) or any(shared.has_entries for shared in self._shared.values())
 
     def _explain_nothing_recorded(self) -> str:
@@ -349,9 +347,9 @@ class CassetteFixture(Cassette):
             )
             raise CassetteUnused(msg, unused=error.unused) from None
 
-    def write_recordings(self) -> list[Account]:
+    def write_recordings(self) -> list[RecordingUsage]:
         """
-        Write the recordings, and return an account of each file that was written.
+        Write the recordings, and return the usage of each file that was written.
 
         Raises:
             SecretFound: when a secret is left; the file stays as it was.
@@ -362,16 +360,18 @@ class CassetteFixture(Cassette):
             if written and shared.path is not None:
                 self._recorded_files.add(shared.path)
             kept += written
-        return [*kept, self.make_account()] if self._write_if_changed() else kept
+        return [*kept, self.summarize_usage()] if self._write_if_changed() else kept
 
     def _write_if_changed(self) -> bool:
         """Write the used and the new interactions, or delete a file to rewrite without new ones; return whether it was written."""
         # A test that sent no request says nothing about which interactions are still needed.
-        drops = self.mode == "extend" and not self.allow_unused and (self._played_count or self.fresh.complete)
+        drops = (
+            self.mode == "extend" and not self.allow_unused and (self._played_count or self.fresh.complete_interactions)
+        )
         dropped = set(self.unused) if drops else set()
         if not self._keeps or self.replaying:
             return False
-        if not (self.fresh.complete or dropped):
+        if not (self.fresh.complete_interactions or dropped):
             if self.mode == "rewrite" and self.existed and self.path is not None:
                 self.path.unlink()
             return False
@@ -392,18 +392,18 @@ class CassetteFixture(Cassette):
     def _source_name(self) -> str:
         return display_path(self.path) if self.path else super()._source_name
 
-    def list_accounts(self) -> list[Account]:
+    def list_usages(self) -> list[RecordingUsage]:
         """Return a summary of replayed and recorded interactions for each cassette of the test."""
-        own = [self.make_account()] if len(self) or self.fresh.complete else []
-        return [*own, *(account for shared in self._shared.values() for account in shared.list_accounts())]
+        own = [self.summarize_usage()] if len(self) or self.fresh.complete_interactions else []
+        return [*own, *(usage for shared in self._shared.values() for usage in shared.list_usages())]
 
-    def make_account(self) -> Account:
+    def summarize_usage(self) -> RecordingUsage:
         """Return the summary of replayed and recorded interactions of this cassette."""
-        return Account(
+        return RecordingUsage(
             path=self._source_name,
             mode=self.mode,
             replayed=self._played_count,
-            recorded=len(self.fresh.complete),
+            recorded=len(self.fresh.complete_interactions),
             unused=len(self.unused),
             cost=self.cost,
         )
@@ -635,14 +635,14 @@ class JournalFixture(SelfOpeningJournal):
         files = folder.glob(f"*{self.path.suffix}") if folder.is_dir() else ()
         return sorted(file for file in files if file.name.startswith(start) and file not in run)
 
-    def write_recordings(self) -> list[Account]:
+    def write_recordings(self) -> list[RecordingUsage]:
         """
-        Write the recording, and return an account of each file that was written.
+        Write the recording, and return the usage of each file that was written.
 
         Raises:
             SecretFound: when a secret is left; the file stays as it was.
         """
-        return [one.make_account() for one in (self, *self._others.values()) if one.write_if_changed()]
+        return [one.summarize_usage() for one in (self, *self._others.values()) if one.write_if_changed()]
 
     def write_if_changed(self) -> bool:
         """Write new records; return True if the file was written. In mode "rewrite", delete a file without new records."""
@@ -661,12 +661,12 @@ class JournalFixture(SelfOpeningJournal):
         file.copy_redaction_rules_from(self).replace(self._fresh.records())
         return True
 
-    def list_accounts(self) -> list[Account]:
+    def list_usages(self) -> list[RecordingUsage]:
         """Return a summary of replayed and recorded effects for each journal of the test."""
         used = [one for one in (self, *self._others.values()) if one.begun is not None or one.existed]
-        return [one.make_account() for one in used]
+        return [one.summarize_usage() for one in used]
 
-    def make_account(self) -> Account:
+    def summarize_usage(self) -> RecordingUsage:
         """Return the summary of replayed and recorded effects of this journal."""
         past = None if self.begun is None else self.begun.recorded_part
         history = self.history()
@@ -679,7 +679,7 @@ class JournalFixture(SelfOpeningJournal):
             if past is not None and self.mode != "extend"
             else 0
         )
-        return Account(
+        return RecordingUsage(
             path=self.name,
             mode=self.mode,
             replayed=max(0, len(held) - len(new) - left),

@@ -1,7 +1,7 @@
 """
-``run_with``: a handler against a list of what it shall yield and what it is then sent.
+``run_script``: run a handler against a list of expected yields and replies.
 
-No engine, no event loop, nothing is performed. What lives here compares and tells; ``Walk`` does the stepping.
+There is no engine and no event loop, and no effect is performed. ``Walk`` runs the handler; this module compares and reports.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _ScriptLine:
         return self.reply(asked) if callable(self.reply) else self.reply
 
 
-def run_with(
+def run_script(
     agent: Handler,
     script: Iterable[object],
     prompt: str = "",
@@ -54,7 +54,7 @@ def run_with(
     model: str | None = None,
 ) -> object:
     """
-    Run a handler with scripted answers and return its result. Raise ``AssertionError`` if it yields anything else.
+    Run a handler against a script of expected yields and replies, and return its result.
 
     Each item of the script is ``(expected, reply)``, or ``expected`` alone where nothing needs to be sent, such as ``STEP``.
 

@@ -50,7 +50,7 @@ MISFIT = " is not an answer to "
 
 
 @frozen
-class HandlerPlace:
+class YieldContext:
     """
     The state of a handler at the yield that is answered.
 
@@ -65,9 +65,9 @@ class HandlerPlace:
     children: int = 0
 
 
-def make_step_result(yielded: Yieldable, answer: object, place: HandlerPlace) -> StepResult:
+def make_step_result(yielded: Yieldable, answer: object, context: YieldContext) -> StepResult:
     """
-    Return the ``StepResult`` for *yielded*, yielded at *place*, from a short *answer* such as a text.
+    Return the ``StepResult`` for *yielded*, yielded at *context*, from a short *answer* such as a text.
 
     Raises:
         DataError: when it does not fit.
@@ -77,8 +77,8 @@ def make_step_result(yielded: Yieldable, answer: object, place: HandlerPlace) ->
     try:
         make = STEPS.get(type(yielded))
         if make is not None:
-            return make(yielded, answer, place)
-        return StepResult(place.state, value=_answer_value(yielded, answer, place))
+            return make(yielded, answer, context)
+        return StepResult(context.state, value=_answer_value(yielded, answer, context))
     except DataError as error:
         # Raised anew, so that the test is shown its own line and not where the value was looked at.
         known = MISFIT in error.message
@@ -103,21 +103,21 @@ def compute_time_after_yield(yielded: object, value: object, now: datetime) -> d
     return now if patience is None else now + timedelta(seconds=patience)
 
 
-def _answer_parallel(yielded: Parallel[Any], answer: object, place: HandlerPlace) -> StepResult:
+def _answer_parallel(yielded: Parallel[Any], answer: object, context: YieldContext) -> StepResult:
     """Return the result of a ``Parallel``: one value for each member, and the tool results among them."""
     answers = _require_list(yielded, answer)
     if len(answers) != len(yielded.calls):
         raise _make_invalid_answer_error(
             yielded, answer, f"a list with one answer for each of its {len(yielded.calls)} members"
         )
-    value = tuple([_answer_member(call, given, place) for call, given in zip(yielded.calls, answers, strict=True)])
-    return StepResult(place.state, tuple([v for v in value if isinstance(v, ToolResult)]), value=value)
+    value = tuple([_answer_member(call, given, context) for call, given in zip(yielded.calls, answers, strict=True)])
+    return StepResult(context.state, tuple([v for v in value if isinstance(v, ToolResult)]), value=value)
 
 
-def _answer_member(yielded: object, answer: object, place: HandlerPlace) -> Any:
+def _answer_member(yielded: object, answer: object, context: YieldContext) -> Any:
     """Return the entry of a member of a ``Parallel`` or ``Race``. An exception becomes the failed result of the member."""
     if not isinstance(answer, Exception):
-        return _answer_value(yielded, answer, place)
+        return _answer_value(yielded, answer, context)
     if isinstance(yielded, ToolCall):
         return ToolResult.error(str(answer), tool_name=yielded.tool)
     if isinstance(yielded, AgentCall):
@@ -146,14 +146,14 @@ def _to_perform_error(yielded: Perform[Any], error: Exception) -> PerformError:
     return failed
 
 
-def _answer_value(yielded: Any, answer: Any, place: HandlerPlace) -> Any:
+def _answer_value(yielded: Any, answer: Any, context: YieldContext) -> Any:
     """Return the value for a yield from a short *answer*, alone or as a member of others."""
     if answer is ABSENT and not isinstance(yielded, MAY_BE_EMPTY):
         raise _make_invalid_answer_error(yielded, answer, FORMS.get(type(yielded), "a value"))
-    return VALUES.get(type(yielded), _answer_single_effect)(yielded, answer, place)
+    return VALUES.get(type(yielded), _answer_single_effect)(yielded, answer, context)
 
 
-def _answer_single_effect(yielded: object, answer: object, _: HandlerPlace) -> object:
+def _answer_single_effect(yielded: object, answer: object, _: YieldContext) -> object:
     """Return the answer to a yield that becomes one effect: a value of that effect's type, by default an empty one."""
     kind: Any = ROWS[EFFECT_OF[type(yielded)]].outcome
     if answer is ABSENT:
@@ -163,13 +163,13 @@ def _answer_single_effect(yielded: object, answer: object, _: HandlerPlace) -> o
     raise _make_invalid_answer_error(yielded, answer, FORMS[type(yielded)])
 
 
-def _answer_ask(yielded: Ask, answer: Any, _: HandlerPlace) -> Any:
+def _answer_ask(yielded: Ask, answer: Any, _: YieldContext) -> Any:
     """Return the value of the answer to a question after its validation."""
     question = Question("q1", yielded.question, yielded.options, yielded.multi_select, allow_text=yielded.allow_text)
     return to_answer(answer, question).value
 
 
-def _answer_perform(_: object, answer: Any, __: HandlerPlace) -> Any:
+def _answer_perform(_: object, answer: Any, __: YieldContext) -> Any:
     """Return *answer* as frozen JSON; a ``PerformError`` stays as it is."""
     return answer if isinstance(answer, PerformError) else freeze(answer)
 
@@ -177,19 +177,19 @@ def _answer_perform(_: object, answer: Any, __: HandlerPlace) -> Any:
 # --- what waits -------------------------------------------------------------------------------------------------------
 
 
-def _answer_sleep(yielded: Sleep, answer: object, place: HandlerPlace) -> datetime:
+def _answer_sleep(yielded: Sleep, answer: object, context: YieldContext) -> datetime:
     """Return the wake time of a sleep: its planned time, or the answer of the test."""
     if answer is ABSENT:
-        due = place.now + timedelta(seconds=yielded.seconds or 0)
-        return max(place.now, yielded.until.astimezone(UTC)) if yielded.until is not None else due
-    if isinstance(answer, datetime) and answer.utcoffset() is not None and answer >= place.now:
+        due = context.now + timedelta(seconds=yielded.seconds or 0)
+        return max(context.now, yielded.until.astimezone(UTC)) if yielded.until is not None else due
+    if isinstance(answer, datetime) and answer.utcoffset() is not None and answer >= context.now:
         return answer.astimezone(UTC)
     raise _make_invalid_answer_error(
-        yielded, answer, f"nothing, or a date with a time zone, not before {place.now.isoformat()}"
+        yielded, answer, f"nothing, or a date with a time zone, not before {context.now.isoformat()}"
     )
 
 
-def _answer_receive(yielded: Receive[Any], answer: Any, _: HandlerPlace) -> Any:
+def _answer_receive(yielded: Receive[Any], answer: Any, _: YieldContext) -> Any:
     """Return the message for a ``Receive`` after its validation, or None for its timeout."""
     if answer is None:
         if yielded.timeout is None:
@@ -202,12 +202,12 @@ def _answer_receive(yielded: Receive[Any], answer: Any, _: HandlerPlace) -> Any:
     return message
 
 
-def _answer_start(yielded: Start[Any], answer: Any, place: HandlerPlace) -> Any:
+def _answer_start(yielded: Start[Any], answer: Any, context: YieldContext) -> Any:
     """Return references to the children; invented ones if the test contains none."""
     if answer is ABSENT:
-        numbers = range(place.children, place.children + len(yielded.calls))
+        numbers = range(context.children, context.children + len(yielded.calls))
         made = [
-            ChildRef(f"{place.state.run_id}-{n}", call.agent_id, str(n))
+            ChildRef(f"{context.state.run_id}-{n}", call.agent_id, str(n))
             for n, call in zip(numbers, yielded.calls, strict=True)
         ]
         return made[0] if len(made) == 1 else tuple(made)
@@ -219,7 +219,7 @@ def _answer_start(yielded: Start[Any], answer: Any, place: HandlerPlace) -> Any:
     return given[0] if len(given) == 1 else tuple(given)
 
 
-def _answer_wait(yielded: Wait[Any], answer: object, _: HandlerPlace) -> Waited[Any]:
+def _answer_wait(yielded: Wait[Any], answer: object, _: YieldContext) -> Waited[Any]:
     """Return the results of the children of a ``Wait`` and the references of those that still run."""
     if isinstance(answer, Waited):
         waited: Waited[Any] = answer
@@ -262,12 +262,12 @@ def _make_background_child_result(ref: ChildRef[Any], answer: object, yielded: o
     return attrs.evolve(_to_child_result(yielded, ref.agent_id, answer), run_id=ref.id)
 
 
-def _answer_send(yielded: Send, answer: object, _: HandlerPlace) -> bool:
+def _answer_send(yielded: Send, answer: object, _: YieldContext) -> bool:
     """Return whether the child of a ``Send`` is still running; True by default."""
     return True if answer is ABSENT else bool(_require_type(bool, yielded, answer))
 
 
-def _answer_cancel(yielded: Cancel, answer: object, _: HandlerPlace) -> ChildResult[Any]:
+def _answer_cancel(yielded: Cancel, answer: object, _: YieldContext) -> ChildResult[Any]:
     """Return the result of the cancelled child: cancelled, unless the answer says how it had ended before."""
     ref = yielded.ref
     if answer is ABSENT:
@@ -275,18 +275,18 @@ def _answer_cancel(yielded: Cancel, answer: object, _: HandlerPlace) -> ChildRes
     return _make_background_child_result(ref, answer, yielded)
 
 
-def _answer_race(yielded: Race[Any], answer: Any, place: HandlerPlace) -> tuple[int, Any]:
+def _answer_race(yielded: Race[Any], answer: Any, context: YieldContext) -> tuple[int, Any]:
     """Return the index of the winner of a ``Race`` and its value."""
     is_pair = isinstance(answer, list | tuple) and len(answer) == 2  # noqa: PLR2004
     if not is_pair or type(answer[0]) is not int or not 0 <= answer[0] < len(yielded.members):
         raise _make_invalid_answer_error(yielded, answer, FORMS[Race])
-    return answer[0], _answer_member(yielded.members[answer[0]], answer[1], place)
+    return answer[0], _answer_member(yielded.members[answer[0]], answer[1], context)
 
 
 # --- calls ------------------------------------------------------------------------------------------------------------
 
 
-def _make_named_tool_result(yielded: ToolCall, answer: object, _: HandlerPlace) -> ToolResult:
+def _make_named_tool_result(yielded: ToolCall, answer: object, _: YieldContext) -> ToolResult:
     """Return *answer* as a ``ToolResult`` with the name of the called tool."""
     result = to_tool_result(answer)
     return result if result.tool_name else attrs.evolve(result, tool_name=yielded.tool)
@@ -310,9 +310,9 @@ def _to_child_result(yielded: object, agent_id: str, answer: object) -> ChildRes
     return ChildResult(agent_id=agent_id, output=answer, text=answer if isinstance(answer, str) else "")
 
 
-def _answer_step(yielded: object, answer: object, place: HandlerPlace) -> StepResult:
+def _answer_step(yielded: object, answer: object, context: YieldContext) -> StepResult:
     """Return the result of a step: empty, with the given state, or with the given reply added to the history."""
-    state = place.state
+    state = context.state
     if answer is ABSENT:
         return StepResult(state, steps_complete=yielded is Sentinel.STEP_ALL)
     if isinstance(answer, AgentState):
@@ -352,23 +352,25 @@ def _make_invalid_answer_error(yielded: object, answer: object, expected: str) -
     return DataError(f"{given}{MISFIT}{yielded!r}; send {expected}, or a StepResult")
 
 
-def _answer_tool_call(yielded: ToolCall, answer: object, place: HandlerPlace) -> StepResult:
-    return StepResult(place.state, (_answer_value(yielded, answer, place),))
+def _answer_tool_call(yielded: ToolCall, answer: object, context: YieldContext) -> StepResult:
+    return StepResult(context.state, (_answer_value(yielded, answer, context),))
 
 
-def _answer_step_text(yielded: StepText, answer: object, place: HandlerPlace) -> StepResult:
+def _answer_step_text(yielded: StepText, answer: object, context: YieldContext) -> StepResult:
     """Return the result of a ``StepText`` with the tool results in *answer*; none by default."""
-    return StepResult(place.state, tuple([to_tool_result(r) for r in _require_list(yielded, answer, allow_empty=True)]))
-
-
-def _answer_generate_n(yielded: GenerateN, answer: object, place: HandlerPlace) -> StepResult:
-    """Return the result of a ``GenerateN`` with the texts in *answer*."""
     return StepResult(
-        place.state, n_responses=tuple([_require_type(str, yielded, t) for t in _require_list(yielded, answer)])
+        context.state, tuple([to_tool_result(r) for r in _require_list(yielded, answer, allow_empty=True)])
     )
 
 
-STEPS: Mapping[type, Callable[[Any, Any, HandlerPlace], StepResult]] = {
+def _answer_generate_n(yielded: GenerateN, answer: object, context: YieldContext) -> StepResult:
+    """Return the result of a ``GenerateN`` with the texts in *answer*."""
+    return StepResult(
+        context.state, n_responses=tuple([_require_type(str, yielded, t) for t in _require_list(yielded, answer)])
+    )
+
+
+STEPS: Mapping[type, Callable[[Any, Any, YieldContext], StepResult]] = {
     Sentinel: _answer_step,
     StepWith: _answer_step,
     StepText: _answer_step_text,
@@ -378,7 +380,7 @@ STEPS: Mapping[type, Callable[[Any, Any, HandlerPlace], StepResult]] = {
 }
 """What is sent for what has more than a value."""
 
-VALUES: Mapping[type, Callable[[Any, Any, HandlerPlace], Any]] = {
+VALUES: Mapping[type, Callable[[Any, Any, YieldContext], Any]] = {
     ToolCall: _make_named_tool_result,
     AgentCall: lambda yielded, answer, _: _to_child_result(yielded, yielded.agent_id, answer),
     Perform: _answer_perform,

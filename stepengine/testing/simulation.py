@@ -47,7 +47,14 @@ from stepengine.testing.invariants import (
     remove_request_counts,
 )
 from stepengine.testing.recorded import RecordedOutcomes, RecordedRunIndex
-from stepengine.testing.world import GeneratedOutcomes, Invariant, Replies, SimulationSetting, World, make_stand_in_tool
+from stepengine.testing.world import (
+    GeneratedOutcomes,
+    Invariant,
+    Replies,
+    SimulationSetting,
+    World,
+    make_placeholder_tool,
+)
 from stepengine.tools.agent_tools import BUILT_IN, iter_reachable_tools
 
 if TYPE_CHECKING:
@@ -84,7 +91,7 @@ RULES: Mapping[str, str] = {
     "own": "the author's own rules always hold, with invariants=",
     "handler": "a handler raises no error of its own; list allowed errors with may_raise=(...,)",
 }
-"""What the rows say, for whoever reads a failure."""
+"""The text of each invariant, for the message of a failure."""
 
 
 @frozen
@@ -93,10 +100,10 @@ class Simulated:
     The result of a simulation: its worlds and effects.
 
     Attributes:
-        runs: How many worlds were run: one per seed, or all that an exhaustive simulation goes through.
-        effects: How many effects were answered.
-        statuses: How often the root ended in which status.
-        faults: How often which kind of fault happened.
+        runs: The number of worlds: one per seed, or all worlds of an exhaustive simulation.
+        effects: The number of performed effects.
+        statuses: The number of root runs by status.
+        faults: The number of faults by kind.
     """
 
     runs: int
@@ -214,12 +221,12 @@ def simulate(
         is_same_in_any_order=bool(orders),
     )
     if history is not None:
-        setting = _setting_from_record(setting, history)
+        setting = _add_record_to_setting(setting, history)
     statuses: Counter[RunStatus] = Counter()
     happened: Counter[str] = Counter()
     runs = effects = 0
-    for seed, due, order in _repeat_in_orders(_iter_seeds_and_faults(setting, seeds, given, history), orders):
-        world = World(setting, seed, due, order)
+    for seed, world_faults, order in _repeat_in_orders(_iter_seeds_and_faults(setting, seeds, given, history), orders):
+        world = World(setting, seed, world_faults, order)
         try:
             finished = _run_and_check_world(setting, world)
         except Violation as violation:
@@ -238,34 +245,34 @@ def _iter_seeds_and_faults(
     setting: SimulationSetting, seeds: Iterable[int] | None, given: Sequence[str | Fault], history: History | None
 ) -> Iterator[tuple[int, RandomFaults | Sequence[Fault]]]:
     """Yield the seed and the faults of each world."""
-    exact = [fault for fault in given if isinstance(fault, Fault)]
+    given_faults = [fault for fault in given if isinstance(fault, Fault)]
     kinds = [kind for kind in given if isinstance(kind, str)]
     if history is None and seeds is not None:
-        return ((seed, exact or RandomFaults(seed, kinds)) for seed in seeds)
+        return ((seed, given_faults or RandomFaults(seed, kinds)) for seed in seeds)
     worlds = _iter_single_faults_and_crash_pairs if history is None else _iter_faults_of_recorded_run
-    return ((0, faults) for faults in worlds(setting, exact, [validate_fault_kind(kind) for kind in kinds]))
+    return ((0, faults) for faults in worlds(setting, given_faults, [validate_fault_kind(kind) for kind in kinds]))
 
 
 def _repeat_in_orders(
     worlds: Iterable[tuple[int, RandomFaults | Sequence[Fault]]], orders: int
 ) -> Iterator[tuple[int, RandomFaults | Sequence[Fault], int]]:
     """Yield each world once for each order. Random faults are copied, because a run uses them up."""
-    return ((seed, copy.copy(due), order) for seed, due in worlds for order in range(max(1, orders)))
+    return ((seed, copy.copy(faults), order) for seed, faults in worlds for order in range(max(1, orders)))
 
 
-def _expect_same_in_any_order(first: World, due: Finished, world: World, finished: Finished) -> None:
+def _expect_same_in_any_order(first: World, first_end: Finished, world: World, finished: Finished) -> None:
     """
     Raise ``Violation`` unless a run has the same status and output in two orders of its children.
 
     Raises:
         Violation: with both orders, and the first effect in which the runs differ.
     """
-    if (finished.status, finished.output) == (due.status, due.output):
+    if (finished.status, finished.output) == (first_end.status, first_end.output):
         return
     raise_violation(
         "WT4",
         f"when children end in the order {', '.join(world.child_order)} the run is {finished.status.value} with the output "
-        f"{finished.output!r}, in the order {', '.join(first.child_order)} {due.status.value} with {due.output!r}; "
+        f"{finished.output!r}, in the order {', '.join(first.child_order)} {first_end.status.value} with {first_end.output!r}; "
         f"{_describe_first_difference(first, world)}",
     )
 
@@ -281,8 +288,8 @@ def _describe_first_difference(first: World, world: World) -> str:
     return "they request the same effects, but the handler uses the results differently"
 
 
-def _setting_from_record(setting: SimulationSetting, history: History) -> SimulationSetting:
-    """Return a setting whose world returns the recorded outcomes, with the recorded start of the run."""
+def _add_record_to_setting(setting: SimulationSetting, history: History) -> SimulationSetting:
+    """Return a copy of *setting* with the recorded input, seed, limits and outcomes of a run."""
     opening, head, canned, record = (
         parse_recorded_start(history),
         history.head,
@@ -310,27 +317,27 @@ def _find_unlisted_tools(agents: Iterable[AgentDefinition], history: History | N
     return dict.fromkeys([name for name in names if name not in own])
 
 
-def _list_single_faults(calm: World, kinds: Sequence[str]) -> list[Fault]:
-    """Return one fault for each effect of the run without faults, *calm*, and each kind that fits the effect."""
+def _list_single_faults(base_world: World, kinds: Sequence[str]) -> list[Fault]:
+    """Return one fault for each effect of *base_world* and each kind that fits the effect."""
     return [
         Fault(seq, kind, path)
-        for (path, seq), (effect, _) in calm.effects.performed.items()
+        for (path, seq), (effect, _) in base_world.effects.performed.items()
         for kind in kinds
         if type(effect) in KINDS[kind]
     ]
 
 
 def _iter_faults_of_recorded_run(
-    setting: SimulationSetting, exact: Sequence[Fault], kinds: Sequence[str]
+    setting: SimulationSetting, given_faults: Sequence[Fault], kinds: Sequence[str]
 ) -> Iterator[Sequence[Fault]]:
     """Yield the faults of each world of a recorded run: the given ones, then one at each effect, or at a sample."""
-    yield exact
-    if exact or not kinds:
+    yield given_faults
+    if given_faults or not kinds:
         return
-    calm = World(setting, 0, ())
-    calm.run()
-    places = _list_single_faults(calm, kinds)
-    if len(calm.effects.performed) > MAX_RECORDED and len(places) > MAX_PLACES:
+    base_world = World(setting, 0, ())
+    base_world.run()
+    places = _list_single_faults(base_world, kinds)
+    if len(base_world.effects.performed) > MAX_RECORDED and len(places) > MAX_PLACES:
         places = Random(0).sample(places, MAX_PLACES)  # noqa: S311
     for fault in places:
         yield [fault]
@@ -353,7 +360,7 @@ def _make_catalog(
     # A handler may call tools of the engine that its agent does not list: those that results are given for are there.
     wanted = [name for name in results if TOOL_NAME.fullmatch(name) and name not in carried]
     wanted += [tool for tool in named if isinstance(tool, str)]
-    given: dict[str, ToolLike] = {name: make_stand_in_tool(name) for name in wanted if name not in BUILT_IN}
+    given: dict[str, ToolLike] = {name: make_placeholder_tool(name) for name in wanted if name not in BUILT_IN}
     given |= {tool.spec.name: tool for tool in tools}
     return Catalog(agents, given.values(), Hooks(), Limits())
 
@@ -362,16 +369,16 @@ def _run_and_check_world(setting: SimulationSetting, world: World) -> Finished:
     """Run *world* to its end. After crashes, compare the end with that of a run without crashes (I11)."""
     finished = world.run()
     if world.resumed and not world.effects.has_unknown:
-        due = _run_without_crash(setting, world)
-        expect_same_end("I11", "after a crash", remove_request_counts(finished), remove_request_counts(due))
+        expected = _run_without_crash(setting, world)
+        expect_same_end("I11", "after a crash", remove_request_counts(finished), remove_request_counts(expected))
     if world.seed % REPEATED == 0:
         world.check_replay(finished)
     if setting.is_same_in_any_order:
-        _expect_same_in_any_order(*_get_run_in_first_order(setting, world), world, finished)
+        _expect_same_in_any_order(*_run_in_first_order(setting, world), world, finished)
     return finished
 
 
-def _get_run_in_first_order(setting: SimulationSetting, world: World) -> tuple[World, Finished]:
+def _run_in_first_order(setting: SimulationSetting, world: World) -> tuple[World, Finished]:
     """Return the run of *world* with the same faults in the first order, and its end. It is cached for the other orders."""
     faults = tuple(world.faults.happened)
     key = (world.seed, faults)
@@ -393,23 +400,23 @@ def _run_without_crash(setting: SimulationSetting, world: World) -> Finished:
 
 
 def _iter_single_faults_and_crash_pairs(
-    setting: SimulationSetting, exact: Sequence[Fault], kinds: Sequence[str]
+    setting: SimulationSetting, given_faults: Sequence[Fault], kinds: Sequence[str]
 ) -> Iterator[Sequence[Fault]]:
     """Yield the faults of each world: the given ones, then also each single fault at each effect, then each pair of crashes."""
-    yield exact
-    calm = World(setting, 0, exact)
-    calm.run()
-    if len(calm.effects.performed) > MAX_EFFECTS:
+    yield given_faults
+    base_world = World(setting, 0, given_faults)
+    base_world.run()
+    if len(base_world.effects.performed) > MAX_EFFECTS:
         msg = (
-            f"a run of agent {setting.agent.id!r} has {len(calm.effects.performed)} effects without faults, but seeds=None "
+            f"a run of agent {setting.agent.id!r} has {len(base_world.effects.performed)} effects without faults, but seeds=None "
             f"tries runs of at most {MAX_EFFECTS}; give a shorter conversation with replies=[...], or seeds=range(1_000)"
         )
         raise DataError(msg)
-    single = _list_single_faults(calm, kinds)
+    single = _list_single_faults(base_world, kinds)
     for fault in single:
-        yield [*exact, fault]
+        yield [*given_faults, fault]
     for two in itertools.combinations([fault for fault in single if fault.kind in CRASHES], 2):
-        yield [*exact, *two]
+        yield [*given_faults, *two]
 
 
 # --- what is told -------------------------------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ class RequestSnapshot(_TextSnapshot):
     file_extension = "request.json"
 
     def to_value(self, data: Any) -> Any:
-        """Return the body, with secrets removed as in a cassette."""
+        """Return the body as JSON, with secrets redacted and long texts cut to their start, length and digest."""
         body = data.request if isinstance(data, Interaction) else data
         if not isinstance(body, RecordedRequest) and hasattr(body, "headers"):
             kept = tuple([(n.lower(), v) for n, v in body.headers.items()])

@@ -56,7 +56,7 @@ def is_stream_complete(body: str, *, read_to_end: bool, with_errors: bool = Fals
 
 
 def _is_last_event(tree: dict[str, Any]) -> bool:
-    """Return True for an event behind which a protocol sends no other."""
+    """Return True for the last event of a protocol's stream."""
     return _get_event_type(tree) in ENDS or _is_prompt_blocked_by_google(tree) or _is_rpc_answer(tree)
 
 

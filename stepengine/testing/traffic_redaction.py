@@ -295,9 +295,9 @@ def _find_basic_auth_secrets(credential: str) -> Iterable[str]:
 
 def find_url_and_body_secrets(request: RecordedRequest) -> dict[str, str]:
     """Return the credentials in the URL and body of *request*, mapped to their names; a reply may quote them."""
-    body = decode_body(request.body, request.header("content-encoding"))
+    body = decode_body(request.body, request.get_header("content-encoding"))
     found = [
-        *_find_form_secrets(urlsplit(request.url).query), *_find_body_secrets(body, request.header("content-type"), 0)
+        *_find_form_secrets(urlsplit(request.url).query), *_find_body_secrets(body, request.get_header("content-type"), 0)
     ]  # fmt: skip
     return {value: name for name, value in found if len(value) >= MIN_KNOWN and not PLACEHOLDER.fullmatch(value)}
 
@@ -369,8 +369,10 @@ def _detect_text_encoding(body: bytes, kind: str) -> str:
 
 def has_binary_body(message: RecordedRequest | RecordedResponse) -> bool:
     """Return True if the body of *message* is not text, so that only known secret values are searched in it."""
-    body = decode_body(message.body, message.header("content-encoding"))
-    return message.body != b"" and (not body or not _detect_text_encoding(body, message.header("content-type").lower()))
+    body = decode_body(message.body, message.get_header("content-encoding"))
+    return message.body != b"" and (
+        not body or not _detect_text_encoding(body, message.get_header("content-type").lower())
+    )
 
 
 def _find_part_names(head: bytes) -> list[str]:
@@ -397,7 +399,7 @@ def is_credential_exchange(request: RecordedRequest) -> bool:
         return not TOKEN_PARAMETERS.isdisjoint(_collect_request_parameters(request))
     if SIGNED_CREDENTIALS.fullmatch(parts.hostname or "") or is_presigned(request):
         return True
-    if request.header("content-type").lower().startswith(FORM):
+    if request.get_header("content-type").lower().startswith(FORM):
         form = _collect_request_parameters(request)
         if GRANT in form or form.get("action", "").startswith("AssumeRole"):
             return True
@@ -406,7 +408,7 @@ def is_credential_exchange(request: RecordedRequest) -> bool:
 
 def _collect_request_parameters(request: RecordedRequest) -> dict[str, str]:
     """Return the parameters of URL, form or JSON by lower-case name without underscores; JSON members have the value ``""``."""
-    kind = request.header("content-type").lower()
+    kind = request.get_header("content-type").lower()
     body = request.body.decode(errors="replace")
     texts = [urlsplit(request.url).query, body if not kind or kind.startswith(FORM) else ""]
     pairs = [pair.partition("=") for text in texts for pair in text.split("&")]
@@ -524,7 +526,7 @@ class Cleaner:
             for n, v in request.headers
             if is_recorded_request_header(n) and not (n == "host" and _is_host_of_url(v, request.url))
         ]
-        kind, encoding = request.header("content-type"), request.header("content-encoding")
+        kind, encoding = request.get_header("content-type"), request.get_header("content-encoding")
         plain = decode_body(request.body, encoding)
         body = self.clean_body(plain, kind)
         if encoding and body == plain:
@@ -675,7 +677,7 @@ class Cleaner:
                 yield f"headers/{name}", name.lower()
         if isinstance(message, RecordedRequest) and clean_url(message.url, self.redactor) != message.url:
             yield "uri", "query"
-        text = decode_body(message.body, message.header("content-encoding")).decode(errors="replace")
+        text = decode_body(message.body, message.get_header("content-encoding")).decode(errors="replace")
         if self.redactor.may_contain_secret(text):
             yield from self.redactor.find_secret_pointers(parse_if_json(text), "body")
         if is_event_stream(message):
@@ -685,9 +687,9 @@ class Cleaner:
 
     def _clean_reply_body(self, response: RecordedResponse) -> bytes:
         """Return the body unchanged if it has no secret, else decoded and without secrets."""
-        plain = decode_body(response.body, response.header("content-encoding"))
+        plain = decode_body(response.body, response.get_header("content-encoding"))
         if not is_event_stream(response):
-            clean = self.clean_body(plain, response.header("content-type"))
+            clean = self.clean_body(plain, response.get_header("content-type"))
         else:
             text = plain.decode(errors="surrogateescape")
             clean = clean_events(text, self.redactor).encode(errors="surrogateescape")
@@ -726,7 +728,7 @@ def vcr_config(secrets: Mapping[str, str] | None = None) -> dict[str, Any]:
             if n.lower() in KEPT_REQUEST_HEADERS
         }
         given = request.body
-        clean = _clean_vcr_body(cleaner, _read_vcr_body(given), dict(headers).get("content-type", ""))
+        clean = _clean_vcr_body(cleaner, _drain_vcr_body(given), dict(headers).get("content-type", ""))
         # vcrpy makes an iterator of a list again, and a file of bytes.
         request.body = [clean] if isinstance(given, Iterator) and not hasattr(given, "read") else clean
         return request
@@ -752,8 +754,8 @@ def vcr_config(secrets: Mapping[str, str] | None = None) -> dict[str, Any]:
     }
 
 
-def _read_vcr_body(body: Any) -> Any:
-    """Return the bytes of a body that vcrpy has as a file or an iterator; others unchanged."""
+def _drain_vcr_body(body: Any) -> Any:
+    """Return a body; if vcrpy stored it as a file or an iterator, read it into bytes."""
     if hasattr(body, "read"):
         return body.read()
     return (

@@ -1,5 +1,5 @@
 """
-The transports that stand between an SDK's client and the network: one plays a cassette, one records into it.
+Transports between an SDK's client and the network, which replay or record a cassette.
 
 All are sync and async transports of httpx2 at once, so that one object serves every client of a test. That
 of a test that records plays what the cassette knows; the rest goes to the network and is kept.
@@ -71,18 +71,18 @@ class ReplayTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         """Return the recorded reply to a sync client, or raise the recorded error."""
         request.read()
-        return self.play_interaction(self._take_interaction(request), request)
+        return self.play_interaction(self._consume_or_make_interaction(request), request)
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Return the recorded reply to an async client, or raise the recorded error."""
         await request.aread()
-        return await self.play_interaction_async(self._take_interaction(request), request)
+        return await self.play_interaction_async(self._consume_or_make_interaction(request), request)
 
-    def _take_interaction(self, request: httpx2.Request) -> Interaction:
-        """Return the recorded interaction of a request. One for credentials without a recording gets a made-up reply."""
-        asked = OURS.read_request(request)
+    def _consume_or_make_interaction(self, request: httpx2.Request) -> Interaction:
+        """Return the recorded interaction of a request and mark it as used; make one for an unrecorded request for credentials."""
+        asked = OURS.convert_request(request)
         try:
-            return self.cassette.take(asked)
+            return self.cassette.consume(asked)
         except CassetteMiss as miss:
             if not is_credential_exchange(asked) or is_presigned(asked):
                 raise
@@ -176,7 +176,10 @@ class RecordTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
 
     def _start_exchange(self, request: httpx2.Request) -> Exchange | None:
         return start_exchange(
-            self.cassette, OURS.read_request(request), record_errors=self._record_errors, keep_chunks=self._keep_chunks
+            self.cassette,
+            OURS.convert_request(request),
+            record_errors=self._record_errors,
+            keep_chunks=self._keep_chunks,
         )
 
     def close(self) -> None:
@@ -248,7 +251,7 @@ class MixedTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         self._async = RecordTransport(to_network, fresh, record_errors=record_errors)
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Return the recorded reply to a sync client; send and record a request without one."""
+        """Return the recorded reply to a sync client; if there is none, send the request and record the reply."""
         request.read()
         found = self._find_recorded_interaction(request)
         if found is None:
@@ -256,7 +259,7 @@ class MixedTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         return self._replay.play_interaction(found, request)
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Return the recorded reply to an async client; send and record a request without one."""
+        """Return the recorded reply to an async client; if there is none, send the request and record the reply."""
         await request.aread()
         found = self._find_recorded_interaction(request)
         if found is None:
@@ -266,7 +269,7 @@ class MixedTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
     def _find_recorded_interaction(self, request: httpx2.Request) -> Interaction | None:
         """Return the recorded interaction of a request; None, without a miss, if there is none."""
         try:
-            return self._known.take(OURS.read_request(request))
+            return self._known.consume(OURS.convert_request(request))
         except CassetteMiss as miss:
             self._known.remove_miss(miss)
             return None

@@ -1,5 +1,5 @@
 """
-``Walk``: step a handler by hand, without an engine, and fork it by its history.
+``Walk``: step a handler manually, without an engine, and fork it from its history.
 
 What lives here drives a handler's generator and builds its context; what a short answer of a test means stands in ``short_answers``.
 """
@@ -38,7 +38,7 @@ from stepengine.errors import (
 from stepengine.machine.author import find_waiting_line, make_bad_yield_error
 from stepengine.machine.protocol import By, format_yieldable_names, get_yield_rows
 from stepengine.runtime.performer import run_compute
-from stepengine.testing.short_answers import HandlerPlace, compute_time_after_yield, make_step_result
+from stepengine.testing.short_answers import YieldContext, compute_time_after_yield, make_step_result
 from stepengine.tools.context import RunResources
 from stepengine.tools.definition import Tool
 
@@ -225,7 +225,7 @@ class Walk:
         """
         self._require_unfinished("send")
         now = self._context.now()
-        result = make_step_result(self._asked, answer, HandlerPlace(self.state, now, self._children))
+        result = make_step_result(self._asked, answer, YieldContext(self.state, now, self._children))
         self._history.append(WalkStep(self._asked, result))
         self.state = result.agent_state
         self._waited_ms += (compute_time_after_yield(self._asked, result.value, now) - now) // timedelta(milliseconds=1)

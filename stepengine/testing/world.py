@@ -50,7 +50,6 @@ from stepengine.models.scripted import Failing, ScriptedModel
 from stepengine.runtime.failfast import has_failed
 from stepengine.runtime.performer import Item, run_compute
 from stepengine.runtime.services import ModelSetting, Services
-from stepengine.testing.backstage import SimulatedChildren, SimulatedMailbox
 from stepengine.testing.budgets import Budgets, ForwardingPerformer, run_without_waiting
 from stepengine.testing.effect_performer import EffectPerformer, OutcomeSource
 from stepengine.testing.faults import Fault, RandomFaults
@@ -66,6 +65,7 @@ from stepengine.testing.invariants import (
 )
 from stepengine.testing.performed_effects import EffectRecords, PlannedFaults, WorldClock
 from stepengine.testing.short_answers import to_tool_result
+from stepengine.testing.simulated_children import SimulatedChildren, SimulatedMailbox
 from stepengine.tools.context import RunResources
 from stepengine.tools.definition import Tool
 
@@ -90,7 +90,7 @@ PLAIN: Mapping[str, Callable[[Random], Any]] = {
 LAST = "done"
 
 
-def make_stand_in_tool(name: str) -> Tool:
+def make_placeholder_tool(name: str) -> Tool:
     """Return a tool without a description that accepts every input."""
     return Tool(name, "", {}, lambda _: None)
 
@@ -253,7 +253,7 @@ class SimulationSetting:
         more: What else the run is started with: ``previous``, ``limits``.
         is_same_in_any_order: Whether the run of a seed has to end in the same way in whatever order its children do.
         first: The run in the first order that was last compared with, by seed and faults.
-        undisturbed: How the run ended that was last compared with, by seed, faults and order.
+        undisturbed: The end of the last run without crashes, by seed, faults and order.
     """
 
     catalog: Catalog
@@ -275,8 +275,8 @@ class World:
     """
     The simulated world of one seed: the performed effects and the journal of the run.
 
-    Runs are recorded, resumed and repeated by the recorder and the replayer that ship, over a journal in memory; when a process
-    dies, only the lines of the journal are left of it.
+    The real recorder and replayer record, resume and replay the runs with a journal in memory. After a crash, only the lines of the
+    journal remain.
 
     Attributes:
         setting: The options of the simulation.
@@ -285,10 +285,10 @@ class World:
         clock: The simulated time.
         faults: The faults of effects.
         effects: The effects that were performed, with their outcomes.
-        letters: The messages to runs.
+        mailbox: The messages to runs.
         canned: The source of replies, results and answers.
-        resumed: Whether the run went on after a crash.
-        lines: What happened, as text.
+        resumed: Whether the run was resumed after a crash.
+        lines: The log of the run.
     """
 
     def __init__(
@@ -300,7 +300,7 @@ class World:
         self.clock = WorldClock()
         self.faults = PlannedFaults(faults)
         self.effects = EffectRecords(self.clock)
-        self.letters = SimulatedMailbox(setting.messages)
+        self.mailbox = SimulatedMailbox(setting.messages)
         self.canned = setting.canned(seed)
         self.resumed = False
         self.lines: list[str] = []
@@ -315,7 +315,7 @@ class World:
     @property
     def child_order(self) -> Sequence[str]:
         """The background children in the order in which they ended."""
-        return () if self._process is None else self._process.backstage.order
+        return () if self._process is None else self._process.simulated_children.order
 
     def run(self) -> Finished:
         """
@@ -363,7 +363,7 @@ class World:
         """Run one process, check its recorder, and return the end of the run; a planned crash raises ``_Crash``."""
         self.clock.started = self.clock.now
         try:
-            plan, state, services = self._start_run(run)
+            plan, state, services = self._start_or_resume_root(run)
             self._process = SimulatedProcess(self, run, services)
             ended: Finished = run_without_waiting(finish_run(run, self._process.drive(plan, state)))
         finally:
@@ -371,8 +371,8 @@ class World:
         self._process.expect_recorder_sound()
         return ended
 
-    def _start_run(self, run: JournaledRun) -> tuple[RunPlan, AgentState, Services]:
-        """Return the plan and state of the root, and the services of a process that records or replays it."""
+    def _start_or_resume_root(self, run: JournaledRun) -> tuple[RunPlan, AgentState, Services]:
+        """Plan the root, start or resume its record, and return plan, state and the services that record or replay it."""
         from stepengine.engine.run_plans import Planner, RunModels, RunRequest, with_resolved_system_prompt
         from stepengine.models import Models
 
@@ -418,7 +418,7 @@ class SimulatedProcess:
         services: The services that record or replay it.
 
     Attributes:
-        backstage: The background children.
+        simulated_children: The background children.
     """
 
     def __init__(self, world: World, run: JournaledRun, services: Services) -> None:
@@ -428,11 +428,17 @@ class SimulatedProcess:
         self._kept: dict[str, RunResources] = {}
         self._invariants = () if world.effects.is_replay else world.setting.invariants
         self._events: list[Event] = []
-        self.backstage = SimulatedChildren(
-            f"{world.seed}:{world.order}", self._run_background_child, world.letters, _draw_message
+        self.simulated_children = SimulatedChildren(
+            f"{world.seed}:{world.order}", self._run_background_child, world.mailbox, _draw_message
         )
         self._performer = EffectPerformer(
-            world.clock, world.effects, world.canned, world.letters, self.backstage, services.planner, self.drive
+            world.clock,
+            world.effects,
+            world.canned,
+            world.mailbox,
+            self.simulated_children,
+            services.planner,
+            self.drive,
         )
         (recorder,) = services.middlewares
         self._budgets = Budgets(
@@ -441,7 +447,7 @@ class SimulatedProcess:
             ),
             self._perform_with_faults,
             lambda: world.clock.elapsed,
-            self.backstage.run_children,
+            self.simulated_children.run_children,
         )
 
     def _run_background_child(self, item: Item) -> Single:
@@ -456,13 +462,13 @@ class SimulatedProcess:
         finished = self._drive_machine(run, self._services.machine(run.plan, state))
         if is_replay:
             # What was at work when a run was stopped has its records, too.
-            self.backstage.run_recorded_children(plan.path, {path for path, _ in world.effects.performed})
+            self.simulated_children.run_recorded_children(plan.path, {path for path, _ in world.effects.performed})
         self._budgets.close_run(plan.path)
         world.lines.append(
             f"   run {plan.path or 'root'} ended: {finished.status.value} {finished.error or ''}".rstrip()
         )
         run.check_end(finished)
-        left = self.backstage.list_running_children(plan.path)
+        left = self.simulated_children.list_running_children(plan.path)
         if left and finished.status not in (RunStatus.SUSPENDED, RunStatus.CANCELLED):
             raise_violation(
                 "WT3", f"the run {plan.path or 'root'} has ended, but its children at {', '.join(left)} have not"

@@ -385,7 +385,7 @@ def _cut_long_output(output: JsonValue, limit: int, note_suffix: str) -> JsonVal
 # --- the tools of every run --------------------------------------------------------------------------------------
 
 
-def _make_child_request(value: JsonDict) -> ChildRequest:
+def _parse_child_request(value: JsonDict) -> ChildRequest:
     return ChildRequest(value["agent_type"], value.get("prompt", ""), value.get("params"))
 
 
@@ -394,8 +394,8 @@ def _get_spawn_entry_schema() -> JsonSchema:
     return JsonSchema("an entry of tool 'spawn_agents'", _AGENT)
 
 
-def _make_child_requests(value: JsonDict) -> list[ChildRequest]:
-    """Return a request for each entry of ``agents``; that of an invalid entry is marked as refused."""
+def _parse_child_requests(value: JsonDict) -> list[ChildRequest]:
+    """Parse the entries of ``agents``; the request of an invalid entry has ``refused`` set."""
     entries: list[ChildRequest] = []
     for index, given in enumerate(value["agents"]):
         issues = tuple(_get_spawn_entry_schema().issues(given, f"agents.{index}"))
@@ -404,7 +404,7 @@ def _make_child_requests(value: JsonDict) -> list[ChildRequest]:
             error = ToolInputError(f"not started: {'; '.join(issues)}", tool_name="spawn_agents", issues=issues)
             entries.append(ChildRequest(wanted if isinstance(wanted, str) else "", refused=error))
         else:
-            entries.append(_make_child_request(given))
+            entries.append(_parse_child_request(given))
     return entries
 
 
@@ -436,7 +436,7 @@ def _make_spawn_agents_tool() -> Tool:
         return check(value)
 
     mend = make_repairer(spec.input_schema, ALIASES)
-    runs = Spawning(_make_child_requests, result_from_children)
+    runs = Spawning(_parse_child_requests, result_from_children)
     return Tool.for_binding(ToolBinding(spec, validate, mend, runs=runs, shorten_json=shorten_child_outputs))
 
 
@@ -445,7 +445,7 @@ def _make_spawn_inline_tool() -> Tool:
         "spawn_agent_inline", SPAWN_AGENT_INLINE, make_object_schema(("agent_type",), **_ENTRY)
     )
     return make_tool_with_validation(
-        spec, Spawning(lambda value: [_make_child_request(value)], _result_from_inline_child, is_inline=True)
+        spec, Spawning(lambda value: [_parse_child_request(value)], _result_from_inline_child, is_inline=True)
     )
 
 

@@ -135,7 +135,7 @@ def has_wildcards(path: str) -> bool:
 
 
 def _iter_decodings(text: str) -> Iterator[str]:
-    """Yield a text with its ``%2f`` forms decoded, and with its backslash escapes decoded."""
+    """Yield the percent-decoded text if it contains ``%``, and the text with decoded escapes if it contains a backslash."""
     if "%" in text:
         yield unquote(text)
     if "\\" in text:

@@ -122,7 +122,7 @@ def escape_pattern(path: str) -> str:
 
 def find_pattern_problem(pattern: str) -> str:
     """
-    Return why a file pattern can match nothing, with a better one; ``""`` if it can match.
+    Return why a file pattern is probably a mistake, with a better one if possible; ``""`` if it is fine.
 
     A pattern is about paths below a root, so forms that only a shell, a browser or another system reads as a path match no file.
     """

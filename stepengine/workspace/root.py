@@ -389,17 +389,17 @@ class Root:
                 calls.close(fd)
         return None
 
-    def _open_or_make_folder_at(self, folder: Fd, parts: Sequence[str], path: str, made: list[str] | None) -> Fd:
-        """Open the last folder of *parts*; create a missing one and append its path to *made*, unless *made* is ``None``."""
+    def _open_or_make_folder_at(self, parent: Fd, parts: Sequence[str], path: str, made: list[str] | None) -> Fd:
+        """Open the last folder of *parts* in *parent*; create a missing one and append its path to *made*, unless *made* is ``None``."""
         name = parts[-1]
         try:
-            fd = calls.open_at(name, FOLDER, folder)
+            fd = calls.open_at(name, FOLDER, parent)
         except FileNotFoundError as error:
             if made is None:
                 _raise_path_error(error, path)
-            fd = self._make_and_open_folder(folder, parts, path, made)
+            fd = self._create_and_open_last_folder(parent, parts, path, made)
         except OSError as error:
-            _raise_path_error(error, path, link=error.errno in LINK and read_link(folder, name) is not None and name)
+            _raise_path_error(error, path, link=error.errno in LINK and read_link(parent, name) is not None and name)
         try:
             self._require_allowed_device(fd, path)
         except ToolError:
@@ -407,14 +407,14 @@ class Root:
             raise
         return fd
 
-    def _make_and_open_folder(self, folder: Fd, parts: Sequence[str], path: str, made: list[str]) -> Fd:
-        """Create a folder, add it to *made* and open it; a folder that another process created is only opened."""
+    def _create_and_open_last_folder(self, parent: Fd, parts: Sequence[str], path: str, made: list[str]) -> Fd:
+        """Create the last folder of *parts* in *parent*, append its path to *made*, and open it. If it exists, only open it."""
         name = parts[-1]
         try:
             with suppress(FileExistsError):  # another process created it; the next line checks its kind
-                calls.mkdir(name, 0o755, folder)
+                calls.mkdir(name, 0o755, parent)
                 made.append("/".join(parts))
-            return calls.open_at(name, FOLDER, folder)
+            return calls.open_at(name, FOLDER, parent)
         except OSError as error:
             _raise_path_error(error, path, link=error.errno in LINK and name)
 

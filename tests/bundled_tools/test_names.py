@@ -26,7 +26,7 @@ from stepengine import (
     call,
 )
 from stepengine.errors import DataError, ToolError
-from stepengine.testing import run_with
+from stepengine.testing import run_script
 from stepengine.tools.agent_tools import BUILT_IN
 from stepengine.tools.bundled import (
     Fetched,
@@ -348,7 +348,7 @@ def test_a_result_of_another_shape_raises_a_tool_error(answer: ToolResult, words
 
     agent = AgentDefinition("reader", handle_steps=handle_steps, tools=["read_files"])
 
-    assert words in run_with(agent, [(ToolCall("read_files", {"paths": ["a"]}), answer)])
+    assert words in run_script(agent, [(ToolCall("read_files", {"paths": ["a"]}), answer)])
 
 
 def test_unknown_arguments_are_refused_before_anything_runs() -> None:

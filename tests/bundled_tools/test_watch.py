@@ -61,7 +61,7 @@ async def test_a_model_is_notified_once_when_a_file_appears(tmp_path):
     model = ScriptedModel([watch(["cat", "there"]), text("I wait."), text("It is there.")])
     async with asyncio.timeout(60), Engine([lead(tmp_path)], models=model, clock=clock) as engine:
         running = asyncio.create_task(engine.run("lead", "go"))
-        await clock.asleep(2)
+        await clock.wait_for_sleepers(2)
         there.write_text("built 17")
         clock.advance(seconds=1)
         result = await running
@@ -99,9 +99,9 @@ async def test_watch_observes_output_and_exit_status(tmp_path, asked, then):
     async with asyncio.timeout(60), Engine([by_hand(tmp_path, handle_steps)], clock=clock) as engine:
         running = asyncio.create_task(engine.run("lead", "go"))
         for _ in range(3):
-            await clock.asleep()
+            await clock.wait_for_sleepers()
             clock.advance(seconds=5)
-        await clock.asleep()
+        await clock.wait_for_sleepers()
         file.unlink() if then is None else file.write_text(then)
         clock.advance(seconds=5)
         output = (await running).unwrap()
@@ -126,9 +126,9 @@ async def test_watch_times_out_and_equal_polls_leave_one_record(tmp_path, every,
     async with asyncio.timeout(60), Engine([by_hand(tmp_path, handle_steps)], clock=clock) as engine:
         running = asyncio.create_task(engine.run("lead", "go", journal=journal))
         while not running.done():
-            asleep = asyncio.ensure_future(clock.asleep())
-            await asyncio.wait([asleep, running], return_when=asyncio.FIRST_COMPLETED)
-            asleep.cancel()
+            sleeping = asyncio.ensure_future(clock.wait_for_sleepers())
+            await asyncio.wait([sleeping, running], return_when=asyncio.FIRST_COMPLETED)
+            sleeping.cancel()
             if not running.done():
                 clock.advance(seconds=every)
             elif (await running).status.value == "suspended":
@@ -340,9 +340,9 @@ async def test_a_watch_waits_for_missing_programs_and_folders(tmp_path, asked):
 
     async with asyncio.timeout(60), Engine([by_hand(tmp_path, handle_steps)], clock=clock) as engine:
         running = asyncio.create_task(engine.run("lead", "go"))
-        await clock.asleep()
+        await clock.wait_for_sleepers()
         clock.advance(seconds=5)
-        await clock.asleep()
+        await clock.wait_for_sleepers()
         app = tmp_path / "dist" / "app"
         app.parent.mkdir()
         app.write_text("#!/bin/sh\necho built\n" + "exit 1\n" * ("until" in asked))

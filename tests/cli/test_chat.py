@@ -710,7 +710,7 @@ async def test_every_mode_of_a_resumed_turn_has_a_next(
     agent = AgentDefinition("talker", model="scripted/m")
     talk = ChatConversation(options, agent)
     async with talk.engines:
-        await talk.switch_to_new_engine(attrs.evolve(options, policy=None, policy_changes=Policy([], resumed)), agent)
+        await talk.switch_to_new_engine(attrs.evolve(options, policy=None, chat_policy=Policy([], resumed)), agent)
         first = talk.mode
         modes = [talk.schedule_next_permission_mode() for _ in talk.modes]
 

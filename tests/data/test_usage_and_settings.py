@@ -108,13 +108,13 @@ def test_spendings_add_like_numbers(a: Spending, b: Spending, c: Spending) -> No
 @given(strategies.limits, strategies.limits, strategies.limits)
 @settings(max_examples=20)
 def test_gaps_of_limits_are_filled_from_below(run: Limits, agent: Limits, engine: Limits) -> None:
-    effective = run.fill_from(agent).fill_from(engine)
+    effective = run.resolve(agent).resolve(engine)
 
-    assert effective == run.fill_from(agent.fill_from(engine))
+    assert effective == run.resolve(agent.resolve(engine))
     for name in attrs.asdict(Limits()):
         wanted = [getattr(limits, name) for limits in (run, agent, engine)]
         assert next((value for value in wanted if value is not None), None) == getattr(effective, name)
-    assert run.fill_from(None) == run.fill_from(Limits()) == Limits().fill_from(run) == run
+    assert run.resolve(None) == run.resolve(Limits()) == Limits().resolve(run) == run
 
 
 @given(strategies.limits, strategies.limits)

@@ -37,7 +37,7 @@ from stepengine.data.messages import AssistantMessage, TextPart, ToolCallPart
 from stepengine.debugging import debug
 from stepengine.debugging.debugger import diff_summaries, summarize_moment
 from stepengine.debugging.expressions import has_read_only_syntax
-from stepengine.debugging.walks import find_fork_problem
+from stepengine.debugging.walks import find_os_fork_problem
 from stepengine.errors import InputError, JournalError, ReplayDivergence
 from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.testing import ScriptedModel, text
@@ -119,7 +119,7 @@ def test_evaluate_changes_no_recorded_value_with_or_without_fork(
 ) -> None:
     for forks in (True, False):
         if not forks:
-            monkeypatch.setattr("stepengine.debugging.debugger.find_fork_problem", lambda: "no")
+            monkeypatch.setattr("stepengine.debugging.debugger.find_os_fork_problem", lambda: "no")
         with debugger(journal) as one:
             one.goto(3)
 
@@ -418,7 +418,7 @@ def test_process_with_threads_is_not_forked() -> None:
     thread = threading.Thread(target=ended.wait)
     thread.start()
 
-    assert "threads are running, and a fork needs a single thread" in find_fork_problem()
+    assert "threads are running, and a fork needs a single thread" in find_os_fork_problem()
 
     ended.set()
     thread.join()
@@ -426,7 +426,7 @@ def test_process_with_threads_is_not_forked() -> None:
     going, ended = threading.Event(), threading.Event()
     _thread.start_new_thread(lambda: (going.set(), ended.wait()), ())
     going.wait()
-    said = find_fork_problem()
+    said = find_os_fork_problem()
     ended.set()
 
     assert "threads are running, and a fork needs a single thread" in said

@@ -300,7 +300,7 @@ async def test_moved_turns_keep_their_order(db: str):
         assert [None, None] == [await worker.fits(run) for run in (asked.journal, second)]
         await worker.move(second)
         # What is interrupted to be moved is waited for, whoever looks meanwhile.
-        await worker.operator.cancel(asked.journal, is_held=True)
+        await worker.operator.cancel(asked.journal, hold_session=True)
         assert not await worker.operator.sessions.advance_session("s")
         await worker.operator.retry(asked.journal, release="2")
         await worker.resume(asked.journal, answers={"For how many?": "two"})
@@ -501,7 +501,7 @@ async def test_turn_cancelled_while_it_is_promoted_does_not_start(db: str):
 async def test_turn_held_for_an_abandoned_move_can_be_cancelled(db: str):
     async with engine([CHAT], db) as worker, await Operator.connect(db) as operator:
         await operator.submit("chat", "a", info=RunInfo("s"), id="left", release="none")
-        await operator.cancel("left", is_held=True)  # whoever moves it dies here
+        await operator.cancel("left", hold_session=True)  # whoever moves it dies here
         run = await operator.submit("chat", "b", info=RunInfo("s"))
         assert ["left"] == await operator.cancel("left")
         result = await asyncio.wait_for(worker.result(run), 50)

@@ -455,7 +455,7 @@ async def test_background_scheduler_waits_for_times_and_notices_changes(tmp_path
     async with Engine([agent]) as engine:
         scheduler = Scheduler(engine, [Schedule(agent, cron="0 7 * * *", id="daily")], runs=tmp_path, clock=clock)
         async with scheduler:
-            await clock.asleep()
+            await clock.wait_for_sleepers()
             assert 30.0 == clock.sleeps[0]
             clock.advance(seconds=30)
             await until_async(lambda: names(tmp_path))

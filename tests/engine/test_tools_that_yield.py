@@ -42,7 +42,7 @@ from stepengine.engine.handler_sources import SourceWarning
 from stepengine.errors import BadYield, DefinitionError, ReplayDivergence, ToolError
 from stepengine.events import ToolFinished, ToolStarted
 from stepengine.permissions import Policy, PolicyFile, Request, Rule
-from stepengine.testing import Clock, ScriptedModel, Walk, run_with, simulate, text, tool_call, tool_calls
+from stepengine.testing import Clock, ScriptedModel, Walk, run_script, simulate, text, tool_call, tool_calls
 from stepengine.tools.bundled import agent_tool, control_tools, file_tools, spawn_tools
 
 
@@ -631,7 +631,7 @@ def test_a_body_is_walked_and_rehearsed_as_a_handler_is() -> None:
     assert walk.asked == ToolCall("note", {"what": "tests"})
     walk.send("fine").send("yes").send("the notes").send(["up", "tagged"])
     assert walk.returned == "fine; the notes; ['up', 'tagged']"
-    returned = run_with(
+    returned = run_script(
         release,
         [
             (ToolCall, "fine"),

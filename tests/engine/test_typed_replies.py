@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from stepengine import AgentDefinition, Complete, Engine, ModelSettings, retry
 from stepengine.errors import BadYield
-from stepengine.testing import ScriptedModel, run_with
+from stepengine.testing import ScriptedModel, run_script
 
 pytestmark = pytest.mark.spec("generator-contract:G21", "generator-contract:G36")
 
@@ -74,7 +74,7 @@ def test_retry_calls_the_model_again_after_unfit_replies() -> None:
 
 
 def test_run_with_answers_a_typed_call_with_text() -> None:
-    assert 3 == run_with(AGENT, [(Complete("Which?", schema=Choice), '{"best": 3}')], prompt="Which?")
+    assert 3 == run_script(AGENT, [(Complete("Which?", schema=Choice), '{"best": 3}')], prompt="Which?")
 
 
 def test_a_schema_that_is_no_model_is_refused() -> None:

@@ -130,7 +130,7 @@ def test_an_unchanged_program_replays_offline_without_a_key(name: str, replayed:
 
     assert f"PASSED test_{name}.py::test_answer" in shown(replayed), replayed
     assert {200} == {one.response.status for one in recorded}
-    assert ["text/event-stream"] * 2 == [one.response.header("content-type") for one in recorded]
+    assert ["text/event-stream"] * 2 == [one.response.get_header("content-type") for one in recorded]
     assert ["find_order" in one.response.body.decode() for one in recorded] == [True, False]
 
 

@@ -23,9 +23,9 @@ from stepengine.journal import FileJournal, MemoryJournal, Redactor, check
 from stepengine.journal.encoding import (
     Encoder,
     decode_outcome,
+    decode_with_blobs,
     encode_outcome_members,
-    fill_in_blobs,
-    move_long_texts_to_blobs,
+    encode_with_blobs,
 )
 from stepengine.journal.fingerprints import fingerprint
 from stepengine.journal.line_reader import read_lines
@@ -82,10 +82,10 @@ def test_fingerprints_match_the_specification():
 def test_packing_texts_into_blobs_is_lossless(value, long):
     value = {"value": value, "long": ["x" * 40_000] * long, "$": {"$blob": "mine"}}
     blobs = {}
-    stored = move_long_texts_to_blobs(value, blobs)
+    stored = encode_with_blobs(value, blobs)
     assert len(blobs) == (1 if long else 0)
     assert len(json.dumps(stored)) < 40_000
-    assert fill_in_blobs(json.loads(json.dumps(stored)), blobs) == value
+    assert decode_with_blobs(json.loads(json.dumps(stored)), blobs) == value
 
 
 @pytest.mark.spec("replay:J15", "reliability:R20")
@@ -113,7 +113,7 @@ def test_every_effect_outcome_round_trips(value):
 def test_every_json_value_of_a_perform_round_trips(value):
     encoder = Encoder(Redactor({}, shapes=False), link=False)
     *_, line = encoder.encode_record_lines(Result("", 0, 3, Value(freeze(value), 3)))
-    assert decode_outcome(fill_in_blobs(json.loads(line), {})).value == value
+    assert decode_outcome(decode_with_blobs(json.loads(line), {})).value == value
 
 
 # --- damage ---------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ KIT = """
 from stepengine import STEP, AgentDefinition, Engine, ToolCall
 from stepengine.data.models import ModelRequest
 from stepengine.journal import MemoryJournal
-from stepengine.testing import Cassette, Fault, ScriptedModel, Walk, assert_prefix_stable, run_with, simulate, text, tool_calls
+from stepengine.testing import Cassette, Fault, ScriptedModel, Walk, assert_prefix_stable, run_script, simulate, text, tool_calls
 from stepengine.testing import Clock, failure
 from stepengine.testing.cassette_files import Interaction, RecordedRequest, RecordedResponse
 
@@ -56,10 +56,10 @@ FAILING = {
     "an error that a handler lets out": ("Walk(handler).throw(KeyError('x'))", "KeyError"),
     "no handler": ("Walk('careless')", "DefinitionError"),
     "a fork of a handler that forgets": ("unlike = iter('ab'); Walk(lambda c: (yield ToolCall(next(unlike)))).fork()", "ReplayDivergence"),
-    "a script that is not followed": ("run_with(handler, [STEP])", "AssertionError"),
-    "a script that is too short": ("run_with(handler, [(ToolCall('look'), 'x')])", "AssertionError"),
-    "a script with a handler that raises": ("run_with(handler, [(ToolCall('look'), 'x'), STEP])", "TypeError"),
-    "a script that is none": ("run_with(handler, [7])", "DataError"),
+    "a script that is not followed": ("run_script(handler, [STEP])", "AssertionError"),
+    "a script that is too short": ("run_script(handler, [(ToolCall('look'), 'x')])", "AssertionError"),
+    "a script with a handler that raises": ("run_script(handler, [(ToolCall('look'), 'x'), STEP])", "TypeError"),
+    "a script that is none": ("run_script(handler, [7])", "DataError"),
     "a simulation": ("simulate(AGENT, [0], faults=[Fault(0, 'failure')])", "SimulationFailed"),
     "a simulation of nothing": ("simulate('careless')", "DataError"),
     "a simulation with a function of the test that raises": ("simulate(AGENT, [0], faults=(), results={'look': nothing})", "LookupError"),

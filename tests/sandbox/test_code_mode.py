@@ -17,7 +17,7 @@ from stepengine import AgentDefinition, Engine, Parallel, RunStatus, Sleep, Tool
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.permissions import Call, Policy, Rule
-from stepengine.testing import Clock, ScriptedModel, Walk, run_with, simulate, text, tool_call, tool_calls
+from stepengine.testing import Clock, ScriptedModel, Walk, run_script, simulate, text, tool_call, tool_calls
 from stepengine.tools import ToolPreview
 
 pytest.importorskip("pydantic_monty", reason="needs the extra programs")
@@ -534,7 +534,7 @@ def test_stepping_through_a_program_always_closes_its_session(tmp_path: Path) ->
     left = Walk(run_code, params=given)
     left.fork().close()
     left.close()
-    assert "30\n40" == run_with(run_code, [(Parallel, [30]), (Parallel, [40])], params=given)
+    assert "30\n40" == run_script(run_code, [(Parallel, [30]), (Parallel, [40])], params=given)
     assert (4, 4) == (sandbox.opened, sandbox.closed)
     with pytest.raises(ToolError, match="ZeroDivisionError"):
         Walk(run_code, params={"code": "1 / 0"})

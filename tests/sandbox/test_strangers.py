@@ -516,8 +516,8 @@ def test_chance_is_drawn_from_the_run_as_outside(tmp_path: Path) -> None:
 @pytest.mark.parametrize("of_host", [None, False, True])
 @pytest.mark.parametrize("of_file", [None, False, True])
 def test_a_file_asks_for_more_only_where_its_host_does(of_file, of_host):
-    assert of_host is OwnLimits(max_steps=2, ask=of_file).fill_from(Limits(ask=of_host)).ask
-    assert OwnLimits(ask=of_file).fill_from(None).ask is None
+    assert of_host is OwnLimits(max_steps=2, ask=of_file).resolve(Limits(ask=of_host)).ask
+    assert OwnLimits(ask=of_file).resolve(None).ask is None
 
 
 OUTPUTS = """

@@ -33,12 +33,12 @@ def cassette_of(*requests: RecordedRequest, **options: object) -> Cassette:
 
 
 def played(cassette: Cassette, request: RecordedRequest) -> int:
-    return json.loads(cassette.take(request).response.body)
+    return json.loads(cassette.consume(request).response.body)
 
 
 def missed(cassette: Cassette, request: RecordedRequest) -> CassetteMiss:
     with pytest.raises(CassetteMiss) as caught:
-        cassette.take(request)
+        cassette.consume(request)
     return caught.value
 
 
@@ -62,7 +62,7 @@ def test_requests_that_say_something_else_do_not_match(recorded, now):
     The origin, types of JSON values and the order of arrays count; the rest is in test_same_requests.py.
     """
     with pytest.raises(CassetteMiss):
-        cassette_of(recorded).take(now)
+        cassette_of(recorded).consume(now)
 
 
 FORM = {"content-type": "application/x-www-form-urlencoded"}
@@ -104,10 +104,10 @@ def test_headers_count_unless_they_are_ignored():
         (cassette_of(beta), ask(1, headers=(*JSON, ("anthropic-beta", "b2")))),
     ):
         with pytest.raises(CassetteMiss, match="header anthropic-beta") as caught:
-            cassette.take(now)
+            cassette.consume(now)
         assert "headers_differ" == caught.value.reason
     with pytest.raises(CassetteMiss, match="header x-tenant"):
-        ours.take(tenant)
+        ours.consume(tenant)
     assert 0 == played(cassette_of(beta, ignore_headers=["Anthropic-Beta"]), ask(1))
     assert 0 == played(
         cassette_of(ask(1)), ask(1, headers=(*JSON, ("user-agent", "other"), ("x-stainless-lang", "py")))
@@ -146,7 +146,7 @@ def calls_of_lookups(number: int) -> set[int]:
         calls = []
         sys.setprofile(lambda frame, event, _, calls=calls: calls.append(frame) if event == "call" else None)
         try:
-            cassette.take(request)
+            cassette.consume(request)
         finally:
             sys.setprofile(None)
         found.add(len(calls))
@@ -215,7 +215,7 @@ def test_a_miss_shows_the_nearest_interactions_and_their_differences():
         far, ask(messages("src/parser.py")), ask(messages("src/parser.py")), ask(messages("src/parser.py", stop="x")),
         path="tests/cassettes/test_two_steps.yaml", hint="pytest tests/test_review.py --stepengine-record=rewrite",
     )  # fmt: skip
-    cassette.take(ask(messages("src/parser.py")))
+    cassette.consume(ask(messages("src/parser.py")))
 
     miss = missed(cassette, ask(messages("src/parser.py\nsrc/lexer.py", temperature=0.2)))
 
@@ -259,7 +259,7 @@ def test_long_values_are_cut_around_their_first_difference_without_secrets():
 def test_every_miss_is_kept_also_when_somebody_swallowed_it():
     cassette = cassette_of(ask(1))
     first, second = missed(cassette, ask(2)), missed(cassette, ask(3))
-    cassette.take(ask(1))
+    cassette.consume(ask(1))
 
     assert [first, second] == cassette.misses
     assert not isinstance(first, Exception)
@@ -270,7 +270,7 @@ def test_every_miss_is_kept_also_when_somebody_swallowed_it():
 
 def test_unused_interactions_fail_and_are_listed():
     cassette = cassette_of(ask(1), ask(2), ask(3), path="c.yaml")
-    cassette.take(ask(2))
+    cassette.consume(ask(2))
 
     with pytest.raises(CassetteUnused, match=r"2 of 3 interactions of c\.yaml were not played") as caught:
         cassette.assert_all_used()

@@ -107,7 +107,7 @@ def test_the_message_of_a_miss_holds_no_key():
     cassette = Cassette([Interaction(asked, RecordedResponse(200, "OK", [], b"{}"))])
     body = json.dumps({"text": f"use {KEY}", "password": "open sesame"}).encode()
     with pytest.raises(CassetteMiss) as caught:
-        cassette.take(RecordedRequest("POST", f"http://h/v1?key={KEY}", [("x-api-key", KEY)], body))
+        cassette.consume(RecordedRequest("POST", f"http://h/v1?key={KEY}", [("x-api-key", KEY)], body))
 
     assert "use <redacted:" in str(caught.value)
     assert KEY not in str(caught.value) + repr(caught.value)

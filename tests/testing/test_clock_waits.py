@@ -40,7 +40,7 @@ async def test_two_sleeps_of_an_hour_at_once_make_one_hour():
 
     async with Engine([AgentDefinition("two", handle_steps=handle_steps)], clock=clock) as engine:
         running = asyncio.create_task(engine.run("two", "go"))
-        await clock.asleep(2)
+        await clock.wait_for_sleepers(2)
         clock.advance(minutes=59)
         await asyncio.sleep(0.05)
         assert (clock.sleepers, running.done()) == (2, False)
@@ -59,7 +59,7 @@ async def test_sleepers_wake_in_order_of_time_and_of_asking():
         woke.append(name)
 
     tasks = [asyncio.create_task(sleep(name, s)) for name, s in [("c", 30), ("a", 10), ("d", 30), ("b", 20), ("z", 99)]]
-    await clock.asleep(5)
+    await clock.wait_for_sleepers(5)
     clock.advance(seconds=30)
     await asyncio.gather(*tasks[:4])
 
@@ -75,7 +75,7 @@ async def test_another_thread_may_let_time_pass():
     async with Engine([sleeper("near", 5, 5)], clock=clock) as engine:
         running = asyncio.create_task(engine.run("near", "go"))
         for _ in range(2):
-            await clock.asleep()
+            await clock.wait_for_sleepers()
             thread = threading.Thread(target=clock.advance, kwargs={"seconds": 5})
             thread.start()
             await asyncio.to_thread(thread.join)
@@ -91,6 +91,6 @@ async def test_a_clock_without_waiting_advances_in_sleep():
     await clock.sleep(3600)
     assert (clock.now() - Clock().now(), clock.sleepers) == (HOUR, 0)
     with pytest.raises(ValueError, match=r"create it with Clock\(waits=True\)"):
-        await clock.asleep()
+        await clock.wait_for_sleepers()
     with pytest.raises(ValueError, match="a clock cannot go back"):
         Clock(waits=True).advance(seconds=-1)

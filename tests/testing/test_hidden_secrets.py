@@ -89,7 +89,7 @@ def record(request: RecordedRequest, reply: RecordedResponse, path: Path) -> str
     cassette.finish(cassette.reserve(), Interaction(request, reply))
     cassette.save(path)
     again = Cassette.load(path)
-    assert again.take(request) == again.interactions[0]
+    assert again.consume(request) == again.interactions[0]
     kept = again.interactions[0]
     return repr([kept.request, kept.response]).replace("\\x00", "")
 
@@ -143,7 +143,7 @@ def test_json_loses_nothing_but_its_secret(place: str, odd: str, kind: str) -> N
     restored = [re.sub(rb"<redacted:\w+~\w{4}>", SECRET.encode(), one.body) for one in (kept.request, kept.response)]
     assert [message.body, body] == restored
     assert SECRET.encode() not in kept.request.body + kept.response.body
-    assert kept == cassette.take(message)
+    assert kept == cassette.consume(message)
 
 
 @pytest.mark.spec("replay:C4", "replay:C40")
@@ -256,8 +256,8 @@ def test_a_recorded_body_is_clean_and_matches_itself(body: str, kind: str) -> No
 
     again = Cassette(cassette.interactions)
 
-    assert kept == again.take(request).request
-    assert kept == Cassette([again.interactions[0]]).take(kept).request
+    assert kept == again.consume(request).request
+    assert kept == Cassette([again.interactions[0]]).consume(kept).request
 
 
 ORDINARY = [

@@ -103,7 +103,7 @@ def test_a_transport_around_another_runs_in_a_replay_too(server: OddServer, tmp_
 
     assert recorded == replay(tmp_path / "c.yaml", program)
     assert [1, 1] == [transport.stamped for transport in transports]
-    assert "ours" == held.request.header("x-stamp")
+    assert "ours" == held.request.get_header("x-stamp")
 
 
 @pytest.mark.parametrize("send", [post, post_async])

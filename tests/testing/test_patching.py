@@ -133,7 +133,7 @@ def test_a_second_patch_is_refused_and_nested_transports_record_once(server, tmp
             client.post(f"{server.url}/v1/chat/completions", json=ASKED)
         with httpx2.Client() as client:
             client.post(f"{server.url}/v1/messages", json=ASKED)
-    assert [1, 1] == [len(patch.fresh.complete), len(other.fresh.complete)]
+    assert [1, 1] == [len(patch.fresh.complete_interactions), len(other.fresh.complete_interactions)]
     with other.patch():
         pass
 
@@ -165,7 +165,7 @@ def test_a_stream_that_is_left_early_is_not_recorded(tmp_path):
         assert b"data: first\n\n" == next(reply.iter_content(13))
         reply.close()
 
-    assert (0, ["not_read"]) == (len(early.fresh.complete), [left.reason for left in early.fresh.left_out])
+    assert (0, ["not_read"]) == (len(early.fresh.complete_interactions), [left.reason for left in early.fresh.left_out])
 
 
 @pytest.mark.spec("replay:Y20", "replay:C6")
@@ -186,7 +186,7 @@ def test_reply_with_an_invalid_chunk_size_is_recorded_as_broken(size, tmp_path):
             requests.get(f"http://127.0.0.1:{server.getsockname()[1]}/", timeout=5)
         thread.join()
 
-    assert [(False, b"abc")] == [(one.complete, one.response.body) for one in damaged.fresh.complete]
+    assert [(False, b"abc")] == [(one.is_complete, one.response.body) for one in damaged.fresh.complete_interactions]
 
 
 @pytest.mark.spec("replay:K15", "replay:Y11")
@@ -237,7 +237,7 @@ def test_every_way_of_an_aiohttp_session_is_recorded_and_replayed(server, tmp_pa
     early = CassetteFixture(tmp_path / "early.yaml", "once")
     with early.patch():
         asyncio.run(leave())
-    assert () == early.fresh.complete
+    assert () == early.fresh.complete_interactions
 
 
 @pytest.mark.spec("replay:Y20", "replay:C20")

@@ -122,7 +122,7 @@ def test_a_stream_left_early_is_saved_only_on_request(server, gate, tmp_path):
         next(response.iter_raw())
 
     assert 0 == len(Cassette.load(held.save(tmp_path / "whole.yaml")))
-    (partial,) = Cassette.load(held.save(tmp_path / "partial.yaml", allow_partial=True)).interactions
+    (partial,) = Cassette.load(held.save(tmp_path / "partial.yaml", include_partial=True)).interactions
     assert ({"complete": False}, True) == (partial.extras, STREAM.startswith(partial.response.body))
 
 
@@ -205,9 +205,9 @@ def test_no_secret_of_a_request_reaches_the_file(server, tmp_path, key):
     stored = {"accept", "authorization", "content-type", "cookie", "x-api-key", "x-tenant"}
     assert stored == {name for name, _ in interaction.request.headers}
     assert "content-encoding" not in [name.lower() for name, _ in interaction.response.headers]
-    assert str(len(interaction.response.body)) == interaction.response.header("content-length")
+    assert str(len(interaction.response.body)) == interaction.response.get_header("content-length")
     assert "alt=sse" in interaction.request.url
-    assert "page=2" in interaction.response.header("location")
+    assert "page=2" in interaction.response.get_header("location")
 
 
 @pytest.mark.spec("replay:K8")

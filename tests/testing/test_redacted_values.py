@@ -43,7 +43,7 @@ def record(*requests: RecordedRequest, replies: tuple[RecordedResponse, ...] = (
 
 def matches(cassette: Cassette, request: RecordedRequest) -> bool:
     try:
-        cassette.take(request)
+        cassette.consume(request)
     except CassetteMiss:
         return False
     return True
@@ -122,7 +122,7 @@ def test_another_value_under_a_user_rule_is_a_miss(rule: RedactField | RedactPat
 
     assert "olga" not in cassette.interactions[0].request.body.decode()
     assert not matches(cassette, ask("eve@shop.test"))
-    assert b"1" == cassette.take(ask("bob@shop.test")).response.body
+    assert b"1" == cassette.consume(ask("bob@shop.test")).response.body
 
 
 @pytest.mark.spec("replay:C9", "replay:K4")
@@ -134,7 +134,7 @@ def test_a_repeated_reply_is_that_of_an_equal_request() -> None:
     cassette = record(*asked, repeat_last=True)
     expected = [b"0", b"1", b"2"] * 2
 
-    assert expected == [cassette.take(one).response.body for one in [*asked, *asked]]
+    assert expected == [cassette.consume(one).response.body for one in [*asked, *asked]]
 
 
 @pytest.mark.spec("replay:K4")
@@ -143,9 +143,9 @@ def test_a_request_with_a_credential_never_gets_the_reply_without() -> None:
     with_key = RecordedRequest("GET", URL, [("authorization", "Bearer ada-key-123")])
     cassette = record(without, with_key)
 
-    assert b"1" == cassette.take(with_key).response.body
+    assert b"1" == cassette.consume(with_key).response.body
     assert not matches(cassette, with_key)
-    assert b"0" == cassette.take(without).response.body
+    assert b"0" == cassette.consume(without).response.body
 
 
 @pytest.mark.spec("replay:K4")
@@ -155,7 +155,7 @@ def test_secrets_count_in_a_request_that_lacks_another_one() -> None:
 
     cassette = record(ask("ada-key-123", cookie="sid=1"), ask("bob-key-456", cookie="sid=2"))
 
-    assert b"1" == cassette.take(ask("bob-key-456")).response.body
+    assert b"1" == cassette.consume(ask("bob-key-456")).response.body
 
 
 @pytest.mark.spec("replay:C4")
@@ -186,7 +186,7 @@ def test_a_replayed_cookie_that_a_client_quotes_matches() -> None:
     asked = RecordedRequest("GET", URL, [("cookie", "theme=dark")])
     cassette = record(login, asked, replies=(given, RecordedResponse(200)))
 
-    ((_, replayed),) = cassette.take(login).response.headers
+    ((_, replayed),) = cassette.consume(login).response.headers
     value = replayed.partition(";")[0].removeprefix("theme=")
 
     assert matches(cassette, RecordedRequest("GET", URL, [("cookie", f'theme="{value}"')]))

@@ -1,5 +1,5 @@
 """
-`run_with` holds a handler to a script: what it shall yield, and what it is sent for it.
+`run_script` holds a handler to a script: what it shall yield, and what it is sent for it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from stepengine.data.definition import AgentDefinition
 from stepengine.data.messages import ToolResult
 from stepengine.data.yields import STEP, STEP_ALL, AgentCall, ToolCall
 from stepengine.errors import DataError, DefinitionError, ToolError
-from stepengine.testing import run_with
+from stepengine.testing import run_script
 
 
 def listed(folder):
@@ -41,7 +41,7 @@ TEST = ToolCall("run_tests", {"files": ["a.py"]})
     ],
 )
 def test_a_handler_that_keeps_to_its_script_returns_its_value(script, returned):
-    assert returned == run_with(AgentDefinition("fixer", handle_steps=fixer), script, "src")
+    assert returned == run_script(AgentDefinition("fixer", handle_steps=fixer), script, "src")
 
 
 @pytest.mark.spec("requirements:P5")
@@ -73,14 +73,14 @@ def test_a_handler_that_keeps_to_its_script_returns_its_value(script, returned):
 )
 def test_a_mismatch_shows_the_whole_exchange_so_far(script, told):
     with pytest.raises(AssertionError) as failed:
-        run_with(fixer, script, "src")
+        run_script(fixer, script, "src")
     assert [] == [part for part in told if part not in str(failed.value)]
 
 
 @pytest.mark.spec("requirements:P5")
 def test_a_scripted_error_arrives_at_the_yield_with_the_exchange():
     with pytest.raises(ToolError) as failed:
-        run_with(fixer, [(LIST, ToolError("no such folder"))], "src")
+        run_script(fixer, [(LIST, ToolError("no such folder"))], "src")
     assert "came:\n  the handler raised ToolError('no such folder')" in failed.value.__notes__[0]
 
 
@@ -90,7 +90,7 @@ def test_an_assertion_of_the_handler_comes_with_the_exchange():
         assert not ctx.prompt, "the handler's own"
 
     with pytest.raises(AssertionError, match="the handler's own") as failed:
-        run_with(asserting, [STEP], "x")
+        run_script(asserting, [STEP], "x")
     assert "exchange so far" in failed.value.__notes__[0]
 
 
@@ -105,9 +105,9 @@ def test_an_invalid_script_is_refused_and_the_handler_closed():
             yield STEP
 
     with pytest.raises(DataError, match="item 0 of the script is 'STEP'"):
-        run_with(handler, ["STEP"])
+        run_script(handler, ["STEP"])
     with pytest.raises(DefinitionError, match="no handle_steps"):
-        run_with(AgentDefinition("bare"), [])
+        run_script(AgentDefinition("bare"), [])
     with pytest.raises(AssertionError, match="something else"):
-        run_with(handler, [STEP_ALL], "p")
+        run_script(handler, [STEP_ALL], "p")
     assert ["p"] == closed

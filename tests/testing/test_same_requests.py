@@ -51,7 +51,7 @@ def loaded(cassette: Cassette, folder: Path) -> Cassette:
 
 
 def played(cassette: Cassette, *requests: RecordedRequest) -> list[int]:
-    return [int(cassette.take(request).response.body) for request in requests]
+    return [int(cassette.consume(request).response.body) for request in requests]
 
 
 def told_apart(request: RecordedRequest) -> Any:
@@ -76,7 +76,7 @@ def test_requests_that_a_server_tells_apart_never_match(one: RecordedRequest, ot
     cassette = recorded(one)
 
     with pytest.raises(CassetteMiss):
-        cassette.take(other)
+        cassette.consume(other)
     assert [0] == played(cassette, one)
 
 
@@ -125,7 +125,7 @@ def test_a_request_with_another_part_is_a_miss(tmp_path: Path, one: RecordedRequ
     for asked, now in ((one, other), (other, one)):
         cassette = loaded(recorded(asked), tmp_path)
         with pytest.raises(CassetteMiss):
-            cassette.take(now)
+            cassette.consume(now)
         assert [0] == played(cassette, asked)
 
 
@@ -207,9 +207,9 @@ def test_a_secret_from_a_reply_is_known_in_later_requests(tmp_path: Path) -> Non
     tokens = {}
     for user in (b"bob", b"ada"):
         asked = RecordedRequest(login.method, login.url, login.headers, login.body.replace(b"%s", user))
-        tokens[user] = json.loads(again.take(asked).response.body)["access_token"]
+        tokens[user] = json.loads(again.consume(asked).response.body)["access_token"]
     assert tokens[b"ada"] != tokens[b"bob"]
-    assert [b"bob", b"ada"] == [again.take(with_token(tokens[user])).response.body for user in (b"bob", b"ada")]
+    assert [b"bob", b"ada"] == [again.consume(with_token(tokens[user])).response.body for user in (b"bob", b"ada")]
 
 
 @pytest.mark.spec("replay:C10")
@@ -223,8 +223,8 @@ def test_a_number_beyond_all_others_is_compared(number: str) -> None:
     cassette = Cassette([Interaction(ask(number), RecordedResponse(200, "OK", [], b"found"))])
 
     with pytest.raises(CassetteMiss):
-        cassette.take(ask(f"2{number}"))
-    assert b"found" == cassette.take(ask(number)).response.body
+        cassette.consume(ask(f"2{number}"))
+    assert b"found" == cassette.consume(ask(number)).response.body
 
 
 ODD = [

@@ -145,7 +145,7 @@ async def test_a_replayed_outage_costs_no_real_time() -> None:
     class Script(Cassette):
         """Answers every request with what is next."""
 
-        def take(self, request: RecordedRequest) -> Interaction:
+        def consume(self, request: RecordedRequest) -> Interaction:
             asked.append(request)
             return self.interactions[len(asked) - 1]
 

@@ -104,11 +104,11 @@ def test_no_stream_left_at_a_random_point_is_recorded_whole(wire):
         way = number % 3
         if way == 2:
             held = record(whole, read=max(1, size // 16))
-            assert held.complete == ()
+            assert held.complete_interactions == ()
         else:
             held = record(whole[:size], clean=way == 0)
-            assert held.complete == (), whole[:size]
-        if not held.complete:
+            assert held.complete_interactions == (), whole[:size]
+        if not held.complete_interactions:
             assert [left.reason in ("cut", "not_read") for left in held.left_out] == [True]
 
 
@@ -123,7 +123,7 @@ def test_whole_streams_are_recorded_at_any_cut(wire, packed):
         record(body, packed=packed, clean=False),
         record(body, packed=packed, read=pieces),
     ):
-        stored = [interaction.response.body for interaction in held.complete]
+        stored = [interaction.response.body for interaction in held.complete_interactions]
         assert [body] == [gzip.decompress(one) if packed else one for one in stored]
         assert [] == held.left_out
 
@@ -144,7 +144,7 @@ def test_whole_streams_are_recorded_at_any_cut(wire, packed):
     ],
 )
 def test_a_fully_read_body_is_judged_by_its_protocol(body, complete):
-    assert [complete] == [interaction.complete for interaction in record(body.encode()).interactions]
+    assert [complete] == [interaction.is_complete for interaction in record(body.encode()).interactions]
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_a_fully_read_body_is_judged_by_its_protocol(body, complete):
 )
 def test_an_mcp_answer_is_the_last_event_of_its_stream(answer):
     body = f"event: message\ndata: {answer}\n\n".encode() + b": open\n\n" * 20
-    assert 1 == len(record(body, read=8).complete)
+    assert 1 == len(record(body, read=8).complete_interactions)
 
 
 def test_an_error_event_ends_streams_only_where_errors_are_recorded():
@@ -168,5 +168,5 @@ def test_an_error_event_ends_streams_only_where_errors_are_recorded():
         transport = RecordTransport(live, held, record_errors=record_errors)
         with httpx2.Client(transport=transport) as client, client.stream("POST", URL) as response:
             next(response.iter_raw())
-        kept.append(len(held.complete))
+        kept.append(len(held.complete_interactions))
     assert [0, 1] == kept

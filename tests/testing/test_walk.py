@@ -44,7 +44,7 @@ from stepengine.errors import (
     ReplayDivergence,
     ToolError,
 )
-from stepengine.testing import ScriptedModel, Walk, run_with, tool_call
+from stepengine.testing import ScriptedModel, Walk, run_script, tool_call
 from stepengine.testing.walk import HandlerNote, HandlerReturned, WalkStep
 
 
@@ -290,7 +290,7 @@ def test_an_exception_for_a_parallel_member_is_its_failure():
 
     assert RunStatus.COMPLETED is run.status
     assert [True, "failed", "Burst", None, True, "HandlerError"] == walk.returned[1]
-    assert run.output == walk.returned == run_with(leaky, [(Parallel, [error, error, error, 4])])
+    assert run.output == walk.returned == run_script(leaky, [(Parallel, [error, error, error, 4])])
 
 
 def test_lambdas_created_again_do_not_prevent_a_fork():

@@ -1,5 +1,5 @@
 """
-`Walk` and `run_with` answer what waits: times, messages, children in the background, races.
+`Walk` and `run_script` answer what waits: times, messages, children in the background, races.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from stepengine.data.yields import (
     Wait,
 )
 from stepengine.errors import ChildError, DataError
-from stepengine.testing import Walk, run_with
+from stepengine.testing import Walk, run_script
 
 START = datetime(2025, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -180,4 +180,4 @@ def test_a_script_answers_waits_and_throws_their_failures():
             return (yield from Race(Receive("go"), Sleep(5)))
 
     script = [Start, (Wait(A), OSError("lost")), (lambda asked: isinstance(asked, Race), (0, {"go": True}))]
-    assert run_with(handler, script) == (0, {"go": True})
+    assert run_script(handler, script) == (0, {"go": True})

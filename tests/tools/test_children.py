@@ -112,7 +112,7 @@ async def test_a_turn_with_a_running_child_continues_at_its_end(most):
     async with Engine([agent, *HELPERS], models=model, clock=clock) as engine:
         running = asyncio.create_task(engine.run("lead", "go"))
         async with asyncio.timeout(60):
-            await clock.asleep()
+            await clock.wait_for_sleepers()
             assert len(model.calls) == 2
             clock.advance(hours=1)
             result = await running
@@ -128,7 +128,7 @@ async def test_a_turn_waits_no_longer_than_its_limit():
     async with Engine([agent, *HELPERS], models=model, clock=clock) as engine:
         running = asyncio.create_task(engine.run("lead", "go"))
         async with asyncio.timeout(60):
-            await clock.asleep(2)
+            await clock.wait_for_sleepers(2)
             clock.advance(seconds=61)
             result = await running
 
@@ -157,7 +157,7 @@ async def test_a_model_sleeps_and_receives_its_note():
     async with Engine([lead(), *HELPERS], models=model, clock=clock) as engine:
         running = asyncio.create_task(engine.run("lead", "go"))
         async with asyncio.timeout(60):
-            await clock.asleep()
+            await clock.wait_for_sleepers()
             clock.advance(minutes=10)
             result = await running
 

@@ -532,9 +532,7 @@ class _ProgramConversation:
         allowed = await self._request_permission(kind, asked)
         if allowed:
             # Once, so that nobody is asked twice about what we are told to do next.
-            self._permissions.grant(
-                kind, asked.get("command"), map(self._path_relative_to_workspace, asked.get("paths", ()))
-            )
+            self._permissions.grant(kind, asked.get("command"), map(self._workspace_relpath, asked.get("paths", ())))
         chosen = next((options[kind] for kind in (ALLOWED if allowed else DENIED) if kind in options), None)
         if allowed is None or chosen is None:
             return {"outcome": {"outcome": "cancelled"}}
@@ -550,7 +548,7 @@ class _ProgramConversation:
         line = shlex.join(words)
         # A person has to see where a command runs, and which variables change what it does. A permission says neither.
         around = {name: request[name] for name in ("cwd", "env") if request.get(name)}
-        is_at_top = self._path_relative_to_workspace(shorten_text(around.get("cwd"))) == "."
+        is_at_top = self._workspace_relpath(shorten_text(around.get("cwd"))) == "."
         variables = parse_variables(request)
         if variables or not is_at_top or not self._permissions.is_command_granted(line):
             # As our shell tool would be given it: a variable such as PATH decides which program runs.
@@ -565,7 +563,7 @@ class _ProgramConversation:
         assert self._terminals is not None  # noqa: S101 - else nobody comes here
         return await self._terminals.start_command_in_terminal(request)
 
-    def _path_relative_to_workspace(self, path: str) -> str:
+    def _workspace_relpath(self, path: str) -> str:
         """Return a path of the program relative to the workspace; it starts with ``..`` if it is outside. Links are not resolved."""
         assert self._files is not None  # noqa: S101
         return os.path.relpath(os.path.normpath(self._files.folder / path), self._files.folder)

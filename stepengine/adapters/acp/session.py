@@ -188,10 +188,10 @@ class EditorSession:
             self._costs[number] = await asyncio.to_thread(_read_cost, turn.journal)
         if question is not None and not self.broken:
             self.asleep = _SuspendedTurn(turns[-1], question=question)
-        self._editor.send_after_reply(self._send_context_and_question())
+        self._editor.send_after_reply(self._send_usage_and_open_question())
 
-    async def _send_context_and_question(self) -> None:
-        """Show the context size and cost of the conversation, and the open question."""
+    async def _send_usage_and_open_question(self) -> None:
+        """Send the editor the context size and cost of the conversation, and the open question if there is one."""
         if self.state is not None:
             model = self._made_for.model or self._agent.model or ""
             for update in self._make_shown_turn(number=0, is_live=False).make_context_update(self.state, model):

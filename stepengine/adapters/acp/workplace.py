@@ -230,7 +230,7 @@ class BorrowedTerminals:
         env = (
             select_default_and_named_variables(())
             if system is None
-            else await asyncio.to_thread(_fetch_remote_environment, system)
+            else await asyncio.to_thread(_fetch_default_environment, system)
         )
         env |= {MARKER: secrets.token_hex(16)} | parse_variables(request)
         program = await asyncio.to_thread(_find_program, words[0], env.get("PATH", os.defpath), system)
@@ -320,8 +320,8 @@ class BorrowedTerminals:
         await asyncio.gather(*[_end_command(one) for one in left])
 
 
-def _fetch_remote_environment(system: RemoteSystem) -> dict[str, str]:
-    """Return the environment of a command on a remote system: the few variables that all commands get, and its user."""
+def _fetch_default_environment(system: RemoteSystem) -> dict[str, str]:
+    """Return the remote values of the variables that every command gets, with ``HOME``, ``USER`` and ``LOGNAME``."""
     given, user, home = system.fetch_variables(ALWAYS)
     return {**given, "HOME": home, "USER": user, "LOGNAME": user}
 

@@ -359,7 +359,7 @@ class _RemoteRun:
         return is_new
 
     async def _send_answer(self, entry: Mapping[str, Any]) -> None:
-        """Answer a question; raise an error if the server rejects the answer. A closed question is ignored."""
+        """Send the answer in *entry* to the server; raise if the server rejects it and the question is still open."""
         name = entry["id"]
         answer = entry.get("answer", entry.get("allowed"))
         told: Any = {"declined": True} if answer == "" else answer

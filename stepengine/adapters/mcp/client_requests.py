@@ -121,7 +121,7 @@ class ServerQuestions:
 
     def _answer_form(self, params: Mapping[str, Any], is_open: IsOpen | None) -> Generator[Any, Any, Mapping[str, Any]]:
         """
-        Ask for the fields of a form one by one, and return its content; decline it if a required field is declined.
+        Ask for the fields of a form one by one, and return the elicitation result.
 
         Before a form with very many fields, the person is asked whether to start.
         """
@@ -147,14 +147,14 @@ class ServerQuestions:
             if said != YES or not fields:
                 return {"action": "accept", "content": {}} if said == YES else DECLINED
         try:
-            return (yield from self._fill_form(message, fields, required, ask_if_still_open))
+            return (yield from self._ask_form_fields(message, fields, required, ask_if_still_open))
         except _Closed:
             return DECLINED
 
-    def _fill_form(
+    def _ask_form_fields(
         self, message: str, fields: Mapping[str, Any], required: Sequence[object], ask: AskPerson
     ) -> Generator[Any, Any, Mapping[str, Any]]:
-        """Ask for each field and return the accepted content; decline if a required field gets no value."""
+        """Ask for each field; return the elicitation result, which is a decline if a required field gets no value."""
         content: dict[str, object] = {}
         for name, field in fields.items():
             value = yield from self._ask_field(message, _FormField(name, _drop_null_type(field), name in required), ask)

@@ -455,16 +455,16 @@ class ServerConnection:
 
     # --- starting and ending ------------------------------------------------------------------------------------------
 
-    async def open_session(self, run: str = "") -> ClientSession:
+    async def get_or_start_session(self, root_run: str = "") -> ClientSession:
         """
-        Return the session of the server, which is started if needed; restarts are limited to two for the root run *run*.
+        Return the shared session of the server, started if needed; restarts are limited to two for each *root_run*.
 
         Raises:
             ToolError: If the server cannot be started, or has ended too often.
         """
         async with self._lock:
             while self._live is None or self._live.is_over:
-                await self._start_or_restart_server(run)
+                await self._start_or_restart_server(root_run)
             return self._live.client.session
 
     async def _start_or_restart_server(self, run: str) -> None:
@@ -532,7 +532,7 @@ class ServerConnection:
             ToolError: If the server cannot be started, or returns no list of tools.
         """
         self._restarts.pop("", None)
-        session = await self.open_session()
+        session = await self.get_or_start_session()
         self.is_stale = False
         can = session.server_capabilities
         has_tools = can is None or can.tools is not None

@@ -30,12 +30,12 @@ WORST = annotations_from_hints({}, trusted=False)
 Session = Callable[[], Awaitable[tuple[ServerConnection, Any]]]
 
 
-def make_resource_tools(server: str, open_session: Session) -> list[ToolLike]:
+def make_resource_tools(server: str, get_or_start_session: Session) -> list[ToolLike]:
     """Return two tools: one lists the resources of a server, the other reads a resource."""
 
     async def list_resources(_: dict[str, Any]) -> ToolResult:
         try:
-            connection, client = await open_session()
+            connection, client = await get_or_start_session()
             resources = await connection.fetch_pages(client.list_resources, "resources", optional=True)
             templates = await connection.fetch_pages(
                 client.list_resource_templates, "resource_templates", optional=True
@@ -49,7 +49,7 @@ def make_resource_tools(server: str, open_session: Session) -> list[ToolLike]:
 
     async def read_resource(input: dict[str, Any]) -> ToolResult:
         try:
-            connection, client = await open_session()
+            connection, client = await get_or_start_session()
             result = await connection.await_response(client.read_resource(input["uri"]))
         except ToolError as error:
             return failed_result(server, error)
@@ -82,7 +82,7 @@ def make_resource_tools(server: str, open_session: Session) -> list[ToolLike]:
     ]
 
 
-def make_prompt_tool(server: str, prompts: Sequence[Mapping[str, object]], open_session: Session) -> ToolLike:
+def make_prompt_tool(server: str, prompts: Sequence[Mapping[str, object]], get_or_start_session: Session) -> ToolLike:
     """Return a tool that reads a prompt of a server with its arguments filled in."""
     lines = [_describe_prompt(prompt) for prompt in prompts]
     arguments = {"type": "object", "additionalProperties": {"type": "string"}}
@@ -90,7 +90,7 @@ def make_prompt_tool(server: str, prompts: Sequence[Mapping[str, object]], open_
 
     async def get_prompt(input: dict[str, Any]) -> ToolResult:
         try:
-            connection, client = await open_session()
+            connection, client = await get_or_start_session()
             result = await connection.await_response(client.get_prompt(input["name"], input.get("arguments") or {}))
         except ToolError as error:
             return failed_result(server, error)

@@ -377,7 +377,7 @@ class McpTools:
     async def open_connection_and_session(self, run: McpRun) -> tuple[ServerConnection, Any]:
         """Return the connection for a run in the running event loop, and its session."""
         connection = self._get_connection(run)
-        return connection, await connection.open_session()
+        return connection, await connection.get_or_start_session()
 
     def _get_connection(self, run: McpRun) -> ServerConnection:
         return self._connections.get_connection_and_add_user(run, self)
@@ -456,7 +456,7 @@ class McpTools:
             percent = min(100.0, max(0.0, 100 * done / total)) if total else None
             ctx.emit(ToolProgress(message=visible(message or ""), percent=percent))
 
-        session = await connection.open_session((*ctx.ancestor_run_ids, ctx.run_id)[0])
+        session = await connection.get_or_start_session((*ctx.ancestor_run_ids, ctx.run_id)[0])
         refusal = await self._find_definition_change(connection, listed, run)
         if refusal:
             return error_result(refusal)
@@ -596,7 +596,7 @@ class McpTools:
                     }
                 connection.remove_call(ticket)
                 more = {"input_responses": self._asking.make_responses(answers), "request_state": state or None}
-                session = await connection.open_session()
+                session = await connection.get_or_start_session()
                 ticket, call = connection.start_call(connection.call_tool(session, listed.name, input, None, **more))
             else:
                 call.answer_server_request(self._asking.make_response(answers["asked"]))

@@ -106,7 +106,7 @@ def _make_no_python_process_message(command: Sequence[str]) -> str:
 
 def _report_recording_and_exit(run: ProgramRun, file: str, command: Sequence[str]) -> Never:
     """Report what was recorded and what was not, and raise ``typer.Exit`` with the exit code of the program."""
-    from stepengine.testing.recordings import Account
+    from stepengine.testing.recordings import RecordingUsage
 
     for left in run.cassette.left_out:
         print_error(f"not recorded: {left}")
@@ -121,7 +121,7 @@ def _report_recording_and_exit(run: ProgramRun, file: str, command: Sequence[str
             else f"nothing was recorded: {command[0]} sent no request with httpx, httpx2, aiohttp, urllib, requests, urllib3 or boto3"
         )
         raise typer.Exit(run.exit_code or Exit.FAILED)
-    print_error(Account(path=file, mode="rewrite", recorded=len(run.cassette.complete)).written)
+    print_error(RecordingUsage(path=file, mode="rewrite", recorded=len(run.cassette.complete_interactions)).written)
     raise typer.Exit(run.exit_code)
 
 

@@ -29,7 +29,7 @@ from stepengine.cli.state_folder import (
     find_recorded_agent_file,
     find_recorded_run_by_prefix,
     list_recorded_runs,
-    read_policy_changes,
+    read_chat_policy,
 )
 from stepengine.cli.toolset import convert_to_code_mode
 from stepengine.data.definition import normalised_id
@@ -111,7 +111,7 @@ def chat(
     ).with_settings()
     history = None if before is None else replay_turn(before, options)
     if before is not None and before.status in GOES_ON:
-        options = attrs.evolve(options, policy_changes=read_policy_changes(before))
+        options = attrs.evolve(options, chat_policy=read_chat_policy(before))
     # The person approves each call, and the console shows the run.
     options = attrs.evolve(options, write=True, shell=True, asks=True, quiet=True)  # noqa: S604  (no process is started)
     try:

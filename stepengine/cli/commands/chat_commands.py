@@ -26,7 +26,7 @@ from stepengine.cli.screen.console import DIGITS, WHICH
 from stepengine.cli.screen.progress import style_diff_lines
 from stepengine.cli.screen.render import format_cost, format_tokens, one_line, truncate_text, visible
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.state_folder import find_recorded_agent_file, find_recorded_run_by_prefix, read_policy_changes
+from stepengine.cli.state_folder import find_recorded_agent_file, find_recorded_run_by_prefix, read_chat_policy
 from stepengine.cli.toolset import convert_to_code_mode
 from stepengine.data.call_text import parse_todos
 from stepengine.data.usage import Spending
@@ -291,10 +291,10 @@ async def _resume_conversation(chat: Chat, number_or_name: str) -> Exit | None:
     options = attrs.evolve(talk.options, agent=name, code_mode=code_mode)
     agent = load_agent(name, folders=options.settings.agent_folders)
     # The replay uses the recorded permissions and not those of this chat.
-    recorded = attrs.evolve(options, write=False, shell=False, asks=False, policy=None, policy_changes=None)
+    recorded = attrs.evolve(options, write=False, shell=False, asks=False, policy=None, chat_policy=None)
     last = await asyncio.to_thread(replay_turn, entry, recorded)
     if entry.status in GOES_ON:
-        options = attrs.evolve(options, policy=None, policy_changes=read_policy_changes(entry))
+        options = attrs.evolve(options, policy=None, chat_policy=read_chat_policy(entry))
     await talk.switch_to_new_engine(options, convert_to_code_mode(agent) if code_mode else agent)
     talk.notes.clear()
     talk.journal = None

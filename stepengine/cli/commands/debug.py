@@ -108,8 +108,8 @@ def debug(
     return run_on_journal(options, lambda options: _load_and_debug(options, asked, SharedCounters()))
 
 
-def _find_run_fork_problem(engine: Engine, history: History) -> str:
-    """Return why a forked process cannot continue the run because of its programs or handlers; else ``""``."""
+def _find_process_fork_problem(engine: Engine, history: History) -> str:
+    """Return why the run cannot continue in a forked process (``os.fork``), such as its programs; ``""`` if it can."""
     from stepengine.journal.programs import has_programs
 
     # If the agent's file did not import this module, none of its tools runs programs.
@@ -122,7 +122,7 @@ def _find_run_fork_problem(engine: Engine, history: History) -> str:
 def _load_and_debug(options: Options, debug_options: DebugOptions, counters: SharedCounters) -> Exit:
     """Load a run and its agent, and debug it until the user leaves; return the exit code."""
     from stepengine.debugging.debugger import Debugger
-    from stepengine.debugging.walks import ForkedWalk, PausedWalk, Rewound, find_fork_problem
+    from stepengine.debugging.walks import ForkedWalk, PausedWalk, Rewound, find_os_fork_problem
 
     journal = open_journal(options.journal)
     try:
@@ -136,7 +136,11 @@ def _load_and_debug(options: Options, debug_options: DebugOptions, counters: Sha
     except JournalError as error:
         # The journal cannot be debugged, which is wrong usage and not a failed run.
         return print_error(error.message)
-    why = "--no-fork" if debug_options.no_fork else _find_run_fork_problem(bench.engine, history) or find_fork_problem()
+    why = (
+        "--no-fork"
+        if debug_options.no_fork
+        else _find_process_fork_problem(bench.engine, history) or find_os_fork_problem()
+    )
     forked = None if why else ForkedWalk(stepper)
     debugger = Debugger(bench.engine, forked or PausedWalk(stepper), agent)
     hook = sys.breakpointhook

@@ -239,7 +239,7 @@ def load_module_contents(module: str, on_skipped_file: Callable[[str], object] =
         DefinitionError: when *module* cannot be loaded, or defines no agent.
     """
     from stepengine.engine.loader import AgentLocation, get_listed_tools, get_module_schedules, load_folder, load_module
-    from stepengine.engine.modules import get_module_agents
+    from stepengine.engine.modules import get_exported_agents
 
     path, place = Path(module), AgentLocation.from_text(module)
     if path.is_dir():
@@ -258,7 +258,7 @@ def load_module_contents(module: str, on_skipped_file: Callable[[str], object] =
     if place is not None and place.sandboxed:
         return ModuleContents((place.load(),) if place.id else place.load_all())
     loaded = _import_module(module) if place is None else load_module(place.file)
-    agents = (place.load(),) if place is not None and place.id else get_module_agents(loaded, module)
+    agents = (place.load(),) if place is not None and place.id else get_exported_agents(loaded, module)
     schedules = get_module_schedules(loaded, module)
     options = getattr(loaded, "options", {})
     if not isinstance(options, dict):

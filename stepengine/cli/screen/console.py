@@ -322,7 +322,7 @@ class Screen(ProgressDisplay):
                     self._print_markdown_block(block)
             return
         if not self._is_open:
-            self._speaker = self.children.get_sibling_ancestor_path(run_path)
+            self._speaker = self.children.find_headed_path(run_path)
         self._print_streamed_text(visible(text))
         self._is_open = not text.endswith("\n") if text else self._is_open
 
@@ -364,7 +364,7 @@ class Screen(ProgressDisplay):
     def _print_markdown_block(self, text: str) -> None:
         """Print a block as Markdown. Links and images stay text, and control characters are made visible."""
         if text.strip():
-            self._speaker = self.children.get_sibling_ancestor_path("")
+            self._speaker = self.children.find_headed_path("")
             if self._is_after_block:
                 self._console.print()
             self._is_after_block = True

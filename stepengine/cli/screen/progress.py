@@ -209,11 +209,11 @@ class ProgressDisplay:
         """Print a line, indented by the depth of its run; a heading names the run if it changed."""
         from rich.text import Text
 
-        speaker = self.children.get_sibling_ancestor_path(run_path)
+        speaker = self.children.find_headed_path(run_path)
         if speaker != self._speaker:
             self._speaker = speaker
             if speaker:
-                heading = "  " * indent_level(speaker) + self.children.siblings[speaker]
+                heading = "  " * indent_level(speaker) + self.children.headings[speaker]
                 self._console.print(Text(heading, style=self.colors.note), soft_wrap=True)
         line = "  " * indent_level(run_path) + text
         if self._console.is_terminal:
@@ -356,12 +356,12 @@ class _Children:
 
     Attributes:
         groups: The group of many children of a run, by the path of that run.
-        siblings: The heading of each child that runs alongside others, by its path.
+        headings: The heading of each child that runs alongside others, by its path.
     """
 
     def __init__(self) -> None:
         self.groups: dict[str, _SiblingGroup] = {}
-        self.siblings: dict[str, str] = {}
+        self.headings: dict[str, str] = {}
         self._folded: set[str] = set()
 
     def is_only_counted(self, run_path: str) -> bool:
@@ -369,15 +369,15 @@ class _Children:
         ends = [*[place for place, character in enumerate(run_path) if character == "."], len(run_path)]
         return bool(self._folded) and any(run_path[:end] in self._folded for end in ends)
 
-    def get_sibling_ancestor_path(self, run_path: str) -> str:
-        """Return the path of the run with siblings that the run at *run_path* belongs to, itself or the nearest above; ``""`` if none."""
-        while run_path and run_path not in self.siblings:
+    def find_headed_path(self, run_path: str) -> str:
+        """Return the path of the nearest run with a heading, starting with *run_path* itself; ``""`` if there is none."""
+        while run_path and run_path not in self.headings:
             run_path = run_path.rpartition(".")[0]
         return run_path
 
     def store_child_heading(self, event: ev.AgentSpawned) -> None:
         """Store the heading of a child that runs alongside others."""
-        self.siblings[event.child_path] = f"[{event.agent_id}: {one_line(event.prompt, 40)}]".replace(": ]", "]")
+        self.headings[event.child_path] = f"[{event.agent_id}: {one_line(event.prompt, 40)}]".replace(": ]", "]")
 
     def count_started_child(self, event: ev.AgentSpawned, *, are_shown: bool) -> bool:
         """Count a child if it is one of many, unless all *are_shown*; return whether its start must not be printed."""

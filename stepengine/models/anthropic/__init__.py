@@ -152,7 +152,9 @@ class AnthropicProvider(HttpProvider):
         """
         until: dict[str, object] = {} if expires_in is None else {"expires_in_seconds": expires_in}
         file = (name or "file", data, mime_type)
-        held = await self._call_file_api(lambda to: to.files.upload(file=file, extra_headers=self._headers, **until))
+        held = await self._run_file_operation(
+            lambda to: to.files.upload(file=file, extra_headers=self._headers, **until)
+        )
         return str(held.id)
 
     async def delete_file(self, file_id: str) -> None:
@@ -162,7 +164,7 @@ class AnthropicProvider(HttpProvider):
         Raises:
             ModelError: when the API does not delete it, such as for an unknown id.
         """
-        await self._call_file_api(lambda at: at.files.delete(file_id, extra_headers=self._headers))
+        await self._run_file_operation(lambda at: at.files.delete(file_id, extra_headers=self._headers))
 
     def encode_batch_member(self, request: ModelRequest) -> BatchMember:
         """

@@ -233,7 +233,7 @@ def _encode_user(message: UserMessage, options: ConverseEncodeOptions) -> Conver
 
 
 def _add_text_before_documents(blocks: Iterable[Json | None]) -> list[Json]:
-    """Return *blocks* with a text before documents without one, which the service rejects."""
+    """Return *blocks* without ``None``, with a text first if they have documents and no text; the service rejects documents alone."""
     found = [block for block in blocks if block is not None]
     kinds = _list_block_kinds(found)
     if "document" in kinds and "text" not in kinds:

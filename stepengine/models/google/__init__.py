@@ -194,7 +194,7 @@ class GoogleProvider(HttpProvider):
         if expires_in is not None:
             msg = f"{self.name} stores every file for 48 hours; omit expires_in=, and delete the file after use"
             raise ModelError(msg, kind="settings")
-        held = await self._call_file_api(
+        held = await self._run_file_operation(
             lambda to: transport.upload_file_and_wait(to, data, mime_type, name, self._headers)
         )
         if held.state != "ACTIVE" or not held.uri:
@@ -209,7 +209,7 @@ class GoogleProvider(HttpProvider):
         Raises:
             ModelError: when the API does not delete it, such as for an unknown file.
         """
-        await self._call_file_api(lambda at: transport.delete_uploaded_file(at, file_id, self._headers))
+        await self._run_file_operation(lambda at: transport.delete_uploaded_file(at, file_id, self._headers))
 
     def _explain_unsupported_schema(self, request: ModelRequest) -> str:
         """Return a reason if the model is older than Gemini 3 and *request* has tools; else ``""``."""

@@ -27,7 +27,7 @@ def check_interactor(make: MakeInteractor, *, only: str = "") -> None:
         only: The name of one promise; by default all are checked.
 
     Raises:
-        AssertionError: when a promise is broken; it says which one and how to check it alone.
+        AssertionError: when a promise is broken; the message names it and the call that checks it alone.
     """
     INTERACTOR.check(make, only)
 

@@ -60,7 +60,7 @@ def check_journal(make: MakeJournal, *, only: str = "", processes: bool = True) 
         processes: Whether a journal outlives its process. ``False`` is for stores in memory.
 
     Raises:
-        AssertionError: when a promise is broken; it says which one and how to check it alone.
+        AssertionError: when a promise is broken; the message names it and the call that checks it alone.
     """
     JOURNAL.check(make, only, () if processes else ("killed",))
 

@@ -13,7 +13,7 @@ class Promises(Generic[Make]):
     The promises of one interface, in the order in which they are checked.
 
     Args:
-        call: The call of the public function that checks them, for messages: ``"check_journal(make"``, without what is optional.
+        call: The call of the public function that checks them, for messages: ``"check_journal(make"``, without optional arguments.
     """
 
     def __init__(self, call: str) -> None:

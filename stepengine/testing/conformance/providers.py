@@ -235,7 +235,7 @@ def _check_request_cancellation(given: tuple[MakeProvider, str]) -> None:
     for ask in (_request_whole_reply, _collect_stream):
         loop_runs = threading.Event()
         # In another thread, since a blocked event loop, or a task that ignores its cancellation, would never return.
-        ended = _ends_in_thread_in_time(
+        ended = _run_in_thread_until_timeout(
             partial(_run_with_provider, given, "silent", partial(cancel_silent_request, ask, loop_runs))
         )
         require(ended or loop_runs.is_set(), BLOCKED)
@@ -272,7 +272,7 @@ def _run_with_provider(
     return asyncio.run(run_and_close_provider())
 
 
-def _ends_in_thread_in_time(work: Callable[[], None]) -> bool:
+def _run_in_thread_until_timeout(work: Callable[[], None]) -> bool:
     """Run *work* in another thread, and return True if it ends in time; raise its error."""
     errors: list[Exception] = []
 

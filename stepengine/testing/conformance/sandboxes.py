@@ -65,7 +65,7 @@ def check_sandbox(make: MakeSandbox, *, only: str = "", skip: Collection[str] = 
         skip: Names of promises that are not checked.
 
     Raises:
-        AssertionError: when a promise is broken; it says which one and how to check it alone.
+        AssertionError: when a promise is broken; the message names it and the call that checks it alone.
     """
     SANDBOX.check(make, only, skip)
 
@@ -211,7 +211,7 @@ def _check_raised_exception(make: MakeSandbox) -> None:
         require_equal(ProgramEnded(5), session.feed("x", NOW), "variable of a failed program")
 
 
-def _require_limit_error(make: MakeSandbox, kind: str, codes: Collection[str], **limits: Any) -> None:
+def _run_and_require_limit_error(make: MakeSandbox, kind: str, codes: Collection[str], **limits: Any) -> None:
     """Check that each program ends with an error *kind*, prints no more than allowed, and does not break later sessions."""
     with _use_sandbox(make) as sandbox:
         for code in codes:
@@ -228,19 +228,19 @@ def _require_limit_error(make: MakeSandbox, kind: str, codes: Collection[str], *
 @SANDBOX.add("time", "A program that computes longer than `seconds` ends with `TimeoutError`.")
 def _check_time_limit(make: MakeSandbox) -> None:
     start = time.monotonic()
-    _require_limit_error(make, "TimeoutError", [ENDLESS, "sum(range(10**12))"], seconds=0.3)
+    _run_and_require_limit_error(make, "TimeoutError", [ENDLESS, "sum(range(10**12))"], seconds=0.3)
     require(time.monotonic() - start < SLOW_SECONDS, "it takes much longer than `seconds`")
 
 
 @SANDBOX.add("memory", "A program that uses more than `memory` ends with `MemoryError`.")
 def _check_memory_limit(make: MakeSandbox) -> None:
     codes = [f"x = 'x' * {MEMORY}", "x = []\nwhile True:\n    x.append('y' * 100_000 + str(len(x)))"]
-    _require_limit_error(make, "MemoryError", codes, memory=MEMORY // 4)
+    _run_and_require_limit_error(make, "MemoryError", codes, memory=MEMORY // 4)
 
 
 @SANDBOX.add("printed", "A program that prints more than `printed` bytes ends with the kind `printed`.")
 def _check_output_limit(make: MakeSandbox) -> None:
-    _require_limit_error(
+    _run_and_require_limit_error(
         make, "printed", ["for n in range(2_000):\n    print('y' * 100)", f"print('y' * {MEMORY // 4})"]
     )
 
@@ -254,8 +254,8 @@ for kind in ().__class__.__base__.__subclasses__():
 """A well-known way to the modules of an interpreter without an import."""
 
 
-def _require_secret_invisible(make: MakeSandbox, codes: Collection[str], secret: str) -> None:
-    """Run programs, and fail if *secret* is in anything that one of them returns or prints."""
+def _run_and_require_secret_invisible(make: MakeSandbox, codes: Collection[str], secret: str) -> None:
+    """Run programs; raise ``AssertionError`` if one of them returns or prints *secret*."""
     with _use_sandbox(make) as sandbox:
         for code in codes:
             with _open_session(sandbox, printed=MEMORY // 4) as session:
@@ -271,7 +271,7 @@ def _check_no_file_access(make: MakeSandbox) -> None:
         known.write_text(secret, encoding="utf-8")
         Path(folder, secret).touch()
         read = f"open({str(known)!r}).read()"
-        _require_secret_invisible(
+        _run_and_require_secret_invisible(
             make,
             [
                 read,
@@ -296,7 +296,7 @@ def _check_no_environment_access(make: MakeSandbox) -> None:
     name, secret = f"STEPENGINE_CHECK_{secrets.token_hex(4)}", secrets.token_hex(8)
     os.environ[name] = secret
     try:
-        _require_secret_invisible(
+        _run_and_require_secret_invisible(
             make,
             [
                 "import os\nprint(dict(os.environ))",

@@ -37,7 +37,7 @@ def check_sessions(make: MakeSessions, *, only: str = "") -> None:
         only: The name of one promise; by default all are checked that the abilities of the store allow.
 
     Raises:
-        AssertionError: when a promise is broken; it says which one and how to check it alone.
+        AssertionError: when a promise is broken; the message names it and the call that checks it alone.
     """
     SESSIONS.check(make, only)
 

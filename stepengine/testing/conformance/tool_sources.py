@@ -35,7 +35,7 @@ def check_tool_source(make: MakeSource, tool: str, input: Mapping[str, Any], *, 
         only: The name of one promise; by default all are checked.
 
     Raises:
-        AssertionError: when a promise is broken; it says which one and how to check it alone.
+        AssertionError: when a promise is broken; the message names it and the call that checks it alone.
     """
     TOOL_SOURCE.check(_Given(make, tool, input), only)
 

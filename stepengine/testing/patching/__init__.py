@@ -74,8 +74,8 @@ def patch_clients(exchanges: Exchanges, name: str = "a cassette") -> Iterator[No
         raise DataError(msg)
     _active.append((name, exchanges))
     if not _hooks:  # an audit hook is there for good
-        sys.addaudithook(_record_unpatched_connection)
-        _hooks.append(_record_unpatched_connection)
+        sys.addaudithook(_report_unpatched_connection)
+        _hooks.append(_report_unpatched_connection)
     undo: list[Undo] = []
     finder = _PatchOnImport(exchanges, undo)
     try:
@@ -90,7 +90,7 @@ def patch_clients(exchanges: Exchanges, name: str = "a cassette") -> Iterator[No
         _active.clear()
 
 
-def _record_unpatched_connection(event: str, args: tuple[Any, ...]) -> None:
+def _report_unpatched_connection(event: str, args: tuple[Any, ...]) -> None:
     """Report a TCP connection that no patched library has opened; ignore other audit events."""
     if event != "socket.connect" or not _active or PASSING.get():
         return

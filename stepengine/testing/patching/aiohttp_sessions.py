@@ -179,7 +179,7 @@ def _record_response(response: Any, exchange: Exchange, traffic: _Traffic) -> No
 
 
 def _strip_reply_heads(arrived: bytes) -> bytes:
-    """Return the body of a reply, behind its head and those of informational replies."""
+    """Return the body of a reply, without its head and the heads of informational replies."""
     at = 0
     while True:
         end = arrived.find(b"\r\n\r\n", at)
@@ -229,12 +229,12 @@ class _PlayedTransport(asyncio.Transport):
 
     def __init__(self, protocol: Any, found: Interaction, traffic: _Traffic) -> None:
         super().__init__()
-        method, reply, whole = found.request.method, found.response, found.complete and found.error is None
+        method, reply, whole = found.request.method, found.response, found.is_complete and found.error is None
         self._protocol = protocol
         self._traffic = traffic
         self._pieces = deque(make_reply_pieces(found, method))
         self._closes = not whole or not (
-            is_chunked(reply.headers) or reply.header("content-length") or not has_body(reply, method)
+            is_chunked(reply.headers) or reply.get_header("content-length") or not has_body(reply, method)
         )
         self._paused = False
         self._loop = asyncio.get_running_loop()

@@ -106,7 +106,7 @@ class _Connections:
             self._send(connection, data)
             return
         request = self._outgoing.setdefault(connection, _OutgoingRequest())
-        for piece in _read_pieces(connection, data):
+        for piece in _iter_body_pieces(connection, data):
             request.sent += piece
             if not self._exchanges.has_known_replies:
                 self._send_live_or_store_error(connection, request, piece)
@@ -132,7 +132,7 @@ class _Connections:
     def _find_reply_or_send(self, connection: Any, request: _OutgoingRequest) -> None:
         """Set the recorded reply or error of *request*, or send the request if none is recorded."""
         request.looked_up = True
-        asked = self._read_request(connection, request)
+        asked = self._parse_sent_request(connection, request)
         try:
             request.found = self._exchanges.find_interaction(asked)
         except BaseException:
@@ -151,7 +151,7 @@ class _Connections:
         if request.found is not None or connection.sock is None or not hasattr(connection, "is_verified"):
             del self._outgoing[connection]
             if request.found is None and (
-                exchange := self._exchanges.start_recording(self._read_request(connection, request))
+                exchange := self._exchanges.start_recording(self._parse_sent_request(connection, request))
             ):
                 exchange.finish_with_error(error, while_sending=True)
         raise error
@@ -164,7 +164,7 @@ class _Connections:
         if self._exchanges.has_known_replies and not request.looked_up:
             self._find_reply_or_send(connection, request)
         del self._outgoing[connection]
-        asked, found = self._read_request(connection, request), request.found
+        asked, found = self._parse_sent_request(connection, request), request.found
         if found is not None:
             live = None if isinstance(connection.sock, PlayedSocket) else connection.sock
             connection.sock = PlayedSocket(make_reply_pieces(found, asked.method), found.error)
@@ -178,7 +178,7 @@ class _Connections:
         _record_response(response, exchange)
         return response
 
-    def _read_request(self, connection: Any, request: _OutgoingRequest) -> RecordedRequest:
+    def _parse_sent_request(self, connection: Any, request: _OutgoingRequest) -> RecordedRequest:
         """Return the bytes that a connection has sent as a request with its whole URL."""
         method, target, headers, body = parse_request_bytes(bytes(request.sent))
         return RecordedRequest(method, _make_url(connection, target, self._tunnels.get(connection)), headers, body)
@@ -199,7 +199,7 @@ def _iter_subclasses(base: Any) -> Iterator[Any]:
         yield from _iter_subclasses(kind)
 
 
-def _read_pieces(connection: Any, data: Any) -> Iterable[bytes]:
+def _iter_body_pieces(connection: Any, data: Any) -> Iterable[bytes]:
     """Return the bytes that ``send`` would write for bytes, a file, or an iterable of bytes."""
     if not hasattr(data, "read"):
         try:

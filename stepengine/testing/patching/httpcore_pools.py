@@ -30,10 +30,10 @@ def patch_library(module: Any, exchanges: Exchanges) -> Callable[[], None]:
         if PASSING.get():
             return send(self, request)
         body = b"".join(request.stream)
-        recorded = _read_request(request, body)
+        recorded = _to_recorded_request(request, body)
         found = exchanges.find_interaction(recorded)
         if found is not None:
-            return _make_played_response(module, found)
+            return _play_interaction(module, found)
         exchange = exchanges.start_recording(recorded)
         with bypass_patches(exchange):
             response = send(self, _replace_body(module, request, body))
@@ -43,11 +43,11 @@ def patch_library(module: Any, exchanges: Exchanges) -> Callable[[], None]:
         if PASSING.get():
             return await send_async(self, request)
         body = b"".join([piece async for piece in request.stream])
-        recorded = _read_request(request, body)
+        recorded = _to_recorded_request(request, body)
         found = exchanges.find_interaction(recorded)
         if found is not None:
             await wait_for_cancellation(None if found.response.status else found.error)
-            return _make_played_response(module, found)
+            return _play_interaction(module, found)
         exchange = exchanges.start_recording(recorded)
         with bypass_patches(exchange):
             response = await send_async(self, _replace_body(module, request, body))
@@ -61,7 +61,7 @@ def patch_library(module: Any, exchanges: Exchanges) -> Callable[[], None]:
     return restore
 
 
-def _read_request(request: Any, body: bytes) -> RecordedRequest:
+def _to_recorded_request(request: Any, body: bytes) -> RecordedRequest:
     """Return a request of httpcore with its *body* and its whole URL."""
     url = request.url
     host = f"[{url.host.decode()}]" if b":" in url.host and not url.host.startswith(b"[") else url.host.decode()
@@ -77,7 +77,7 @@ def _replace_body(module: Any, request: Any, body: bytes) -> Any:
     )
 
 
-def _make_played_response(module: Any, found: Interaction) -> Any:
+def _play_interaction(module: Any, found: Interaction) -> Any:
     """Return the recorded reply, or raise the recorded error."""
     reply, error = found.response, found.error
     if error is not None and not reply.status:

@@ -62,54 +62,54 @@ class _TransportRecorder:
         """Return the recorded reply of this transport; None if it has none, so that the transport is asked."""
         if PASSING.get() or not self._exchanges.has_replies_of_transport(self._name):
             return None
-        return self._exchanges.find_interaction(self._convert.read_request(request))
+        return self._exchanges.find_interaction(self._convert.convert_request(request))
 
-    def _make_played_response(self, found: Interaction, request: Any) -> Any:
-        """Return the recorded response, or raise the error that is recorded in place of one."""
+    def _play_interaction(self, found: Interaction, request: Any) -> Any:
+        """Return the recorded response, or raise the recorded error."""
         if found.error is not None and not found.response.status:
             raise found.error
         error = found.error or make_cut_reply_error(self._module, found)
         return self._convert.make_response(found.response, request, split_body_into_events(found.response), error)
 
-    def _record_unseen_response(self, request: Any, response: Any, seen_addresses: list[str]) -> Any:
+    def _record_or_replay_unseen_response(self, request: Any, response: Any, seen_addresses: list[str]) -> Any:
         """Return the response, recorded while it is read unless a patched library has seen the request; in a replay, the recorded one."""
         if seen_addresses or PASSING.get():
             return response
-        recorded = self._convert.read_request(request)
+        recorded = self._convert.convert_request(request)
         if self._exchanges.is_replay_only:  # nothing says whether this transport has reached the network
             found = self._exchanges.find_interaction(recorded)
-            return response if found is None else self._make_played_response(found, request)
+            return response if found is None else self._play_interaction(found, request)
         return self._convert.record_while_read(response, self._exchanges.start_recording(recorded, self._name))
 
     def _record_unseen_error(self, request: Any, error: BaseException, seen_addresses: list[str]) -> None:
         """Record the error of a request, unless a patched library has seen that request."""
         if seen_addresses or PASSING.get():
             return
-        exchange = self._exchanges.start_recording(self._convert.read_request(request), self._name)
+        exchange = self._exchanges.start_recording(self._convert.convert_request(request), self._name)
         if exchange is not None:
             exchange.finish_with_error(error)
 
 
 class _SyncTransportRecorder(_TransportRecorder):
-    """A transport that a program made for a client, with its replies recorded or played."""
+    """A program's own transport whose replies are recorded or replayed."""
 
     def handle_request(self, request: Any) -> Any:
         """Return the recorded reply; without one, send by the program's transport and record the reply or the error."""
         request.read()
         found = self._find_recorded_reply(request)
         if found is not None:
-            return self._make_played_response(found, request)
+            return self._play_interaction(found, request)
         with _collect_seen_addresses() as seen:
             try:
                 response = self._transport.handle_request(request)
             except BaseException as error:
                 self._record_unseen_error(request, error, seen)
                 raise
-        return self._record_unseen_response(request, response, seen)
+        return self._record_or_replay_unseen_response(request, response, seen)
 
 
 class _AsyncTransportRecorder(_TransportRecorder):
-    """A transport that a program made for an async client, with its replies recorded or played."""
+    """A program's own async transport whose replies are recorded or replayed."""
 
     async def handle_async_request(self, request: Any) -> Any:
         """Return the recorded reply; without one, send by the program's transport and record the reply or the error."""
@@ -117,14 +117,14 @@ class _AsyncTransportRecorder(_TransportRecorder):
         found = self._find_recorded_reply(request)
         if found is not None:
             await wait_for_cancellation(None if found.response.status else found.error)
-            return self._make_played_response(found, request)
+            return self._play_interaction(found, request)
         with _collect_seen_addresses() as seen:
             try:
                 response = await self._transport.handle_async_request(request)
             except BaseException as error:
                 self._record_unseen_error(request, error, seen)
                 raise
-        return self._record_unseen_response(request, response, seen)
+        return self._record_or_replay_unseen_response(request, response, seen)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Requests and replies as the bytes of HTTP/1.1, which clients write and read by themselves."""
+"""Requests and replies as the bytes of HTTP/1.1, for clients that write and read them directly."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def make_reply_pieces(found: Interaction, method: str) -> list[bytes]:
 
     If its end was not recorded, they break off. If an error came in its place, there are none.
     """
-    reply, whole = found.response, found.complete
+    reply, whole = found.response, found.is_complete
     if not reply.status:
         return []
     body = split_body_into_events(reply) if has_body(reply, method) else []

@@ -52,18 +52,18 @@ def _patch_process(folder: str) -> None:
     """Block the network, freeze or observe functions and prepare the HTTP libraries, as the broker says."""
     channel = _load_module("channel", HERE / "channel.py")
     sys.path[:] = [entry for entry in sys.path if entry != folder]
-    if channel.current_mode() == "":
+    if channel.get_current_mode() == "":
         return
     try:
         told = channel.ask_broker("hello", command=sys.orig_argv)
     except channel.BrokerGone:
         told = {"allowed": [], "frozen": None, "observes": False}
-        if channel.current_mode() == "record":
+        if channel.get_current_mode() == "record":
             return
-    if channel.current_mode() == "replay":
+    if channel.get_current_mode() == "replay":
         _block_network(channel, told["allowed"])
     flush = _freeze_sources(channel, told["frozen"]) if told["frozen"] is not None else lambda: None
-    _report_uncovered_children(channel, folder)
+    _start_reporting_uncovered_children(channel, folder)
     before_request = _observe_sources(channel, told["frozen"]) if told["observes"] else flush
     sys.meta_path.insert(0, _StartOnImport(channel, before_request))
 
@@ -112,7 +112,7 @@ def _freeze_sources(channel: Any, frozen: dict[str, Any]) -> Callable[[], object
         _send_report(channel, "times", process=key, values=values)
 
     process = _load_module("frozen", HERE / "frozen.py").FrozenProcess(
-        frozen, send_times if channel.current_mode() == "record" else None
+        frozen, send_times if channel.get_current_mode() == "record" else None
     )
     flush: Callable[[], object] = process.flush
     return flush
@@ -121,14 +121,14 @@ def _freeze_sources(channel: Any, frozen: dict[str, Any]) -> Callable[[], object
 def _observe_sources(channel: Any, frozen: dict[str, Any] | None) -> Callable[[], object]:
     """Report calls of sources of nondeterminism, and return the function that finds the line that sends a request."""
     sources = _load_module("sources", HERE / "sources.py")
-    sources.report_source_calls(
+    sources.start_reporting_source_calls(
         (frozen or {"kinds": []})["kinds"], lambda n, at: _send_report(channel, "source", name=n, line=at)
     )
     return lambda: sources.find_program_line(sys._getframe(1))  # noqa: SLF001 - `inspect` has no cheaper way
 
 
-def _report_uncovered_children(channel: Any, folder: str) -> None:
-    """Report from now on each process that this one starts and that cannot be recorded or replayed."""
+def _start_reporting_uncovered_children(channel: Any, folder: str) -> None:
+    """Start to report each child process of this one that cannot be recorded or replayed."""
     uncovered_reason = _load_module("child_commands", HERE / "child_commands.py").find_uncovered_reason
 
     def report_if_uncovered(event: str, args: tuple[Any, ...]) -> None:

@@ -25,7 +25,7 @@ import attrs
 
 from stepengine.errors import DataError, DefinitionError
 from stepengine.redaction import make_redactor
-from stepengine.testing.cassette import Cassette, LeftOut, Slot
+from stepengine.testing.cassette import Cassette, Slot, UnrecordedReply
 from stepengine.testing.cassette_files import CASSETTE_FILE, parse_cassette, parse_extras, read_cassette_bytes
 from stepengine.testing.cassette_matching import find_mark_key
 from stepengine.testing.cassette_misses import CassetteMiss
@@ -160,9 +160,9 @@ class Broker(AbstractContextManager["Broker"]):
     def execute_operation(self, message: dict[str, Any]) -> dict[str, Any]:
         """Execute the operation in a *message* of a process, and return the reply."""
         operations: dict[str, Callable[[dict[str, Any]], dict[str, Any] | None]] = {
-            "hello": self._register_process, "take": self._take_interaction_or_miss, "reserve": self._reserve_slot, "finish": self._finish_slot, "times": self._store_frozen_times,
+            "hello": self._register_process, "take": self._consume_interaction_or_make_miss, "reserve": self._reserve_slot, "finish": self._finish_slot, "times": self._store_frozen_times,
             "has_transport": lambda asked: {"known": self.run.cassette.has_replies_of_transport(asked["name"])},
-            "leave_out": self._record_left_out,
+            "leave_out": self._store_unrecorded_reply,
             "blocked": lambda told: self.run.blocked.append(told["message"]), "uncovered": self._record_uncovered,
             "source": self._store_observed_source,
         }  # fmt: skip
@@ -185,13 +185,13 @@ class Broker(AbstractContextManager["Broker"]):
         if self._observed is not None:
             self._observed.add_source(message["name"], message["line"])
 
-    def _take_interaction_or_miss(self, message: dict[str, Any]) -> dict[str, Any]:
+    def _consume_interaction_or_make_miss(self, message: dict[str, Any]) -> dict[str, Any]:
         """Return the recorded interaction of a request, or its miss; in an observed run the nearest interaction replaces a miss."""
         request = request_from_json(message["request"])
         if self._observed is not None:
             self._observed.add_request(request, message["line"] or "")
         try:
-            found = self.run.cassette.take(request)
+            found = self.run.cassette.consume(request)
         except CassetteMiss as miss:
             nearest = (
                 None if self._observed is None else self._observed.pop_nearest_interaction(self.run.cassette, miss)
@@ -214,9 +214,9 @@ class Broker(AbstractContextManager["Broker"]):
         with self._lock:
             self._ended.add(message["slot"])
 
-    def _record_left_out(self, message: dict[str, Any]) -> None:
+    def _store_unrecorded_reply(self, message: dict[str, Any]) -> None:
         """Store a reply that is not recorded; its request has ended if it had a reserved position."""
-        self.run.cassette.record_left_out(LeftOut(**message["left"]))
+        self.run.cassette.store_unrecorded_reply(UnrecordedReply(**message["left"]))
         with self._lock:
             self._ended.add(message["slot"])
 
@@ -284,7 +284,7 @@ def record_program(path: Path | str, command: Sequence[str], *, freeze: Iterable
     with Broker(cassette, replays=False, frozen=frozen) as broker:
         _run_program(broker, command, {})
     run, cassette = broker.run, broker.run.cassette
-    if cassette.complete and not (run.exit_code and existed):
+    if cassette.complete_interactions and not (run.exit_code and existed):
         if frozen is not None:
             cassette.extras = frozen.to_extras()
         cassette.save()
@@ -344,7 +344,7 @@ def _check_command(command: Sequence[str]) -> None:
         raise DefinitionError(msg)
 
 
-def _wait_for_program(process: subprocess.Popen[bytes], broker: Broker) -> int:
+def _wait_for_or_end_program(process: subprocess.Popen[bytes], broker: Broker) -> int:
     """Wait for the program and return its exit code; end the program if it does not end after a missed request."""
     while True:
         try:
@@ -373,7 +373,7 @@ def _run_program(broker: Broker, command: Sequence[str], changes: Mapping[str, s
         with subprocess.Popen(command, env=broker.make_environment(variables)) as process:  # noqa: S603 - the caller's command
             if is_main:
                 before[signal.SIGTERM] = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
-            code = _wait_for_program(process, broker)
+            code = _wait_for_or_end_program(process, broker)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

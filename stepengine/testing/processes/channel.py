@@ -21,7 +21,7 @@ class BrokerGone(Exception):
     """The command that records or replays has ended before this process."""
 
 
-def current_mode() -> str:
+def get_current_mode() -> str:
     """Return ``"record"`` or ``"replay"``; ``""`` outside of both."""
     return _mode
 

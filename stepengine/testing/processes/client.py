@@ -15,12 +15,12 @@ from typing import Any
 
 import attrs
 
-from stepengine.testing.cassette import LeftOut, OpenExchange, Slot
+from stepengine.testing.cassette import OpenExchange, Slot, UnrecordedReply
 from stepengine.testing.cassette_files import Interaction, RecordedRequest
 from stepengine.testing.cassette_misses import CassetteMiss
 from stepengine.testing.exchanges import Exchanges
 from stepengine.testing.patching import patch_clients
-from stepengine.testing.processes.channel import BrokerGone, ask_broker, current_mode
+from stepengine.testing.processes.channel import BrokerGone, ask_broker, get_current_mode
 from stepengine.testing.processes.forms import interaction_from_json, interaction_to_json, request_to_json
 
 _patches = contextlib.ExitStack()
@@ -34,7 +34,7 @@ def patch_process(before_request: Callable[[], object]) -> Any:
         before_request: Called before each request; it may return the line of the program that sends it.
     """
     remote = RemoteCassette(before_request)
-    replays = current_mode() == "replay"
+    replays = get_current_mode() == "replay"
     _patches.enter_context(
         patch_clients(Exchanges(remote if replays else None, None if replays else remote, record_errors=True))
     )
@@ -70,7 +70,7 @@ class RemoteCassette:
         self._before_request = before_request
         self.open_exchanges: set[OpenExchange] = set()
 
-    def take(self, request: RecordedRequest) -> Interaction:
+    def consume(self, request: RecordedRequest) -> Interaction:
         """
         Return the recorded interaction of *request*.
 
@@ -89,7 +89,7 @@ class RemoteCassette:
         """Do nothing: in a replay every miss is reported."""
 
     def has_replies_of_transport(self, name: str) -> bool:
-        """Return True if replies are recorded that the program's own transport *name* gave."""
+        """Return True if the broker's cassette has replies of the program's own transport *name*."""
         try:
             return bool(ask_broker("has_transport", name=name)["known"])
         except BrokerGone:
@@ -111,7 +111,7 @@ class RemoteCassette:
         with contextlib.suppress(BrokerGone):
             ask_broker("finish", slot=slot.number, interaction=interaction_to_json(interaction))
 
-    def record_left_out(self, left: LeftOut, slot: Slot | None = None) -> None:
+    def store_unrecorded_reply(self, left: UnrecordedReply, slot: Slot | None = None) -> None:
         """Report a reply that is not recorded, unless its request is of another process."""
         if isinstance(slot, _RemoteSlot) and slot.is_inherited:
             return

@@ -52,7 +52,9 @@ class FrozenProcess:
             uuid.uuid4 = self._derive_uuid4
         if "random" in told["kinds"]:
             random.seed(self._derive_number("random"))
-        os.register_at_fork(before=self._count_fork, after_in_child=lambda: self._reset_after_fork(told["kinds"]))
+        os.register_at_fork(
+            before=self._count_fork, after_in_child=lambda: self._derive_child_key_after_fork(told["kinds"])
+        )
 
     def flush(self) -> None:
         """Send the values of the clock that were recorded since the last call."""
@@ -107,8 +109,8 @@ class FrozenProcess:
     def _count_fork(self) -> None:
         self._forks += 1
 
-    def _reset_after_fork(self, kinds: list[str]) -> None:
-        """Give a forked process a key, counts and random numbers of its own."""
+    def _derive_child_key_after_fork(self, kinds: list[str]) -> None:
+        """Derive a key for a forked process, so that its random values differ from its parent's, and clear its counts."""
         self._lock = threading.RLock()
         self._key = f"{self._key}/{self._forks}"
         self._forks, self._pending, self._counts = 0, {}, {}

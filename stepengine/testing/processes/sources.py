@@ -1,5 +1,5 @@
 """
-Find calls of functions that return something else in every run, in the files of a program: clocks, random values, ids.
+Find calls of nondeterministic functions in the files of a program: clocks, random values, ids.
 
 This module imports the standard library alone.
 """
@@ -47,9 +47,9 @@ def _is_program_frame(frame: FrameType) -> bool:
     return not name.startswith(("<", *_foreign))
 
 
-def report_source_calls(frozen: Iterable[str], report: Callable[[str, str], object]) -> None:
+def start_reporting_source_calls(frozen: Iterable[str], report: Callable[[str, str], object]) -> None:
     """
-    Report each line of the program that calls a source of nondeterminism, once, in all threads that start from now on.
+    Start to report each program line that calls a source of nondeterminism, once, in all threads that start later.
 
     Args:
         frozen: Kinds of values that are replayed, so that their functions are no sources.

@@ -1,9 +1,9 @@
 """
-The names of the bundled tools, typed, and what makes each of them.
+The names of the bundled tools, typed, and the function that makes each tool.
 
-A name makes nothing and reaches nothing: the tool of that name is made with a root folder or a back end, and given to an
-engine. What a tool takes stands here once more for type checkers; a test compares it with the schema that models see, and
-runs every tool to compare what it gives.
+A name alone has no access to anything: the tool is made with a root folder or a back end, and passed to an engine. The
+parameters of each tool are repeated here for type checkers. A test compares them with the schema that models see, and runs
+every tool to compare its result.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from stepengine.tools.bundled.shapes import (
 from stepengine.tools.makers import MAKERS, ToolMaker
 
 
-class _Typed(Protocol):
-    """What each bundled tool takes and gives; under ``Errors`` when ``yield from`` raises, under ``Limits`` what holds for a call."""
+class _ToolSignatures(Protocol):
+    """Signatures of the bundled tools; no method has a body. ``Errors`` says when ``yield from`` raises, ``Limits`` what applies to a call."""
 
     # --- files
 
@@ -68,7 +68,7 @@ class _Typed(Protocol):
     @staticmethod
     def list_directory(path: str = ".") -> Listing:
         """
-        List what is directly in a folder.
+        List the entries of a folder.
 
         Errors: the folder does not exist, is none, or is outside of the root.
         Limits: 20,000 entries, 10 seconds; `message` says when there are more. Links, special files and secret files are left out.
@@ -231,7 +231,7 @@ class _Typed(Protocol):
     @staticmethod
     def ask_user(questions: Sequence[UserQuestion]) -> Answers:
         """
-        Put questions to a person.
+        Ask a person questions.
 
         Errors: none; who answers nothing gives `skipped`. Without somebody to ask the run is suspended.
         Limits: none.
@@ -251,7 +251,7 @@ class _Typed(Protocol):
         """
         Read the instructions of a skill, or one of its files.
 
-        Errors: there is no such skill, or no such file; the nearest names are told.
+        Errors: there is no such skill, or no such file; the error lists the nearest names.
         Limits: 32,768 bytes.
         """
 
@@ -307,7 +307,7 @@ class _Typed(Protocol):
     @staticmethod
     def lookup_agent_info(agent_id: str) -> AgentInfo:
         """
-        Look up what an agent of the engine is for, takes and gives.
+        Look up the description, parameters and output of an agent.
 
         Errors: none; for an agent that there is not `found` is `false`.
         Limits: agents of this engine.
@@ -378,7 +378,7 @@ class _Typed(Protocol):
     @staticmethod
     def write_todos(todos: Sequence[Todo]) -> Confirmation:
         """
-        Write the list of things to do, in place of the earlier one.
+        Replace the to-do list.
 
         Errors: none.
         Limits: none.
@@ -394,41 +394,41 @@ class _Typed(Protocol):
         """
 
 
-read_files = ToolName(_Typed.read_files)
-list_directory = ToolName(_Typed.list_directory)
-read_subtree = ToolName(_Typed.read_subtree)
-write_file = ToolName(_Typed.write_file)
-str_replace = ToolName(_Typed.str_replace)
-delete_file = ToolName(_Typed.delete_file)
-propose_write_file = ToolName(_Typed.propose_write_file)
-propose_str_replace = ToolName(_Typed.propose_str_replace)
-glob = ToolName(_Typed.glob)
-code_search = ToolName(_Typed.code_search)
-find_files = ToolName(_Typed.find_files)
-run_terminal_command = ToolName(_Typed.run_terminal_command)
-check_job = ToolName(_Typed.check_job)
-kill_job = ToolName(_Typed.kill_job)
-run_file_change_hooks = ToolName(_Typed.run_file_change_hooks)
-web_search = ToolName(_Typed.web_search)
-read_docs = ToolName(_Typed.read_docs)
-read_url = ToolName(_Typed.read_url)
-ask_user = ToolName(_Typed.ask_user)
-suggest_followups = ToolName(_Typed.suggest_followups)
-skill = ToolName(_Typed.skill)
-remember = ToolName(_Typed.remember)
-recall = ToolName(_Typed.recall)
-forget = ToolName(_Typed.forget)
-spawn_agents = ToolName(_Typed.spawn_agents)
-spawn_agent_inline = ToolName(_Typed.spawn_agent_inline)
-lookup_agent_info = ToolName(_Typed.lookup_agent_info)
-set_output = ToolName(_Typed.set_output)
-set_messages = ToolName(_Typed.set_messages)
-add_message = ToolName(_Typed.add_message)
-end_turn = ToolName(_Typed.end_turn)
-hand_off = ToolName(_Typed.hand_off)
-task_completed = ToolName(_Typed.task_completed)
-write_todos = ToolName(_Typed.write_todos)
-think_deeply = ToolName(_Typed.think_deeply)
+read_files = ToolName(_ToolSignatures.read_files)
+list_directory = ToolName(_ToolSignatures.list_directory)
+read_subtree = ToolName(_ToolSignatures.read_subtree)
+write_file = ToolName(_ToolSignatures.write_file)
+str_replace = ToolName(_ToolSignatures.str_replace)
+delete_file = ToolName(_ToolSignatures.delete_file)
+propose_write_file = ToolName(_ToolSignatures.propose_write_file)
+propose_str_replace = ToolName(_ToolSignatures.propose_str_replace)
+glob = ToolName(_ToolSignatures.glob)
+code_search = ToolName(_ToolSignatures.code_search)
+find_files = ToolName(_ToolSignatures.find_files)
+run_terminal_command = ToolName(_ToolSignatures.run_terminal_command)
+check_job = ToolName(_ToolSignatures.check_job)
+kill_job = ToolName(_ToolSignatures.kill_job)
+run_file_change_hooks = ToolName(_ToolSignatures.run_file_change_hooks)
+web_search = ToolName(_ToolSignatures.web_search)
+read_docs = ToolName(_ToolSignatures.read_docs)
+read_url = ToolName(_ToolSignatures.read_url)
+ask_user = ToolName(_ToolSignatures.ask_user)
+suggest_followups = ToolName(_ToolSignatures.suggest_followups)
+skill = ToolName(_ToolSignatures.skill)
+remember = ToolName(_ToolSignatures.remember)
+recall = ToolName(_ToolSignatures.recall)
+forget = ToolName(_ToolSignatures.forget)
+spawn_agents = ToolName(_ToolSignatures.spawn_agents)
+spawn_agent_inline = ToolName(_ToolSignatures.spawn_agent_inline)
+lookup_agent_info = ToolName(_ToolSignatures.lookup_agent_info)
+set_output = ToolName(_ToolSignatures.set_output)
+set_messages = ToolName(_ToolSignatures.set_messages)
+add_message = ToolName(_ToolSignatures.add_message)
+end_turn = ToolName(_ToolSignatures.end_turn)
+hand_off = ToolName(_ToolSignatures.hand_off)
+task_completed = ToolName(_ToolSignatures.task_completed)
+write_todos = ToolName(_ToolSignatures.write_todos)
+think_deeply = ToolName(_ToolSignatures.think_deeply)
 
 
 # --- what makes them -------------------------------------------------------------------------------------------------
@@ -441,7 +441,7 @@ class BundledTool:
 
     Attributes:
         name: Its name, which knows its types.
-        maker: What makes it; ``None`` for those that every run knows.
+        maker: The function that makes it; ``None`` for tools that every run has.
     """
 
     name: ToolName[..., Any]
@@ -451,8 +451,8 @@ class BundledTool:
         """Return a part of the tool's documentation: ``"Errors"``, ``"Limits"``, or with ``""`` the description."""
         text = " ".join((self.name.__doc__ or "").split())
         parts = re.split(r"\b(Errors|Limits): ", text)
-        told = dict(zip(["", *parts[1::2]], parts[::2], strict=True))
-        return told[title].strip()
+        sections = dict(zip(["", *parts[1::2]], parts[::2], strict=True))
+        return sections[title].strip()
 
 
 BUNDLED: Mapping[str, BundledTool] = MappingProxyType(

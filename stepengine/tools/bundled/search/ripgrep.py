@@ -118,7 +118,7 @@ def _find_matching_lines(  # noqa: PLR0917  (one call, spelled out)
     budget: WalkBudget,
     on_skipped_line: Callable[[int], None],
 ) -> tuple[list[tuple[int, int]], int]:
-    """Return (spans of matching lines, at most one more than *per_file*; number of counted matches)."""
+    """Return (line index, line count) of at most *per_file* + 1 matches, and the number of matches before the search stopped."""
     spans: list[tuple[int, int]] = []
     total = 0
     for number in range(len(lines)):

@@ -1,8 +1,8 @@
 """
-What waits in a simulated tree: for a time, for messages, for children in the background.
+The background children, messages and waits of a simulated tree.
 
-Children run one after another, each as a whole and as soon as somebody waits for it, in an order that is drawn: so every order of
-completion comes up, and each is the same again after a crash. Nothing sleeps; time passes by what is waited for.
+Each child runs to its end at the first wait for it, in a random order that is the same after a crash. So the seeds cover every
+order of completion. Nothing sleeps: waits advance the simulated time.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from stepengine.machine.plan import RunPlan
 from stepengine.runtime.performer import Item
 
 IMPATIENCE = 0.3
-"""How often the patience of who waits ends before what is waited for has come."""
+"""How often the timeout of a wait passes before its children have ended or its message arrives."""
 MAX_BEFORE_END = 4
-"""How many effects a child may have before it is ended."""
+"""The number of effects that a cancelled child may perform before it ends."""
 
 
 @attrs.define
 class _SimulatedChild:
-    """One background child: how it is started, and its result once it has ended."""
+    """One background child: its plan, its start state, and its outcome after its end."""
 
     plan: RunPlan
     state: AgentState
@@ -69,13 +69,13 @@ class SimulatedMailbox:
         """Return the messages that the waiting *effect* has not received, stored or scripted; ``None`` if the topic has neither."""
         key = item.path, effect.topic
         told = self._told.get(key)
-        letters = self._messages.get(effect.topic) if told is None else [*told.values()]
-        if letters is None:
+        messages = self._messages.get(effect.topic) if told is None else [*told.values()]
+        if messages is None:
             return None
         taken = self._taken.setdefault(key, [])
         if effect.seq not in taken:
             taken.append(effect.seq)
-        return letters[taken.index(effect.seq) :]
+        return messages[taken.index(effect.seq) :]
 
 
 class SimulatedChildren:
@@ -83,26 +83,26 @@ class SimulatedChildren:
     The background children and waits of one simulated process.
 
     Args:
-        key: What chance depends on.
-        run: Runs a child, and records how it ended.
-        letters: What runs are sent; on a topic of which nothing is known they get what *draw* makes.
-        draw: Makes a message.
+        key: The seed of all random choices.
+        run: Runs a child and records its end.
+        mailbox: The messages to the runs. For a topic without messages, *draw* makes one.
+        draw: Makes a random message.
 
     Attributes:
-        order: The children that have ended, in the order in which they did.
-        cut: The children that are ended, and from which of their effects on they come no further.
+        order: The paths of the ended children, in the order in which they ended.
+        cut: The cancelled children, each with the number of the first effect that it does not perform.
     """
 
     def __init__(
         self,
         key: str,
         run: Callable[[Item], Single],
-        letters: SimulatedMailbox,
+        mailbox: SimulatedMailbox,
         draw: Callable[[AwaitMessage, Random], object],
     ) -> None:
         self._key = key
         self._run = run
-        self._letters = letters
+        self._mailbox = mailbox
         self._draw = draw
         self._children: dict[str, _SimulatedChild] = {}
         self.order: list[str] = []
@@ -169,7 +169,7 @@ class SimulatedChildren:
         return None
 
     def perform_wait(self, item: Item, now: int) -> Single:
-        """Return the outcome of a ``Wait``: the children that ended by then; fewer if its timeout passes first."""
+        """Run the children that a ``Wait`` needs, fewer if its timeout passes first, and return its outcome."""
         effect: AwaitRuns = item.effect  # type: ignore[assignment]
         random = self._make_seeded_random(item, "ends")
         paths = [*effect.children]
@@ -188,7 +188,7 @@ class SimulatedChildren:
         return self._make_awaited_value(effect.children, done, now)
 
     def perform_cancel(self, item: Item, now: int) -> Single:
-        """Return the outcome of a ``Cancel``: the results of the children, some of which ended before or run a little further."""
+        """Cancel the running children of a ``Cancel`` after a few more effects, and return the results of all its children."""
         effect: EndRuns = item.effect  # type: ignore[assignment]
         for path in effect.children:
             if self._children[path].result is None:
@@ -215,15 +215,15 @@ class SimulatedChildren:
         effect: SendToRun = item.effect  # type: ignore[assignment]
         if self._children[effect.child].result is not None:
             return False
-        self._letters.store_message(item, effect)
+        self._mailbox.store_message(item, effect)
         return True
 
     def perform_receive(self, item: Item, now: int) -> Single:
         """Return the outcome of a ``Receive``: the next message, ``None`` at the timeout, or a suspension if none comes."""
         effect: AwaitMessage = item.effect  # type: ignore[assignment]
-        random, letters = self._make_seeded_random(item, "message"), self._letters.find_unread_messages(item, effect)
-        if letters is None and (effect.timeout is None or random.random() > IMPATIENCE):
-            letters = [self._draw(effect, random)]
-        if letters:
-            return Value(Received(f"m:{item.path}:{effect.seq}", freeze(letters[0])), now)
+        random, messages = self._make_seeded_random(item, "message"), self._mailbox.find_unread_messages(item, effect)
+        if messages is None and (effect.timeout is None or random.random() > IMPATIENCE):
+            messages = [self._draw(effect, random)]
+        if messages:
+            return Value(Received(f"m:{item.path}:{effect.seq}", freeze(messages[0])), now)
         return Stop("suspended", now) if effect.timeout is None else Value(None, now)
