@@ -1086,7 +1086,7 @@ def _to_messages(value: str | Iterable[Message]) -> tuple[Message, ...]:
     return tuple(Transcript(value))
 
 
-def _to_spec_tuple(value: object) -> object:
+def _to_spec_tuple(value: Any) -> object:
     return value if find_iteration_mistake(value) else tuple(value)
 
 
