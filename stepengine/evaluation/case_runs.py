@@ -72,6 +72,7 @@ from stepengine.journal.history import History
 from stepengine.journal.records import format_address
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+MAX_SAMPLES = 10_000
 MAX_FILES = 20_000
 MAX_BYTES = 256 * 1024 * 1024
 MAX_QUESTIONS = 20
@@ -144,8 +145,8 @@ class Evaluation:
             found.append("it has no cases; add cases=[Case(...)]")
         if not self.agents:
             found.append("it has no agents; add agents={'base': ..., 'new': ...}")
-        if self.n < 1:
-            found.append(f"n is {self.n!r}; the number of samples must be at least 1")
+        if not 1 <= self.n <= MAX_SAMPLES:
+            found.append(f"n is {self.n!r}; the number of samples must be at least 1 and at most {MAX_SAMPLES:,}")
         named = dict.fromkeys([name for case in self.cases for name in self.get_named_checks(case)])
         found += [
             f"the check {name!r} has the name of a built-in measure; rename it, such as {f'my_{name}'!r}"

@@ -183,6 +183,19 @@ def test_earlier_results_are_compared_rechecked_and_resumed(tmp_path: Path) -> N
         evaluate_sync(GREETING, recheck=tmp_path / "gone")
 
 
+@pytest.mark.parametrize("option", ["against", "resume"])
+def test_a_folder_without_results_is_refused(option: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is not a folder of results"):
+        evaluate_sync(GREETING, replies=FINE, **{option: tmp_path})
+
+    assert [] == [*tmp_path.iterdir()]
+
+
+def test_samples_without_end_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="at most 10,000"):
+        evaluate_sync(GREETING, n=10_001, replies=FINE, folder=tmp_path)
+
+
 @pytest.mark.parametrize("keep", [False, True])
 def test_working_copies_are_kept_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: bool) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
