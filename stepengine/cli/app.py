@@ -148,6 +148,21 @@ class _MainCommandGroup(typer.core.TyperGroup):
         self._overview.format_help(ctx, formatter)
 
 
+class _CheckedCommand(typer.core.TyperCommand):
+    """A command that refuses options with an empty text, such as that of an unset variable, instead of ignoring them."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the typed words; raise if an option has an empty text that its command reads as not typed."""
+        rest = super().parse_args(ctx, args)
+        for option in self.params:
+            name, value = option.name or "", ctx.params.get(option.name)
+            is_ignored = value == option.default == "" and ctx.get_parameter_source(name).name == "COMMANDLINE"
+            if option.param_type_name == "option" and (is_ignored or (isinstance(value, list) and "" in value)):
+                msg = "the value is empty; pass one, or leave out the option"
+                raise typer.BadParameter(msg, ctx, param_hint=repr(option.opts[0]))
+        return rest
+
+
 def _make_help_only_commands() -> dict[str, Parsed]:
     """Return commands that are only listed: a name, a line of help and a group."""
     return {
@@ -179,6 +194,7 @@ def _register_command(part: typer.Typer, name: str, listed: ListedCommand, full_
     command = listed.load()
     part.command(
         name,
+        cls=_CheckedCommand,
         help=_help_text_to_markup(inspect.cleandoc(command.__doc__ or "")),
         short_help=_escape_markup(listed.text),
         epilog=_help_text_to_markup(EXIT_CODES) if full_name in RUNNING else None,

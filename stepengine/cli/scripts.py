@@ -27,13 +27,15 @@ ScriptFile = Annotated[
 
 def refuse_script_with_server(options: Options) -> None:
     """
-    Raise if both a script and a server are given.
+    Raise if both a script and a server, or its key, are given.
 
     Raises:
-        UsageProblem: when ``--script`` and ``--base-url`` are both given.
+        UsageProblem: when ``--script`` is given together with ``--base-url`` or ``--api-key-env``.
     """
-    if options.script and options.base_url:
-        msg = "--script and --base-url exclude each other; pass one of them"
+    if options.script and (options.base_url or options.api_key_env):
+        msg = (
+            f"--script and {'--base-url' if options.base_url else '--api-key-env'} exclude each other; pass one of them"
+        )
         raise UsageProblem(msg)
 
 

@@ -274,6 +274,24 @@ def test_wrong_usage_is_one_message_without_a_traceback(name: str, options: list
 
 @pytest.mark.spec("ecosystem:EC140")
 @pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "mine.py", "--script", ""],
+        ["run", "mine.py", "--journal="],
+        ["run", "mine.py", "--model", "a/b", "--model", ""],
+        ["eval", "evals.py", "--recheck", ""],
+        ["mcp", "serve", "mine.py", "--http", ""],
+        ["serve", "mine.py", "--quota", ""],
+    ],
+)
+def test_an_empty_option_is_wrong_usage(arguments: list[str]) -> None:
+    agent_file("agent = AgentDefinition('mine')")
+
+    assert "the value is empty" in command(*arguments, code=2).stderr
+
+
+@pytest.mark.spec("ecosystem:EC140")
+@pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["eval", "evals.py", "--agent", "new=a.py", "--agent", "new=b.py"], "--agent is given twice for 'new'"),

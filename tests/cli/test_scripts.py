@@ -138,6 +138,14 @@ def test_a_script_and_a_server_exclude_each_other(command: list[str]) -> None:
     assert "--script and --base-url exclude each other; pass one of them" in refused.stderr
 
 
+@pytest.mark.spec("studio:ST12")
+def test_a_script_and_a_key_exclude_each_other() -> None:
+    refused = typed("run", "./asker.py", "go", "--script", "replies.json", "--api-key-env", "KEY")
+
+    assert 2 == refused.exit_code
+    assert "--script and --api-key-env exclude each other; pass one of them" in refused.stderr
+
+
 @pytest.mark.spec("interfaces:IF165")
 @pytest.mark.parametrize("answers", [[], ["--answer", "q1=yes"]], ids=["open", "answered"])
 def test_open_question_is_shown_before_the_missing_key(answers: list[str]) -> None:
