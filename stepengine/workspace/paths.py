@@ -24,8 +24,10 @@ def to_path(value: object, argument_name: str) -> Path:
 
 
 def describe_similar_path(path: Path) -> str:
-    """Return a hint for a message about a missing file or folder: ``"; did you mean 'agents/ok.py'?"``, or ``""``."""
+    """Return a hint for a message about a missing file or folder: ``"; did you mean 'agents/ok.py'?"``, its kind, or ``""``."""
     try:
+        if path.exists():
+            return f"; it is a {'folder' if path.is_dir() else 'file'}"
         names = sorted([one.name for one in islice(path.parent.iterdir(), MAX_COMPARED_NAMES)])
     except OSError:
         return ""

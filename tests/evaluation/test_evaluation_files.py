@@ -77,3 +77,11 @@ def test_an_evaluation_in_yaml_may_expect_null(tmp_path: Path) -> None:
     file.write_text(source.replace("CHECK", "equals"))
     with pytest.raises(DataError, match="equals"):
         load_evaluation(file)
+
+
+@pytest.mark.spec("evaluation:JG150")
+def test_a_folder_is_reported_as_one_and_not_suggested(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as refused:
+        load_evaluation(tmp_path)
+
+    assert f"there is no evaluation file {str(tmp_path)!r}; it is a folder" == refused.value.message
