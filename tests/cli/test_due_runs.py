@@ -213,6 +213,7 @@ def test_resume_due_rejects_an_invalid_place(text: str) -> None:
         (("--due", "--answer", "q0=yes"), "--answer is for one run"),
         (("--due", "--agent", "naps"), "--agent is for one run"),
         (("--due", "--on-divergence", "keep"), "--on-divergence is for one run"),
+        (("--due", "--every", "5"), "--every needs --watch"),
         (("--last", "--watch"), "--watch needs --due"),
         (("--last", "--agents", "agents"), "--agents needs --due"),
     ],

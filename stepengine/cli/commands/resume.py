@@ -141,6 +141,9 @@ def resume(
         if given:
             msg = f"{name} {'is for one run; leave it out with --due' if due else 'needs --due'}"
             raise UsageProblem(msg)
+    if every and not watch:
+        msg = "--every needs --watch; without it, each run is resumed once"
+        raise UsageProblem(msg)
     if due:
         return resume_all_due_runs(
             options, file, agents=agents or (), interval_seconds=(every or 1.0) if watch else None, concurrency=concurrency or 4,
