@@ -255,6 +255,7 @@ class RunModels:
 
     def _resolve_model_string(self, model: str) -> str:
         """Return a model string as requests have it; raise if its provider cannot be used."""
+        require_storable_text(model, "$.model")
         recorded = self.recorded
         # Nothing will be performed, so no key is needed and a provider may be unknown here: a journal of somebody else
         # can be looked at without being set up as they were.

@@ -138,6 +138,14 @@ def test_a_script_and_a_server_exclude_each_other(command: list[str]) -> None:
     assert "--script and --base-url exclude each other; pass one of them" in refused.stderr
 
 
+@pytest.mark.spec("ecosystem:EC140")
+def test_a_model_that_cannot_be_recorded_is_refused() -> None:
+    refused = typed("run", "./asker.py", "go", "--script", "replies.json", "--model", "\udcff")
+
+    assert 2 == refused.exit_code
+    assert "the text at $.model holds a lone surrogate" in refused.stderr
+
+
 @pytest.mark.spec("studio:ST12")
 def test_a_script_and_a_key_exclude_each_other() -> None:
     refused = typed("run", "./asker.py", "go", "--script", "replies.json", "--api-key-env", "KEY")
