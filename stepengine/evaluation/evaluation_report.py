@@ -256,15 +256,17 @@ def _select_cases_and_agents(
     return attrs.evolve(evaluation, cases=chosen, agents=agents or evaluation.agents)
 
 
-def _find_earlier_folder(*folders: str | Path | None) -> Path | None:
-    """Return the folder of earlier results, if one is given; raise ``DataError`` for several, or a missing one."""
-    given = [Path(one) for one in folders if one]
+def _find_earlier_folder(
+    against: str | Path | None, recheck: str | Path | None, resume: str | Path | None
+) -> Path | None:
+    """Return the folder of earlier results, if one is given; raise ``DataError`` for several, or one without results."""
+    given = [Path(one) for one in (against, recheck, resume) if one]
     if len(given) > 1:
         msg = "against, recheck and resume cannot be combined; pass only one of them"
         raise DataError(msg)
     for earlier in given:
-        # A killed evaluation has its cases alone.
-        if not (earlier / RESULTS).is_file() and not (earlier / "cases").is_dir():
+        # A killed evaluation has its cases alone. A recheck calls no model, so it may find nothing.
+        if not (earlier.is_dir() if recheck else (earlier / RESULTS).is_file() or (earlier / "cases").is_dir()):
             msg = f"{str(earlier)!r} is not a folder of results; pass one that an evaluation printed"
             raise DataError(msg)
         return earlier

@@ -183,7 +183,7 @@ def test_earlier_results_are_compared_rechecked_and_resumed(tmp_path: Path) -> N
         evaluate_sync(GREETING, recheck=tmp_path / "gone")
 
 
-@pytest.mark.parametrize("option", ["against", "recheck", "resume"])
+@pytest.mark.parametrize("option", ["against", "resume"])
 def test_a_folder_without_results_is_refused(option: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is not a folder of results"):
         evaluate_sync(GREETING, replies=FINE, **{option: tmp_path})
