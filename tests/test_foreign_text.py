@@ -596,7 +596,7 @@ def as_headers(text: str) -> None:
     asked = _RequestFacts({
         "type": "http", "path": "/", "method": "GET", "query_string": value, "headers": [(name, value) for name in names],
     })  # fmt: skip
-    asked.bearer_token(), asked.header("origin"), asked.query()
+    asked.bearer_token(), asked.get_header("origin"), asked.query()
     with contextlib.suppress(Problem):
         asked.host()
 
