@@ -37,10 +37,15 @@ def find_one_shot_iterable(schema: Any, path: str = "") -> str | None:
         return _find_first_one_shot_iterable(
             [(_join_path(path, one["name"]), one["schema"]) for one in schema["fields"]]
         )
-    parts = [(path, one) for name, one in schema.items() if name not in NOT_SCHEMAS]
-    fields = schema.get("fields")
-    if isinstance(fields, Mapping):
-        parts = [(_join_path(path, name), one) for name, one in fields.items()] + parts
+    parts: list[tuple[str, Any]] = []
+    for name, one in schema.items():
+        # A field or a tag of a union may have any name, such as `type`.
+        if name == "fields" and isinstance(one, Mapping):
+            parts += [(_join_path(path, field), inner) for field, inner in one.items()]
+        elif name == "choices" and isinstance(one, Mapping):
+            parts += [(path, inner) for inner in one.values()]
+        elif name not in NOT_SCHEMAS:
+            parts.append((path, one))
     return _find_first_one_shot_iterable(parts)
 
 

@@ -5,6 +5,10 @@ The processes of a workshop: what cannot be begun takes nobody's place, and leav
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import signal
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -186,3 +190,32 @@ async def test_cancelled_end_of_a_process_still_kills_it(tmp_path: Path, monkeyp
     with pytest.raises(asyncio.CancelledError):
         await ending
     assert process._child.returncode is not None
+
+
+def open_pipes() -> set[str]:
+    targets = set()
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the descriptor that listed them
+            targets.add(str(link.readlink()))
+    return {target for target in targets if target.startswith("pipe:")}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="lists descriptors in /proc")
+@pytest.mark.spec("reliability:R10")
+async def test_escaped_grandchild_of_a_process_keeps_no_pipe_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = tmp_path / "python"
+    child.write_text("#!/bin/sh\nread first\nsetsid sh -c 'echo $$; exec sleep 60' &\nexec sleep 60\n")
+    child.chmod(0o700)
+    monkeypatch.setattr("stepengine.server.processes.sys.executable", str(child))
+    before = open_pipes()
+    process = await JsonChildProcess.start("none", {})
+    escaped = await anext(process.read_messages())
+
+    await process.terminate()
+    await asyncio.sleep(0)  # the loop closes them in its next round
+    after = open_pipes()
+    os.kill(escaped, signal.SIGKILL)
+
+    assert set() == after - before
