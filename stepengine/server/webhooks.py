@@ -491,6 +491,8 @@ class WebhookSender:
         ledger: The ledger with the runs and the receipts.
         target: The service that receives messages.
         delivered: Is called after each attempt with the type of the message and whether it was accepted.
+        retries: Seconds before each further attempt.
+        transport: Replaces the network in tests.
     """
 
     def __init__(
@@ -500,8 +502,11 @@ class WebhookSender:
         target: Target,
         *,
         delivered: Callable[[str, bool], object] = lambda *_: None,
+        retries: tuple[float, ...] = RETRIES,
+        transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
-        self._runs, self._target, self._delivered = runs, target, delivered
+        self._runs, self._target, self._delivered, self._retries = runs, target, delivered, retries
+        self._transport = transport
         self._ledger = ledger
         self._since, self._begun = 0.0, 0.0
         self._stack = contextlib.AsyncExitStack()
@@ -513,7 +518,10 @@ class WebhookSender:
 
         (self._begun,) = await asyncio.to_thread(self._ledger.write, [_make_setup_act(time.time())])
         client = httpx2.AsyncClient(
-            timeout=POST_SECONDS, follow_redirects=False, limits=httpx2.Limits(max_connections=AT_A_TIME)
+            timeout=POST_SECONDS,
+            follow_redirects=False,
+            transport=self._transport,
+            limits=httpx2.Limits(max_connections=AT_A_TIME),
         )
         self._client = await self._stack.enter_async_context(client)
         task = asyncio.ensure_future(self._send_forever())
@@ -569,14 +577,14 @@ class WebhookSender:
 
     def _make_next_try_act(self, claimed: _RunWithWebhooks) -> Act:
         """Return an act that postpones the webhooks of a run to their next try; after the last try log that, and wait for a restart."""
-        has_more = claimed.tries < len(RETRIES)
+        has_more = claimed.tries < len(self._retries)
         if not has_more:
             LOGGER.warning(
                 "run %s: the webhook failed %d times; the server sends it again at the next start",
                 claimed.run,
                 claimed.tries + 1,
             )
-        return _make_postpone_act(claimed, time.time() + RETRIES[claimed.tries] if has_more else NEVER)
+        return _make_postpone_act(claimed, time.time() + self._retries[claimed.tries] if has_more else NEVER)
 
     async def _make_messages(self, row: RunRow, receipts: Collection[str]) -> list[_WebhookMessage]:
         """Return the messages for the open questions of a suspended run, or for the end of a run, as far as configured."""
