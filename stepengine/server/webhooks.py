@@ -506,7 +506,7 @@ class WebhookSender:
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
         self._runs, self._target, self._delivered, self._retries = runs, target, delivered, retries
-        self._transport = transport
+        self._http_transport = transport
         self._ledger = ledger
         self._since, self._begun = 0.0, 0.0
         self._stack = contextlib.AsyncExitStack()
@@ -520,7 +520,7 @@ class WebhookSender:
         client = httpx2.AsyncClient(
             timeout=POST_SECONDS,
             follow_redirects=False,
-            transport=self._transport,
+            transport=self._http_transport,
             limits=httpx2.Limits(max_connections=AT_A_TIME),
         )
         self._client = await self._stack.enter_async_context(client)

@@ -11,6 +11,8 @@ REMEDY = "its values can be read only once, and are empty for the next reader; w
 WRAPPERS = frozenset({"function-after", "function-wrap"})
 NOT_SCHEMAS = frozenset({"metadata", "default", "serialization", "cls", "config", "ref", "type", "expected"})
 """Members of a core schema that contain no schema."""
+LISTS_OF_FIELDS = {"arguments": "arguments_schema", "dataclass-args": "fields"}
+"""Kinds of core schemas whose fields are in a list, and the member with this list."""
 
 
 def find_one_shot_iterable(schema: Any, path: str = "") -> str | None:
@@ -29,24 +31,7 @@ def find_one_shot_iterable(schema: Any, path: str = "") -> str | None:
     inner = schema.get("schema")
     if kind in WRAPPERS and isinstance(inner, Mapping) and inner.get("type") == "generator":
         return None
-    if kind == "arguments":
-        return _find_first_one_shot_iterable(
-            [(_join_path(path, one["name"]), one["schema"]) for one in schema["arguments_schema"]]
-        )
-    if kind == "dataclass-args":
-        return _find_first_one_shot_iterable(
-            [(_join_path(path, one["name"]), one["schema"]) for one in schema["fields"]]
-        )
-    parts: list[tuple[str, Any]] = []
-    for name, one in schema.items():
-        # A field or a tag of a union may have any name, such as `type`.
-        if name == "fields" and isinstance(one, Mapping):
-            parts += [(_join_path(path, field), inner) for field, inner in one.items()]
-        elif name == "choices" and isinstance(one, Mapping):
-            parts += [(path, inner) for inner in one.values()]
-        elif name not in NOT_SCHEMAS:
-            parts.append((path, one))
-    return _find_first_one_shot_iterable(parts)
+    return _find_first_one_shot_iterable(_list_inner_schemas(schema, path))
 
 
 def raise_for_one_shot_fields(model: Any, where: str) -> None:
@@ -62,6 +47,23 @@ def raise_for_one_shot_fields(model: Any, where: str) -> None:
     if field is not None:
         msg = f"{where}: the field {field!r} of {model.__name__} is an Iterable or Generator: {REMEDY}"
         raise DefinitionError(msg)
+
+
+def _list_inner_schemas(schema: Mapping[str, Any], path: str) -> list[tuple[str, Any]]:
+    """Return the schemas in a core schema, each with its path."""
+    kind = schema.get("type")
+    if kind in LISTS_OF_FIELDS:
+        return [(_join_path(path, one["name"]), one["schema"]) for one in schema[LISTS_OF_FIELDS[kind]]]
+    parts: list[tuple[str, Any]] = []
+    for name, one in schema.items():
+        # A field of a model, and a tag of a union, can have any name, such as `type`.
+        if name == "fields" and isinstance(one, Mapping):
+            parts += [(_join_path(path, field), inner) for field, inner in one.items()]
+        elif name == "choices" and isinstance(one, Mapping):
+            parts += [(path, inner) for inner in one.values()]
+        elif name not in NOT_SCHEMAS:
+            parts.append((path, one))
+    return parts
 
 
 def _find_first_one_shot_iterable(parts: list[tuple[str, Any]]) -> str | None:

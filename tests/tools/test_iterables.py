@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import AfterValidator, BaseModel, RootModel, model_validator
+from pydantic import AfterValidator, BaseModel, Field, RootModel, TypeAdapter, model_validator
 from typing_extensions import TypedDict
 
 from stepengine import AgentDefinition, Engine, InputSchema, Receive, call, tool
@@ -45,9 +46,43 @@ class Fine(BaseModel):
     ys: Sequence[int] = ()
 
 
+WORDS = (
+    "type",
+    "schema",
+    "fields",
+    "choices",
+    "ref",
+    "default",
+    "metadata",
+    "properties",
+    "items",
+    "enum",
+    "config",
+    "cls",
+    "$ref",
+)
+"""Names that also have a meaning in schemas."""
+Words = TypedDict("Words", dict.fromkeys(WORDS, str))  # type: ignore[misc]  # the names are a constant
+
+
+class Circle(BaseModel):
+    kind: Literal["type"]
+    radius: int
+
+
+class Box(BaseModel):
+    kind: Literal["schema"]
+    default: int
+
+
+class Typed(BaseModel):
+    type: Iterable[int]
+
+
 ONE_SHOT: list[tuple[Any, str]] = [
     (Iterable[int], "x"), (Generator[int, None, None], "x"), (Iterable[int] | None, "x"), (list[Iterable[int]], "x"), (Model, "x.xs"),
     (Outer, "x.models.xs"), (Root, "x"), (Row, "x.xs"), (Data, "x.rows.xs"), (Iterator[int], "x"), (AsyncIterator[int], "x"),
+    (Typed, "x.type"),
 ]  # fmt: skip
 
 
@@ -105,3 +140,25 @@ def test_a_validator_may_turn_an_iterable_into_a_list() -> None:
 
 def lambda_of_fine(x: Fine) -> list[int]:
     return [*x.xs, *x.xs, *x.ys]
+
+
+@pytest.mark.spec("requirements:E28")
+def test_fields_and_tags_may_have_the_names_of_schema_members() -> None:
+    received: list[object] = []
+
+    @tool(in_thread=False)
+    def keep(words: Words, shape: Annotated[Circle | Box, Field(discriminator="kind")], type: int) -> Words:
+        """Keep them."""
+        received.extend([words, shape, type])
+        return words
+
+    given = {word: f"the {word}" for word in WORDS}
+    shape = {"kind": "schema", "default": 3}
+    model = ScriptedModel([tool_call("keep", {"words": given, "shape": shape, "type": 1}), json.dumps(given)])
+    schema = TypeAdapter(Words).json_schema()
+    agent = AgentDefinition("keeper", model="test/model", tools=[keep], output_schema=schema)
+    with Engine([agent], models=model) as engine:
+        result = engine.run_sync("keeper", "Keep them.")
+
+    assert [given, Box(kind="schema", default=3), 1] == received
+    assert (None, given) == (result.error, result.output)
