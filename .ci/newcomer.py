@@ -144,6 +144,8 @@ class Newcomer:
         Change a file with an editor.
         """
         text = (self.folder / path).read_text(encoding="utf-8")
+        if old not in text:
+            give_up("change", f"{path} does not say {old!r}", text)
         (self.folder / path).write_text(text.replace(old, new), encoding="utf-8")
 
 
@@ -208,12 +210,12 @@ def main(wheel: str, constraints: str | None = None) -> None:
             said="stepengine studio --script tests/replies.json", run={"agent": "todos", "prompt": "src"},
             shows="1. Round the total.",
         )  # fmt: skip
-        me.changes("agents/todos.py", "Put the TODO", "Sort the TODO")
+        me.changes("agents/todos.py", "Sort the TODO", "List the TODO")
         me.types(
             "what a change does", "stepengine compare impact tests/journals/test_todos --script tests/replies.json",
             shows=("repeated from step 1",),
         )  # fmt: skip
-        me.changes("agents/todos.py", "Sort the TODO", "Put the TODO")
+        me.changes("agents/todos.py", "List the TODO", "Sort the TODO")
 
         me.saves("agents/longest.py")
         me.saves("tests/test_longest.py")
