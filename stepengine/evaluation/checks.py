@@ -9,7 +9,9 @@ import importlib
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -210,7 +212,8 @@ def load_json_or_yaml(file: Path) -> Any:
     Return the content of a JSON or YAML file as plain values; its content, not its suffix, decides the format.
 
     Raises:
-        DataError: when the file cannot be read, is larger than 4 MiB, is neither JSON nor YAML, or contains an alias.
+        DataError: when the file cannot be read, is larger than 4 MiB, is neither JSON nor YAML, contains an alias, or has a key twice
+            in one object.
     """
     import yaml
 
@@ -226,12 +229,47 @@ def load_json_or_yaml(file: Path) -> Any:
     try:
         # Nearly all JSON is YAML, but not its numbers such as 1e3; what is too deep for JSON would keep YAML for minutes.
         with contextlib.suppress(ValueError):
-            return json.loads(raw)
-        # An alias stands for a value as often as it is written, so that a few lines may become millions.
-        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(raw)):
-            msg = f"{file} contains a YAML alias (*name); write the value instead"
+            return json.loads(raw, object_pairs_hook=partial(_make_unique_object, file))
+        loader = yaml.SafeLoader(raw)
+        root = loader.get_single_node()
+        if problem := _find_yaml_problem(root):
+            msg = f"{file} {problem}"
             raise DataError(msg)
-        return yaml.safe_load(raw)
+        return None if root is None else loader.construct_document(root)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         msg = f"{file} is not valid JSON or YAML: {' '.join(str(error).split())[:300]}"
         raise DataError(msg) from None
+
+
+def _make_unique_object(file: Path, members: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object; raise ``DataError`` if a key occurs twice, as its first value would be lost."""
+    made = dict[str, Any]()
+    for key, value in members:
+        if key in made:
+            msg = f"{file} has the key {key!r} twice in one object; keep one of them"
+            raise DataError(msg)
+        made[key] = value
+    return made
+
+
+def _find_yaml_problem(root: Any) -> str:
+    """Return why a YAML document is refused: an alias, or a key that occurs twice in one mapping; ``""`` if it has neither."""
+    import yaml
+
+    nodes, known = [root], {id(root)}
+    for node in nodes:  # it grows meanwhile
+        inner = node.value if isinstance(node, yaml.SequenceNode) else []
+        if isinstance(node, yaml.MappingNode):
+            inner = [one for pair in node.value for one in pair]
+            keys = Counter([key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
+            for key, count in keys.most_common(1):
+                if count > 1:
+                    return (
+                        f"has the key {key!r} twice in the mapping at line {node.start_mark.line + 1}; keep one of them"
+                    )
+        # An alias stands for a value as often as it is written, so that a few lines may become millions.
+        if any(id(one) in known for one in inner):
+            return "contains a YAML alias (*name); write the value instead"
+        nodes += inner
+        known |= {id(one) for one in inner}
+    return ""

@@ -118,6 +118,9 @@ def test_scripts_in_json_yaml_and_python_are_equal(ten: Any) -> None:
     ("text", "part"),
     [
         ("a: &x [1]\nb: *x\n", "contains a YAML alias"),
+        ("a: &x [*x]\n", "contains a YAML alias"),
+        ("- text: one\n  text: two\n", "has the key 'text' twice in the mapping at line 1; keep one of them"),
+        ('[{"text": "one", "text": "two"}]', "has the key 'text' twice in one object; keep one of them"),
         ("- {tool: 3}\n", "a reply must be a text, a call"),
         ("[" * 100_000, "is not valid JSON or YAML"),
     ],
