@@ -9,10 +9,10 @@ import logging
 import re
 import socket
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import quote
 
 import httpx2
@@ -152,6 +152,9 @@ BREAKS: dict[str, Any] = {
 TYPES = st.sampled_from([JSON] * 20 + [f"{JSON}; charset=utf-8", "text/plain", "multipart/form-data", "application/x-www-form-urlencoded", "", "é\x7f", JSON * 500])  # fmt: skip
 
 
+Fit: TypeAlias = Callable[[dict[str, Any]], st.SearchStrategy[Any]]
+
+
 def fits(schema: dict[str, Any], document: dict[str, Any]) -> st.SearchStrategy[Any]:
     """
     Return what gives values of a schema; where it says little, junk is among them.
@@ -208,10 +211,10 @@ def bent(draw: Any, value: Any) -> Any:
 
 
 @st.composite
-def bodies(draw: Any, operation: Any, document: dict[str, Any]) -> bytes:
+def bodies(draw: Any, operation: Any, fit: Fit) -> bytes:
     if operation.body is None:
         return draw(st.just(b"") | st.binary(max_size=50))
-    value = draw(fits({"$ref": operation.body.__name__}, document))
+    value = draw(fit({"$ref": operation.body.__name__}))
     if draw(st.booleans()):
         value = draw(bent(value))
     data = json.dumps(value).encode()
@@ -219,7 +222,7 @@ def bodies(draw: Any, operation: Any, document: dict[str, Any]) -> bytes:
 
 
 @st.composite
-def requests(draw: Any, operation: Any, document: dict[str, Any], runs: list[str]) -> dict[str, Any]:
+def requests(draw: Any, operation: Any, fit: Fit, runs: list[str]) -> dict[str, Any]:
     path = operation.path
     for part in re.findall(r"\{(\w+)\}", path):
         known = {
@@ -235,14 +238,14 @@ def requests(draw: Any, operation: Any, document: dict[str, Any], runs: list[str
             said = draw(
                 TEXTS | st.sampled_from(["0", "1", "00000000-0", "W10=", "WzFlOTk5LCJcdWQ4MDAiXQ==", "running"])
             )
-            if one.place == "query":
+            if one.location == "query":
                 query[one.name] = said
             else:
                 # What no client lets through as a header is tried by sockets.
                 headers[one.name] = re.sub(r"[^\x20-\x7e]", "?", said).strip().encode("latin-1")
     if operation.body is not None:
         headers["content-type"] = draw(TYPES).encode("latin-1")
-    return {"method": operation.method, "url": path, "headers": headers, "params": query, "content": draw(bodies(operation, document))}  # fmt: skip
+    return {"method": operation.method, "url": path, "headers": headers, "params": query, "content": draw(bodies(operation, fit))}  # fmt: skip
 
 
 def asked(client: httpx2.Client, request: dict[str, Any]) -> httpx2.Response:
@@ -264,6 +267,10 @@ def asked(client: httpx2.Client, request: dict[str, Any]) -> httpx2.Response:
 def test_many_more_requests_are_answered_as_documented_or_as_problems(
     house: House, document: dict[str, Any], operation: Any, data: st.DataObject
 ) -> None:
+    # A function, since hypothesis shows the arguments of a strategy, and the document is long.
+    def fit(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
+        return fits(schema, document)
+
     own = TARGETS.setdefault(operation.name, [])
     who = data.draw(st.sampled_from(["root", "root", "root", "anna"]))
     with house.client("root") as client:
@@ -271,7 +278,7 @@ def test_many_more_requests_are_answered_as_documented_or_as_problems(
             own += [started(client, agent) for agent in ("asker", "listener", "booker", "quick")]
     answer = None
     with house.client(who) as client:
-        request = data.draw(requests(operation, document, [*own, MISSING]))
+        request = data.draw(requests(operation, fit, [*own, MISSING]))
         answer = asked(client, request)
 
     ways = document["paths"][operation.path][operation.method.lower()]["responses"]
