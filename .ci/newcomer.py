@@ -226,7 +226,7 @@ def main(wheel: str, constraints: str | None = None) -> None:
         me.changes("agents/longest.py", "split the longest", "shorten the longest")
         me.types(
             "break it, and read what differs", "python -m pytest", code=1,
-            shows=("agents/longest.py:", "/system_prompt", "Say how to split", "Say how to shorten", "1 failed, 4 passed"),
+            shows=("agents/longest.py:", "/system_prompt", "Suggest how to split", "Suggest how to shorten", "1 failed, 4 passed"),
         )  # fmt: skip
         me.types(
             "what differs, as one reads it alone", f"stepengine replay {JOURNAL}", code=5, shows=("/system_prompt",)
