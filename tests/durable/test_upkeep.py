@@ -592,7 +592,7 @@ async def test_worker_survives_lost_connections_while_it_locks(db: str, until) -
     holder = """
         select pg_terminate_backend(l.pid) from pg_locks l
         where l.locktype = 'advisory' and l.granted and ((l.classid::bigint << 32) | l.objid::bigint) = hashtextextended(%s, 0)
-            and l.pid <> %s
+            and l.pid <> %s and l.database = (select oid from pg_database where datname = current_database())
     """
     locking = """
         select pid from pg_stat_activity where datname = current_database() and query like 'select pg_try_advisory_lock%%'

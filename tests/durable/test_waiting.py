@@ -351,6 +351,7 @@ async def test_run_is_not_suspended_before_the_losers_are_recorded(db: str, unti
             async def is_blocked() -> bool:
                 blocked = await holder.execute(
                     "select from pg_locks where locktype = 'advisory' and not granted and objid = 1"
+                    " and database = (select oid from pg_database where datname = current_database())"
                 )
                 return blocked.rowcount > 0
 
