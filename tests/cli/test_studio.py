@@ -183,6 +183,7 @@ def test_studio_does_not_run_untrusted_agents(project: Path, monkeypatch: pytest
         (["nowhere"], "there is no 'nowhere'"),
         (["empty"], "run `stepengine init DIR` to create a project"),
         (["asker.py"], "is not a folder; to name a file of agents, use --agents"),
+        (["--link", "--model", "a/b"], "--link starts no studio, so --model has no effect; leave it out"),
         (["--host", "0.0.0.0"], "makes the server reachable from other machines"),
         (["--script", "none.json"], "--script 'none.json': none.json cannot be read"),
         (["--script", "bad.json"], "--script 'bad.json' must be a list of replies, not dict"),

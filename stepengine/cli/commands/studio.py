@@ -21,6 +21,7 @@ from stepengine.cli.settings import UsageProblem
 LEAVING_SECONDS = 1.0
 
 RUNS, REPORTS, AGENTS = "runs", "evals", "agents"
+HOST = "127.0.0.1"
 PORT = 8700
 DATABASE = ".db"
 
@@ -47,7 +48,7 @@ def studio(
         Path | None, typer.Option(help="Reports of evaluations; default: FOLDER/evals.", metavar="FOLDER")
     ] = None,
     port: Annotated[int, typer.Option(help="The port; 0 uses a free one.", min=0, max=65535)] = PORT,
-    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = HOST,
     tokens: Annotated[
         Path | None,
         typer.Option(help="File with the accepted tokens, from `stepengine tokens`.", metavar="FILE"),
@@ -94,6 +95,16 @@ def studio(
     """
     refuse_inside_tool("stepengine studio")
     if link:
+        # The running studio keeps the options with which it was started.
+        ignored = {
+            "--agents": agents, "--model": model, "--script": script, "--runs": runs, "--reports": reports,
+            "--port": port != PORT, "--host": host != HOST, "--tokens": tokens, "--allow-host": allow_host,
+            "--no-open": no_open, "--no-schedules": no_schedules,
+        }  # fmt: skip
+        for name, given in ignored.items():
+            if given:
+                msg = f"--link starts no studio, so {name} has no effect; leave it out"
+                raise UsageProblem(msg)
         print("\n".join(request_login_links(folder)))
         return Exit.COMPLETED
     module, runs, reports = _find_project_folders(folder, agents, runs, reports)
