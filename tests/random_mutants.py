@@ -27,7 +27,7 @@ LAYERS = ("machine", "runtime", "engine", "journal", "permissions", "models", "s
 WIDER: Mapping[str, tuple[str, ...]] = {
     "data": ("tests/data", "tests/machine"),
     "engine": ("tests/engine", "tests/sessions"),
-    "machine": ("tests/machine", "tests/engine", "tests/testing"),
+    "machine": ("tests/machine", "tests/engine", "tests/testing", "tests/permissions"),
     "models": ("tests/models", "tests/faults"),
     "permissions": ("tests/permissions", "tests/engine/test_permissions.py"),
     "runtime": ("tests/runtime", "tests/engine"),

@@ -353,7 +353,7 @@ class Scheduler:
             with contextlib.suppress(JournalError):
                 if await asyncio.to_thread(_read_run_id, journal) not in ("", run_id):
                     return
-        LOGGER.error("schedule %r could not start its run of %s: %s", due.schedule.id, due.at.isoformat(), error)
+        LOGGER.error("the run of schedule %r for %s failed: %s", due.schedule.id, due.at.isoformat(), error)
         await self._store_run_status(due, "failed", str(error))
 
     async def _store_run_status(self, due: DueTime, status: str, error: str = "") -> None:

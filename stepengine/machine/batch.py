@@ -234,11 +234,9 @@ def _find_batch_end_reason(call: ToolMember, before: LimitExceeded | None) -> st
     # A limit that was spent earlier is no reason to skip, and neither is one of steps or tokens: these bind model
     # calls, and the calls of a reply that was paid for are carried out. Only a model that is denied again and again is
     # cut off at once.
-    binding, limit = call.binding, call.run.budget.reached
-    if limit is before and (binding is None or not binding.spec.ends_turn):
-        return ""
     if call.has_ended_turn:
         return f"{call.asked.tool_name} ended the turn"
+    limit = call.run.budget.reached
     return SPENT if limit is not None and limit is not before and limit.kind == "denials" else ""
 
 

@@ -139,6 +139,13 @@ async def test_an_unknown_agent_raises_and_lists_the_known_ones():
         await engine(agents=[plain()]).run("nobody")
 
 
+@pytest.mark.spec("requirements:X16")
+@pytest.mark.parametrize("agent", [7, None, ["plain"]])
+async def test_value_that_names_no_agent_is_refused(agent):
+    with pytest.raises(AgentError, match="an agent must be an id or an AgentDefinition, not"):
+        await engine(agents=[plain()]).run(agent)
+
+
 class Wanted(BaseModel):
     name: str
     size: int = 3
@@ -675,6 +682,14 @@ async def test_run_stream_handle_and_observer_show_the_same_run():
     histories = [list(r.state.message_history) for r in (ran, streamed[-1].result, result)]
     assert {"done"} == texts
     assert histories[0] == histories[1] == histories[2]
+
+
+async def test_streamed_arguments_have_the_ids_of_their_calls():
+    replies = [tool_calls(*[tool_call("add", {"a": n, "b": 0}) for n in range(3)]), "done"]
+    events = [e async for e in Engine([plain(tools=[add])], models=ScriptedModel(replies)).stream("plain", "go")]
+    deltas = dict.fromkeys([e.tool_call_id for e in events if e.type == "tool_input_delta"])
+
+    assert ["c1", "c2", "c3"] == [e.tool_call_id for e in events if e.type == "tool_started"] == [*deltas]
 
 
 async def test_misuse_raises_when_a_stream_is_made_and_not_later():

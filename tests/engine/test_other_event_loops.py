@@ -56,6 +56,7 @@ WAYS: dict[str, Callable[[Engine, Any], Awaitable[Any]]] = {
     "replay()": lambda of, journal: of.replay(journal),
     "fork()": lambda of, journal: of.fork(journal, at=1),
     "start_resume()": lambda of, journal: of.start_resume(journal),
+    "send_message()": lambda of, journal: of.send_message(journal, "topic", 1),
     "start_fork()": lambda of, journal: of.start_fork(journal, at=1),
 }
 

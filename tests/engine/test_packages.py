@@ -384,6 +384,7 @@ agent = AgentDefinition("reviewer", tools=[fetch], spawnable_agents=["other/x"],
             r"importing 'odd.a' failed with ModuleNotFoundError.*\(.*a\.py:1\)",
         ),
         ({"a": "raise SystemExit(3)\n"}, {"reviewer": {}}, "importing 'odd.a' failed with SystemExit: 3"),
+        ({"a": "raise ValueError('a' * 900)\n"}, {"reviewer": {}}, r"failed with ValueError: a{550,559}(?!a)"),
         (
             {"a": leaf("reviewer", "r"), "b": leaf("reviewer", "s")},
             {"reviewer": {}},
@@ -417,6 +418,17 @@ def test_every_bundled_tool_is_declared_with_its_own_category(tmp_path: Path) ->
 
     assert found == declared
     assert {*MAKERS, *WORKSPACE_TOOLS} - {*BUILT_IN} == {*found}
+
+
+@pytest.mark.spec("packages:PK7")
+def test_declaration_lists_the_tools_of_spawnable_agents() -> None:
+    leaf = AgentDefinition("leaf", tools=["web_search"])
+    first = AgentDefinition("first", tools=["read_files", "spawn_agents"], spawnable_agents=[leaf])
+    second = AgentDefinition("second", tools=["glob", "spawn_agents"], spawnable_agents=[leaf, "acme/other"])
+    declared = make_declaration(AgentDefinition("root", tools=["spawn_agents"], spawnable_agents=[first, second]))
+
+    assert {"web_search", "read_files", "glob"} <= {*declared.tools}
+    assert ("acme/other",) == declared.spawns
 
 
 # --- a space of its own -----------------------------------------------------------------------------------------------

@@ -340,6 +340,27 @@ async def test_unstartable_schedule_is_reported_and_blocks_no_other(
 
 
 @pytest.mark.spec("waiting:WT29")
+async def test_scheduled_run_that_loses_its_journal_is_reported_as_failed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def losing(ctx):
+        yield Perform(lambda: next(tmp_path.glob("*.jsonl")).unlink())
+        yield Perform(int)
+
+    careless = AgentDefinition("careless", handle_steps=losing)
+    schedules = [Schedule(careless, cron="0 7 * * *", id="daily")]
+    async with Engine([careless]) as engine:
+        scheduler = Scheduler(engine, schedules, runs=tmp_path)
+        await ticked(scheduler, at("2026-05-01T00:00"))
+        await ticked(scheduler, at("2026-05-01T07:00"))
+    (status,) = load_schedule_statuses(schedules, runs=tmp_path, now=at("2026-05-01T08:00"))
+
+    assert "failed" == status.last.status
+    assert "the file was moved, deleted or replaced during the run" in status.last.error
+    assert [record.levelname for record in caplog.records if "'daily'" in record.getMessage()] == ["ERROR"]
+
+
+@pytest.mark.spec("waiting:WT29")
 async def test_started_run_counts_until_its_end_though_tell_raises(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

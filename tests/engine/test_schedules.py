@@ -61,6 +61,14 @@ def test_time_skipped_by_summer_time_runs_once_right_after_it(
 
 
 @pytest.mark.spec("waiting:WT26")
+def test_skipped_time_runs_in_the_first_second_of_summer_time() -> None:
+    schedule = Schedule("a", cron="30 2 * * *", timezone=BERLIN)
+    before = datetime(2026, 3, 29, 0, 59, 58, 700_000, tzinfo=UTC)
+
+    assert datetime(2026, 3, 29, 1, tzinfo=UTC) == schedule.next_after(before)
+
+
+@pytest.mark.spec("waiting:WT26")
 @pytest.mark.parametrize(
     ("cron", "zone", "start", "expected"),
     [

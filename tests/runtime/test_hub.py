@@ -25,6 +25,7 @@ from stepengine.data.events import (
     ModelStarted,
     Notification,
     RunFinished,
+    StepFinished,
     StepStarted,
     TextDelta,
     ThinkingDelta,
@@ -35,6 +36,7 @@ from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.state import AgentState, RunResult, RunStatus
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
+from stepengine.data.usage import Usage
 from stepengine.errors import StepEngineError
 from stepengine.redaction import GIVEN, RecordRedaction
 from stepengine.runtime.hub import (
@@ -351,11 +353,22 @@ def test_news_of_a_child_shows_steps_around_it():
         Notification(path="3", message="old"),
         Notification(path="3.0", message="new"),
         Notification(path="3.0", message="new"),
+        StepFinished(path="2", step=0, ended_turn=True, usage=Usage(), cost=None, status=RunStatus.COMPLETED),
     ]
     selected = [one for event in events for one in news.select_news(event)]
 
     assert [events[1], events[2], events[4], events[5]] == selected
     assert [True, True] == [event.resumed for event in selected[:2]]
+
+
+def test_observed_events_of_a_run_share_an_epoch():
+    seen = []
+    with Engine([AgentDefinition("a", model="m/m")], models=ScriptedModel(["done"]), observers=[seen.append]) as engine:
+        engine.run_sync("a", "go")
+    (epoch,) = {event.epoch for event in seen}
+
+    assert epoch
+    assert [*range(len(seen))] == [event.index for event in seen]
 
 
 def test_event_ids_are_found_only_in_their_own_epoch():
