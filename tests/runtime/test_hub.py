@@ -48,7 +48,7 @@ from stepengine.runtime.hub import (
     Subscription,
     Watcher,
 )
-from stepengine.testing import ScriptedModel, tool_call
+from stepengine.testing import ScriptedModel, tool_call, tool_calls
 
 A_KEY = "sk-ant-" + 8 * "abcd1234"
 
@@ -359,6 +359,30 @@ def test_news_of_a_child_shows_steps_around_it():
 
     assert [events[1], events[2], events[4], events[5]] == selected
     assert [True, True] == [event.resumed for event in selected[:2]]
+
+
+async def test_late_reader_gets_alternating_deltas_in_the_order_of_their_ends():
+    hub = Hub()
+    hub.keep_events()
+    for path, text in (("0", "a"), ("1", "b"), ("0", "c")):
+        hub.emit(TextDelta(path=path, seq=1, text=text))
+    hub.finish(the_end())
+    *deltas, _ = await read(hub.subscribe())
+
+    assert [("1", "b"), ("0", "ac")] == [(delta.path, delta.text) for delta in deltas]
+
+
+async def test_started_tool_call_names_the_category_of_its_tool():
+    @tool(category="search", in_thread=False)
+    def find() -> str:
+        """Find."""
+        return "found"
+
+    agent = AgentDefinition("a", model="m/m", tools=[find, look])
+    replies = [tool_calls(tool_call("find"), tool_call("look", {"n": 1})), "done"]
+    events = [event async for event in Engine([agent], models=ScriptedModel(replies)).stream("a", "go")]
+
+    assert ["search", ""] == [event.category for event in events if event.type == "tool_started"]
 
 
 def test_observed_events_of_a_run_share_an_epoch():
