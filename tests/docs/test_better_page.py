@@ -42,7 +42,7 @@ def test_the_page_shows_the_recorded_output_of_both_sides() -> None:
 
 
 def test_every_topic_has_a_section_and_a_peer() -> None:
-    named = re.findall(r"^In `(\w+)`, ", TEXT, re.MULTILINE)
+    named = re.findall(r"^In the benchmark `(\w+)`, ", TEXT, re.MULTILINE)
 
     assert list(TOPICS) == named == list(SAID)
     for topic, (environment, _) in TOPICS.items():
