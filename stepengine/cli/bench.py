@@ -121,6 +121,7 @@ def make_engine_setup(
 
     Raises:
         UsageProblem: when an option cannot be used, or the agent's tools need ``--write``, ``--shell`` or ``--web``.
+        UnknownModel: when a model of ``--model`` has no provider.
     """
     from stepengine.cli.toolset import (
         ToolRequest,
@@ -132,6 +133,7 @@ def make_engine_setup(
     from stepengine.engine import Engine
     from stepengine.engine.agent_family import collect_agent_family
     from stepengine.engine.packages import get_published_id
+    from stepengine.models import Models
     from stepengine.tools.bundled.bundled import list_all_workspace_tools
 
     if not options.cwd.is_dir():
@@ -162,6 +164,9 @@ def make_engine_setup(
     models = (
         _make_script_provider(options) if performs and options.script else make_model_registry(options, unserved_models)
     )
+    for model in options.models.values():
+        # Refused here: a server would start, and each of its runs would fail.
+        Models.from_value(models).parse(model)
     default, problem = _get_default_model_or_problem(models, settings)
     options = attrs.evolve(options, place=_parse_workspace_option(options) if performs else None)
     file_tools = load_module_tools(options, agents) if tools is None else tools

@@ -524,6 +524,8 @@ MAX_BUCKETS = 10_000
 MAX_DIGITS = 18
 PORTS = {"http": "80", "https": "443"}
 HOST = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[a-z0-9._-]{1,253})(?::([0-9]{1,5}))?")
+MAX_PORT = 65_535
+"""The highest port of TCP."""
 ORIGIN = re.compile(r"(https?)://([^/?#@\s]{1,260})")
 SECURITY = {
     "content-security-policy": "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -1045,7 +1047,8 @@ def _validate_and_normalize_hosts(given: Collection[str]) -> frozenset[str]:
     """Return host names in lower case; raise ``DefinitionError`` for an invalid one."""
     names = frozenset(name.lower().rstrip(".") for name in _require_not_string("hosts", given))
     for name in names:
-        if name != "*" and not HOST.fullmatch(name):
+        found = HOST.fullmatch(name)
+        if name != "*" and (found is None or int(found[2] or 0) > MAX_PORT):
             msg = (
                 f"hosts= has the invalid name {name!r}; use a name such as 'example.com', '127.0.0.1' or '[::1]', "
                 "with or without a port"

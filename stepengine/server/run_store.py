@@ -64,6 +64,9 @@ class RunStore:
         folder = self.place.parent if self.is_database else self.place
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except FileExistsError:
+            msg = f"{str(folder)!r} is a file; runs are stored in a folder or in a database such as 'runs.db'"
+            raise JournalError(msg) from None
         except OSError as error:
             msg = f"the folder of runs {str(folder)!r} cannot be created: {error.strerror or type(error).__name__}"
             raise JournalError(msg) from error

@@ -64,6 +64,9 @@ class FileFormat:
                 status = os.stat(path)  # noqa: PTH116
             except FileNotFoundError:
                 return
+            if stat.S_ISDIR(status.st_mode):
+                msg = f"{os.fspath(path)} is a folder, not {self.name}. Name a file"
+                raise self.error(msg)
             if not status.st_size:
                 return
             if is_open_database(status):

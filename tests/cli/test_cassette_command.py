@@ -405,6 +405,8 @@ def test_invalid_record_or_replay_is_rejected_before_the_program_starts(tmp_path
         record_program(file, words, freeze=["time", "dates"])
     with pytest.raises(DefinitionError, match="-I ignores PYTHONPATH"):
         record_program(file, [words[0], "-I", words[1]])
+    with pytest.raises(DataError, match=r"is a folder, not a cassette\. Name a file"):
+        record_program(tmp_path, words)
     with pytest.raises(DefinitionError, match="there is no program 'no-such-program'"):
         replay_program(file, ["no-such-program"])
     with pytest.raises(

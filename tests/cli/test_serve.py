@@ -133,7 +133,7 @@ def test_page_may_set_only_shared_state_and_context(folder: Path, monkeypatch: p
         (["shop.py", "--tokens", "nothing.json"], "there is no nothing.json; `stepengine tokens add NAME --file nothing.json` creates it"),
         (["shop.py", "--tokens", "shop.py"], "may be read or written by others (mode 0644)"),
         (["shop.py", "--runs", "everybodys"], "others may write to"),
-        (["shop.py", "--runs", "shop.py"], "the folder of runs 'shop.py' cannot be created: File exists"),
+        (["shop.py", "--runs", "shop.py"], "'shop.py' is a file; runs are stored in a folder or in a database such as 'runs.db'"),
         (["shop.py", "--reports", "shop.py"], "reports='shop.py' is not a folder"),
         (["shop.py", "--reports", "everybodys"], "others may write to"),
         (["shop.py", "--allow-host", "a/b"], "hosts= has the invalid name 'a/b'"),

@@ -184,6 +184,12 @@ def test_studio_does_not_run_untrusted_agents(project: Path, monkeypatch: pytest
         (["empty"], "run `stepengine init DIR` to create a project"),
         (["asker.py"], "is not a folder; to name a file of agents, use --agents"),
         (["--link", "--model", "a/b"], "--link starts no studio, so --model has no effect; leave it out"),
+        (["--allow-host", "example.com:70000"], "hosts= has the invalid name 'example.com:70000'"),
+        (
+            ["--runs", "asker.py"],
+            "'asker.py' is a file; runs are stored in a folder or in a database such as 'runs.db'",
+        ),
+        (["--model", "nothing"], "no provider is known for the model 'nothing'"),
         (["--host", "0.0.0.0"], "makes the server reachable from other machines"),
         (["--script", "none.json"], "--script 'none.json': none.json cannot be read"),
         (["--script", "bad.json"], "--script 'bad.json' must be a list of replies, not dict"),
