@@ -49,6 +49,7 @@ INSIDE = {
     "linear_time": "it takes ripgrep from this process",
     "system_that_stays_full": "it takes processes from this one",
     "output_file_of_a_job_has_a_cap": "it changes a limit of this process",
+    "output_file_is_full": "it changes a limit of this process, and reads the file here",
 }
 """Tests of what this process does itself, and why they cannot be about another one."""
 OF_SSH = {
