@@ -149,15 +149,15 @@ class _MainCommandGroup(typer.core.TyperGroup):
 
 
 class _CheckedCommand(typer.core.TyperCommand):
-    """A command that refuses options with an empty text, such as that of an unset variable, instead of ignoring them."""
+    """A command that refuses options with an empty text, such as that of an unset variable."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the typed words; raise if an option has an empty text that its command reads as not typed."""
+        """Parse the typed words; raise if an option has an empty text."""
         rest = super().parse_args(ctx, args)
         for option in self.params:
             name, value = option.name or "", ctx.params.get(option.name)
-            is_ignored = value == option.default == "" and ctx.get_parameter_source(name).name == "COMMANDLINE"
-            if option.param_type_name == "option" and (is_ignored or (isinstance(value, list) and "" in value)):
+            is_empty = value == "" and ctx.get_parameter_source(name).name == "COMMANDLINE"
+            if option.param_type_name == "option" and (is_empty or (isinstance(value, list) and "" in value)):
                 msg = "the value is empty; pass one, or leave out the option"
                 raise typer.BadParameter(msg, ctx, param_hint=repr(option.opts[0]))
         return rest

@@ -29,6 +29,8 @@ from stepengine.workspace.file_formats import read_regular_file
 EXTRA = "pip install 'stepengine[durable]'"
 WORKFLOW = "stepengine.run"
 DIALECT = "postgresql+psycopg"
+MAX_LABEL_CHARS = 200
+"""As for the ids of runs: short enough for a column of `stepengine deploy status`."""
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{2,63}")
 # Five times a second: a tree of a hundred waiting parents asks the database 500 times so, which it bears; once a second
 # would be felt in each child (durable:U5).
@@ -111,6 +113,13 @@ def require_deployment_name(name: str) -> str:
         msg = f"the name of a deployment must have 3 to 64 characters of a-z, 0-9, - and _, such as 'stepengine', not {name!r}"
         raise DefinitionError(msg)
     return name
+
+
+def require_label(kind: str, text: str) -> None:
+    """Raise ``DefinitionError`` unless *text*, such as the name of a pool, has 1 to 200 printable characters."""
+    if not 0 < len(text) <= MAX_LABEL_CHARS or not text.isprintable():
+        msg = f"{kind} must have 1 to {MAX_LABEL_CHARS} printable characters, not {text[:MAX_LABEL_CHARS]!r}"
+        raise DefinitionError(msg)
 
 
 def import_patched_dbos() -> Any:
@@ -375,6 +384,9 @@ def convert_database_errors(url: str) -> Iterator[None]:
                 f"the database {hide_password(url)} denies this role a right: {_get_first_line(error)}. With a privileged role, run "
                 "`stepengine deploy migrate --role ROLE`"
             )
+            raise StepEngineError(msg) from error
+        if isinstance(cause, psycopg.errors.UndefinedObject):
+            msg = f"the database {hide_password(url)}: {_get_first_line(error)}; create it first, such as with `create role`"
             raise StepEngineError(msg) from error
         # Text with a NUL is refused before it is sent, JSON with one by the server.
         if isinstance(cause, psycopg.DataError) and cause.sqlstate in (None, "22P05"):

@@ -19,7 +19,7 @@ from stepengine.data.limits import Limits
 from stepengine.data.questions import AnswerLike
 from stepengine.data.state import AgentState, RunInfo
 from stepengine.data.yields import require_topic
-from stepengine.durable.database import queue_name
+from stepengine.durable.database import queue_name, require_label
 from stepengine.durable.deployment import (
     Deployment,
     DurableRunView,
@@ -39,6 +39,8 @@ UNREAD_MESSAGES = """
     select topic, message, message_uuid from dbos.notifications
     where destination_uuid = %s and not consumed and serialization = 'portable_json' order by created_at_epoch_ms
 """
+MAX_PRIORITY = 2**31 - 1
+"""The largest number that DBOS accepts; it is stored in a column of 32 bits."""
 END_SECONDS = 60.0
 """A wait for the end of a run is repeated after so long, to see whether it became the answer to another run."""
 
@@ -97,9 +99,10 @@ class Operator:
 
         Raises:
             DatabaseUnavailable: when it cannot be reached.
-            DefinitionError: when the URL or the name is not valid.
+            DefinitionError: when the URL or a name is not valid.
             StepEngineError: when the extra is not installed.
         """
+        require_label("the name of a pool", pool)
         return cls(await Deployment.connect(url, app=app), pool=pool)
 
     async def close(self) -> None:
@@ -157,8 +160,8 @@ class Operator:
         """
         run = require_run_id(make_run_id() if id is None else id)
         refuse_asking_limits(limits, f"this run of {agent!r}", InputError)
-        if priority < 0:
-            msg = f"a priority must be 0 or more, not {priority}"
+        if not 0 <= priority <= MAX_PRIORITY:
+            msg = f"a priority must be 0 to {MAX_PRIORITY:,}, not {priority}"
             raise InputError(msg, issues=("priority",))
         order = SubmittedRun(
             root=run,

@@ -30,6 +30,7 @@ from stepengine.durable.database import (
     open_connection,
     queue_name,
     require_deployment_name,
+    require_label,
 )
 from stepengine.durable.deployment import Deployment
 from stepengine.durable.executions import DurableRun, ExecutionEnd, WorkflowSteps
@@ -112,6 +113,10 @@ class WorkerSetting:
         if not self.executor or self.executor == "local":
             msg = f"an executor id must be stable and unique, such as the host's name, not {self.executor!r}"
             raise DefinitionError(msg)
+        require_label("an executor id", self.executor)
+        require_label("the name of a pool", self.pool)
+        if self.release:
+            require_label("the name of a release", self.release)
         for name in ("concurrency", "global_concurrency", "starts_per_minute", "effects", "depth"):
             number = getattr(self, name)
             if number is not None and number < 1:

@@ -239,6 +239,10 @@ USAGE = {
     "unknown agent": (["run", "nobody"], "nobody"),
     "no such file": (["run", "./nobody.py"], "nobody.py"),
     "params are no JSON": (["run", "code_searcher", "--params", "{"], "--params is not JSON"),
+    "params name a key twice": (
+        ["run", "code_searcher", "--params", '{"a": {"b": 1, "b": 2}}'],
+        "an object has a key twice",
+    ),
     "params are no object": (["run", "code_searcher", "--params", "[1]"], "not an object"),
     "params of a durable run are too deep": (
         ["deploy", "submit", "x", "--params", "[" * 100_000],
@@ -282,6 +286,8 @@ def test_wrong_usage_is_one_message_without_a_traceback(name: str, options: list
         ["eval", "evals.py", "--recheck", ""],
         ["mcp", "serve", "mine.py", "--http", ""],
         ["serve", "mine.py", "--quota", ""],
+        ["serve", "mine.py", "--host", ""],
+        ["deploy", "submit", "mine", "--pool", ""],
     ],
 )
 def test_an_empty_option_is_wrong_usage(arguments: list[str]) -> None:

@@ -9,7 +9,8 @@ import asyncio
 import pytest
 
 from stepengine import AgentDefinition, Ask, StepContext, Steps, tool
-from stepengine.durable import DurableEngine
+from stepengine.durable import DurableEngine, Operator, migrate
+from stepengine.errors import DefinitionError, InputError, StepEngineError
 
 from .shared import worker_of
 
@@ -68,6 +69,34 @@ async def test_smaller_priorities_are_taken_first(db: str):
         await asyncio.gather(*[worker.result(run) for run in runs])
 
     assert ["1", "3", "5"] == order
+
+
+@pytest.mark.deep
+@pytest.mark.smoke
+@pytest.mark.spec("durable:U28")
+@pytest.mark.parametrize("priority", [-1, 2**31])
+async def test_priority_that_cannot_be_stored_is_refused(db: str, priority: int):
+    async with await Operator.connect(db) as operator:
+        with pytest.raises(InputError, match="a priority must be 0 to 2,147,483,647"):
+            await operator.submit("agent", priority=priority)
+
+
+@pytest.mark.spec("durable:U28")
+async def test_names_that_cannot_be_listed_are_refused():
+    db = "postgresql://host/x"
+    for name, value in (("pool", ""), ("pool", "a\nb"), ("executor", "a\tb"), ("release", "r" * 201)):
+        with pytest.raises(DefinitionError, match="must have 1 to 200 printable characters"):
+            engine(db, noted, **{name: value})
+    with pytest.raises(DefinitionError, match="the name of a pool must have 1 to 200 printable characters, not ''"):
+        await Operator.connect(db, pool="")
+
+
+@pytest.mark.deep
+@pytest.mark.smoke
+@pytest.mark.spec("durable:UC8")
+async def test_rights_for_a_missing_role_are_refused(db: str):
+    with pytest.raises(StepEngineError, match='role "nobody" does not exist; create it first'):
+        await migrate(db, role="nobody")
 
 
 @pytest.mark.spec("durable:U33")
