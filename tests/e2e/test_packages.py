@@ -181,9 +181,7 @@ def engine(index: str, dist: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     ran("sh", "-c", upload, cwd=folder, **to(index))
 
 
-@pytest.mark.spec(
-    "packages:PK1", "packages:PK2", "packages:PK6", "packages:PK8", "packages:PK9", "packages:PK10", "packages:PK12"
-)
+@pytest.mark.spec("packages:PK1", "packages:PK2", "packages:PK6", "packages:PK8", "packages:PK9", "packages:PK10")
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("engine")
 def test_a_package_installs_by_name_and_runs_after_agreement(index: str, project: Path, tmp_path: Path) -> None:

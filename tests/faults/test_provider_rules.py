@@ -358,7 +358,7 @@ def unfinished(*events: bytes) -> list[bytes]:
     return [event for event in events if CHAT.marker not in event]
 
 
-@pytest.mark.spec("providers:PV73", "reliability:MP20")
+@pytest.mark.spec("ecosystem:EC116", "reliability:MP20")
 @pytest.mark.parametrize("said", [SAID, CALL], ids=["text", "call"])
 async def test_a_chat_stream_without_finish_reason_ends_at_its_marker(said):
     async with fault_server(sse(*unfinished(*chat_stream(*said)), "fin")) as server:
@@ -369,7 +369,7 @@ async def test_a_chat_stream_without_finish_reason_ends_at_its_marker(said):
     assert last.reply.usage.total_tokens > 0
 
 
-@pytest.mark.spec("providers:PV73", "reliability:MP20", "reliability:MP22")
+@pytest.mark.spec("ecosystem:EC116", "reliability:MP20", "reliability:MP22")
 @pytest.mark.parametrize(
     "events",
     [
@@ -439,7 +439,7 @@ def test_message_next_to_a_text_as_error_is_read():
     assert ContextOverflow is type(error_from_body(json.dumps(body).encode(), 400, {}, call))
 
 
-@pytest.mark.spec("providers:PV82", "providers:PV83")
+@pytest.mark.spec("providers:PV82")
 async def test_every_known_wording_of_a_full_window_is_an_overflow():
     for message in FULL:
         assert type(await refused(message)) is ContextOverflow, message
@@ -465,7 +465,7 @@ def test_an_empty_refusal_of_a_long_request_is_an_overflow(provider, model, size
     assert ContextOverflow is type(error_from_body(b"", 413, {}, call))
 
 
-@pytest.mark.spec("providers:PV82", "providers:PV83")
+@pytest.mark.spec("providers:PV82")
 async def test_similar_wordings_are_no_overflow():
     rate = "Request too large for model `x` on tokens per minute (TPM): Limit 6000, Requested 8000"
     assert type(await refused(rate, 413)) is ModelError

@@ -73,7 +73,7 @@ DROPPED = {
 }
 
 
-@pytest.mark.spec("requirements:A15", "providers:PV42", "providers:PV65", "providers:PV67")
+@pytest.mark.spec("requirements:A15", "ecosystem:EC84", "providers:PV65", "providers:PV67")
 @pytest.mark.parametrize("wire", WIRES, ids=str)
 @pytest.mark.parametrize("stream", [False, True])
 async def test_unsupported_settings_are_warned_once_and_named_in_replies(wire, stream, caplog):
@@ -203,7 +203,7 @@ async def test_mistral_is_offered_no_tools_when_it_may_call_none():
     assert rule.refused == []
 
 
-@pytest.mark.spec("providers:PV24", "providers:PV42")
+@pytest.mark.spec("providers:PV24", "ecosystem:EC84")
 async def test_cerebras_gets_no_parallel_calls_and_no_tier(caplog):
     def refuses(body: dict[str, Any]) -> str | None:
         return "property is unsupported" if {"parallel_tool_calls", "service_tier"} & body.keys() else None
@@ -580,7 +580,7 @@ async def test_responses_items_go_back_unchanged_or_without_sources(refuses):
     assert result.cost > Decimal("0.0125")
 
 
-@pytest.mark.spec("providers:PV41", "providers:PV60", "providers:PV62")
+@pytest.mark.spec("providers:PV41", "providers:PV56", "providers:PV62")
 async def test_gemini_tools_work_beside_functions_and_calls_are_echoed():
     asked = {
         "toolCall": {"toolType": "GOOGLE_SEARCH_WEB", "id": "t1", "args": {"queries": ["five"]}},

@@ -27,7 +27,7 @@ def fresh(message: Any) -> Any:
 @pytest.mark.deep
 @pytest.mark.smoke
 @pytest.mark.spec("requirements:G10", "providers:PV35", "providers:PV37", "reliability:MP49", "reliability:MP60")
-@pytest.mark.spec("ecosystem:EC81", "ecosystem:EC82", "ecosystem:EC86", "ecosystem:EC91")
+@pytest.mark.spec("ecosystem:EC57", "ecosystem:EC82", "ecosystem:EC86", "ecosystem:EC91")
 @given(histories, settings, st.lists(users, max_size=1))
 def test_any_transcript_is_a_legal_conversation_on_each_wire(messages, how, tail):
     check_anthropic(messages, how, tail)

@@ -481,7 +481,7 @@ def test_stream_without_message_stop_is_truncated():
     assert ("It is five.", None) == (reply.text, reply.usage)
 
 
-@pytest.mark.spec("providers:PV74", "providers:PV132")
+@pytest.mark.spec("reliability:MP22", "providers:PV132")
 @pytest.mark.parametrize(
     ("kind", "status", "retryable"),
     [
@@ -792,7 +792,7 @@ def test_every_known_converse_reply_member_is_read_or_kept():
 # --- what it costs --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("providers:PV135", "reliability:MP03")
+@pytest.mark.spec("providers:PV78", "reliability:MP03")
 @pytest.mark.parametrize("prefix", [NAME, "bedrock"])
 def test_cost_uses_the_cloud_price_with_cache_reads(prefix):
     reply = whole({"text": "x"}, usage={"inputTokens": 1_000_000, "outputTokens": 0, "totalTokens": 1_000_000})
@@ -806,7 +806,7 @@ def test_cost_uses_the_cloud_price_with_cache_reads(prefix):
     assert 300_000 == get_model_info(f"{prefix}/{NOVA}").context_window
 
 
-@pytest.mark.spec("providers:PV135")
+@pytest.mark.spec("providers:PV78")
 def test_hour_cache_writes_cost_the_hourly_cache_price():
     def cost(lifetime: str) -> Decimal | None:
         written = {"cacheWriteInputTokens": 1_000_000, "cacheDetails": [{"ttl": lifetime, "inputTokens": 1_000_000}]}
@@ -816,7 +816,7 @@ def test_hour_cache_writes_cost_the_hourly_cache_price():
     assert [Decimal("4.125"), Decimal("6.6")] == [cost("5m"), cost("1h")]
 
 
-@pytest.mark.spec("providers:PV135")
+@pytest.mark.spec("providers:PV78", "requirements:X76")
 def test_unpriced_tier_or_tool_makes_the_cost_a_lower_bound():
     fast = whole({"text": "x"}, performanceConfig={"latency": "optimized"})
     priority = whole({"text": "x"}, serviceTier={"type": "priority"})

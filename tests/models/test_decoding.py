@@ -35,7 +35,7 @@ CHAT_CALL = {"content": None, "tool_calls": [{"id": "t", "function": {"name": "f
 # --- stop reasons ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("ecosystem:EC97", "reliability:MP58", "providers:PV69")
+@pytest.mark.spec("ecosystem:EC97", "reliability:MP58")
 @pytest.mark.parametrize(
     ("raw", "content", "stop"),
     [
@@ -60,7 +60,7 @@ def test_anthropic_stop_reasons_map_onto_ours_and_the_content_decides(raw, conte
         assert reply.provider_data["stop_details"]["category"] == "cyber"
 
 
-@pytest.mark.spec("ecosystem:EC97", "reliability:MP54", "providers:PV71", "reliability:MP58")
+@pytest.mark.spec("ecosystem:EC97", "reliability:MP54", "reliability:MP58")
 @pytest.mark.parametrize(
     ("raw", "message", "stop"),
     [
@@ -87,7 +87,7 @@ def test_chat_finish_reasons_map_onto_ours_and_the_content_decides(raw, message,
     )
 
 
-@pytest.mark.spec("providers:PV71")
+@pytest.mark.spec("ecosystem:EC97")
 @pytest.mark.parametrize("raw", ["aborted", "insufficient_system_resource"])
 def test_completion_given_up_by_the_server_is_retryable(raw):
     with pytest.raises(ModelError, match=raw) as caught:
@@ -95,7 +95,7 @@ def test_completion_given_up_by_the_server_is_retryable(raw):
     assert (caught.value.kind, caught.value.retryable, caught.value.usage) == ("given_up", True, Usage(3, 1))
 
 
-@pytest.mark.spec("ecosystem:EC97", "reliability:MP02", "providers:PV69")
+@pytest.mark.spec("ecosystem:EC97", "reliability:MP02")
 def test_full_context_window_raises_context_overflow():
     with pytest.raises(ContextOverflow) as caught:
         anthropic(TEXT, "model_context_window_exceeded", usage={"input_tokens": 9, "output_tokens": 1})

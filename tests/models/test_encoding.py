@@ -67,7 +67,7 @@ def google_thinking(**more):
     return {"generationConfig": {"thinkingConfig": {"includeThoughts": True, **more}}}
 
 
-@pytest.mark.spec("requirements:A16", "ecosystem:EC79", "ecosystem:EC89", "providers:PV9")
+@pytest.mark.spec("requirements:A16", "providers:PV6", "providers:PV9", "providers:PV13", "providers:PV15")
 @pytest.mark.parametrize(
     ("name", "model", "thinking", "members"),
     [
@@ -111,7 +111,7 @@ def test_a_forced_tool_switches_thinking_off_for_that_request():
     assert "thinking" not in body("anthropic", UserMessage("hi"), tools=(TOOL,), tool_choice="look", settings=settings)
 
 
-@pytest.mark.spec("ecosystem:EC81")
+@pytest.mark.spec("ecosystem:EC82")
 def test_a_failed_call_is_marked_in_its_result():
     history = [UserMessage("go"), AssistantMessage([call(1, made_by="anthropic")]), result(1, status="error")]
     failed = {"type": "tool_result", "tool_use_id": "their_1", "content": "saw 1", "is_error": True}

@@ -186,7 +186,7 @@ def test_a_failed_response_is_the_matching_status(code, status, retryable):
         assert (caught.value.status, caught.value.retryable, caught.value.usage) == (status, retryable, Usage(3, 0))
 
 
-@pytest.mark.spec("ecosystem:EC97", "providers:PV72")
+@pytest.mark.spec("ecosystem:EC97")
 @pytest.mark.parametrize(
     ("raw", "kind"),
     [
@@ -203,7 +203,7 @@ def test_gemini_malformed_finish_reasons_are_retryable_errors(raw, kind):
     assert (caught.value.kind, caught.value.retryable) == (kind, True)
 
 
-@pytest.mark.spec("ecosystem:EC97", "providers:PV72")
+@pytest.mark.spec("ecosystem:EC97")
 def test_unexpected_gemini_tool_call_is_still_a_call():
     parts = [{"functionCall": {"name": "made_up", "args": {"a": 1}}}]
     data = {"candidates": [{"content": {"parts": parts}, "finishReason": "UNEXPECTED_TOOL_CALL"}]}
@@ -258,7 +258,7 @@ def test_streamed_reasoning_counts_as_its_done_event_has_it():
 # --- Gemini ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("requirements:G23", "requirements:B12", "ecosystem:EC90", "ecosystem:EC91", "ecosystem:EC81")
+@pytest.mark.spec("requirements:G23", "requirements:B12", "ecosystem:EC90", "ecosystem:EC91")
 def test_gemini_signatures_return_unchanged_on_their_own_part():
     parts = [
         {"text": "Hm.", "thought": True},

@@ -182,7 +182,7 @@ def table() -> str:
 
 
 @pytest.mark.spec(
-    "requirements:A15", "requirements:A16", "providers:PV42", "providers:PV65", "providers:PV66", "providers:PV67"
+    "requirements:A15", "requirements:A16", "ecosystem:EC84", "providers:PV65", "providers:PV66", "providers:PV67"
 )
 def test_settings_table_of_the_page_matches_the_encoders():
     found = PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0].strip()

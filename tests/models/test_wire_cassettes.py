@@ -75,10 +75,7 @@ async def played(wire: str, scene: str, *, stream: bool) -> tuple[list[Any], Cas
         await provider.close()
 
 
-@pytest.mark.spec(
-    *("ecosystem:EC57", "ecosystem:EC58", "ecosystem:EC79", "ecosystem:EC80", "ecosystem:EC81", "ecosystem:EC83"),
-    *("ecosystem:EC86", "ecosystem:EC96"),
-)
+@pytest.mark.spec("ecosystem:EC57", "ecosystem:EC58", "ecosystem:EC83", "ecosystem:EC86", "ecosystem:EC96")
 @pytest.mark.spec("requirements:G1", "requirements:G5")
 @pytest.mark.parametrize(("wire", "scene", "stream"), EACH)
 async def test_recorded_exchange_is_sent_unchanged_and_decodes_as_expected(wire, scene, stream):
