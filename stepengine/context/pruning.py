@@ -50,7 +50,7 @@ from stepengine.data.visible import cut_middle
 
 SUMMARY_TAG = "CONVERSATION_SUMMARY"
 SUMMARY_TAGS = frozenset({SUMMARY_TAG, SUMMARY})
-"""Tags of summaries, from this policy or written by the model. Texts never identify a summary (generator-contract:P28)."""
+"""Tags of summaries, from this policy or written by the model. Texts never identify a summary (generator-contract:P24)."""
 MEMORY_TAG = "MEMORY"
 CONTINUE_TAG = "CONTINUE_PROMPT"
 SILENT_TAGS = frozenset({"INSTRUCTIONS_PROMPT", "STEP_PROMPT", "AGENT_SPAWN_NOTICE", CONTINUE_TAG, GAP_TAG})

@@ -185,7 +185,7 @@ class SqliteJournal(LineJournal):
             raise _make_unusable_error(self.path, error) from error
         path = _make_lock_path(self.path, status, run)
         # A lock of the operating system beside the database, one for each run: SQLite locks the whole file, and a lock
-        # in a table would outlive its process (replay:J2).
+        # in a table would outlive its process (replay:J38).
         held = LockedFile(path, _open_and_lock(path, self.path))
         database = Database.open(self.path, status, seconds=BUSY_SECONDS)
 

@@ -429,7 +429,7 @@ def _make_spawn_agents_tool() -> Tool:
 
     def validate(value: JsonDict) -> Validated:
         """Validate the input except its entries, which are validated later; a single object counts as a list of one."""
-        # generator-contract:L1
+        # generator-contract:T2
         agents = value.get("agents")
         if isinstance(agents, Mapping):
             value = JsonDict(freeze({**value, "agents": [agents]}))

@@ -72,7 +72,7 @@ def test_the_base2_family_differs_only_in_helpers_and_tools(agent_id: str) -> No
             assert f" {helper} " not in agent.instructions_prompt, helper
 
 
-@pytest.mark.spec("generator-contract:B34", "requirements:Q10")
+@pytest.mark.spec("requirements:Q10")
 def test_every_required_agent_exists_and_matches_its_file_name() -> None:
     asked = """
         base2 base2-lite base2-max base2-fast base2-plan editor editor-multi-prompt editor-implementor best-of-n-selector

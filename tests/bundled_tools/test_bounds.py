@@ -102,7 +102,7 @@ def test_a_clamped_argument_gets_the_maximum_of_the_schema(root: Path) -> None:
     assert "a b 20000" == asked(root, "read_docs", CLAMPED["read_docs"][0], "handler").data["documentation"]
 
 
-@pytest.mark.spec("generator-contract:T39", "generator-contract:L1")
+@pytest.mark.spec("generator-contract:T39", "generator-contract:T2")
 @pytest.mark.parametrize(
     ("name", "value", "data"),
     [
@@ -126,7 +126,7 @@ def test_empty_arguments_return_nothing_and_an_empty_path_the_root(
     assert (data, False) == (result.data, result.is_error)
 
 
-@pytest.mark.spec("generator-contract:T2", "generator-contract:L1")
+@pytest.mark.spec("generator-contract:T2")
 @pytest.mark.parametrize("params", ['{"n": 5}', {"n": "5"}, '{"n": "5"}', '"{\\"n\\": 5}"'])
 def test_child_params_are_accepted_as_json_text_and_numeric_text(root: Path, params: Any) -> None:
     result = asked(root, "spawn_agents", {"agents": [{"agent_type": "kid", "params": params}]}, "model")

@@ -200,7 +200,7 @@ async def test_text_in_other_encodings_is_read_and_binary_is_named(tools: ToolRe
     assert "unknown type" in blob["error"]
 
 
-@pytest.mark.spec("generator-contract:T10", "reliability:FP1")
+@pytest.mark.spec("generator-contract:T0", "reliability:FP1")
 async def test_a_listing_has_sorted_names_and_nothing_special(tools: ToolRegistry, tmp_path: Path) -> None:
     for name in ("b", "a", "ü"):
         (tmp_path / name).write_text("")

@@ -53,7 +53,7 @@ async def find(root: Path, prompt: str, **input: Any) -> dict[str, Any]:
     return result.data  # type: ignore[return-value]
 
 
-@pytest.mark.spec("generator-contract:T14")
+@pytest.mark.spec("generator-contract:T0")
 async def test_a_subtree_that_fits_is_shown_whole_with_symbol_names(root: Path) -> None:
     (shown,) = await tree(root)
 
@@ -85,7 +85,7 @@ uv.lock
     } == shown
 
 
-@pytest.mark.spec("generator-contract:T14")
+@pytest.mark.spec("generator-contract:T0")
 async def test_a_large_tree_loses_files_then_names_then_depth(root: Path) -> None:
     whole = (await tree(root))[0]["token_count"]
     tools = ToolRegistry(file_tools(root))
@@ -105,7 +105,7 @@ async def test_a_large_tree_loses_files_then_names_then_depth(root: Path) -> Non
     assert "all but the first" in found[10]["message"]
 
 
-@pytest.mark.spec("generator-contract:T14", "reliability:FS02")
+@pytest.mark.spec("generator-contract:T0", "reliability:FS02")
 async def test_paths_of_a_subtree_give_names_or_their_own_error(root: Path) -> None:
     file, folder, missing, outside, secret = await tree(root, paths=["src/shop.py", "src/web/", "no", "../x", ".env"])
 
@@ -139,7 +139,7 @@ async def test_no_tree_is_larger_than_its_budget(
         assert shown["printed_tree"].count(".py") == len(files)
 
 
-@pytest.mark.spec("generator-contract:T12")
+@pytest.mark.spec("generator-contract:T0")
 @pytest.mark.parametrize(
     ("prompt", "first"),
     [
@@ -161,7 +161,7 @@ async def test_find_files_ranks_the_described_file_first(root: Path, prompt: str
     assert len(found["files"]) <= 12
 
 
-@pytest.mark.spec("generator-contract:T12", "reliability:FP4")
+@pytest.mark.spec("generator-contract:T0", "reliability:FP4")
 async def test_secret_ignored_and_linked_files_are_not_found(root: Path) -> None:
     for prompt in ("env key", "out hidden build", "link"):
         found = await find(root, prompt)
@@ -192,7 +192,7 @@ def test_words_are_split_at_case_and_separators() -> None:
     assert ("http", "server", "2", "name", "class") == split_words("HTTPServer2_names-class")
 
 
-@pytest.mark.spec("generator-contract:T14")
+@pytest.mark.spec("generator-contract:T0")
 @pytest.mark.parametrize(
     ("name", "text", "names"),
     [

@@ -102,9 +102,8 @@ def bundled(root: Path) -> list[ToolLike]:
 
 @pytest.mark.spec(
     "requirements:F1",
-    "requirements:F2",
     "generator-contract:S8",
-    "generator-contract:T28",
+    "generator-contract:G51",
     "generator-contract:T34",
     "generator-contract:T35",
     "requirements:E25",

@@ -31,7 +31,7 @@ def basher(*tools: Any, **options: Any) -> AgentDefinition[Any]:
     return AgentDefinition(id="basher", tools=list(tools), **options)
 
 
-@pytest.mark.spec("reliability:SH02", "generator-contract:T15", "requirements:E10")
+@pytest.mark.spec("reliability:SH02", "generator-contract:T0", "requirements:E10")
 async def test_a_model_runs_programs_and_reads_their_output(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text("print('tests', 'passed')")
     model = ScriptedModel(

@@ -113,7 +113,7 @@ def python(code: str, *arguments: str) -> list[str]:
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("reliability:SH02", "generator-contract:T15", "generator-contract:T1")
+@pytest.mark.spec("reliability:SH02", "generator-contract:T0", "generator-contract:T1")
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
@@ -201,7 +201,7 @@ async def test_programs_are_found_with_the_system_as_root(elsewhere: Any) -> Non
 # --- how long -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("reliability:SH02", "generator-contract:T15")
+@pytest.mark.spec("reliability:SH02", "generator-contract:T0")
 @pytest.mark.usefixtures("soon")
 async def test_a_command_is_killed_at_its_timeout_with_output_kept(root: Path, up_at: Any) -> None:
     up_at(root / "begun")
@@ -224,7 +224,7 @@ async def test_a_command_may_clean_up_at_its_timeout(root: Path, up_at: Any) -> 
     assert result.data["exit_code"] == 7
 
 
-@pytest.mark.spec("generator-contract:T15", "reliability:SH02")
+@pytest.mark.spec("generator-contract:T0", "reliability:SH02")
 @pytest.mark.parametrize(
     ("asked", "unlimited", "seconds"),
     [
@@ -257,7 +257,7 @@ async def test_the_requested_timeout_is_clamped_to_its_bounds(
 @pytest.mark.deep
 @pytest.mark.smoke
 @LINUX
-@pytest.mark.spec("reliability:SH01", "generator-contract:T15")
+@pytest.mark.spec("reliability:SH01", "generator-contract:T0")
 async def test_a_child_that_holds_the_pipe_open_is_killed(root: Path, elsewhere: Any) -> None:
     out = await Sh(root, shell="bash").out("echo a; sleep 100 & echo $!; env -i sleep 100 & echo $!")
 
@@ -443,7 +443,7 @@ async def test_a_flood_on_both_streams_is_cut_and_killed(root: Path, monkeypatch
     assert len(data["stderr"]) < 2 * KEPT + 100
 
 
-@pytest.mark.spec("reliability:SH05", "generator-contract:T15")
+@pytest.mark.spec("reliability:SH05", "generator-contract:T0")
 async def test_start_and_end_of_a_long_line_are_kept(root: Path) -> None:
     code = "import sys; sys.stdout.write('a' * 25_000 + 'b' * 250_000 + 'c' * 25_000)"
     result = await Sh(root)(python(code))
@@ -616,7 +616,7 @@ async def test_a_command_inherits_no_descriptors(root: Path) -> None:
 @pytest.mark.deep
 @pytest.mark.smoke
 @LINUX
-@pytest.mark.spec("generator-contract:T15", "reliability:HP3", "reliability:SH12")
+@pytest.mark.spec("generator-contract:T0", "reliability:HP3", "reliability:SH12")
 async def test_core_dumps_are_off_and_configured_limits_are_enforced(root: Path) -> None:
     show = "sh -c 'ulimit -c; ulimit -f; ulimit -t; ulimit -v'; ulimit -u"  # bash has another unit for -f
     before = resource.getrlimit(resource.RLIMIT_CORE)

@@ -125,7 +125,7 @@ async def test_each_redirect_is_checked_like_a_new_address(there: Site, location
     assert 1 == there.connections
 
 
-@pytest.mark.spec("remote:WP3", "generator-contract:T17")
+@pytest.mark.spec("remote:WP3", "generator-contract:T35")
 async def test_five_redirects_are_followed_and_a_sixth_is_not(there: Site) -> None:
     there.answers = {f"/{n}": redirect(f"/{n - 1}", "307 Temporary Redirect") for n in range(1, 12)} | {
         "/0": answer("end")

@@ -61,7 +61,7 @@ PAGE = """<!doctype html><html><head><title> A  &amp; B </title><meta name="Desc
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("generator-contract:T35", "generator-contract:T17", "remote:NW12")
+@pytest.mark.spec("generator-contract:T35", "remote:NW12")
 async def test_a_page_becomes_markdown_without_hidden_content(there: Site) -> None:
     there.answers = {"/a/page": answer(PAGE, "text/html; charset=utf-8"), "/old": redirect("/a/page")}
 
@@ -77,7 +77,7 @@ async def test_a_page_becomes_markdown_without_hidden_content(there: Site) -> No
     } == await read(there, "/old")
 
 
-@pytest.mark.spec("generator-contract:T17", "remote:WP4")
+@pytest.mark.spec("generator-contract:T35", "remote:WP4")
 async def test_page_text_is_cut_at_max_chars_and_marked_truncated(there: Site) -> None:
     there.answers = {
         "/": answer("x" * 30_000),
@@ -292,7 +292,7 @@ def ask(tools: Any, query: str, **input: Any) -> Any:
     return ToolRegistry(tools).execute("web_search", {"query": query, **input})
 
 
-@pytest.mark.spec("generator-contract:T35", "generator-contract:T17")
+@pytest.mark.spec("generator-contract:T35")
 async def test_searxng_query_asks_for_json_and_deep_fetches_two_pages(there: Site) -> None:
     async def search(path: str, writer: asyncio.StreamWriter) -> None:
         page = int(parse_qs(urlsplit(path).query)["pageno"][0])
@@ -315,7 +315,7 @@ async def test_searxng_query_asks_for_json_and_deep_fetches_two_pages(there: Sit
     assert 3 == len(there.paths)
 
 
-@pytest.mark.spec("generator-contract:T35", "generator-contract:T17", "remote:NW17")
+@pytest.mark.spec("generator-contract:T35", "remote:NW17")
 async def test_brave_gets_its_key_in_a_header(there: Site) -> None:
     there.answers = {
         "/res/v1/web/search": answer(
@@ -420,7 +420,7 @@ INDEX = """# Lib
 """
 
 
-@pytest.mark.spec("generator-contract:T35", "generator-contract:T17")
+@pytest.mark.spec("generator-contract:T35")
 async def test_documentation_is_read_from_the_pages_that_llms_txt_names(there: Site) -> None:
     there.answers = {
         "/docs/llms.txt": answer(INDEX.replace("https://site.test:{port}", there.url("")), "text/markdown"),
@@ -448,7 +448,7 @@ async def test_documentation_is_read_from_the_pages_that_llms_txt_names(there: S
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("generator-contract:T35", "generator-contract:T17")
+@pytest.mark.spec("generator-contract:T35")
 async def test_without_llms_txt_links_of_the_first_page_are_used(there: Site) -> None:
     there.answers = {
         "/": answer("<main><a href='/guide#part'>Guide to caching</a> <a href='mailto:x'>mail</a></main>", "text/html"),
@@ -458,7 +458,7 @@ async def test_without_llms_txt_links_of_the_first_page_are_used(there: Site) ->
     assert f"# Guide to caching\nSource: {there.url('/guide')}\n\n# Guide\n\nCache it." in found
 
 
-@pytest.mark.spec("generator-contract:T17")
+@pytest.mark.spec("generator-contract:T35")
 async def test_unavailable_documentation_is_an_error_result(there: Site) -> None:
     there.answers = {"/docs/llms.txt": answer("- [One](/one)", "text/plain")}
     docs = DocsSites(
@@ -481,7 +481,7 @@ async def test_unavailable_documentation_is_an_error_result(there: Site) -> None
         DocsSites(fetcher_for(there), {})
 
 
-@pytest.mark.spec("generator-contract:T35", "generator-contract:T17")
+@pytest.mark.spec("generator-contract:T35")
 async def test_a_custom_docs_backend_works_and_its_text_is_cut() -> None:
     class Mine:
         async def read(self, library_title: str, topic: str, max_tokens: int) -> str:

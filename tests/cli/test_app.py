@@ -171,7 +171,7 @@ agent = AgentDefinition("mine", handle_steps=handle_steps)
 """
 
 
-@pytest.mark.spec("requirements:P8", "ecosystem:EC141")
+@pytest.mark.spec("ecosystem:EC141")
 def test_the_output_goes_to_stdout_and_progress_to_stderr(scripted: Any) -> None:
     scripted(text("Hello \x1b[2J Ada."))
 

@@ -161,7 +161,7 @@ def test_effect_in_doubt_fails_without_a_terminal(cut_off: str) -> None:
     assert "it may or may not have happened" in command("resume", cut_off, "-q", code=1).stderr
 
 
-@pytest.mark.spec("requirements:K12", "reliability:JR37")
+@pytest.mark.spec("requirements:X54", "reliability:JR37")
 @pytest.mark.parametrize(
     ("answer", "said"),
     [

@@ -138,7 +138,7 @@ def test_suspended_run_is_resumed_with_an_answer_without_repeated_effects(script
     assert Path("done.txt").read_text() == "onetwo"
 
 
-@pytest.mark.spec("requirements:K12", "ecosystem:EC141")
+@pytest.mark.spec("requirements:X54", "ecosystem:EC141")
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -621,7 +621,7 @@ def test_edited_file_is_sealed_by_the_suggested_command(ended: str) -> None:
     assert "is valid as it is" in command("journal", "repair", ended, "--seal").stdout
 
 
-@pytest.mark.spec("replay:J30", "reliability:JR02")
+@pytest.mark.spec("replay:J37", "reliability:JR02")
 def test_damaged_file_is_repaired_by_the_suggested_command(ended: str, scripted: Any) -> None:
     lines = Path(ended).read_bytes().splitlines(keepends=True)
     Path("bad.jsonl").write_bytes(b"".join([*lines[:9], lines[9].replace(b"TWO", b"TWA"), *lines[10:]]))

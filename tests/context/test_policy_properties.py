@@ -94,7 +94,7 @@ def check_shortened(name: str, shorter: Transcript, transcript: Transcript, with
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("requirements:I1", "requirements:I5", "generator-contract:P7")
+@pytest.mark.spec("requirements:I1", "requirements:I5", "generator-contract:P5")
 @given(conversations(), limits)
 def test_history_that_fits_is_unchanged(transcript, within):
     margin = min(1_000, within.max_tokens // 20)

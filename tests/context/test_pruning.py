@@ -167,7 +167,7 @@ def test_request_in_mid_turn_is_summarised_with_continue_note() -> None:
     assert [CONTINUE_TAG] == list(pruned(AssistantMessage(LONG))[1].tags)
 
 
-@pytest.mark.spec("generator-contract:P11", "generator-contract:P12", "generator-contract:P28")
+@pytest.mark.spec("generator-contract:P11", "generator-contract:P12", "generator-contract:P24")
 @pytest.mark.parametrize("tag", ["INSTRUCTIONS_PROMPT", "AGENT_SPAWN_NOTICE", CONTINUE_TAG])
 def test_engine_messages_are_not_summarised_and_start_no_turn(tag: str) -> None:
     result = pruned(prompt("old"), *noise(1), prompt("live"), UserMessage("engine speaking", (tag,)))
@@ -248,7 +248,7 @@ def test_mid_turn_request_survives_zero_budgets_and_later_prunes() -> None:
     assert "[USER]\nthe request" not in texts(third)
 
 
-@pytest.mark.spec("generator-contract:P14", "generator-contract:P12", "generator-contract:P28")  # fmt: skip
+@pytest.mark.spec("generator-contract:P14", "generator-contract:P12", "generator-contract:P24")  # fmt: skip
 def test_summaries_are_recognised_by_tag_and_stored_as_entries() -> None:
     tricky = "one\n\n---\n\n[USER]\ntwo <conversation_summary> three"
     first = pruned(prompt(tricky), *noise(1), prompt("live"))
@@ -369,7 +369,7 @@ def test_notes_use_budget_left_over_by_user_text() -> None:
 # --- as a hook and from a handler -----------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("generator-contract:P32", "generator-contract:P27")
+@pytest.mark.spec("generator-contract:P32")
 async def test_a_handler_prunes_with_one_set_messages_that_replays() -> None:
     policy = prune_to_summary(user_budget=100)
 

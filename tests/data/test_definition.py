@@ -83,7 +83,7 @@ FULL: dict[str, Any] = {
 # --- the value ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("requirements:A1")
+@pytest.mark.spec("requirements:B1")
 def test_an_unknown_or_assigned_field_is_refused() -> None:
     with pytest.raises(
         DefinitionError, match=r"agent 'a' has no argument 'surprise'; valid arguments: id, model, display_name, "
@@ -120,7 +120,7 @@ def test_camel_case_fields_and_typos_get_suggestions() -> None:
         AgentDefinition("a", sytem_prompt="x")  # type: ignore[arg-type]
 
 
-@pytest.mark.spec("requirements:A1")
+@pytest.mark.spec("requirements:B1")
 def test_definitions_with_equal_fields_are_equal() -> None:
     assert AgentDefinition(**FULL) == AgentDefinition(**FULL) == copy.deepcopy(AgentDefinition(**FULL))
     assert FULL == {name: getattr(AgentDefinition(**FULL), name) for name in FULL}
@@ -219,7 +219,7 @@ def test_an_id_that_is_not_kebab_case_is_refused(agent_id: Any) -> None:
     assert repr(agent_id) in caught.value.message
 
 
-@pytest.mark.spec("requirements:A2", "requirements:A4")
+@pytest.mark.spec("requirements:A2", "requirements:G12")
 def test_ids_and_models_of_any_provider_are_accepted() -> None:
     for agent_id, model in (("a", "anthropic/claude"), ("0", "somebody/else"), ("code-reviewer-2", None)):
         agent = AgentDefinition(agent_id, model=model)

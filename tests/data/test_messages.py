@@ -73,7 +73,7 @@ PARTS = (
 # --- parts ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("requirements:B14", "requirements:B12", "requirements:B15")
+@pytest.mark.spec("requirements:B14", "requirements:B12", "requirements:B13")
 @pytest.mark.parametrize("kind", list(CONTENTS), ids=lambda kind: kind.__name__)
 def test_message_accepts_strings_and_its_own_parts_only(kind: Any) -> None:
     for part in PARTS:
@@ -208,7 +208,7 @@ def test_joined_text_is_the_text_of_the_parts_in_order(parts: list[Any]) -> None
 # --- states ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("requirements:B1", "requirements:B2", "generator-contract:S8")
+@pytest.mark.spec("requirements:B1", "generator-contract:G23", "generator-contract:S8")
 def test_a_state_is_a_value_with_empty_defaults() -> None:
     state = AgentState()
 

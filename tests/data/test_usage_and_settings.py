@@ -254,7 +254,7 @@ def test_stop_reasons_are_closed_and_default_by_content() -> None:
         ModelReply("text", stop_reason="because")  # type: ignore[arg-type]
 
 
-@pytest.mark.spec("requirements:B15")
+@pytest.mark.spec("requirements:B13")
 def test_tool_result_text_builds_on_class_and_reads_on_instance() -> None:
     made = ToolResult.text("fine", tool_name="t")
 
@@ -267,7 +267,7 @@ def test_tool_result_text_builds_on_class_and_reads_on_instance() -> None:
         made.text = "other"  # type: ignore[misc]
 
 
-@pytest.mark.spec("requirements:B15")
+@pytest.mark.spec("requirements:B13")
 def test_results_expose_error_state_and_data() -> None:
     assert ToolResult.error("no").is_error
     assert "denied" == ToolResult.error("no", status="denied").status

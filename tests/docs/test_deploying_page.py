@@ -16,7 +16,7 @@ BLOCKS = blocks_of(page("deploying.md"))
 
 
 @pytest.mark.deep
-@pytest.mark.spec("requirements:X58", "requirements:X54", "reliability:R2", "requirements:K12")
+@pytest.mark.spec("requirements:X58", "requirements:X54", "reliability:R2")
 def test_every_block_and_command_runs_with_its_shown_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     project, names = Project(tmp_path), dict[str, Any](__name__="page")

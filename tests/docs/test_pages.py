@@ -67,7 +67,11 @@ SHARED = {"__name__": "page"}
             None,
             {"*": ["chats.db", "chats.turns.db", "sessions"]},
             marks=pytest.mark.spec(
-                "requirements:L1", "requirements:L4", "requirements:L2", "requirements:P13", "requirements:K5"
+                "requirements:L1",
+                "requirements:L4",
+                "requirements:L2",
+                "requirements:P13",
+                "requirements:K3",
             ),
         ),
         pytest.param(

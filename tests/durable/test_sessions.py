@@ -75,7 +75,7 @@ async def test_durable_session_equals_an_in_process_session(db: str):
 
 
 @pytest.mark.deep
-@pytest.mark.spec("requirements:K5")
+@pytest.mark.spec("requirements:K3")
 async def test_message_answers_the_sessions_open_question(db: str):
     async with engine([BOOK], db) as worker:
         first = await worker.run(BOOK, "a table", session_id="c")

@@ -20,7 +20,7 @@ from tests.cli.command import command
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.spec("requirements:P8", "generator-contract:B24", "requirements:Q10")
+@pytest.mark.spec("ecosystem:EC141", "generator-contract:B24", "requirements:Q10")
 def test_code_searcher_finds_handlers_without_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     params = '{"search_queries": [{"pattern": "def handle_steps", "cwd": "agents"}]}'
@@ -71,7 +71,7 @@ main()
 
 
 @pytest.mark.deep
-@pytest.mark.spec("requirements:P8")
+@pytest.mark.spec("ecosystem:EC141")
 def test_editor_runs_live_against_a_chat_completions_server(stepengine: Any, chat_server: Callable[..., Any]) -> None:
     (stepengine.folder / "shop.py").write_text("price = 1\n")
     edit = {"path": "shop.py", "replacements": [{"old_string": "price = 1", "new_string": "price = 2"}]}

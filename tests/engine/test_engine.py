@@ -95,7 +95,7 @@ def test_invalid_or_duplicate_tool_is_refused(tools):
         Engine(tools=tools)
 
 
-@pytest.mark.spec("requirements:A7")
+@pytest.mark.spec("requirements:A6")
 def test_an_unknown_spawnable_agent_is_refused():
     with pytest.raises(DefinitionError, match="'boss' lists 'nobody' in spawnable_agents, but no agent has that id"):
         Engine([plain("boss", spawnable_agents=["nobody"], tools=["spawn_agents"])])
@@ -385,7 +385,7 @@ async def test_prompt_object_is_rendered_per_run_and_may_fail_it():
     assert ["run_started", "run_failed", "run_finished"] == [e.type for e in events][-3:]
 
 
-@pytest.mark.spec("requirements:D9", "requirements:D10", "requirements:D12", "requirements:D15")
+@pytest.mark.spec("requirements:D9", "requirements:D10", "requirements:D15")
 async def test_the_result_holds_text_state_calls_and_usage():
     replies = [
         tool_call("add", {"a": 1, "b": 2}, usage=Usage(input_tokens=10, output_tokens=1)),
@@ -490,7 +490,7 @@ async def test_hooks_of_the_engine_run_before_those_of_the_agent():
     assert ["engine", "agent"] * 2 == order
 
 
-@pytest.mark.spec("requirements:D2")
+@pytest.mark.spec("requirements:E6")
 async def test_session_user_and_metadata_reach_hooks_and_tools():
     seen = []
 
@@ -515,7 +515,7 @@ async def test_session_user_and_metadata_reach_hooks_and_tools():
 # --- going on ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("requirements:D17", "requirements:D24", "requirements:D18")
+@pytest.mark.spec("requirements:D17", "requirements:D18")
 async def test_run_continues_from_a_previous_state_without_changing_it():
     scripted = ScriptedModel(
         [

@@ -89,7 +89,7 @@ print(json.dumps(loaded))
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("ecosystem:EC216", "performance:Q8", "requirements:G18")
+@pytest.mark.spec("ecosystem:EC216", "performance:Q8", "requirements:G17")
 def test_imports_engines_and_runs_load_only_what_they_need():
     """
     One interpreter says what it has loaded: four would take four times as long.

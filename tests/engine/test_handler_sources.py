@@ -162,7 +162,7 @@ def test_an_agent_file_is_reported_with_its_own_line(tmp_path: Path) -> None:
     assert [(str(file), 5)] == [(one.filename, one.lineno) for one in caught]
 
 
-@pytest.mark.spec("generator-contract:G58")
+@pytest.mark.spec("generator-contract:G57")
 def test_unlisted_tool_of_an_agent_is_reported_before_any_question() -> None:
     def handler(ctx: Any) -> Any:
         if (yield from Ask("Pay?", options=("yes", "no"))) == "yes":
@@ -188,7 +188,7 @@ def test_unlisted_tool_of_an_agent_is_reported_before_any_question() -> None:
     )
 
 
-@pytest.mark.spec("generator-contract:G58")
+@pytest.mark.spec("generator-contract:G57")
 def test_a_tool_that_a_run_may_have_is_not_reported() -> None:
     def handler(ctx: Any) -> Any:
         yield ToolCall("pay", {"amount": 1}, include_tool_call=False)
@@ -204,7 +204,7 @@ def test_a_tool_that_a_run_may_have_is_not_reported() -> None:
     assert [] == found(agent(late, hooks=Hooks(pre_run=lambda ctx: Change(tools=(pay,)))))
 
 
-@pytest.mark.spec("generator-contract:G58")
+@pytest.mark.spec("generator-contract:G57")
 def test_yielding_tool_may_name_tools_of_its_agent_or_itself() -> None:
     @tool
     def settle() -> Any:
@@ -230,7 +230,7 @@ def test_yielding_tool_may_name_tools_of_its_agent_or_itself() -> None:
     assert [] == found(agent(None, settle_by_itself))
 
 
-@pytest.mark.spec("generator-contract:G58")
+@pytest.mark.spec("generator-contract:G57")
 def test_unlisted_spawned_agent_is_reported_unless_its_handler_is_shared() -> None:
     child = AgentDefinition("child")
 

@@ -704,7 +704,7 @@ def test_hook_change_of_an_edited_input_is_asked_about_again(world):
     assert [("put", 10)] == world.done
 
 
-@pytest.mark.spec("requirements:X54", "requirements:K12")
+@pytest.mark.spec("requirements:X54")
 def test_edit_that_fits_no_question_is_refused_and_changes_nothing(world):
     journal = MemoryJournal()
     asked = world.run([PUT, text("ok")], Policy(), journal=journal)

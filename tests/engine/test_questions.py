@@ -168,7 +168,7 @@ async def test_cancellation_inside_an_interactor_does_not_cancel_the_caller():
     assert (RunStatus.SUSPENDED, "Which?") == (held.status, held.pending_questions[0].text)
 
 
-@pytest.mark.spec("requirements:X54", "requirements:K12")
+@pytest.mark.spec("requirements:X54")
 async def test_invalid_answer_through_a_handle_can_be_corrected():
     async with Engine().start(choosing()) as handle:
         events = handle.events()

@@ -331,7 +331,7 @@ async def test_resumed_handler_counts_earlier_spending_once(tmp_path):
 # --- questions ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("requirements:L3", "requirements:K5", "requirements:K6", "reliability:R2", "requirements:X11")
+@pytest.mark.spec("requirements:L3", "requirements:K3", "requirements:K6", "reliability:R2", "requirements:X11")
 @pytest.mark.parametrize("kind", ["files", "states", "histories"])
 async def test_next_message_answers_the_models_question_without_repeating_calls(kind, tmp_path):
     store = {"states": States, "histories": Histories}.get(kind, lambda: store_of(kind, tmp_path))()
@@ -359,7 +359,7 @@ async def test_next_message_answers_the_models_question_without_repeating_calls(
     assert [{"question_index": 0, "text": "4"}] == request.messages[3].result.data["answers"]
 
 
-@pytest.mark.spec("requirements:L3", "requirements:K5", "reliability:R2", "requirements:X11")
+@pytest.mark.spec("requirements:L3", "requirements:K3", "reliability:R2", "requirements:X11")
 @pytest.mark.parametrize("kind", ["memory", "files", "states"])
 async def test_next_message_answers_a_handler_through_the_stores_journal(kind, tmp_path):
     def fresh():
@@ -412,7 +412,7 @@ async def test_waiting_handler_without_a_kept_journal_is_refused(tmp_path):
     assert before == store.load("x")
 
 
-@pytest.mark.spec("requirements:K5")
+@pytest.mark.spec("requirements:K3")
 async def test_message_grants_a_permission_and_two_are_answered_in_turn(tmp_path):
     ran = []
 
@@ -445,7 +445,7 @@ async def test_message_to_another_agent_is_no_answer(store):
     assert ("Hello.", ["Hi."]) == (result.output, said(model.calls[0])[-1:])
 
 
-@pytest.mark.spec("requirements:K5")
+@pytest.mark.spec("requirements:K3")
 async def test_next_message_answers_the_question_of_a_child_too(tmp_path):
     boss = AgentDefinition("boss", model="scripted/m", tools=spawn_tools(), spawnable_agents=[BOOKING])
     spawn = tool_call("spawn_agents", {"agents": [{"agent_type": "booking", "prompt": "go"}]})
@@ -460,7 +460,7 @@ async def test_next_message_answers_the_question_of_a_child_too(tmp_path):
     assert 2 == len(model.calls)
 
 
-@pytest.mark.spec("requirements:K5")
+@pytest.mark.spec("requirements:K3")
 async def test_changed_handler_of_a_waiting_session_is_refused_unchanged(store):
     def changed(ctx):
         yield from Ask("How many?")
@@ -483,7 +483,7 @@ async def test_changed_handler_of_a_waiting_session_is_refused_unchanged(store):
     assert ["How many?"] == [q.text for q in anew.pending_questions]
 
 
-@pytest.mark.spec("requirements:K5", "requirements:L3")
+@pytest.mark.spec("requirements:K3", "requirements:L3")
 async def test_attachments_of_an_answer_reach_the_run_and_its_session(tmp_path):
     def handler(ctx):
         answer = yield from Ask("Well?")
@@ -505,7 +505,7 @@ async def test_attachments_of_an_answer_reach_the_run_and_its_session(tmp_path):
     assert {"via": "mail"} == dict(FileSessions(tmp_path).load("x").info.metadata)
 
 
-@pytest.mark.spec("requirements:X54", "requirements:K12")
+@pytest.mark.spec("requirements:X54")
 async def test_an_answer_that_does_not_fit_changes_nothing(store):
     def handler(ctx):
         return (yield from Ask("Which?", ["red", "blue"]))
@@ -748,7 +748,7 @@ def process(folder, kind, *arguments):
 
 
 @pytest.mark.deep
-@pytest.mark.spec("reliability:SS02", "requirements:K5", "requirements:K12")
+@pytest.mark.spec("reliability:SS02", "requirements:K3", "requirements:X54")
 @pytest.mark.parametrize("kind", ["files", "sqlite"])
 async def test_answer_taken_by_a_killed_process_is_not_asked_again(kind, tmp_path):
     assert 0 == process(tmp_path, kind, "a table", "booking").returncode
@@ -871,7 +871,7 @@ async def test_newest_journals_of_a_session_are_kept_and_deleted_together(store)
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("requirements:L9", "requirements:K5")
+@pytest.mark.spec("requirements:L9", "requirements:K3")
 @pytest.mark.parametrize("store", KINDS, indirect=True)
 async def test_journal_of_a_waiting_run_outlives_failed_runs(store, monkeypatch):
     # Names of one turn end at random. Here, each one is less than those of the runs before.
@@ -886,7 +886,7 @@ async def test_journal_of_a_waiting_run_outlives_failed_runs(store, monkeypatch)
     assert ("4 at eight", ()) == (results[-1].output, results[-1].warnings)
 
 
-@pytest.mark.spec("requirements:L13", "requirements:K5")
+@pytest.mark.spec("requirements:L13", "requirements:K3")
 async def test_child_that_ended_before_a_question_is_listed_once(store):
     leaf = AgentDefinition("leaf", model="scripted/m")
 
@@ -941,7 +941,7 @@ async def test_conversations_of_children_become_sessions_on_request(tmp_path):
     assert (True, ()) == (plain.session_saved, store.load("y").info.child_session_ids)
 
 
-@pytest.mark.spec("requirements:X58", "requirements:K5")
+@pytest.mark.spec("requirements:X58", "requirements:K3")
 async def test_waiting_session_continues_after_an_edit_when_allowed(store):
     def agent(system):
         def handler(ctx):

@@ -85,7 +85,7 @@ async def spawned(*entries: Any, given: Any = None, **fields: Any) -> Any:
     "generator-contract:L3",
     "generator-contract:L6",
     "requirements:A13",
-    "generator-contract:L1",
+    "generator-contract:T2",
     "reliability:SP04",
     "requirements:X16",
 )
@@ -123,7 +123,7 @@ async def test_every_spawn_entry_has_its_result_in_order():
     assert result.status is RunStatus.COMPLETED
 
 
-@pytest.mark.spec("generator-contract:L3", "generator-contract:L1", "reliability:SP04")
+@pytest.mark.spec("generator-contract:L3", "generator-contract:T2", "reliability:SP04")
 @pytest.mark.parametrize("by", ["model", "handler"])
 async def test_error_in_one_spawn_entry_leaves_the_others_running(by):
     entries = [
@@ -180,7 +180,7 @@ COERCED = {
 }
 
 
-@pytest.mark.spec("generator-contract:L1")
+@pytest.mark.spec("generator-contract:T2")
 @pytest.mark.parametrize("given", COERCED.values(), ids=COERCED)
 async def test_malformed_spawn_lists_of_models_are_understood(given):
     result, _ = await spawned(given=given, tools=["spawn_agents"])
@@ -478,7 +478,7 @@ async def test_every_way_to_spawn_is_counted_by_the_same_limits():
     assert "max_total_children is 5" in result.output
 
 
-@pytest.mark.spec("generator-contract:T31", "requirements:Q10")
+@pytest.mark.spec("generator-contract:T0", "requirements:Q10")
 async def test_engine_agent_can_be_looked_up_by_its_id():
     engine, agent, _ = boss(
         tool_calls(

@@ -422,7 +422,7 @@ async def test_inline_child_shares_its_context_but_other_children_do_not():
     assert [1, 1, 2] == [c.output for c in result.children]
 
 
-@pytest.mark.spec("generator-contract:P7", "generator-contract:G2")
+@pytest.mark.spec("generator-contract:P5", "generator-contract:G2")
 @pytest.mark.parametrize("inline", [False, True])
 @pytest.mark.parametrize(
     ("asked", "own"),

@@ -476,7 +476,7 @@ async def test_a_fork_of_a_crashed_run_repeats_no_effect(office: Any) -> None:
     assert {"left", "completed"} <= ends
 
 
-@pytest.mark.spec("requirements:X75")
+@pytest.mark.spec("evaluation:JG7")
 async def test_a_replay_asks_the_model_only_with_live() -> None:
     agent = AgentDefinition("asker", model="scripted/x")
     journal = MemoryJournal()

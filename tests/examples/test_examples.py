@@ -52,7 +52,7 @@ def test_the_list_of_examples_matches_their_docstrings() -> None:
         assert (ROOT / "examples" / target).exists(), target
 
 
-@pytest.mark.spec("requirements:Q13", "reliability:SS05", "requirements:D24")
+@pytest.mark.spec("requirements:Q13", "reliability:SS05", "requirements:D18")
 def test_the_bot_keeps_chats_separate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     Each message is answered by an engine of its own, as another process would; what one user said nobody else is told.

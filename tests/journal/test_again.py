@@ -220,7 +220,7 @@ def test_extend_decides_effects_in_doubt_like_resume(in_doubt: Any, status: RunS
 
 
 @pytest.mark.parametrize("fails", [False, True])
-@pytest.mark.spec("replay:D10", "replay:J2")
+@pytest.mark.spec("replay:D10", "replay:J38")
 def test_extending_journal_is_locked_until_the_end(store: Callable[..., Journal], *, fails: bool) -> None:
     tried: list[str] = []
 
@@ -348,7 +348,7 @@ def test_nondeterministic_handler_diverges_at_the_dependent_effect() -> None:
 
 
 @pytest.mark.speed
-@pytest.mark.spec("replay:J40")
+@pytest.mark.spec("performance:Q6")
 def test_long_journal_is_replayed_without_parsing_its_effects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from stepengine.journal import line_reader
 
@@ -389,7 +389,7 @@ def adder_with(steps: int) -> tuple[AgentDefinition[Any], list[Any]]:
 
 
 @pytest.mark.memory
-@pytest.mark.spec("performance:Q6", "replay:J40")
+@pytest.mark.spec("performance:Q6")
 def test_replay_keeps_no_second_copy_of_records(tmp_path: Path) -> None:
     def kept_by_replaying(steps: int) -> int:
         agent, replies = adder_with(steps)

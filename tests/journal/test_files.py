@@ -122,7 +122,7 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path, world):
         assert "not a regular file" in check(journal).problems[0]
 
 
-@pytest.mark.spec("reliability:JR01", "replay:J30")
+@pytest.mark.spec("reliability:JR01", "replay:J37")
 def test_torn_tail_is_cut_before_appending_and_reported(recorded, world):
     whole = recorded.read_bytes()
     cut = whole[: whole.rindex(b"\n", 0, -1) + 1]
@@ -589,7 +589,7 @@ def test_new_and_replaced_files_sync_their_folder(path, world, monkeypatch):
 # --- fit for git ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("replay:J23", "replay:F32")
+@pytest.mark.spec("replay:J23", "replay:F23")
 def test_stable_recording_is_independent_of_timing(tmp_path, rig):
     async def slow(name, ms):
         await asyncio.sleep(ms / 1000)

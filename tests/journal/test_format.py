@@ -57,7 +57,7 @@ class Spied:
 # --- the file -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("replay:J2", "replay:J38", "reliability:JR13")
+@pytest.mark.spec("replay:J38", "reliability:JR13")
 def test_file_holds_one_run_and_grows_by_whole_lines(tmp_path, world):
     path = tmp_path / "run.jsonl"
     spied, locked = Spied(path), []
@@ -172,7 +172,7 @@ def test_head_never_uses_blobs():
         assert engine.replay_sync(MemoryJournal(journal.lines())).text == "done"
 
 
-@pytest.mark.spec("replay:D6", "replay:J23")
+@pytest.mark.spec("replay:D2", "replay:J23")
 def test_moving_the_handler_changes_no_byte(rig):
     source = "def handle_steps(ctx):\n    yield from Perform.idempotent(str, 1)\n    yield from Ask('Sure?')\n"
 

@@ -223,7 +223,7 @@ def divergence(rig, agent, journal) -> ReplayDivergence:
     return result.error
 
 
-@pytest.mark.spec("replay:D1", "replay:D5")
+@pytest.mark.spec("replay:D1")
 def test_edited_handler_divergence_names_step_line_field_and_fix(rig):
     lines: dict[str, int] = {}
     schema = {"type": "object"}

@@ -108,7 +108,7 @@ def test_damaged_journal_is_not_sealed(path: Path, spoil: Any, said: str) -> Non
         seal_journal(path)
 
 
-@pytest.mark.spec("replay:J30", "reliability:JR02")
+@pytest.mark.spec("replay:J37", "reliability:JR02")
 def test_records_before_damage_are_kept_and_resumed(path: Path, tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     lines = bytes(content).splitlines(keepends=True)

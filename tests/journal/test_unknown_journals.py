@@ -368,7 +368,7 @@ def test_recorded_answer_before_its_question_approves_nothing(
 
 
 @pytest.mark.parametrize("store", STORES)
-@pytest.mark.spec("replay:J2")
+@pytest.mark.spec("replay:J38")
 def test_resume_changes_no_journal_that_a_run_writes(store: str, tmp_path: Path) -> None:
     """Not even to remove approvals, which happens before the run starts."""
     agent = make_keeper([])

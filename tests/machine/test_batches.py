@@ -47,7 +47,7 @@ def test_one_other_call_makes_the_batch_sequential(name):
     assert Gather not in {type(e) for e in played.emitted}
 
 
-@pytest.mark.spec("reliability:TL21", "generator-contract:T28", "generator-contract:G51")
+@pytest.mark.spec("reliability:TL21", "generator-contract:G51")
 @pytest.mark.parametrize("name", ["ending", "end_turn", "task_completed"])
 def test_turn_ending_call_skips_later_calls(name):
     played = run(

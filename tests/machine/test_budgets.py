@@ -36,7 +36,7 @@ def looping(k):
     return reply(call("add", a=k))
 
 
-@pytest.mark.spec("generator-contract:G46", "requirements:B7")
+@pytest.mark.spec("generator-contract:G46", "generator-contract:G23")
 def test_default_budget_is_fifty_steps():
     remaining = []
 

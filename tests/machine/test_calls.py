@@ -33,7 +33,7 @@ def sees(**values):
     return ToolResult.json(sorted(values))
 
 
-@pytest.mark.spec("generator-contract:G15", "generator-contract:G42", "generator-contract:G31")
+@pytest.mark.spec("generator-contract:G31", "generator-contract:G42")
 def test_recorded_call_is_appended_with_its_result():
     during = []
 

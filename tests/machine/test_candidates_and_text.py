@@ -135,7 +135,7 @@ def test_pending_message_is_answered_before_text_ends_the_turn():
     assert (played.output, played.shown) == (False, ["user: go", "user: wait"])
 
 
-@pytest.mark.spec("generator-contract:G49", "generator-contract:T28")
+@pytest.mark.spec("generator-contract:G49", "generator-contract:G51")
 def test_task_completed_and_refused_end_turn_keep_the_run_going():
     def handler(ctx):
         yield y.ToolCall("task_completed")

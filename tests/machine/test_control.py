@@ -1,4 +1,4 @@
-"""Control tools: done by the machine itself, with no effect, one action each (generator-contract T23-T28)."""
+"""Control tools: done by the machine itself, with no effect, one action each (generator-contract T23-T26, G51)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_only_listed_tools_are_offered():
 @pytest.mark.spec(
     "generator-contract:T34",
     "generator-contract:T23",
-    "generator-contract:T28",
+    "generator-contract:G51",
 )
 def test_control_tools_emit_events_and_results_without_effects():
     replies = [
@@ -66,7 +66,7 @@ ANSWERED = {
 
 
 @pytest.mark.parametrize("tool", ANSWERED)
-@pytest.mark.spec("generator-contract:T34", "generator-contract:T23", "generator-contract:S8", "generator-contract:T25", "generator-contract:T26", "generator-contract:T28")  # fmt: skip
+@pytest.mark.spec("generator-contract:T34", "generator-contract:T23", "generator-contract:S8", "generator-contract:T25", "generator-contract:T26", "generator-contract:G51")  # fmt: skip
 def test_control_tool_answers_a_handler_with_a_message_object(tool):
     given, words = ANSWERED[tool]
 

@@ -19,7 +19,7 @@ from tests.machine.world import World, agent, call, child, play, reply, thought
 
 
 @pytest.mark.spec(
-    "generator-contract:L1",
+    "generator-contract:T2",
     "generator-contract:L6",
     "generator-contract:L3",
 )
@@ -197,7 +197,7 @@ def test_wrong_input_of_ask_user_is_refused(value, issues):
     assert played.history[2].text == f"Invalid parameters for ask_user: {issues}\nThe input was: {compact(value)}"
 
 
-@pytest.mark.spec("generator-contract:T31")
+@pytest.mark.spec("generator-contract:T0")
 def test_lookup_without_known_agents_reports_not_found():
     played = run(reply(call("lookup_agent_info", agent_id="a")), reply("x"), tools=["lookup_agent_info"])
 

@@ -137,7 +137,7 @@ def test_context_provides_prompt_params_state_time_and_seeded_random():
     assert played.seen(RunStarted) == [RunStarted(own_id="r1", agent_id="tester", prompt="go", params={"depth": 2})]
 
 
-@pytest.mark.spec("generator-contract:L31", "requirements:A8", "requirements:B4")
+@pytest.mark.spec("generator-contract:L31", "requirements:A8")
 def test_prompts_are_sent_at_their_positions():
     def handler(ctx):
         yield STEP

@@ -91,7 +91,7 @@ SAYS = {
 }
 
 
-@pytest.mark.spec("requirements:X63", "generator-contract:T28", "generator-contract:S2")
+@pytest.mark.spec("requirements:X63", "generator-contract:G51", "generator-contract:S2")
 @pytest.mark.parametrize(("replies", "said"), SAYS.values(), ids=SAYS)
 def test_end_turn_message_or_last_text_is_the_output(replies, said):
     world = World(replies=replies, tools={"add": adding})
@@ -619,7 +619,7 @@ def test_an_end_turn_without_output_is_asked_for_it_too():
     assert scoring(reply("a"), score(), handler=handler).output == {"score": 3, "checked": True}
 
 
-@pytest.mark.spec("requirements:X51", "requirements:D12")
+@pytest.mark.spec("requirements:X51", "requirements:D9")
 def test_a_failed_run_has_no_output():
     def handler(ctx):
         yield y.ToolCall("set_output", {"x": 1})

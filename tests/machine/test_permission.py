@@ -95,7 +95,7 @@ def test_call_is_denied_if_no_person_can_be_asked(error, name):
     assert played.status is (RunStatus.FAILED if type(error) is LimitExceeded else RunStatus.COMPLETED)
 
 
-@pytest.mark.spec("requirements:K6", "requirements:K3", "requirements:D12")
+@pytest.mark.spec("requirements:K6", "requirements:K3", "requirements:D9")
 def test_batch_with_two_questions_suspends_once_and_keeps_denials():
     def judge(ctx, asked):
         return Decision.deny() if asked.input["a"] == 2 else Decision.ask(f"May {asked.input['a']}?")

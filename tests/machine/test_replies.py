@@ -154,7 +154,7 @@ def test_received_messages_are_appended_after_the_step():
     assert between.shown == ["user: go", "user: hi", "assistant: x"]
 
 
-@pytest.mark.spec("requirements:I12", "requirements:B2", "generator-contract:P32")
+@pytest.mark.spec("requirements:I12", "generator-contract:G23", "generator-contract:P32")
 def test_ephemeral_results_leave_the_view_and_stay_in_the_record():
     views = []
 

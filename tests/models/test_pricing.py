@@ -89,7 +89,7 @@ def test_a_tier_begins_above_its_start(prompt: int) -> None:
     )
 
 
-@pytest.mark.spec("requirements:G18")
+@pytest.mark.spec("requirements:G17")
 def test_unlisted_model_has_no_price_and_no_window() -> None:
     assert LIST_PRICES("ollama/llama3", Usage(1, 1), datetime.now(UTC)) is None
     assert LIST_PRICES("anthropic/claude-sonnet-4-5", None, datetime.now(UTC)) is None

@@ -23,7 +23,7 @@ EXPECTED = {
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("replay:D9", "requirements:G10", "reliability:MP60", "ecosystem:EC99", "ecosystem:EC91")
+@pytest.mark.spec("requirements:G10", "reliability:MP60", "ecosystem:EC99", "ecosystem:EC91")
 def test_listed_loop_differences_are_complete_and_all_needed():
     verdicts = [(NAMES[loop.first.wire], judge(loop)) for loop in loops()]
     different = [(v.ours, v.theirs) for _, v in verdicts if v.kind == "different"]

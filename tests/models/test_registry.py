@@ -218,7 +218,7 @@ def test_caller_model_info_overrides_package_data():
 # --- registries from whatever an engine is given --------------------------------------------------------------------
 
 
-@pytest.mark.spec("requirements:G1", "requirements:G4", "requirements:G12")
+@pytest.mark.spec("requirements:G1", "requirements:G5", "requirements:G12")
 @pytest.mark.anyio
 async def test_a_provider_needs_a_name_and_complete_and_nothing_else():
     echo = Echo()
@@ -514,7 +514,7 @@ HEAVY = ("anthropic", "openai", "google.genai", "httpx2", "genai_prices", "pydan
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("ecosystem:EC216", "requirements:G18")
+@pytest.mark.spec("ecosystem:EC216", "requirements:G17")
 def test_importing_the_models_and_checking_a_model_loads_no_sdk():
     code = f"""
 import json, sys, stepengine

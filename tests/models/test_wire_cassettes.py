@@ -100,7 +100,7 @@ async def test_recorded_exchange_is_sent_unchanged_and_decodes_as_expected(wire,
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("requirements:G1", "requirements:G4")
+@pytest.mark.spec("requirements:G1", "requirements:G5")
 @pytest.mark.parametrize(("wire", "scene"), [(wire, scene) for wire in WIRES for scene in EXPECTED])
 async def test_a_stream_gives_the_same_reply_as_one_piece(wire, scene):
     plain, _ = await played(wire, scene, stream=False)
@@ -111,7 +111,7 @@ async def test_a_stream_gives_the_same_reply_as_one_piece(wire, scene):
     ]
 
 
-@pytest.mark.spec("interfaces:IF12", "requirements:G4")
+@pytest.mark.spec("interfaces:IF12", "requirements:G5")
 @pytest.mark.spec("ecosystem:EC71", "ecosystem:EC72", "ecosystem:EC73", "ecosystem:EC74", "reliability:MP20")
 @pytest.mark.parametrize("wire", WIRES)
 def test_stream_is_chunk_independent_and_truncated_before_its_end(wire):

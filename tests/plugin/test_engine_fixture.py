@@ -81,7 +81,7 @@ def sdk() -> None:
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("replay:Y4", "replay:C20", "replay:C22", "replay:C27", "replay:Y11")  # fmt: skip
+@pytest.mark.spec("replay:Y4", "replay:C20", "replay:C27", "replay:Y11")  # fmt: skip
 @pytest.mark.anyio
 async def test_sdk_clients_record_and_replay_regardless_of_the_environment(tmp_path, monkeypatch):
     """

@@ -20,7 +20,7 @@ FILE = "journals/test_it/test_one.jsonl"
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("replay:Y3", "replay:M1", "replay:M2", "replay:M7", "replay:M10", "replay:Y16")
+@pytest.mark.spec("replay:Y3", "replay:M1", "replay:M2", "replay:M10", "replay:Y16")
 def test_a_run_is_recorded_once_and_repeated_afterwards(run, pytester, agent_test):
     """
     A scripted model plays as always, whatever the mode; the journal decides whether it is asked.

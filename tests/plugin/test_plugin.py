@@ -51,7 +51,7 @@ def test_differing_and_unused_interactions_fail_the_test(run):
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("replay:M3", "replay:M4", "replay:M7", "replay:Y9", "replay:M1")
+@pytest.mark.spec("replay:M3", "replay:M4", "replay:M2", "replay:Y9", "replay:M1")
 def test_record_modes_keep_drop_and_replace_interactions(run, pytester):
     def held():
         from stepengine.testing import Cassette
@@ -74,7 +74,7 @@ def test_record_modes_keep_drop_and_replace_interactions(run, pytester):
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("replay:M5", "replay:M6")
+@pytest.mark.spec("replay:M5")
 def test_marks_and_environment_choose_the_record_mode(run, monkeypatch):
     marked = "\n@pytest.mark.stepengine(record='none')" + ONE.lstrip("\n").join(["\n", ""])
     run(marked, "--stepengine-record=once").assert_outcomes(failed=1)

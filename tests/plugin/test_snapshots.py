@@ -182,7 +182,7 @@ def test_one(way, run_snapshot):
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("replay:F20", "replay:F32", "requirements:P5")
+@pytest.mark.spec("replay:F20", "replay:F23", "requirements:P5")
 def test_a_recorded_run_and_its_replay_have_one_transcript(suite: Any) -> None:
     body = """
 def test_one(journal, run_snapshot):

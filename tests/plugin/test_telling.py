@@ -191,7 +191,7 @@ def marked(mark: str, asks: str) -> str:
 
 
 @pytest.mark.deep
-@pytest.mark.spec("replay:Y6", "replay:V33")
+@pytest.mark.spec("replay:Y6", "replay:V19")
 def test_the_mark_sets_ignored_fields_extra_cassettes_and_chunks(run, pytester):
     """
     A second cassette is only read: what is left in it fails nothing, and nothing is recorded into it.

@@ -262,7 +262,7 @@ def test_metadata_lineage_and_lists_survive(kind, tmp_path):
     assert 0 == store.load("child0").version
 
 
-@pytest.mark.spec("requirements:L10", "requirements:L9")
+@pytest.mark.spec("requirements:L9")
 def test_file_store_writes_the_documented_layout(tmp_path):
     store = FileSessions(tmp_path, clock=Clock())
     session = with_messages(store.load("user:chat"), talk("hi", "hello"))

@@ -206,7 +206,7 @@ def test_reports_to_tracing_services_are_answered_and_never_recorded(tmp_path):
     assert 200 == replay(tmp_path / "c.yaml", program)
 
 
-@pytest.mark.spec("replay:Y20", "replay:C22")
+@pytest.mark.spec("replay:Y20", "replay:C20")
 def test_every_way_of_an_aiohttp_session_is_recorded_and_replayed(server, tmp_path):
     aiohttp = pytest.importorskip(
         "aiohttp", reason="aiohttp is not installed: .ci/deep has an environment of its own for this"

@@ -71,7 +71,7 @@ async def ask_all_async(clients: Clients) -> list[str]:
     ]
 
 
-@pytest.mark.spec("replay:C20", "replay:C22", "replay:C27", "replay:Y11")
+@pytest.mark.spec("replay:C20", "replay:C27", "replay:Y11")
 @pytest.mark.parametrize("environment", ["empty", "misleading"])
 async def test_every_client_finds_its_recording_without_a_key(
     environment: str, monkeypatch: pytest.MonkeyPatch
@@ -89,7 +89,7 @@ async def test_every_client_finds_its_recording_without_a_key(
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("replay:C22", "ecosystem:EC194")
+@pytest.mark.spec("replay:C20", "ecosystem:EC194")
 async def test_googles_async_client_stays_on_the_transport_despite_aiohttp(monkeypatch: pytest.MonkeyPatch) -> None:
     from google.genai import _api_client
 
@@ -123,7 +123,7 @@ def ask_one(clients: Clients, url: str) -> Any:
     return clients.google.models.generate_content(model="m", contents="hi")
 
 
-@pytest.mark.spec("replay:C30")
+@pytest.mark.spec("ecosystem:EC210")
 @pytest.mark.parametrize("url", [ANTHROPIC, OPENAI])
 def test_a_pre_encoded_body_reaches_the_transport_as_equal_request(url: str) -> None:
     cassette, clients = held(talk(url))

@@ -106,7 +106,7 @@ def tools(tmp_path_factory):
 
 
 @pytest.mark.deep
-@pytest.mark.spec("generator-contract:B34")
+@pytest.mark.spec("requirements:Q10")
 @pytest.mark.parametrize("name", AGENTS)
 def test_a_bundled_agent_holds_in_500_worlds(name, tools):
     seen = simulate(AGENTS[name], range(500), tools=tools, results=RESULTS, **SETTINGS.get(name, {}))
