@@ -86,7 +86,7 @@ async def spawned(*entries: Any, given: Any = None, **fields: Any) -> Any:
     "generator-contract:L6",
     "requirements:A13",
     "generator-contract:L1",
-    "reliability:SP04",
+    "requirements:J8",
     "requirements:X16",
 )
 async def test_every_spawn_entry_has_its_result_in_order():
@@ -123,7 +123,7 @@ async def test_every_spawn_entry_has_its_result_in_order():
     assert result.status is RunStatus.COMPLETED
 
 
-@pytest.mark.spec("generator-contract:L3", "generator-contract:L1", "reliability:SP04")
+@pytest.mark.spec("generator-contract:L3", "generator-contract:L1", "requirements:J8")
 @pytest.mark.parametrize("by", ["model", "handler"])
 async def test_error_in_one_spawn_entry_leaves_the_others_running(by):
     entries = [
