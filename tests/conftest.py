@@ -266,7 +266,7 @@ def marker_errors(item: pytest.Item) -> Iterator[str]:
         if marker.name != "spec":
             continue
         if not marker.args or marker.kwargs:
-            yield f"{place_of(item)}: spec takes one or more rows, such as spec('reliability:MP12')"
+            yield f"{place_of(item)}: spec takes one or more rows, such as spec('reliability:MP06')"
         for row in marker.args:
             if not isinstance(row, str) or row not in SPEC_ROWS:
                 yield f"{place_of(item)}: the specification has no row {row!r}; docs/spec has them, to be cited as 'page:ID'"

@@ -303,7 +303,7 @@ class Steps:
             if steps.race is not None and await steps.race.has_lost_after_lookups(item):
                 return self._outcomes.encode_race_loss(item)
             # A model call has no intent. Whether an earlier execution has made it cannot be seen, only that there was
-            # one; so the sums say `at_least` (durable:U43).
+            # one; so the sums say `at_least` (reliability:R3).
             again = isinstance(item.effect, CallModel) and steps.is_early and await run.workflow.is_repeated_execution()
             if steps.is_doubtful:
                 error = UnknownOutcome(

@@ -336,7 +336,7 @@ class JournalFile:
         try:
             sync(descriptor)
         except OSError as error:
-            # A page that could not be written may be gone: syncing again would only seem to succeed (reliability:JR10).
+            # A page that could not be written may be gone: syncing again would only seem to succeed (reliability:JR08).
             why = f"the disk refused to sync ({describe_os_error(error)}), so its last records may be lost"
             raise OSError(errno.EIO, why) from error
 

@@ -237,7 +237,7 @@ class LockedStore:
         self.journal.append_bytes(data, self.size)
 
     def _append_into_reserve(self, data: bytes, error: OSError) -> None:
-        """Release the reserved space of a full disk and append once more (reliability:JR09)."""
+        """Release the reserved space of a full disk and append once more (reliability:JR08)."""
         if error.errno not in FULL or self.reserve is None or not self.reserve.free_reserved_space():
             raise self.make_write_error(describe_os_error(error), error) from error
         try:
@@ -344,7 +344,7 @@ class LineWriter(Writer):
         if self._broken is not None:
             raise self._broken
         # Only a head and an intent can still be refused. A result has happened, and a mebibyte is kept for it on the disk
-        # (reliability:JR08, JR09).
+        # (reliability:JR08).
         reserve = self.store.reserve
         if reserve is not None and reserve.is_short and isinstance(record, Head | Intent):
             self.store.renew_reserve_or_raise(reserve)

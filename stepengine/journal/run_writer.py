@@ -273,7 +273,7 @@ class PendingOutcomes:
         return None
 
     def stop_with_unrecorded(self, error: StepEngineError, owed: Outcomes) -> StepEngineError:
-        """Stop the run, and note in the error the outcomes that could not be recorded (reliability:JR09)."""
+        """Stop the run, and note in the error the outcomes that could not be recorded (reliability:JR08)."""
         for item, outcome in owed:
             _add_outcome_note(error, item, outcome)
         return self._writer.keep_first_fatal_error(error)

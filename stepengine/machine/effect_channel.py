@@ -117,7 +117,7 @@ class EffectChannel:
             stop = Stop(stop.kind, stop.at, stop.error, effect.questions)
         # The first stop is why the run ends; members of a group that are cut because of it bring stops of their own.
         self.stop = self.stop or stop
-        # What a model call had used when it was cut off was paid for, although no reply ever came (reliability:MP30).
+        # What a model call had used when it was cut off was paid for, although no reply ever came (reliability:R3).
         begun = stop.begun
         if begun is not None and begun.usage != NOTHING_USED and isinstance(effect, CallModel):
             self._spent.count_usage(effect.request.model, begun.usage, begun.cost, begun.usage.requests)

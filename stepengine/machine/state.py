@@ -285,7 +285,7 @@ class Snapshot:
     def make_inherited_state(self, call_id: str = "") -> AgentState:
         """Return the state that a child spawned by the call *call_id* inherits; ``""`` for a handler's own child."""
         # While a step is open the record stands before it, and the reply that spawns is held beside: the child sees
-        # what that reply said up to the call, and no call without a result (reliability:SP11).
+        # what that reply said up to the call, and no call without a result (generator-contract:L15).
         state, sides = self.state(), self._history.make_inherited_history(call_id)
         if sides.record is state.message_history and sides.view is state.view:
             return state

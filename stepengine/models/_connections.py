@@ -98,7 +98,7 @@ class Connections:
         from stepengine.models._transport import decompress_and_limit_response, get_ssl_context
 
         # It accepts only gzip, which can be decompressed in bounded pieces. It follows no redirects, which would send the
-        # key to another host (reliability:MP14). Its time limits are above ours, which ignore keep-alives.
+        # key to another host (reliability:MP06). Its time limits are above ours, which ignore keep-alives.
         return httpx2.AsyncClient(
             headers={"accept-encoding": "gzip"},
             event_hooks={"response": [decompress_and_limit_response]},

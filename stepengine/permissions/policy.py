@@ -245,7 +245,7 @@ class Policy:
             try:
                 matches = rule.matcher.matches(request, rule.decision)
             # A predicate that fails might have denied. So the call is denied, whatever its rule would have decided
-            # (reliability:PM33).
+            # (reliability:PM30).
             except Exception as error:  # noqa: BLE001  (a predicate is the author's code; a failure denies)
                 why = f"the rule {rule.id!r} failed: {type(error).__name__}: {error}"
                 return PolicyDecision("deny", rule, why, f"Denied: {why}")

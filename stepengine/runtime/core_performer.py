@@ -234,7 +234,7 @@ class CorePerformer:
                 reply = await (_stream_reply(provider, request, item, io) if streams else provider.complete(request))
                 shown = _emit_whole_reply(reply, item, io) if watched and not streams else reply
                 reply = self._validate_and_price_reply(request.model, shown, spent)
-            # All of it, since also a cancelled call has to say what it had used (reliability:MP30); `_convert_or_raise` raises on
+            # All of it, since also a cancelled call has to say what it had used (reliability:R3); `_convert_or_raise` raises on
             # whatever is no failure of the provider.
             except BaseException as raised:  # noqa: BLE001
                 failed = self._convert_or_raise(item, request.model, raised, spent)
@@ -457,7 +457,7 @@ class CorePerformer:
             msg = f"Perform({call.name}) returned what is not JSON: {error.message}"
             return self._outcomes.make_failure_or_stop(item, _set_cause(PerformError(msg, kind="DataError"), error))
         # A function may raise one of its own accord, such as from a task that it cancelled. Only when our task was
-        # asked to end is it ours (reliability:TL03).
+        # asked to end is it ours (reliability:TL01).
         except asyncio.CancelledError as error:
             if self._tree.root.is_task_cancelled():
                 raise

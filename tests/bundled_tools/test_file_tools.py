@@ -59,7 +59,7 @@ async def test_one_unreadable_file_does_not_affect_the_others(tools: ToolRegistr
     ] == found
 
 
-@pytest.mark.spec("generator-contract:T5", "reliability:FS02", "reliability:FP5")
+@pytest.mark.spec("generator-contract:T5", "reliability:FP1", "reliability:FP5")
 async def test_files_are_read_in_portions_of_lines(tools: ToolRegistry, tmp_path: Path) -> None:
     (tmp_path / "a").write_text("".join(f"{n}\n" for n in range(5_000)))
     (tmp_path / "empty").write_text("")

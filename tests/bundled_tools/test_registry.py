@@ -58,7 +58,7 @@ def test_registry_returns_exactly_the_registered_tools() -> None:
         registry.category("nothing")
 
 
-@pytest.mark.spec("requirements:E21", "reliability:TL19")
+@pytest.mark.spec("requirements:E21", "reliability:TL20")
 def test_a_second_tool_of_the_same_name_needs_replace() -> None:
     registry = ToolRegistry([double])
     impostor = tool(name="double")(lambda: 1)

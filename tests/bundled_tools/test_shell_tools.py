@@ -514,7 +514,7 @@ async def test_output_is_shown_while_the_command_runs(root: Path) -> None:
 @pytest.mark.deep
 @pytest.mark.smoke
 @LINUX
-@pytest.mark.spec("reliability:HP2", "reliability:SC14")
+@pytest.mark.spec("reliability:HP2", "reliability:SC05")
 async def test_a_command_sees_only_the_variables_of_the_list(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     canary = "sk-canary-in-the-environment"
     for name in (
@@ -676,7 +676,7 @@ async def test_a_command_works_below_the_root_only(root: Path, tmp_path: Path) -
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("reliability:HP2", "reliability:PM09")
+@pytest.mark.spec("reliability:HP2", "reliability:PM01")
 async def test_a_program_in_the_root_is_not_found_by_name(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in ("bin", "."):
         (root / "bin").mkdir(exist_ok=True)

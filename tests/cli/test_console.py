@@ -685,7 +685,7 @@ def bare(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
-@pytest.mark.spec("reliability:UI01", "reliability:UI02", "interfaces:IF68", "reliability:UI07")
+@pytest.mark.spec("reliability:UI01", "interfaces:IF68", "reliability:UI07")
 @pytest.mark.parametrize("width", [20, 80, 160])
 def test_live_display_is_escaped_and_fits_the_width(width: int) -> None:
     screen, _ = screen_on(width)

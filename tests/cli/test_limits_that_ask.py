@@ -55,7 +55,7 @@ def test_run_asks_for_more_steps_and_resumes_with_a_number():
     assert "Seen." in done.stdout
 
 
-@pytest.mark.spec("reliability:LA2", "reliability:LA6")
+@pytest.mark.spec("reliability:LA1", "reliability:LA6")
 def test_declined_or_unanswered_limit_ends_the_run():
     def status(*arguments: str, code: int) -> str:
         return json.loads(command(*arguments, "--json", code=code).stdout)["status"]

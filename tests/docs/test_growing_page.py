@@ -145,9 +145,8 @@ def shell(durable_forks: None) -> Iterator[Shell]:
     "durable:UC4",
     "durable:UC5",
     "durable:UC6",
-    "durable:UC7",
-    "durable:UC8",
     "durable:U36",
+    "durable:UC8",
     "durable:U38",
 )
 def test_every_block_and_command_runs_with_its_shown_output(shell: Shell) -> None:
@@ -220,7 +219,7 @@ def test_options_refused_by_the_table_are_refused_with_an_alternative(name: str,
 
 
 @needs_the_extra
-@pytest.mark.spec("durable:U36")
+@pytest.mark.spec("durable:U27")
 @pytest.mark.parametrize(
     ("options", "instead"),
     [({"journal": "run.jsonl"}, "engine.export"), ({"on_divergence": "keep"}, "stays on the release")],

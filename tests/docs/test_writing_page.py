@@ -40,7 +40,7 @@ def found(folder: Path, *files: Path) -> list[str]:
     return [f"{each['filename']}: {each['message']}" for each in json.loads(said.stdout)]
 
 
-@pytest.mark.spec("reliability:GN19")
+@pytest.mark.spec("replay:D8")
 def test_the_ruff_rule_flags_bypasses_but_not_the_context(tmp_path: Path) -> None:
     pytest.importorskip("ruff")
     for name, code in FOUND.items():
@@ -52,7 +52,7 @@ def test_the_ruff_rule_flags_bypasses_but_not_the_context(tmp_path: Path) -> Non
     assert {name.replace(" ", "_") for name in FOUND} == named
 
 
-@pytest.mark.spec("reliability:GN19")
+@pytest.mark.spec("replay:D8")
 def test_bundled_agents_bypass_nothing_of_the_engine(tmp_path: Path) -> None:
     pytest.importorskip("ruff")
 

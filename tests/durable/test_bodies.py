@@ -465,7 +465,7 @@ HEARS = AgentDefinition(
 
 
 @pytest.mark.deep
-@pytest.mark.spec("programs:PG7", "programs:PG5", "reliability:SS07", "requirements:N3")
+@pytest.mark.spec("programs:PG7", "programs:PG5", "requirements:N3")
 async def test_messages_during_a_body_or_child_are_journaled(db: str, until):
     said = ["left", "right", "straight on"]
     async with worker_of([HEARS], db, models=ScriptedModel([echo] * 9)) as worker:

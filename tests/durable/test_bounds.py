@@ -232,7 +232,7 @@ asyncio.run(main())
     assert "another process already runs as executor 'worker-1'" in said
 
 
-@pytest.mark.spec("durable:UF34", "durable:U46")
+@pytest.mark.spec("durable:UF18", "durable:U46")
 async def test_unreachable_database_error_hides_the_password():
     for act in (
         DurableEngine(db="postgresql://me:secret@127.0.0.1:9/none", executor="worker-1").open,
@@ -310,7 +310,7 @@ def test_only_connection_errors_are_retried():
     assert not _sys_db.retriable_postgres_exception(gone)
 
 
-@pytest.mark.spec("durable:U36")
+@pytest.mark.spec("durable:U27")
 @pytest.mark.parametrize("option", ["journal", "nonsense"])
 async def test_unsupported_run_option_is_rejected_with_an_alternative(option: str):
     with pytest.raises(InputError, match=f"takes no '{option}'"):

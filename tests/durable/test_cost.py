@@ -137,7 +137,6 @@ async def test_effect_is_one_dbos_step_or_two_if_not_repeatable(db: str, agent, 
 
 
 @pytest.mark.speed
-@pytest.mark.spec("durable:UF20")
 async def test_resume_reads_recorded_steps_in_pages(db: str):
     count = 600
     async with engine(db) as worker:

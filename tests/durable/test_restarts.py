@@ -71,7 +71,7 @@ def engine(agents, db: str, models=None, **options) -> DurableEngine:
 
 
 @pytest.mark.deep
-@pytest.mark.spec("durable:U43", "reliability:I4")
+@pytest.mark.spec("reliability:R3", "reliability:I4")
 @pytest.mark.parametrize("prompt", ["later", "at once"])
 async def test_usage_of_an_interrupted_call_is_a_lower_bound(db: str, prompt: str):
     provider = Slow()
@@ -246,7 +246,7 @@ GATHERS = AgentDefinition("gathers", tools=[fires], spawnable_agents=[LEAF], han
 
 
 @pytest.mark.deep
-@pytest.mark.spec("durable:U5", "durable:UF38", "durable:U20")
+@pytest.mark.spec("durable:U5", "durable:U21", "durable:U20")
 async def test_effect_numbers_follow_handler_order_and_polling_is_bounded(db: str, monkeypatch):
     from dbos import _core
 
@@ -280,7 +280,7 @@ def test_only_postgresql_urls_are_accepted(url: str):
 
 
 @pytest.mark.deep
-@pytest.mark.spec("durable:U43", "reliability:I4")
+@pytest.mark.spec("reliability:R3", "reliability:I4")
 @pytest.mark.parametrize("way", ["takeover", "retry"])
 async def test_usage_stays_a_lower_bound_after_takeover_and_retry(db: str, way: str):
     provider = Slow()

@@ -418,7 +418,7 @@ async def reached(name: str, until) -> None:
 
 
 @pytest.mark.deep
-@pytest.mark.spec("reliability:SS07", "requirements:N3")
+@pytest.mark.spec("requirements:N3")
 async def test_message_is_delivered_once_and_journaled(db: str, tmp_path, until):
     GATES.clear()
     async with await Operator.connect(db) as operator:

@@ -357,7 +357,7 @@ async def test_takeover_ignores_unreadable_records(db: str) -> None:
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("durable:UC8", "durable:U41")
+@pytest.mark.spec("durable:U41")
 async def test_tree_with_a_running_member_is_not_deleted(db: str) -> None:
     async with await Operator.connect(db) as operator:
         for run in ("a", "a_b", "aXb", "c"):
@@ -381,7 +381,7 @@ async def test_tree_with_a_running_member_is_not_deleted(db: str) -> None:
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("durable:UC8", "durable:U41")
+@pytest.mark.spec("durable:U41")
 async def test_cleanup_deletes_children_with_their_root(db: str) -> None:
     def spawning(ctx: Any) -> Any:
         below, _, rest = ctx.prompt.partition(" ")
@@ -440,7 +440,7 @@ def test_watch_rejects_options_it_ignores(monkeypatch: pytest.MonkeyPatch) -> No
     assert "need one EXECUTOR" in result.stderr
 
 
-@pytest.mark.spec("durable:UF34", "durable:U46")
+@pytest.mark.spec("durable:UF18", "durable:U46")
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -481,7 +481,7 @@ OTHER = AGENTS.replace("call(count, n, 0.2)", "call(count, n + 1, 0.2)")
 
 
 @pytest.mark.deep
-@pytest.mark.spec("durable:UC7", "durable:UC8", "durable:UC3", "durable:U36", "durable:U42")
+@pytest.mark.spec("durable:U36", "durable:UC8", "durable:UC3", "durable:U42")
 def test_runs_move_to_another_release_and_into_journals(deployment: Deployment) -> None:
     for name, text in (("newer.py", NEWER), ("other.py", OTHER)):
         (deployment.folder / name).write_text(text)

@@ -206,7 +206,7 @@ LEAVING = AgentDefinition("leaving", spawnable_agents=[CHILD], handle_steps=leav
 
 
 @pytest.mark.deep
-@pytest.mark.spec("waiting:WT32", "waiting:WT34")
+@pytest.mark.spec("waiting:WT32", "waiting:WT22")
 async def test_suspended_run_can_be_exported_and_leaves_no_orphan(db: str):
     async with worker_of([LEAVING], db) as engine:
         result = await asyncio.wait_for(engine.run("leaving"), 30)
@@ -243,7 +243,7 @@ SOON = AgentDefinition("soon", handle_steps=soon_steps)
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("waiting:WT34")
+@pytest.mark.spec("waiting:WT22")
 async def test_run_with_a_near_time_is_not_suspended(db: str):
     async with worker_of([SOON], db) as engine:
         result = await asyncio.wait_for(engine.run("soon"), 30)
@@ -258,7 +258,7 @@ async def test_run_with_a_near_time_is_not_suspended(db: str):
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("waiting:WT34")
+@pytest.mark.spec("waiting:WT22")
 async def test_run_with_a_running_tool_is_not_suspended(db: str, until):
     gates = {name: asyncio.Event() for name in ("before", "after")}
 
@@ -297,7 +297,7 @@ async def test_run_with_a_running_tool_is_not_suspended(db: str, until):
 
 
 @pytest.mark.deep
-@pytest.mark.spec("waiting:WT34")
+@pytest.mark.spec("waiting:WT22")
 async def test_race_with_a_running_tool_is_not_suspended(db: str, until):
     gate = asyncio.Event()
 
@@ -336,7 +336,7 @@ BLOCKED_LOSERS = """
 
 
 @pytest.mark.deep
-@pytest.mark.spec("waiting:WT34")
+@pytest.mark.spec("waiting:WT22")
 async def test_run_is_not_suspended_before_the_losers_are_recorded(db: str, until):
     def racing(ctx: StepContext):
         number, _ = yield from Race(Receive("never"), Sleep(0.01))
@@ -372,7 +372,7 @@ HASTY = AgentDefinition("hasty", handle_steps=asking_in_a_race)
 
 
 @pytest.mark.deep
-@pytest.mark.spec("waiting:WT33")
+@pytest.mark.spec("waiting:WT5")
 async def test_first_of_a_race_wins_and_losers_are_cancelled(db: str, until):
     async with worker_of([RACING, HASTY], db) as engine:
         run = await engine.submit("racing")

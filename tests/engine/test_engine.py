@@ -88,7 +88,7 @@ def test_unknown_tool_name_is_refused_with_agent_and_available_tools():
         Engine([plain(tools=["ad"])], tools=[add])
 
 
-@pytest.mark.spec("reliability:TL19")
+@pytest.mark.spec("reliability:TL20")
 @pytest.mark.parametrize("tools", [[add, add], ["add"], [lambda: 1], [print]])
 def test_invalid_or_duplicate_tool_is_refused(tools):
     with pytest.raises(DefinitionError):
@@ -758,7 +758,7 @@ async def test_timeout_around_a_run_is_raised_after_the_run_ends(monkeypatch):
     assert 0 == asyncio.current_task().cancelling()
 
 
-@pytest.mark.spec("reliability:GN35")
+@pytest.mark.spec("reliability:GN34")
 async def test_observer_may_start_one_run_and_interrupt_another():
     started = []
 
@@ -802,7 +802,7 @@ async def test_a_handle_stops_its_run_when_its_block_ends():
     assert RunStatus.CANCELLED is (await handle.result()).status
 
 
-@pytest.mark.spec("requirements:N3", "reliability:SS07")
+@pytest.mark.spec("requirements:N3")
 async def test_input_reaches_an_unfinished_run_before_its_next_model_call():
     release = asyncio.Event()
 

@@ -184,7 +184,7 @@ def without_asking(node: Node, limit: int) -> Any:
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("reliability:LA2")
+@pytest.mark.spec("reliability:LA1")
 @given(nodes(together=False), st.integers(1, 5 * ONE), st.sampled_from(["no", Answer(declined=True)]))
 @settings(max_examples=15)
 def test_refused_extension_ends_a_tree_like_a_plain_limit(node, limit, no):
@@ -351,7 +351,7 @@ def test_step_extension_is_asked_between_steps_and_kept_on_replay():
     assert ("completed", "later") == (behind.status, behind.text)
 
 
-@pytest.mark.spec("reliability:LA2")
+@pytest.mark.spec("reliability:LA1")
 @pytest.mark.parametrize("ending", ["final_answer", "stop", "raise"])
 def test_refused_step_extension_does_as_on_max_steps_says(ending):
     def ended(**options: Any) -> tuple[Any, ...]:

@@ -143,7 +143,7 @@ def test_no_way_of_asking_leads_past_a_deny(world, source):
     assert ("put", 1) not in world.done
 
 
-@pytest.mark.spec("reliability:SP14", "requirements:M3", "reliability:R7")
+@pytest.mark.spec("reliability:PM39", "requirements:M3", "reliability:R7")
 def test_child_has_the_same_policy_and_can_lift_nothing(world):
     def loosened(ctx, call):
         return Decision.allow(rule_id="mine")
@@ -806,7 +806,7 @@ def test_always_is_not_offered_while_a_rule_would_still_ask(world):
     assert [None, None] == [e.remember for e in world.events if isinstance(e, PermissionRequested)]
 
 
-@pytest.mark.spec("reliability:PM29")
+@pytest.mark.spec("requirements:X71")
 def test_always_for_a_replaced_command_does_not_cover_the_first(world):
     ran = []
 

@@ -91,7 +91,7 @@ async def test_inherited_prompt_shows_only_the_childs_output_schema_once():
     assert 1 == told[1].count("The whole output.")
 
 
-@pytest.mark.spec("generator-contract:L18", "reliability:SP14", "reliability:SP04")
+@pytest.mark.spec("generator-contract:L18", "reliability:PM39", "requirements:J8")
 async def test_inherited_prompt_shows_parent_tools_but_allows_own_only():
     leaf = agent("leaf", description="A leaf.", input_schema=InputSchema(prompt="What to fetch.", params=Wanted))
     twig = agent("twig", input_schema=InputSchema())

@@ -161,7 +161,7 @@ def tree_of(random: Random) -> AgentDefinition[Any]:
 
 
 @pytest.mark.deep
-@pytest.mark.spec("reliability:R6", "reliability:SP06", "reliability:I8")
+@pytest.mark.spec("reliability:R6", "reliability:I8")
 async def test_no_schedule_of_a_tree_spends_more_than_its_limits():
     refused = 0
     for seed in range(1000):

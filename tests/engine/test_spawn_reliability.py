@@ -97,7 +97,7 @@ async def test_invalid_or_long_child_outputs_are_marked_in_the_result():
 # --- what a child cannot gain -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("reliability:SP14", "requirements:J8", "requirements:H1", "reliability:R7")
+@pytest.mark.spec("reliability:PM39", "requirements:J8", "requirements:H1", "reliability:R7")
 async def test_child_cannot_lift_a_denial_of_the_tree():
     asked: list[tuple[str, str]] = []
     ran: list[str] = []
@@ -157,7 +157,7 @@ async def test_child_cannot_lift_a_denial_of_the_tree():
     assert RunStatus.COMPLETED is result.status
 
 
-@pytest.mark.spec("reliability:SP14")
+@pytest.mark.spec("reliability:R8")
 async def test_approval_for_one_child_does_not_cover_its_siblings():
     ran: list[str] = []
 

@@ -133,7 +133,7 @@ async def test_failed_attempts_count_when_their_retry_wait_is_interrupted(watche
 # --- journals ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("reliability:MP30", "requirements:D15", "replay:D1")
+@pytest.mark.spec("reliability:R3", "requirements:D15", "replay:D1")
 @pytest.mark.parametrize("goes_on", [Engine.resume, partial(Engine.resume, on_divergence="extend")])
 async def test_usage_of_a_stopped_call_survives_replay_and_resume(goes_on, tmp_path):
     path, model = tmp_path / "run.jsonl", Half(halves=2)

@@ -48,7 +48,7 @@ def test_a_run_can_be_started_from_synchronous_code():
     assert ("hello", True) == (result.text, step.steps_complete)
 
 
-@pytest.mark.spec("reliability:SS09", "reliability:TL13")
+@pytest.mark.spec("reliability:SS09")
 async def test_run_sync_works_in_a_running_loop_with_any_tools():
     here = asyncio.get_running_loop()
     loops, threads = [], []
@@ -92,7 +92,7 @@ def test_it_works_from_many_threads_at_once():
     assert ["hi"] * 20 == texts
 
 
-@pytest.mark.spec("reliability:GN13", "reliability:SS09")
+@pytest.mark.spec("reliability:GN03", "reliability:SS09")
 def test_a_handler_may_run_another_agent_synchronously_at_any_depth():
     def nested(level):
         def handle(ctx):

@@ -147,7 +147,7 @@ async def test_a_tool_loop_goes_round(wire, ask):
     assert not again.tool_calls
 
 
-@pytest.mark.spec("reliability:R21", "reliability:MP12")
+@pytest.mark.spec("reliability:R21", "reliability:MP06")
 @pytest.mark.parametrize("status", [400, 429, 503])
 async def test_a_status_is_classified_with_the_original_error_body(wire, ask, scenario, status):
     scenario({"type": "fail", "status": status, **({"retry_after": 3} if status == 429 else {})})

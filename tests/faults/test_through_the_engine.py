@@ -57,7 +57,7 @@ def names(events):
     return [type(event).__name__ for event in events]
 
 
-@pytest.mark.spec("reliability:MP12", "reliability:R21")
+@pytest.mark.spec("reliability:MP06", "reliability:R21")
 @pytest.mark.parametrize("watched", [True, False], ids=["stream", "complete"])
 async def test_a_failing_server_is_requested_as_often_as_configured(wire, watched):
     down = json_answer(wire.error("api_error", "Down."), 503)

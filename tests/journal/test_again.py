@@ -326,7 +326,7 @@ def test_new_limits_apply_to_live_steps_and_count_past_ones(limits: Any, steps: 
 # --- in other worlds -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("reliability:GN19")
+@pytest.mark.spec("replay:D8")
 def test_nondeterministic_handler_diverges_at_the_dependent_effect() -> None:
     def handle_steps(ctx: Any) -> Any:
         known = time.time_ns()

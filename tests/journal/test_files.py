@@ -431,7 +431,7 @@ def test_reply_is_durable_before_hooks_handlers_and_observers(path, rig, who):
     assert len(looked) >= 3
 
 
-@pytest.mark.spec("reliability:JR08", "reliability:JR09")
+@pytest.mark.spec("reliability:JR08")
 def test_unstored_reply_is_reported_and_calls_no_tool(path, rig, monkeypatch):
     monkeypatch.setattr(DiskReserve, "acquire_for_disk_of", lambda path: None)
     disk, called = Disk(10_000_000), []

@@ -139,7 +139,7 @@ def test_head_with_an_invalid_member_is_corrupt(world, member):
         MemoryJournal(resealed("\n".join([changed, *others]))).history()
 
 
-@pytest.mark.spec("replay:J14", "reliability:MP30")
+@pytest.mark.spec("replay:J14", "reliability:R3")
 def test_failed_attempts_are_members_of_the_result(rig):
     def limited(request):
         raise ModelError("slow down", status=429, retryable=True)
@@ -210,7 +210,7 @@ def test_hook_changed_result_is_recorded_in_both_forms(rig):
 # --- what may have changed ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("reliability:GN18")
+@pytest.mark.spec("reliability:GN17")
 def test_renamed_function_diverges_with_a_hint(rig):
     def agent(name):
         word = "closed over"

@@ -87,7 +87,7 @@ def agent_of(done: list[int], folder: Path, fills: Callable[[int], int | None]) 
 
 
 @pytest.mark.deep
-@pytest.mark.spec("reliability:JR08", "reliability:JR09")
+@pytest.mark.spec("reliability:JR08")
 @pytest.mark.parametrize("kind", ["file", "sqlite"])
 @pytest.mark.parametrize("leaving", [0, 65_536, RESERVE_BYTES])
 @pytest.mark.parametrize("first", [0, ROUNDS - 2])
@@ -147,7 +147,7 @@ class Room:
         return os.write(descriptor, data)
 
 
-@pytest.mark.spec("reliability:JR08", "reliability:JR09")
+@pytest.mark.spec("reliability:JR08")
 @pytest.mark.parametrize("taken", [0, 50_000])
 async def test_effect_that_fills_the_disk_keeps_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: int):
     room = Room()

@@ -142,7 +142,7 @@ def test_run_continues_from_what_survives_a_power_cut(name: str, case: Callable[
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("reliability:JR08", "reliability:JR09", "reliability:JR10")
+@pytest.mark.spec("reliability:JR08")
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     ("call", "number"),

@@ -135,7 +135,7 @@ def test_every_yieldable_is_answered_from_the_record(rig):
     assert attrs.evolve(result, journal=None) == attrs.evolve(expected, journal=None)
 
 
-@pytest.mark.spec("replay:J12", "reliability:JR22")
+@pytest.mark.spec("replay:J12", "replay:D8")
 def test_computed_prompt_is_replayed_from_the_record(rig):
     class Clock:
         def __init__(self, now):
@@ -322,7 +322,7 @@ def test_changes_without_effect_do_not_diverge(rig):
     assert rig(agent("A", shout=1)).replay(journal).output == rig(agent("B", shout=3)).replay(journal).output != ""
 
 
-@pytest.mark.spec("reliability:JR22", "replay:D7", "replay:D8")
+@pytest.mark.spec("replay:D8", "replay:D7")
 @pytest.mark.parametrize(
     ("change", "pointer", "cause"),
     [

@@ -78,7 +78,7 @@ def count(_ctx: StepContext) -> Steps[int]:
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("reliability:JR09")
+@pytest.mark.spec("reliability:JR08")
 def test_failed_writer_rejects_every_record(tmp_path: Path) -> None:
     writer = FileJournal(tmp_path / "run.jsonl", sync="write").writer()
     with pytest.raises(JournalWriteFailed, match="a record has at most"):

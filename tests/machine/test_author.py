@@ -262,7 +262,7 @@ def test_partials_and_methods_work_and_non_generators_are_rejected():
     assert played.error.kind == "ZeroDivisionError"
 
 
-@pytest.mark.spec("reliability:GN13")
+@pytest.mark.spec("reliability:GN03")
 def test_handler_that_drives_itself_gets_an_error():
     def handler(ctx):
         next(itself[0])

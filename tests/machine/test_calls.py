@@ -300,7 +300,7 @@ def test_empty_parallel_returns_nothing():
     assert (played.output, played.leaves) == ([], [])
 
 
-@pytest.mark.spec("generator-contract:L3", "reliability:TL16")
+@pytest.mark.spec("generator-contract:L3", "requirements:X9")
 def test_parallel_failures_stay_in_their_entries():
     spent = LimitExceeded("no more children", kind="children")
 

@@ -146,7 +146,7 @@ def test_task_completed_and_refused_end_turn_keep_the_run_going():
     assert play(agent(handler)).output == "on"
 
 
-@pytest.mark.spec("reliability:GN22")
+@pytest.mark.spec("reliability:RS03")
 def test_steps_and_nested_helpers_do_not_deepen_the_stack():
     depths = set()
 
@@ -173,7 +173,7 @@ def depth():
 
 
 @pytest.mark.memory
-@pytest.mark.spec("reliability:GN22")
+@pytest.mark.spec("reliability:RS03")
 def test_memory_grows_only_with_the_history():
     sizes = []
 

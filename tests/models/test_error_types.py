@@ -57,7 +57,7 @@ STATUSES = {
 }
 
 
-@pytest.mark.spec("reliability:MP22", "reliability:MP12")
+@pytest.mark.spec("reliability:MP22", "reliability:MP06")
 @pytest.mark.parametrize("field", ["type", "code", "status"])
 def test_an_error_inside_a_reply_counts_as_its_type_says(field):
     for word, row in STATUSES.items():

@@ -60,7 +60,7 @@ def tls_error() -> httpx2.ConnectError:
     return error
 
 
-@pytest.mark.spec("reliability:MP16", "ecosystem:EC66", "reliability:MP34")
+@pytest.mark.spec("reliability:MP16", "ecosystem:EC66")
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "complete"])
 @pytest.mark.parametrize(
     ("error", "kind", "retryable"),

@@ -347,7 +347,7 @@ async def test_non_object_arguments_are_an_input_error(arguments):
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("reliability:R22", "reliability:MP30")
+@pytest.mark.spec("reliability:R22", "reliability:R3")
 @pytest.mark.parametrize("wire", EACH, ids=str)
 async def test_odd_usage_figures_become_unknown_and_keep_the_reply(wire):
     for odd in ({}, [], "12", True, -3, 2**70, 1e300, None, [1], {"a": 1}):

@@ -476,7 +476,7 @@ def test_perplexity_is_sent_only_supported_settings() -> None:
     assert str(Models.standard().parse("sonar-pro")) == "perplexity/sonar-pro"
 
 
-@pytest.mark.spec("ecosystem:EC104", "reliability:MP11")
+@pytest.mark.spec("ecosystem:EC104", "reliability:MP06")
 def test_openrouter_without_credit_is_not_asked_again():
     failure = error_from_body({"error": {"code": 402, "message": "Insufficient credits"}}, 402, {}, made("openrouter"))
     assert (failure.kind, failure.retryable) == ("no_credit", False)

@@ -104,7 +104,7 @@ def test_deny_wins_else_the_first_rule_by_scope_and_priority(rules, mode, order)
     assert (verdict.decision == "deny") == (decided(Policy(shuffled, mode), WRITES, session_id="s") == "deny")
 
 
-@pytest.mark.spec("requirements:M3", "reliability:SP14")
+@pytest.mark.spec("requirements:M3", "reliability:PM39")
 def test_rules_of_a_scope_hold_only_there():
     policy = Policy(
         [
@@ -130,7 +130,7 @@ def test_session_rules_are_added_and_cleared_per_session():
     assert ["deny", "allow"] == [decided(cleared, WRITES, session_id=s) for s in ("one", "two")]
 
 
-@pytest.mark.spec("reliability:PM33")
+@pytest.mark.spec("reliability:PM30")
 @pytest.mark.parametrize("answer", [ZeroDivisionError("no"), None, 1, "yes"])
 @pytest.mark.parametrize("decision", ["allow", "ask", "deny"])
 def test_a_failing_predicate_denies(answer, decision):
@@ -200,7 +200,7 @@ def test_a_domain_rule_matches_only_its_host():
     assert "deny" == decided(Policy([Rule.deny_domain("evil.com")], "bypass"), FETCHES, url="https://[")
 
 
-@pytest.mark.spec("requirements:M14", "reliability:PM32")
+@pytest.mark.spec("requirements:M14", "reliability:PM45")
 def test_an_expression_searches_the_input_and_never_allows_a_command():
     asks = Policy([Rule("deny", Regex("rm +-rf"))], "bypass")
     allows = Policy([Rule("allow", Regex("^"))], "dont_ask")
@@ -220,7 +220,7 @@ def test_an_allowed_path_or_host_allows_no_command(command, mode):
     assert "allow" == decided(policy, WRITES, **place)
 
 
-@pytest.mark.spec("reliability:PM32")
+@pytest.mark.spec("reliability:PM45")
 @pytest.mark.parametrize(
     "make",
     [
@@ -235,7 +235,7 @@ def test_an_unusable_rule_is_refused_where_it_is_written(make):
         make()
 
 
-@pytest.mark.spec("reliability:PM32", "requirements:M14")
+@pytest.mark.spec("reliability:PM45", "requirements:M14")
 @given(
     kind=st.one_of(st.sampled_from(["global", "agent", "session", "user"]), st.text("abeglnoprsu ", max_size=8)),
     identity=st.none() | st.text("ab:", min_size=1, max_size=4),
@@ -260,7 +260,7 @@ def test_a_scope_has_a_known_kind_and_its_required_id(kind, identity):
                 make()
 
 
-@pytest.mark.spec("reliability:PM32")
+@pytest.mark.spec("reliability:PM45")
 @pytest.mark.parametrize("name", ["", "  ", None, 3, ["read"]])
 def test_a_category_that_is_no_word_is_refused(name):
     for make in (Category, Rule.allow_category, Rule.deny_category, Rule.ask_for_category):
@@ -357,7 +357,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.spec("reliability:PM32")
+@pytest.mark.spec("reliability:PM45")
 @given(st.sampled_from(["version", "mode", "rules", "rules/0", *[f"rules/0/{k}" for k in ("decision", "match", "scope", "priority", "id", "oops")]]), st.sampled_from(WRONG))  # fmt: skip
 def test_a_broken_policy_file_is_refused_with_its_place(place, value):
     data = json.loads(json.dumps(GOOD))
@@ -586,7 +586,7 @@ def test_a_remembered_permission_covers_only_the_seen_target(category, seen, cha
 WORDS = st.lists(st.sampled_from(["--oneline", "-5", "src", "a b", "--output=x", "-p", "--", ";", "/x"]), max_size=5)
 
 
-@pytest.mark.spec("requirements:X71", "reliability:PM29")
+@pytest.mark.spec("requirements:X71")
 @given(WORDS, WORDS)
 def test_a_widened_command_covers_known_options_and_no_script(seen, other):
     sh = ToolSpec("sh", category="execute")

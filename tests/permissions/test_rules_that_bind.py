@@ -52,7 +52,7 @@ def decide(rule: Rule, **given: Any) -> str:
         ("", "1 to 512 characters"),
     ],
 )
-@pytest.mark.spec("reliability:PM32", "reliability:PM45")
+@pytest.mark.spec("reliability:PM45")
 def test_a_path_rule_that_matches_nothing_is_refused_with_advice(glob: str, remedy: str) -> None:
     for make in (Rule.deny_path, Rule.ask_for_path, Rule.allow_path):
         with pytest.raises(DefinitionError) as refused:
@@ -90,7 +90,7 @@ def test_unusual_names_that_exist_can_be_named(glob: str) -> None:
     ],
     ids=map(str, itertools.count()),
 )
-@pytest.mark.spec("reliability:PM32", "reliability:PM45")
+@pytest.mark.spec("reliability:PM45")
 def test_other_rules_that_match_nothing_are_refused_with_advice(make: Any, remedy: str) -> None:
     with pytest.raises(DefinitionError) as refused:
         make()

@@ -135,7 +135,7 @@ PLAIN = [
 ]  # fmt: skip
 
 
-@pytest.mark.spec("reliability:PM08", "reliability:PM09", "reliability:R7")
+@pytest.mark.spec("reliability:PM08", "reliability:PM01", "reliability:R7")
 def test_a_deny_finds_its_program_behind_wrappers() -> None:
     assert [] == [command for command in DENIED if check(command).decision != "deny"]
 

@@ -167,7 +167,7 @@ NAMES = (
 )  # fmt: skip
 
 
-@pytest.mark.spec("replay:K6", "reliability:SC14")
+@pytest.mark.spec("replay:K6", "reliability:SC05")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_variable_hidden_from_commands_is_redacted_in_records(name: str) -> None:
     assert is_secret_name(name, "variable")

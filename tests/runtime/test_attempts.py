@@ -74,7 +74,7 @@ def bad(wire, status, kind="overloaded_error", **headers):
 
 
 @EACH_WIRE
-@pytest.mark.spec("reliability:MP12", "reliability:R21")
+@pytest.mark.spec("reliability:MP06", "reliability:R21")
 @pytest.mark.parametrize("watched", [False, True])
 async def test_server_sees_one_request_per_attempt(world, wire, watched):
     call, requests = await asked(world, wire, bad(wire, 500), watched=watched)
@@ -85,7 +85,7 @@ async def test_server_sees_one_request_per_attempt(world, wire, watched):
 
 
 @ONE_WIRE
-@pytest.mark.spec("reliability:MP06", "reliability:MP11", "reliability:MP13")
+@pytest.mark.spec("reliability:MP06")
 @pytest.mark.parametrize(
     ("answer", "requests"),
     [
@@ -134,7 +134,7 @@ async def test_retry_after_header_is_waited_by_the_run_clock(world, wire, header
 
 
 @EACH_WIRE
-@pytest.mark.spec("reliability:MP19", "reliability:MP30", "reliability:MP20", "generator-contract:L37")
+@pytest.mark.spec("reliability:MP19", "reliability:R3", "reliability:MP20", "generator-contract:L37")
 async def test_cut_stream_is_discarded_retried_and_counted_as_billed(world, wire):
     events = wire.stream(*SAID)
     end = next(index for index, event in enumerate(events) if wire.marker in event)

@@ -70,7 +70,7 @@ async def test_cancel_while_waiting_for_a_retry_returns_at_once(world):
     assert 1 == len(provider.requests)
 
 
-@pytest.mark.spec("reliability:MP30", "requirements:D15")
+@pytest.mark.spec("reliability:R3", "requirements:D15")
 async def test_usage_of_failed_attempts_is_counted(world):
     seen, clock = [], world.JumpingClock()
     known = busy(usage=Usage(input_tokens=10))

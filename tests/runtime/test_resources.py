@@ -142,7 +142,7 @@ def failing(ctx: StepContext) -> Any:
     raise RuntimeError("the child")
 
 
-@pytest.mark.spec("reliability:RS07")
+@pytest.mark.spec("reliability:RS02")
 async def test_failures_given_to_handlers_hold_no_traceback_or_frame():
     kept, caught = [], []
 

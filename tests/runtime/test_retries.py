@@ -43,7 +43,7 @@ def calls(world, count, *, together=False):
     return machine
 
 
-@pytest.mark.spec("reliability:MP32", "reliability:MP10", "reliability:MP12")
+@pytest.mark.spec("reliability:MP32", "reliability:MP10", "reliability:MP06")
 @given(
     asked=st.none() | st.floats(),
     attempt=st.integers(1, 40),
@@ -115,7 +115,7 @@ async def test_only_errors_marked_retryable_are_retried(world, status, kind, ret
     assert (Value if retryable else Failure) is type(finished.output[0])
 
 
-@pytest.mark.spec("reliability:R21", "reliability:MP12")
+@pytest.mark.spec("reliability:R21", "reliability:MP06")
 async def test_each_call_has_four_requests_and_the_tree_twenty_retries(world):
     def machine(plan, state):
         if not plan.path:

@@ -114,7 +114,7 @@ def handle_steps(ctx: Any) -> Any:
     return "done"
 
 
-@pytest.mark.spec("reliability:SS12", "reliability:TL03")
+@pytest.mark.spec("reliability:SS12", "reliability:TL01")
 @pytest.mark.parametrize("way", ["function", "tool", "interactor", "model"])
 @pytest.mark.parametrize("is_late", [False, True])
 async def test_run_in_a_cleanup_survives_cancellations_of_its_parts(way: str, is_late: bool) -> None:

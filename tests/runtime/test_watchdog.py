@@ -65,7 +65,7 @@ async def test_blocking_async_tool_is_reported_by_name(world, quick, caplog):
     assert "test_watchdog.py:" in warned[0]
 
 
-@pytest.mark.spec("reliability:GN05")
+@pytest.mark.spec("reliability:TL08")
 async def test_non_yielding_handler_is_reported_with_its_line(world, quick, caplog):
     def machine(plan, state):
         block(caplog)
@@ -81,7 +81,7 @@ async def test_non_yielding_handler_is_reported_with_its_line(world, quick, capl
     assert "test_watchdog.py:" in warned[0]
 
 
-@pytest.mark.spec("reliability:GN05")
+@pytest.mark.spec("reliability:TL08")
 @pytest.mark.parametrize(
     ("code", "sdk"),
     [

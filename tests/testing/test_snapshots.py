@@ -171,7 +171,7 @@ waits for an answer to q6  options "yes", "no"
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("replay:F20", "replay:F23", "reliability:UI11", "requirements:P5", "replay:K1")
+@pytest.mark.spec("replay:F20", "replay:F23", "reliability:UI01", "requirements:P5", "replay:K1")
 def test_a_run_reads_as_stable_facts_one_per_line(tmp_path: Path) -> None:
     result = journal_of(FileJournal(tmp_path / "r.jsonl"))
     for given_ in (result, result.journal, str(tmp_path / "r.jsonl"), tmp_path / "r.jsonl"):

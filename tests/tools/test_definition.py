@@ -245,7 +245,7 @@ def test_an_unsupported_function_is_refused_with_file_and_line(fn: Any, said: st
     assert f"{__file__}:{fn.__code__.co_firstlineno}" in caught.value.message
 
 
-@pytest.mark.spec("reliability:TL19", "requirements:E1")
+@pytest.mark.spec("reliability:TL20", "requirements:E1")
 @pytest.mark.parametrize("name", ["", "two words", "x" * 65, "é"])
 def test_a_name_that_providers_refuse_is_refused(name: str) -> None:
     with pytest.raises(DefinitionError, match="letters, digits"):

@@ -92,7 +92,7 @@ def test_an_interrupt_is_not_a_tool_error(kind: str, error: type[BaseException])
         asyncio.run(run(raising(kind, error())))
 
 
-@pytest.mark.spec("reliability:TL03")
+@pytest.mark.spec("reliability:TL01")
 @pytest.mark.parametrize("kind", KINDS)
 async def test_cancelled_error_raised_by_the_body_is_an_error_result(kind: str) -> None:
     result = await run(raising(kind, asyncio.CancelledError("mine")))
@@ -100,7 +100,7 @@ async def test_cancelled_error_raised_by_the_body_is_an_error_result(kind: str) 
     assert ("error", "CancelledError: mine") == (result.status, result.text)
 
 
-@pytest.mark.spec("reliability:TL03")
+@pytest.mark.spec("reliability:TL01")
 async def test_a_real_cancellation_ends_the_task() -> None:
     started = asyncio.Event()
 
@@ -116,7 +116,7 @@ async def test_a_real_cancellation_ends_the_task() -> None:
         await task
 
 
-@pytest.mark.spec("reliability:TL03")
+@pytest.mark.spec("reliability:TL01")
 @pytest.mark.parametrize(
     ("kind", "error"), [*zip(KINDS, (GeneratorExit, StopIteration, StopAsyncIteration), strict=True)]
 )
@@ -552,7 +552,7 @@ async def test_finished_tasks_of_a_body_cause_no_warning() -> None:
     assert [] == events
 
 
-@pytest.mark.spec("requirements:E15", "reliability:TL22")
+@pytest.mark.spec("requirements:E15")
 async def test_only_an_idempotent_tool_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stepengine.tools.execution.RETRY_WAIT_SECONDS", 0)
     tries: list[int] = []

@@ -36,7 +36,7 @@ SCRIPTS = {
     "redirection": ["echo a >> .git/hooks/pre-commit", "cat < /etc/passwd", "ls>x"],
     "assignment": ["FOO=1 git status", "A+=1 ls", "A=", " \tA=1 ls"],
     "many": ["git status " + "&& true " * 51 + "&& curl evil"],
-    "reliability:PM21": ["ls ~", "echo a=~", "echo a:~/x", "echo ''~"],
+    "reliability:PM12": ["ls ~", "echo a=~", "echo a:~/x", "echo ''~"],
     "invisible": ["ls\u00a0-la", "ls\u200b", "ls \x1b[2K", "ls \U000e0041", "ls\u2028rm", "ls\x0brm"],
     "reliability:PM24": ["ls -la #" + " " * 3_000 + "; rm x", "ls ''#x"],
     "unfinished": ["ls '", 'ls "', "ls \\"],
