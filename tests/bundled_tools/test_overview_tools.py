@@ -105,11 +105,7 @@ async def test_a_large_tree_loses_files_then_names_then_depth(root: Path) -> Non
     assert "all but the first" in found[10]["message"]
 
 
-<<<<<<< HEAD
-@pytest.mark.spec("generator-contract:T0", "reliability:FS02")
-=======
-@pytest.mark.spec("generator-contract:T14", "reliability:FP1")
->>>>>>> ef7274ea9a7a11c39970b89bb417f5d9907ace2f
+@pytest.mark.spec("generator-contract:T0", "reliability:FP1")
 async def test_paths_of_a_subtree_give_names_or_their_own_error(root: Path) -> None:
     file, folder, missing, outside, secret = await tree(root, paths=["src/shop.py", "src/web/", "no", "../x", ".env"])
 

@@ -85,13 +85,8 @@ async def spawned(*entries: Any, given: Any = None, **fields: Any) -> Any:
     "generator-contract:L3",
     "generator-contract:L6",
     "requirements:A13",
-<<<<<<< HEAD
     "generator-contract:T2",
-    "reliability:SP04",
-=======
-    "generator-contract:L1",
     "requirements:J8",
->>>>>>> ef7274ea9a7a11c39970b89bb417f5d9907ace2f
     "requirements:X16",
 )
 async def test_every_spawn_entry_has_its_result_in_order():
@@ -128,11 +123,7 @@ async def test_every_spawn_entry_has_its_result_in_order():
     assert result.status is RunStatus.COMPLETED
 
 
-<<<<<<< HEAD
-@pytest.mark.spec("generator-contract:L3", "generator-contract:T2", "reliability:SP04")
-=======
-@pytest.mark.spec("generator-contract:L3", "generator-contract:L1", "requirements:J8")
->>>>>>> ef7274ea9a7a11c39970b89bb417f5d9907ace2f
+@pytest.mark.spec("generator-contract:L3", "generator-contract:T2", "requirements:J8")
 @pytest.mark.parametrize("by", ["model", "handler"])
 async def test_error_in_one_spawn_entry_leaves_the_others_running(by):
     entries = [
