@@ -125,13 +125,13 @@ def test_the_table_has_every_check() -> None:
 def test_the_numbers_are_those_of_the_code() -> None:
     kib = 1024
     said = {
-        f"Each file is cut at {repository.FILE_BYTES // kib} KiB and all files together at {repository.ALL_BYTES // kib} KiB",
+        f"cuts each file at {repository.FILE_BYTES // kib} KiB and all files together at {repository.ALL_BYTES // kib} KiB",
         f"at most {repository.DEEPER_FILES} paths",
         f"at most {repository.CHANGED_FILES} changed files",
-        f"front matter is over {skills.HEAD_BYTES // kib} KiB",
-        f"{memory.NOTE_CHARS:,} characters a note, {memory.MAX_NOTES} notes and {memory.FILE_BYTES // kib} KiB a file",
+        f"front matter exceeds {skills.HEAD_BYTES // kib} KiB",
+        f"{memory.NOTE_CHARS:,} characters per note, and {memory.MAX_NOTES} notes and {memory.FILE_BYTES // kib} KiB per file",
         ", ".join([f"`{place}`" for place in skills.PLACES]),
-        f"a whole word or tag scores {memory.WHOLE_WEIGHT}, a prefix {memory.PREFIX}",
+        f"a whole word or tag scores {memory.WHOLE_WEIGHT} and a prefix {memory.PREFIX}",
     }
     text = " ".join(page("repositories.md").split())
 
