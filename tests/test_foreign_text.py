@@ -137,7 +137,7 @@ from stepengine.testing.traffic_redaction import Cleaner, clean_events, join_eve
 from stepengine.tools import ToolRegistry
 from stepengine.tools.bundled import file_tools, search_tools, shell_tools
 from stepengine.tools.bundled.files.edits import TextReplacement, apply_replacements, unified_diff
-from stepengine.tools.bundled.memory import _parse_notes, _split_words
+from stepengine.tools.bundled.memory import _parse_notes, _split_folded_words
 from stepengine.tools.bundled.search.hits import SearchFlags, _clean_and_cut_line, parse_flags
 from stepengine.tools.bundled.search.overview import rank_files
 from stepengine.tools.bundled.search.ripgrep import EXIT, _adapt_pattern_to_line_ends, _LineTest
@@ -793,7 +793,7 @@ PLACES = (
     ),
     Place(
         "words of notes",
-        _split_words,
+        _split_folded_words,
         (of("a"), of("a-"), of(" "), of("\u0300"), of("\ufdfa")),
         ("tools/bundled/memory.py",),
     ),

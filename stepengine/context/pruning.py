@@ -131,7 +131,7 @@ def make_memory_entry(
         text = cut_to_tokens(message.text_without_thoughts.strip(), caps.note)
         lines = [*([f"Progress note: {text}"] if text else []), *map(describe_call, message.tool_calls)]
         return RememberedMessage("assistant", cut_to_tokens("\n".join(lines), caps.work)) if lines else None
-    text = describe_result(message, calls[message.tool_call_id], forgotten_agents)
+    text = format_remembered_result(message, calls[message.tool_call_id], forgotten_agents)
     return RememberedMessage("assistant", cut_to_tokens(text, caps.work)) if text else None
 
 
@@ -368,17 +368,17 @@ def _find_json_value(message: ToolMessage) -> object:
     return next((part.value for part in message.content if isinstance(part, JsonPart)), None)
 
 
-def describe_result(message: ToolMessage, call: ToolCallPart, forgotten_agents: frozenset[str]) -> str:
+def format_remembered_result(message: ToolMessage, call: ToolCallPart, omitted_agents: frozenset[str]) -> str:
     """
-    Return the part of a result to remember; ``""`` for nothing.
+    Return the excerpt of a result for the memory; ``""`` for none.
 
     Args:
         message: The result.
         call: Its call.
-        forgotten_agents: Agents whose outputs are omitted.
+        omitted_agents: Agents whose outputs are omitted.
     """
     # generator-contract:P18
-    kept = cut_to_tokens("\n".join(_format_result_lines(message, call, forgotten_agents)), RESULT_TOKENS)
+    kept = cut_to_tokens("\n".join(_format_result_lines(message, call, omitted_agents)), RESULT_TOKENS)
     return f"[{message.tool_name} result]\n{kept}" if kept else ""
 
 

@@ -80,9 +80,9 @@ class ReplyBook:
         """The amount paid so far, including interrupted calls."""
         return sum(self._paid.values(), self._cut)
 
-    def amount_paid(self, name: str) -> Decimal:
+    def get_amount_paid(self, page: str) -> Decimal:
         """Return the amount paid under a name."""
-        return self._paid.get(name, Decimal(0))
+        return self._paid.get(page, Decimal(0))
 
     def request_key(self, request: ModelRequest) -> str:
         """Return the key of a request, by which its replies are found again."""
@@ -164,7 +164,7 @@ class ReplyBook:
 
     def _add_purchase_in_memory(self, name: str, key: str, reply: ModelReply | None, paid: Decimal) -> None:
         """Add the price and the reply of a call under a name, in memory."""
-        self._paid[name] = self.amount_paid(name) + paid
+        self._paid[name] = self.get_amount_paid(name) + paid
         if reply is not None:
             self._replies.setdefault(name, {}).setdefault(key, []).append(reply)
 

@@ -1333,7 +1333,7 @@ class _YieldDecoder:
         )
 
     def _decode_model_settings(self, encoded: Any) -> Any:
-        """Return encoded model settings, or ``None``; raise an error for other values and forbidden fields."""
+        """Decode model settings or ``None``; raise an error for other values and forbidden fields."""
         if isinstance(encoded, Mapping) and encoded.get("object") == "ModelSettings":
             given = {str(name): self._decode_setting(one) for name, one in encoded["has"]["fields"]["dict"]}
             return _make_untrusted_model_settings(given)

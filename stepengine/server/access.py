@@ -924,7 +924,7 @@ class _RequestFacts:
         return None if found is None else b", ".join(found).decode("latin-1")
 
     def has_credentials(self) -> bool:
-        """Return whether the request has credentials: a bearer token or a cookie."""
+        """Return whether the request has an ``Authorization`` or ``Cookie`` header."""
         return b"authorization" in self._headers or b"cookie" in self._headers
 
     def bearer_token(self) -> str | None:

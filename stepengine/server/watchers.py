@@ -183,15 +183,15 @@ class UnreadEvents:
         mark = self._marks.get(event.path)
         if mark is not None and event.path not in self._at:
             return is_already_received(mark, event)
-        return number <= self._get_last_received_number(event.path)
+        return number <= self._get_last_received_index(event.path)
 
-    def _get_last_received_number(self, path: str) -> float:
+    def _get_last_received_index(self, path: str) -> float:
         """Return the index of the last event of a path that the reader has; -1 for none, infinity for all."""
         if path not in self._limits:
             at: float
             if path in self._marks:
                 at = self._at.get(path, float("inf"))
-            elif path in self._ends and self._ends[path] <= self._get_last_received_number(path.rpartition(".")[0]):
+            elif path in self._ends and self._ends[path] <= self._get_last_received_index(path.rpartition(".")[0]):
                 at = float("inf")
             else:
                 at = -1

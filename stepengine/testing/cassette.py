@@ -262,17 +262,17 @@ class Cassette:
         clean = Cleaner(find_header_secrets(request.headers), base=self.redactor).clean_request(request)
         asked = self._matcher.extract_compared_parts(clean)
         with self._lock:
-            slot = self._find_and_pair_slot(asked, self._waiting.get(asked.key, ()))
+            slot = self._find_slot_and_pair_secrets(asked, self._waiting.get(asked.key, ()))
             if slot is not None:
                 self._waiting[asked.key].remove(slot)
             elif self._repeat_last:
-                slot = self._find_and_pair_slot(asked, self._slots_by_key.get(asked.key, ())[::-1])
+                slot = self._find_slot_and_pair_secrets(asked, self._slots_by_key.get(asked.key, ())[::-1])
             if slot is not None and slot.interaction is not None:
                 slot.used = True
                 return slot.interaction
         raise self._make_and_store_miss(clean)
 
-    def _find_and_pair_slot(self, asked: ComparedRequest, slots: Sequence[Slot]) -> Slot | None:
+    def _find_slot_and_pair_secrets(self, asked: ComparedRequest, slots: Sequence[Slot]) -> Slot | None:
         """Return the first of *slots* whose request equals *asked*, and store which secrets correspond; None if there is none."""
         # Another machine may have no use for a credential, such as the token of a session. Where the recording has requests with
         # and without it, they are different requests.

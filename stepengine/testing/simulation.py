@@ -207,7 +207,7 @@ def simulate(
             raise DataError(msg)
     # Where a recorded run has left its record, what is drawn would say more of chance than of the agent.
     said: Replies = () if history is not None and replies is None else replies
-    catalog = _make_catalog(known, tools, {**_find_unlisted_tools(known, history), **(results or {})})
+    catalog = _make_catalog(known, tools, {**_collect_unlisted_tool_names(known, history), **(results or {})})
     ids = tuple([definition.id for definition in catalog.definitions if definition is not agent])
     setting = SimulationSetting(
         catalog=catalog,
@@ -307,7 +307,7 @@ def _add_record_to_setting(setting: SimulationSetting, history: History) -> Simu
     )
 
 
-def _find_unlisted_tools(agents: Iterable[AgentDefinition], history: History | None) -> dict[str, object]:
+def _collect_unlisted_tool_names(agents: Iterable[AgentDefinition], history: History | None) -> dict[str, object]:
     """Return the names of tools that a recorded run called and that no agent lists, each with the value None."""
     if history is None:
         return {}

@@ -143,7 +143,7 @@ def _iter_decodings(text: str) -> Iterator[str]:
 
 
 def _decode_bytes(escapes: re.Match[str]) -> str:
-    """Return the text of escaped bytes; the escapes if they are not UTF-8, so that each of them is a character."""
+    """Decode escaped bytes as UTF-8; return the escapes unchanged if they are not UTF-8."""
     codes = escapes[0].split("\\")[1:]
     try:
         return bytes([int(code[1:], 16) if code[0] == "x" else int(code, 8) for code in codes]).decode()

@@ -442,7 +442,7 @@ def _absolute_search_folders(search_path: str) -> list[str]:
 
 
 def filter_search_path(search_path: str, roots: Collection[Sequence[str]]) -> str:
-    """Return the absolute folders of a search path outside of all *roots*, or a default if there are none."""
+    """Return the absolute folders of a search path outside of all *roots*; a default path if there are none."""
     kept = [f for f in _absolute_search_folders(search_path) if not any(is_within_root(f, root) for root in roots)]
     return os.pathsep.join(kept) or DEFAULT_PATH
 

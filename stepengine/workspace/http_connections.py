@@ -298,8 +298,8 @@ class OncePerSecond(logging.Filter):
 
 
 @contextmanager
-def logging_once_per_second() -> Iterator[None]:
-    """Limit the logs of connections within the block."""
+def limit_connection_logs() -> Iterator[None]:
+    """Within the block, log each message about connections at most once a second."""
     only_once = OncePerSecond()
     for name in LOGS:
         logging.getLogger(name).addFilter(only_once)

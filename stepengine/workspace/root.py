@@ -24,7 +24,7 @@ from stepengine.errors import DefinitionError, ToolError
 from stepengine.workspace import calls
 from stepengine.workspace.calls import FILE, FOLDER, WALK, Fd
 from stepengine.workspace.guard import current_file_guard
-from stepengine.workspace.path_policy import PathPolicy, contains_home_folder
+from stepengine.workspace.path_policy import PathPolicy, is_home_or_above
 from stepengine.workspace.path_rules import PROTECTED, SECRETS, UNPROTECTED, PathRules
 from stepengine.workspace.paths import resolve_link_target, split_path, to_path
 from stepengine.workspace.walk import WalkBudget, walk
@@ -123,7 +123,7 @@ class Root:
     def _close_if_wide(self, path: str) -> None:
         """Close the root and raise an error if it, or a folder mounted above, at or below it, is ``/`` or contains the home folder."""
         if self.system is None:
-            wide = contains_home_folder(self.info)
+            wide = is_home_or_above(self.info)
         else:
             real = "/" + "/".join(self.real)
             mounted = {
@@ -356,7 +356,7 @@ class Root:
         try:
             for depth in range(1, len(parts)):
                 folder = self._replace_fd(
-                    folder, self._open_or_make_folder_at(folder, parts[:depth], path, made if create else None)
+                    folder, self._open_or_create_child_folder(folder, parts[:depth], path, made if create else None)
                 )
             yield folder, parts[-1]
         except BaseException:
@@ -389,15 +389,15 @@ class Root:
                 calls.close(fd)
         return None
 
-    def _open_or_make_folder_at(self, parent: Fd, parts: Sequence[str], path: str, made: list[str] | None) -> Fd:
-        """Open the last folder of *parts* in *parent*; create a missing one and append its path to *made*, unless *made* is ``None``."""
+    def _open_or_create_child_folder(self, parent: Fd, parts: Sequence[str], path: str, made: list[str] | None) -> Fd:
+        """Open the folder ``parts[-1]`` in *parent*. Create a missing one and append *parts* to *made*, unless *made* is ``None``."""
         name = parts[-1]
         try:
             fd = calls.open_at(name, FOLDER, parent)
         except FileNotFoundError as error:
             if made is None:
                 _raise_path_error(error, path)
-            fd = self._create_and_open_last_folder(parent, parts, path, made)
+            fd = self._create_and_open_child_folder(parent, parts, path, made)
         except OSError as error:
             _raise_path_error(error, path, link=error.errno in LINK and read_link(parent, name) is not None and name)
         try:
@@ -407,8 +407,8 @@ class Root:
             raise
         return fd
 
-    def _create_and_open_last_folder(self, parent: Fd, parts: Sequence[str], path: str, made: list[str]) -> Fd:
-        """Create the last folder of *parts* in *parent*, append its path to *made*, and open it. If it exists, only open it."""
+    def _create_and_open_child_folder(self, parent: Fd, parts: Sequence[str], path: str, made: list[str]) -> Fd:
+        """Create the folder ``parts[-1]`` in *parent*, append *parts* to *made*, and open it. If it exists, only open it."""
         name = parts[-1]
         try:
             with suppress(FileExistsError):  # another process created it; the next line checks its kind
@@ -444,7 +444,7 @@ def read_link(folder: Fd, name: str) -> str | None:
 def _contains_home_folder(folder: str) -> bool:
     """Return whether a folder of this machine is ``/`` or contains the home folder; False if it does not exist."""
     try:
-        return contains_home_folder(os.stat(folder))  # noqa: PTH116  (samestat takes this)
+        return is_home_or_above(os.stat(folder))  # noqa: PTH116  (samestat takes this)
     except OSError:  # a container of another machine
         return False
 

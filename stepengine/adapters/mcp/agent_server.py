@@ -42,7 +42,7 @@ from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.tools.agent_tools import make_spawnable_agent_tool
 from stepengine.tools.conversion import encode
 from stepengine.workspace.http_connections import (
-    logging_once_per_second,
+    limit_connection_logs,
     report_verified_token,
     uvicorn_connection_options,
 )
@@ -316,7 +316,7 @@ class AgentServer:
                 ready(f"http://{shown}:{listener.getsockname()[1]}/mcp")
             server = uvicorn.Server(config)
             server.capture_signals = nullcontext  # type: ignore[method-assign,assignment]  # they are not this one's
-            with logging_once_per_second():
+            with limit_connection_logs():
                 serving = asyncio.create_task(server.serve(sockets=[listener]))
                 try:
                     await asyncio.shield(serving)

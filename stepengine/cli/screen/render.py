@@ -83,9 +83,9 @@ class ColorScheme:
     removed: str = "red"
 
 
-def is_terminal(stream: Any = None) -> bool:
-    """Return whether *stream*, by default stderr, is a terminal."""
-    return bool((stream or sys.stderr).isatty())
+def is_terminal(stream: Any) -> bool:
+    """Return whether *stream* is a terminal."""
+    return bool(stream.isatty())
 
 
 def print_visible(text: str, hang: int | Callable[[str], int] = 0) -> None:
