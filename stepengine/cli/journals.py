@@ -484,7 +484,7 @@ def expand_to_journals(files: Iterable[str]) -> list[str]:
     return found
 
 
-def iter_files_and_journals(path: str) -> Iterator[tuple[str, Journal | None]]:
+def iterate_files_and_journals(path: str) -> Iterator[tuple[str, Journal | None]]:
     """
     Yield the files of a path, each with its journal if it is one; the runs of an SQLite file separately.
 
@@ -533,7 +533,7 @@ def _is_journal(file: Path) -> bool:
 # --- whose journal it is ----------------------------------------------------------------------------------------------
 
 
-def needs_new_approvals(journal: Journal, history: History) -> bool:
+def report_ignored_approvals(journal: Journal, history: History) -> bool:
     """Print the approvals of an untrusted journal that do not count; return whether a person must approve calls that only it requests."""
     from stepengine.journal.permission_reset import find_effective_approvals
     from stepengine.journal.provenance import has_trusted_permissions

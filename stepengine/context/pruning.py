@@ -236,18 +236,18 @@ EDITING = ("write_file", "str_replace", "apply_patch", "propose_write_file", "pr
 SPAWNING = ("spawn_agents", "spawn_agent_inline", "task")
 
 
-def cut_to_tokens(text: str, tokens: int) -> str:
+def cut_to_tokens(text: str, max_tokens: int) -> str:
     """Return *text* cut to three characters per token: 80 % of its head, 20 % of its tail, and the omitted length."""
-    limit = tokens * SAFE_CHARS_PER_TOKEN
+    limit = max_tokens * SAFE_CHARS_PER_TOKEN
     if len(text) <= limit:
         return text
     kept = max(0, limit - NOTICE_CHARS)
     return cut_middle(text, kept, f"[... {len(text) - kept} characters left out ...]", head=int(kept * HEAD_RATIO))
 
 
-def clip_to_one_line(text: str, chars: int) -> str:
-    """Return *text* on one line and at most *chars* characters long."""
-    return _cut_with_ellipsis(" ".join(text.split()), chars)
+def clip_to_one_line(text: str, max_chars: int) -> str:
+    """Return *text* on one line and at most *max_chars* characters long."""
+    return _cut_with_ellipsis(" ".join(text.split()), max_chars)
 
 
 def _format_json_value(value: object) -> str:
@@ -410,8 +410,8 @@ def _format_failure(data: object, fallback: str) -> Iterator[str]:
         yield f"Error: {clip_to_one_line(_format_json_value(said), ERROR_CHARS)}"
 
 
-def _cut_with_ellipsis(text: str, chars: int) -> str:
-    return text if len(text) <= chars else f"{text[: chars - 1]}…"
+def _cut_with_ellipsis(text: str, max_chars: int) -> str:
+    return text if len(text) <= max_chars else f"{text[: max_chars - 1]}…"
 
 
 def _format_answers(data: object) -> Iterator[str]:

@@ -142,7 +142,7 @@ class Trials:
         models: Returns the models of a case; for ``None`` those of the reflecting model.
         pricing: The prices of models.
         by: The measure to improve: ``"pass"``, or the name of a check.
-        is_free: Returns whether models without a price may be called for a case, such as scripted ones.
+        is_scripted: Returns whether models without a price may be called for a case, such as scripted ones.
         done: Called after each case with the version, the case, and the return value of ``run_case``.
         error: The error that prevented the run of a case, such as a missing key.
     """
@@ -157,7 +157,7 @@ class Trials:
     models: Callable[[Case | None], Models]
     pricing: Pricing
     by: str = PASS
-    is_free: Callable[[Case | None], bool] = lambda _: False
+    is_scripted: Callable[[Case | None], bool] = lambda _: False
     done: Callable[[str, str, Mapping[str, Any]], object] = lambda *_: None
     error: StepEngineError | None = None
     _agents: dict[str, AgentDefinition] = attrs.field(factory=dict, init=False)
@@ -248,7 +248,7 @@ class Trials:
         return outcome.samples[0], provider.served
 
     def _make_caching_provider(self, page: str, case: Case, earlier_pages: Sequence[str] = ()) -> CachingProvider:
-        free = self.is_free(case)
+        free = self.is_scripted(case)
         return CachingProvider(
             self.book, page, self.models(case), self.pricing, before=earlier_pages, may_be_unpriced=free
         )

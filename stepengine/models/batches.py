@@ -29,7 +29,7 @@ from stepengine.models._stopped_usage import mark_request_unsent
 from stepengine.models.base import BatchMember, ModelInfo, Provider, ProviderSettings
 from stepengine.workspace.after_fork import keep_referenced, register_for_fork_reset
 from stepengine.workspace.file_formats import mark_own_database
-from stepengine.workspace.guarded_database import open_guarded
+from stepengine.workspace.guarded_database import open_guarded_database
 
 logger = logging.getLogger("stepengine.models")
 
@@ -445,7 +445,7 @@ class _SentCalls:
         self._file = file
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            self._db = open_guarded(file, seconds=0, any_thread=True)
+            self._db = open_guarded_database(file, seconds=0, any_thread=True)
         except (OSError, sqlite3.Error) as error:
             raise self._make_file_error(error) from None
         try:

@@ -38,7 +38,7 @@ from stepengine.data.questions import NO_CALLER
 from stepengine.errors import DataError, DefinitionError, JournalError, JournalMissing
 from stepengine.server.extra import require_extra_package
 from stepengine.server.owner_shares import OwnerShares
-from stepengine.server.problems import Problem, problem_of
+from stepengine.server.problems import Problem, problem_from_error
 from stepengine.workspace.after_fork import Lock
 from stepengine.workspace.atomic import replace_path
 from stepengine.workspace.calls import OTHERS_BITS, OTHERS_WRITE_BITS, OWNER_FILE_MODE
@@ -450,7 +450,7 @@ class Logins:
         self._operators: set[bytes] = set()
         self._lock = Lock()
 
-    def make_link(self, caller: Caller | None = None) -> str:
+    def make_login_link(self, caller: Caller | None = None) -> str:
         """Create a one-time login link for *caller*, by default the operator, and return its path with the code."""
         code = secrets.token_urlsafe(TOKEN_BYTES)
         with self._lock:
@@ -658,7 +658,7 @@ class Guard:
         except Exception as error:
             if has_begun:
                 raise
-            await problem_of(error).response()(facts.scope, receive, send_with_headers)
+            await problem_from_error(error).response()(facts.scope, receive, send_with_headers)
 
     async def _authenticate_and_dispatch(self, facts: _RequestFacts, receive: Receive, send: Send) -> None:
         """Check the host, origin, caller and limits of a request; then answer a login or logout, or pass it to the application."""
@@ -690,11 +690,11 @@ class Guard:
         with self._hold_request_slot(caller), ExitStack() as stack:
             body = await self._read_body(facts, receive)
             if logins is not None and facts.path == LOGOUT and is_posted:
-                logins.end_session(facts.bearer_token() or "")
+                logins.end_session(facts.get_bearer_token() or "")
                 await _make_empty_response({})(facts.scope, receive, send)
             elif logins is not None and facts.path == f"{logins.path}/links" and is_posted:
                 caller.must("admin")
-                await _make_json_response({"link": logins.make_link(caller)})(facts.scope, receive, send)
+                await _make_json_response({"link": logins.make_login_link(caller)})(facts.scope, receive, send)
             else:
                 scope = {
                     **facts.scope,
@@ -713,7 +713,7 @@ class Guard:
 
     async def _authenticate(self, facts: _RequestFacts) -> Caller:
         """Return the caller by token, session or *authenticate*; if there is none, count the failure and raise ``Problem`` 401."""
-        bearer = facts.bearer_token()
+        bearer = facts.get_bearer_token()
         if bearer is not None and self.tokens is not None and (caller := self._find_token_caller(self.tokens, bearer)):
             return caller
         if bearer is not None and self.logins is not None and (caller := self.logins.find_caller(bearer)):
@@ -927,7 +927,7 @@ class _RequestFacts:
         """Return whether the request has an ``Authorization`` or ``Cookie`` header."""
         return b"authorization" in self._headers or b"cookie" in self._headers
 
-    def bearer_token(self) -> str | None:
+    def get_bearer_token(self) -> str | None:
         """Return the bearer token of the request: ``None`` if it has none, ``""`` if it has several."""
         found = self._headers.get(b"authorization")
         if found is None:

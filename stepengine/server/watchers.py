@@ -179,11 +179,11 @@ class UnreadEvents:
         self._limits: dict[str, float] = {}
         self.new = [event for number, event in enumerate(events) if not self._has_received(number, event)]
 
-    def _has_received(self, number: int, event: Event) -> bool:
+    def _has_received(self, index: int, event: Event) -> bool:
         mark = self._marks.get(event.path)
         if mark is not None and event.path not in self._at:
             return is_already_received(mark, event)
-        return number <= self._get_last_received_index(event.path)
+        return index <= self._get_last_received_index(event.path)
 
     def _get_last_received_index(self, path: str) -> float:
         """Return the index of the last event of a path that the reader has; -1 for none, infinity for all."""
@@ -423,11 +423,11 @@ class FollowedEvents:
     def _epoch(self) -> str:
         return self._events[-1].epoch if self._events else ""
 
-    async def _get_events_after(self, place: int) -> Sequence[Event]:
+    async def _get_events_after(self, index: int) -> Sequence[Event]:
         """Return the events after a place; events no longer in memory are read again from the journal."""
-        if place + 1 >= self._start:
-            return self._events[place + 1 - self._start :]
-        return await self._reread_events(place + 1, self._start)
+        if index + 1 >= self._start:
+            return self._events[index + 1 - self._start :]
+        return await self._reread_events(index + 1, self._start)
 
     async def _reread_events(self, first: int, end: int) -> Sequence[Event]:
         """Return events that are no longer in memory, from another pass over the journal."""

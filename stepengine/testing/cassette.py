@@ -456,7 +456,7 @@ def _find_remaining_secrets(interactions: Iterable[Interaction], cleaner: Cleane
     """Return the first remaining secret of each interaction that has one, by index."""
     found = {}
     for index, interaction in enumerate(interactions):
-        for place, rule in _iter_remaining_secrets(interaction, cleaner):
+        for place, rule in _iterate_remaining_secrets(interaction, cleaner):
             # The URL of a request that holds a secret may be where it stands.
             url = "" if place.startswith("request") else f" {clean_url(interaction.request.url)}"
             found[index] = _Hit(f"interactions[{index}], {interaction.request.method}{url},", place, rule)
@@ -464,7 +464,7 @@ def _find_remaining_secrets(interactions: Iterable[Interaction], cleaner: Cleane
     return found
 
 
-def _iter_remaining_secrets(interaction: Interaction, cleaner: Cleaner) -> Iterator[tuple[str, str]]:
+def _iterate_remaining_secrets(interaction: Interaction, cleaner: Cleaner) -> Iterator[tuple[str, str]]:
     """Yield the place and the rule of each secret that is left."""
     yield from [(f"request/{place}", rule) for place, rule in cleaner.find_remaining_secrets(interaction.request)]
     yield from [(f"response/{place}", rule) for place, rule in cleaner.find_remaining_secrets(interaction.response)]

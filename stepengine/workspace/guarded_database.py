@@ -71,10 +71,10 @@ class GuardedConnection(sqlite3.Connection):
         """Count more operations of a query, and return True, which interrupts the query, if they exceed the limit."""
         # This call is also where Python handles Ctrl-C, which it cannot do inside of SQLite.
         self._operations += OPERATIONS_PER_CALL
-        self.is_over = self._operations > BASE_OPERATIONS + OPERATIONS_PER_BYTE * self._file_bytes()
+        self.is_over = self._operations > BASE_OPERATIONS + OPERATIONS_PER_BYTE * self._get_file_size()
         return self.is_over
 
-    def _file_bytes(self) -> int:
+    def _get_file_size(self) -> int:
         """Return the size of the database file and its log."""
         size = 0
         for path in (self._path, self._path + LOG_SUFFIX):
@@ -83,7 +83,9 @@ class GuardedConnection(sqlite3.Connection):
         return size
 
 
-def open_guarded(path: Path, *, seconds: float, read_only: bool = False, any_thread: bool = False) -> GuardedConnection:
+def open_guarded_database(
+    path: Path, *, seconds: float, read_only: bool = False, any_thread: bool = False
+) -> GuardedConnection:
     """
     Open the database at *path*, check its schema, and return a connection in autocommit mode.
 

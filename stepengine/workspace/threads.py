@@ -253,7 +253,7 @@ class ThreadPool:
         """Run queued jobs in this thread until the thread was idle for too long or was abandoned."""
         thread = threading.current_thread()
         plain_name = thread.name
-        while (job := self._take_next_job(plain_name)) is not None:
+        while (job := self._wait_for_next_job(plain_name)) is not None:
             thread.name = job.thread
             job.run()
             thread.name = plain_name
@@ -265,7 +265,7 @@ class ThreadPool:
                 return
             del job
 
-    def _take_next_job(self, thread: str) -> _ThreadTask | None:
+    def _wait_for_next_job(self, thread: str) -> _ThreadTask | None:
         """Wait for a job, mark it as started and return it; ``None`` if this thread must end."""
         with self._ready:
             while not self._jobs:

@@ -244,14 +244,14 @@ def _format_short_json(value: object) -> str:
     return cut_middle(visible(json.dumps(value, ensure_ascii=False), strict=True), BLOCK_CHARS)
 
 
-def make_recordable(value: Any, levels: int = RESULT_DEPTH) -> Any:
+def make_recordable(value: Any, max_depth: int = RESULT_DEPTH) -> Any:
     """Return JSON of a server in a form that a record can hold: too large numbers and too deep values become words, NaN ``None``."""
-    if isinstance(value, Mapping | list | tuple) and not levels:
+    if isinstance(value, Mapping | list | tuple) and not max_depth:
         return "[nested too deep]"
     if isinstance(value, Mapping):
-        return {name: make_recordable(each, levels - 1) for name, each in value.items()}
+        return {name: make_recordable(each, max_depth - 1) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [make_recordable(each, levels - 1) for each in value]
+        return [make_recordable(each, max_depth - 1) for each in value]
     if isinstance(value, int) and not MIN_NUMBER <= value <= MAX_NUMBER:
         return f"[a number of more than {MAX_DIGITS:,} digits]"
     return None if isinstance(value, float) and not math.isfinite(value) else value
