@@ -602,9 +602,9 @@ def as_headers(text: str) -> None:
     asked = _RequestFacts({
         "type": "http", "path": "/", "method": "GET", "query_string": value, "headers": [(name, value) for name in names],
     })  # fmt: skip
-    asked.bearer_token(), asked.get_header("origin"), asked.query()
+    asked.get_bearer_token(), asked.get_header("origin"), asked.get_query()
     with contextlib.suppress(Problem):
-        asked.host()
+        asked.parse_host()
 
 
 SENDER = Topic.model_validate(

@@ -18,7 +18,7 @@ from stepengine.cli.bench import make_engine_setup
 from stepengine.cli.exits import Exit, choose_exit_code, get_exit_code_of_signal, print_error
 from stepengine.cli.journals import load_recorded_agent, make_resume_limits, report_ignored_approvals
 from stepengine.cli.options import Options
-from stepengine.cli.perform import GRACE, await_result_or_limit
+from stepengine.cli.perform import GRACE, await_result_despite_limit
 from stepengine.cli.screen.interrupt_keys import call_on_interrupts
 from stepengine.cli.screen.render import format_error, one_line, print_visible
 from stepengine.cli.settings import UsageProblem
@@ -206,7 +206,7 @@ class _DueRunResumer:
         async with bench.engine:
             handle = await bench.engine.start_resume(journal, **asked)
             try:
-                result = await await_result_or_limit(handle.result())
+                result = await await_result_despite_limit(handle.result())
             except asyncio.CancelledError:
                 handle.interrupt(GRACE)
                 with contextlib.suppress(Exception):

@@ -19,7 +19,7 @@ from stepengine.cli.exits import Exit, get_exit_code_of_signal, print_error, run
 from stepengine.cli.options import Options, make_unique_dict
 from stepengine.cli.perform import (
     FinishedRun,
-    await_result_or_limit,
+    await_result_despite_limit,
     format_resume_command,
     format_shared_options,
     interrupt_run,
@@ -358,7 +358,7 @@ def run_cancelling_on_signal(
 
     async def run_to_end() -> FinishedRun:
         async with bench.engine:
-            result, _ = await await_unless_interrupted(await_result_or_limit(make_coroutine()))
+            result, _ = await await_unless_interrupted(await_result_despite_limit(make_coroutine()))
             return FinishedRun(result)
 
     return run_with_display(run_to_end, bench.progress)
@@ -406,7 +406,7 @@ def start_run_and_wait(
             with call_on_interrupts(interrupt_or_cancel_start) as received:
                 try:
                     async with await starting as handle:
-                        result = await await_result_or_limit(handle.result())
+                        result = await await_result_despite_limit(handle.result())
                 except asyncio.CancelledError:
                     if not received:
                         raise

@@ -221,7 +221,9 @@ class Batched(Provider):
         calls[name] = waiting
         self._came.set()
         if self._work is None or self._work.done():
-            self._work = loop.create_task(self._poll_or_fail_calls(calls, self._came), name="stepengine batches")
+            self._work = loop.create_task(
+                self._poll_and_fail_calls_on_error(calls, self._came), name="stepengine batches"
+            )
         is_over = False
         try:
             reply = await _await_reply(waiting)
@@ -289,7 +291,9 @@ class Batched(Provider):
 
     # --- submitting and polling ---------------------------------------------------------------------------------------
 
-    async def _poll_or_fail_calls(self, waiting_calls: Mapping[str, _WaitingCall], call_added: asyncio.Event) -> None:
+    async def _poll_and_fail_calls_on_error(
+        self, waiting_calls: Mapping[str, _WaitingCall], call_added: asyncio.Event
+    ) -> None:
         """Submit batches and fetch their results while calls wait; an unexpected error fails all waiting calls."""
         try:
             await self._submit_and_poll_batches(waiting_calls, call_added)

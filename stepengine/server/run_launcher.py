@@ -111,7 +111,7 @@ class RunLauncher(RunStarts[RunRow]):
     async def _is_registered(self, run: str) -> bool:
         return await self._store.find(run) is not None
 
-    async def _start_or_unregister(self, row: RunRow) -> None:
+    async def _start_and_unregister_on_failure(self, row: RunRow) -> None:
         try:
             await self._start_registered_run(row)
         except JournalLocked:

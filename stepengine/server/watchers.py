@@ -313,7 +313,7 @@ class FollowedEvents:
                 turn, marks, place = self._turn, {}, min(place, self._kept - 1)
                 yield EventsDropped(count=self._lost, reason="journal")
             news, found = self._news, await self._get_events_after(place)
-            waiting = [event for event in found if _is_new_and_update_marks(marks, event)]
+            waiting = [event for event in found if _test_if_new_and_update_marks(marks, event)]
             place += len(found)
             if waiting or turn != self._turn or place + 1 < self._end_index:
                 continue
@@ -447,7 +447,7 @@ def _read_events_in_range(journal: Journal, first: int, end: int) -> list[Event]
     return [event for event in found if event.index < end]
 
 
-def _is_new_and_update_marks(marks: dict[str, Mark], event: Event) -> bool:
+def _test_if_new_and_update_marks(marks: dict[str, Mark], event: Event) -> bool:
     """Return whether a reader lacks *event*, which it may have received live; remove its mark from *marks* when it is reached."""
     mark = marks.get(event.path)
     if mark is None:

@@ -49,7 +49,7 @@ class GuardedConnection(sqlite3.Connection):
         self.is_over = False
         self._path = database
         self._operations = 0
-        self.set_progress_handler(self._count_and_check_limit, OPERATIONS_PER_CALL)
+        self.set_progress_handler(self._count_and_report_excess, OPERATIONS_PER_CALL)
 
     @override
     def close(self) -> None:
@@ -67,7 +67,7 @@ class GuardedConnection(sqlite3.Connection):
             msg = "it is damaged: its schema is not text"
             raise _make_damage_error(msg) from error
 
-    def _count_and_check_limit(self) -> bool:
+    def _count_and_report_excess(self) -> bool:
         """Count more operations of a query, and return True, which interrupts the query, if they exceed the limit."""
         # This call is also where Python handles Ctrl-C, which it cannot do inside of SQLite.
         self._operations += OPERATIONS_PER_CALL

@@ -170,7 +170,7 @@ class ThreadPool:
             if not self._withdraw_job(job):
                 if signal is not None:
                     signal.set()
-                await self._wait_or_abandon(job, leaked)
+                await self._wait_then_abandon(job, leaked)
             raise
         succeeded, value = job.outcome
         if succeeded:
@@ -219,7 +219,7 @@ class ThreadPool:
             self._jobs.remove(job)
             return True
 
-    async def _wait_or_abandon(self, job: _ThreadTask, leaked: list[str] | None) -> None:
+    async def _wait_then_abandon(self, job: _ThreadTask, leaked: list[str] | None) -> None:
         """Wait for a started job for the time of grace, then abandon its thread."""
         import asyncio
 
