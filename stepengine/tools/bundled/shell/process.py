@@ -156,7 +156,7 @@ async def _start_with_retry(start: CommandStart) -> CommandProcess:
 
 
 async def _start_remote_supervisor(start: CommandStart, folder: RemoteFile) -> CommandProcess:
-    """Start the supervisor of a command on the remote system of the folder; if this is cancelled, end what was started."""
+    """Start the supervisor of a command on the remote system of the folder; if the call is cancelled, end the supervisor."""
     child = _RemoteSupervisor(folder.system, start.env)
     given = {
         "limits": start.limits,
