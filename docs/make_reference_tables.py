@@ -17,7 +17,7 @@ from stepengine.data.limits import DEFAULT_LIMITS, NAMES, Limits
 from stepengine.data.state import AgentState, RunResult, RunStatus
 from stepengine.errors import StepEngineError
 from stepengine.helpers.calls import WORTH_ANOTHER_TRY
-from stepengine.server import problem_from_error
+from stepengine.server import problem_of
 from stepengine.testing import CassetteMiss, CassetteUnused
 
 EVENTS_PAGE = Path(__file__).parent / "reference" / "stepengine.events.md"
@@ -142,7 +142,7 @@ def error_page() -> str:
         code = choose_exit_code(RunResult(status=RunStatus.FAILED, state=AgentState(), error=error))
         again = "yes" if issubclass(cls, WORTH_ANOTHER_TRY) else ""
         about = (f"`{cls.__name__}`", f"`{base.__name__}`", summary(cls), REMEDIES[cls.__name__])
-        rows.append((*about, str(problem_from_error(error).status), str(int(code)), again))
+        rows.append((*about, str(problem_of(error).status), str(int(code)), again))
     limit = errors.LimitReached
     rows.append((f"`{limit.__name__}`", "`BaseException`", summary(limit), REMEDIES[limit.__name__], "", "", ""))
     for of_tests, remedy in OF_TESTS.items():

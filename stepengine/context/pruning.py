@@ -622,19 +622,19 @@ class prune_to_summary(ContextPolicy):  # noqa: N801 - a policy is called by its
         small = build_memory(scene.summarised, live, self.forgotten_agents, caps, keeps_live_mark=keeps_mark)
         return Memory(select_fitting_entries(small.entries, user, assistant), media)
 
-    def _divide_token_budget(self, share: int, entries: Iterable[RememberedMessage]) -> tuple[int, int]:
+    def _divide_token_budget(self, total_tokens: int, entries: Iterable[RememberedMessage]) -> tuple[int, int]:
         """
-        Divide *share* tokens between user entries and notes; return (tokens for the user, tokens for notes).
+        Divide *total_tokens* tokens between user entries and notes; return (tokens for the user, tokens for notes).
 
         Each kind may use tokens that the other does not need. A few notes always have room.
         """
         needed = {"user": 0, "assistant": 0}
         for entry in entries:
             needed[entry.role] += 0 if entry.live else count_entry_tokens(entry)
-        part = share * self.assistant_tool_budget // max(1, self.user_budget + self.assistant_tool_budget)
-        wanted = max(part, share - needed["user"], KEPT_NOTES * NOTE_TOKENS)
+        part = total_tokens * self.assistant_tool_budget // max(1, self.user_budget + self.assistant_tool_budget)
+        wanted = max(part, total_tokens - needed["user"], KEPT_NOTES * NOTE_TOKENS)
         assistant = min(wanted, self.assistant_tool_budget)
-        user = max(0, share - min(assistant, needed["assistant"]))
+        user = max(0, total_tokens - min(assistant, needed["assistant"]))
         return min(user, self.user_budget), assistant
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from stepengine.server.access import Caller, Caps, Guard, Logins, Tokens
 from stepengine.server.application import Application, app
-from stepengine.server.problems import Problem, problem_from_error
+from stepengine.server.problems import Problem, problem_of
 from stepengine.server.quotas import Quotas
 from stepengine.server.webhooks import Webhooks, sign, verify
 
@@ -32,7 +32,7 @@ __all__ = (
     "Tokens",
     "Webhooks",
     "app",
-    "problem_from_error",
+    "problem_of",
     "sign",
     "verify",
 )

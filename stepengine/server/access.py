@@ -38,7 +38,7 @@ from stepengine.data.questions import NO_CALLER
 from stepengine.errors import DataError, DefinitionError, JournalError, JournalMissing
 from stepengine.server.extra import require_extra_package
 from stepengine.server.owner_shares import OwnerShares
-from stepengine.server.problems import Problem, problem_from_error
+from stepengine.server.problems import Problem, problem_of
 from stepengine.workspace.after_fork import Lock
 from stepengine.workspace.atomic import replace_path
 from stepengine.workspace.calls import OTHERS_BITS, OTHERS_WRITE_BITS, OWNER_FILE_MODE
@@ -658,7 +658,7 @@ class Guard:
         except Exception as error:
             if has_begun:
                 raise
-            await problem_from_error(error).response()(facts.scope, receive, send_with_headers)
+            await problem_of(error).response()(facts.scope, receive, send_with_headers)
 
     async def _authenticate_and_dispatch(self, facts: _RequestFacts, receive: Receive, send: Send) -> None:
         """Check the host, origin, caller and limits of a request; then answer a login or logout, or pass it to the application."""

@@ -14,7 +14,7 @@ from stepengine.server.access import LOOPBACK, Guard, Tokens, require_caller, re
 from stepengine.server.extra import require_extra_package
 from stepengine.server.freed_memory import FreedMemory
 from stepengine.server.openapi import OpenApiDocument
-from stepengine.server.problems import problem_from_error
+from stepengine.server.problems import problem_of
 from stepengine.server.runs import GRACE_SECONDS, Runs
 
 if TYPE_CHECKING:
@@ -307,7 +307,7 @@ def _make_route(operation: Operation) -> Route:
                 request.app.state.runs.quotas.require_event_stream_quota(reserve_event_stream(request))
             return await operation.handler(request)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets a document
-            return problem_from_error(error).response()
+            return problem_of(error).response()
 
     # These names may contain slashes.
     path = (
@@ -321,7 +321,7 @@ def _make_route(operation: Operation) -> Route:
 async def _make_problem_response(request: Request, error: Exception) -> Response:
     from starlette.routing import Match
 
-    problem = problem_from_error(error)
+    problem = problem_of(error)
     if problem.status == HTTPStatus.METHOD_NOT_ALLOWED:
         # Starlette lists only the methods of the first route of a path, and each route here has one method.
         asked = {**request.scope, "path_params": {}}

@@ -100,7 +100,7 @@ class Problem(Exception):
         return Response(body, status_code=self.status, headers=headers, media_type=MEDIA_TYPE)
 
 
-def problem_from_error(error: Exception, *, members: Mapping[str, Any] = {}) -> Problem:
+def problem_of(error: Exception, *, members: Mapping[str, Any] = {}) -> Problem:
     """
     Convert an error to the HTTP problem for the client, and log errors of the server.
 

@@ -57,7 +57,7 @@ from stepengine.server.mcp import OPERATIONS as MCP
 from stepengine.server.metrics import OPERATIONS as METRICS
 from stepengine.server.openapi import HttpParameter, OpenApiDocument, Operation
 from stepengine.server.pages import CallerConversation
-from stepengine.server.problems import Problem, problem_from_error
+from stepengine.server.problems import Problem, problem_of
 from stepengine.server.reports import Report, Reports, ReportSummary
 from stepengine.server.run_parts import RunService, get_requested_run, get_run_service
 from stepengine.server.run_reader import ServedRun
@@ -1004,7 +1004,7 @@ async def answer_run(request: Request) -> Response:
         open_ = [question_to_json(one) for one in (await runs.reader.load_details(row)).questions]
         first = await runs.messenger.list_stored_answers(row, given.keys() - {one["id"] for one in open_})
         told = [{"id": id_, "by": by, "answer": answer} for id_, by, answer in first]
-        raise problem_from_error(error, members={"open": open_, "answered": told}) from None
+        raise problem_of(error, members={"open": open_, "answered": told}) from None
     return Accepted(run_id=row.run).response(202)
 
 

@@ -418,9 +418,9 @@ def _collect_request_parameters(request: RecordedRequest) -> dict[str, str]:
     return {name.lower().replace("_", ""): value for name, value in found.items()}
 
 
-def _add_to_content_length(length: str, more: int) -> str:
-    """Return the header value *length* plus *more*; unchanged if it is no number."""
-    return str(int(length) + more) if length.isdecimal() else length
+def _add_to_content_length(length: str, added_bytes: int) -> str:
+    """Return the header value *length* plus *added_bytes*; unchanged if it is no number."""
+    return str(int(length) + added_bytes) if length.isdecimal() else length
 
 
 def _is_host_of_url(value: str, url: str) -> bool:

@@ -871,9 +871,9 @@ def _reports_required_last(schema: dict[str, Any]) -> bool:
     return is_closed and "properties" in schema and len(schema.get("required", ())) == 1
 
 
-def _count_keyword_work(word: str, value: object) -> int:
+def _count_keyword_work(keyword: str, value: object) -> int:
     """Return the work of checking a keyword, without that of its subschemas."""
-    if word in {"enum", "const", "dependentRequired", "dependencies"}:
+    if keyword in {"enum", "const", "dependentRequired", "dependencies"}:
         return _count_work(value)
     return 1 + len(value) if isinstance(value, list | dict) else 1
 
@@ -964,14 +964,14 @@ def _format_enum_issue(report: _IssueReport, options: list[object], instance: ob
     yield f"{report.path}: should be one of {cut_after(allowed, SHOWN_CHARS)}; not {cut_after(given, SHORT_CHARS)}"
 
 
-def _format_limit_issue(word: str, limit: float, instance: object, schema: Mapping[str, object]) -> str:
+def _format_limit_issue(keyword: str, limit: float, instance: object, schema: Mapping[str, object]) -> str:
     """Return the sentence for a violated limit, without the path; a boolean ``exclusiveMinimum`` of draft 4 changes it."""
-    strict = f"exclusive{word[0].upper()}{word[1:]}"
-    if word in {"minimum", "maximum"} and schema.get(strict) is True:  # in draft 4
-        word = strict
-    if not word.endswith("imum"):
-        return LIMITS[word].format(int(limit))
-    return f"{LIMITS[word].format(limit)}, not {instance}"
+    strict = f"exclusive{keyword[0].upper()}{keyword[1:]}"
+    if keyword in {"minimum", "maximum"} and schema.get(strict) is True:  # in draft 4
+        keyword = strict
+    if not keyword.endswith("imum"):
+        return LIMITS[keyword].format(int(limit))
+    return f"{LIMITS[keyword].format(limit)}, not {instance}"
 
 
 def _format_required_issues(

@@ -31,7 +31,7 @@ from stepengine.errors import (
     ToolInputError,
     UndoRefused,
 )
-from stepengine.server import Problem, problem_from_error
+from stepengine.server import Problem, problem_of
 
 ALL = [
     kind for _, kind in inspect.getmembers(errors, inspect.isclass)
@@ -40,7 +40,7 @@ ALL = [
 
 
 def document_of(error: Exception, **members: Any) -> dict[str, Any]:
-    response = problem_from_error(error, members=members).response()
+    response = problem_of(error, members=members).response()
     document = json.loads(bytes(response.body))
     assert response.media_type == "application/problem+json"
     assert response.status_code == document["status"]
@@ -108,7 +108,7 @@ def test_internal_error_is_logged_and_hidden(error: Exception, caplog: pytest.Lo
     ("wait", "header"), [(1.2, "2"), (0, "0"), (None, None), (-1, None), (float("inf"), None), (float("nan"), None)]
 )
 def test_provider_retry_after_is_forwarded(wait: float | None, header: str | None) -> None:
-    problem = problem_from_error(ModelError("key sk-1 is over its quota", retry_after=wait))
+    problem = problem_of(ModelError("key sk-1 is over its quota", retry_after=wait))
 
     assert (502, header) == (problem.status, problem.headers.get("Retry-After"))
     assert "sk-1" not in problem.message
@@ -145,7 +145,7 @@ def test_members_do_not_override_problem_fields() -> None:
     made = Problem("no", status=409, kind="odd", members={"status": 200, "type": "x", "detail": "y"})
 
     assert (409, "urn:stepengine:problem:odd", "no") == tuple(made.document()[k] for k in ("status", "type", "detail"))
-    assert made is problem_from_error(made)
+    assert made is problem_of(made)
 
 
 @pytest.mark.spec("replay:J51", "studio:SV4")
