@@ -144,7 +144,7 @@ def clear_recorded_contents(_: HookContext) -> Change:
 
 def make_diff(path: str, before: Mapping[str, str], after: Mapping[str, str]) -> str:
     """Return a unified diff in git's form; a file that cannot be read is ``/dev/null``."""
-    return unified_diff(before.get("content"), after.get("content"), path, most=DIFF_CHARS)
+    return unified_diff(before.get("content"), after.get("content"), path, max_chars=DIFF_CHARS)
 
 
 def split_lines(text: str) -> list[str]:

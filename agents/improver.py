@@ -120,7 +120,7 @@ async def blame_case(  # noqa: D417 - as above
         case: The id of the case.
         k: How many runs from each step.
     """
-    made: dict[str, Any] = await get_trials(ctx).blame_case(changes, case, k)
+    made: dict[str, Any] = await get_trials(ctx).find_blamed_step(changes, case, k)
     return made
 
 

@@ -103,7 +103,13 @@ from stepengine.models.openai_chat.written_calls import (
     parse_written_calls,
     parse_written_thoughts,
 )
-from stepengine.permissions.commands import READ_ONLY, CommandForm, explain_possible_match, matches_allow, matches_deny
+from stepengine.permissions.commands import (
+    READ_ONLY,
+    CommandForm,
+    explain_possible_match,
+    matches_allow_rule,
+    matches_deny_rule,
+)
 from stepengine.permissions.policy import Policy
 from stepengine.permissions.rules import Domain, Regex, Request
 from stepengine.permissions.rules import Path as PathRule
@@ -137,11 +143,11 @@ from stepengine.testing.traffic_redaction import Cleaner, clean_events, join_eve
 from stepengine.tools import ToolRegistry
 from stepengine.tools.bundled import file_tools, search_tools, shell_tools
 from stepengine.tools.bundled.files.edits import TextReplacement, apply_replacements, unified_diff
-from stepengine.tools.bundled.memory import _parse_notes, _split_words
+from stepengine.tools.bundled.memory import _parse_notes, _split_folded_words
 from stepengine.tools.bundled.search.hits import SearchFlags, _clean_and_cut_line, parse_flags
 from stepengine.tools.bundled.search.overview import rank_files
 from stepengine.tools.bundled.search.ripgrep import EXIT, _adapt_pattern_to_line_ends, _LineTest
-from stepengine.tools.bundled.search.symbols import find_top_level_names, split_words
+from stepengine.tools.bundled.search.symbols import find_top_level_names, split_singular_words
 from stepengine.tools.bundled.shell.output import Capture
 from stepengine.tools.bundled.web.fetcher import Fetched
 from stepengine.tools.bundled.web.pages import CODECS, read_page
@@ -153,7 +159,7 @@ from stepengine.workspace.argv import parse_command
 from stepengine.workspace.connection import _Broken
 from stepengine.workspace.connection import _parse_frame_head as parsed_frame
 from stepengine.workspace.contained_paths import contained_paths
-from stepengine.workspace.line_ends import keep_line_ends
+from stepengine.workspace.line_ends import apply_old_line_ends
 from stepengine.workspace.path_rules import PROTECTED, SECRETS, PathRules, possible_paths
 from stepengine.workspace.paths import printable_name
 from stepengine.workspace.patterns import GlobPattern, IgnorePattern, find_pattern_problem, max_search_columns
@@ -419,8 +425,8 @@ def imported_call(arguments: str) -> Any:
 def judged(command: str) -> None:
     words = parse_command(command)
     for form in (*READ_ONLY, CommandForm(("git", "push"))):
-        matches_allow(form, words)
-        matches_deny(form, words)
+        matches_allow_rule(form, words)
+        matches_deny_rule(form, words)
         explain_possible_match(form, words)
 
 
@@ -596,9 +602,9 @@ def as_headers(text: str) -> None:
     asked = _RequestFacts({
         "type": "http", "path": "/", "method": "GET", "query_string": value, "headers": [(name, value) for name in names],
     })  # fmt: skip
-    asked.bearer_token(), asked.get_header("origin"), asked.query()
+    asked.get_bearer_token(), asked.get_header("origin"), asked.get_query()
     with contextlib.suppress(Problem):
-        asked.host()
+        asked.parse_host()
 
 
 SENDER = Topic.model_validate(
@@ -793,7 +799,7 @@ PLACES = (
     ),
     Place(
         "words of notes",
-        _split_words,
+        _split_folded_words,
         (of("a"), of("a-"), of(" "), of("\u0300"), of("\ufdfa")),
         ("tools/bundled/memory.py",),
     ),
@@ -986,7 +992,7 @@ PLACES = (
         )
         for name in ("a.py", "a.ts", "a.go", "a.rs", "a.java", "a.c", "a.sh")
     ),
-    Place("words", split_words, HOSTILE_NAMES, ("tools/bundled/search/symbols.py",)),
+    Place("words", split_singular_words, HOSTILE_NAMES, ("tools/bundled/search/symbols.py",)),
     Place(
         "description of files",
         lambda text: rank_files(text, {("a.py",): ["aa"]}),
@@ -1159,7 +1165,7 @@ PLACES = (
     Place("beginning of the arguments of a call", can_start_json, BRACKETS, ("models/_call_arguments.py",)),
     Place(
         "line ends of a changed text",
-        lambda text: keep_line_ends(text, f"x\n{text}"),
+        lambda text: apply_old_line_ends(text, f"x\n{text}"),
         (of("\r"), of("\n"), of("\r\n"), of("\n\r\n"), of("a\nb\r\n")),
         ("workspace/line_ends.py",),
     ),

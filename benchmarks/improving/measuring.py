@@ -84,7 +84,7 @@ def naive(task: str, seed: int, folder: Path) -> Found:
     with ReplyBook(folder / "bought.jsonl", Decimal(BUDGET)) as book:
         trials = Trials(
             file, evaluation, folder, book, lambda agent, _, **__: Engine([agent]), HERE, lambda agent: agent,
-            lambda case: Models.from_value(ScriptedModel(case.replies)), LIST_PRICES, is_free=lambda _: True,
+            lambda case: Models.from_value(ScriptedModel(case.replies)), LIST_PRICES, is_scripted=lambda _: True,
         )  # fmt: skip
         return asyncio.run(_guessed(trials, search, held_out, seed))
 

@@ -58,4 +58,4 @@ logins = Logins()
 served = serve(engine, runs="runs", logins=logins, shares=["colours"])
 routes = [Route("/", page), Route("/page.js", script), Mount("/", served)]
 app = Starlette(routes=routes, lifespan=served.lifespan)
-print("open http://127.0.0.1:8000" + logins.make_link(Caller("you", {"run", "read", "answer"})), flush=True)
+print("open http://127.0.0.1:8000" + logins.make_login_link(Caller("you", {"run", "read", "answer"})), flush=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.origins import ASKED, ORIGIN_HOOK
 from stepengine.data.tools import ToolLike, ToolSpec
-from stepengine.tools.agent_tools import iter_reachable_tools
+from stepengine.tools.agent_tools import iterate_reachable_tools
 
 if TYPE_CHECKING:
     from stepengine.cli.options import Options
@@ -39,7 +39,7 @@ def disallowed_categories(options: Options) -> frozenset[str]:
 
 def collect_tool_specs(tools: Iterable[object]) -> list[ToolSpec]:
     """Return the specs of tool objects and of the tools that their bodies call; tool names and sources are skipped."""
-    return [tool.spec for tool in iter_reachable_tools([tool for tool in tools if isinstance(tool, ToolLike)])]
+    return [tool.spec for tool in iterate_reachable_tools([tool for tool in tools if isinstance(tool, ToolLike)])]
 
 
 def tools_needing_approval(specs: Iterable[ToolSpec], category: str) -> list[str]:

@@ -284,7 +284,7 @@ def make_asking_policy() -> Policy:
 
 def _make_terminal_interactor(progress: ProgressDisplay | None, options: Options) -> TerminalInteractor | None:
     """Return an interactor that asks the person at the terminal; ``None`` without a terminal."""
-    if not (sys.stdin.isatty() and is_terminal()):
+    if not (sys.stdin.isatty() and is_terminal(sys.stderr)):
         return None
     from stepengine.cli.screen.console import TerminalInteractor
 
@@ -466,7 +466,7 @@ def make_progress_display(options: Options) -> ProgressDisplay | None:
     settings = options.settings
     color = settings.get("display.color")
     console = make_console(sys.stderr, color="never" if options.as_json and color == "auto" else color)
-    live = is_terminal() and not console.is_dumb_terminal and not os.environ.get("CI")
+    live = is_terminal(sys.stderr) and not console.is_dumb_terminal and not os.environ.get("CI")
     return ProgressDisplay(
         console,
         live=live and not settings.get("display.plain"),

@@ -137,11 +137,11 @@ class ChatConversation:
         """Return the estimated tokens of the next prompt; ``None`` before the first turn."""
         return sum(self.estimate_prompt_tokens_by_kind().values()) if self.states else None
 
-    def compute_total_cost(self, current: Decimal | None) -> Decimal | None:
-        """Return the cost of all ended turns plus the *current* one; ``None`` if a part of it is unknown."""
+    def compute_total_cost(self, current_turn_cost: Decimal | None) -> Decimal | None:
+        """Return the cost of all ended turns plus the *current_turn_cost* one; ``None`` if a part of it is unknown."""
         for result in self.results:
-            current = add_cost(current, result.cost)
-        return current
+            current_turn_cost = add_cost(current_turn_cost, result.cost)
+        return current_turn_cost
 
     # --- the agent and its permissions --------------------------------------------------------------------------------
 

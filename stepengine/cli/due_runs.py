@@ -16,9 +16,9 @@ from attrs import frozen
 
 from stepengine.cli.bench import make_engine_setup
 from stepengine.cli.exits import Exit, choose_exit_code, get_exit_code_of_signal, print_error
-from stepengine.cli.journals import load_recorded_agent, make_resume_limits, needs_new_approvals
+from stepengine.cli.journals import load_recorded_agent, make_resume_limits, report_ignored_approvals
 from stepengine.cli.options import Options
-from stepengine.cli.perform import GRACE, await_result_or_limit
+from stepengine.cli.perform import GRACE, await_result_despite_limit
 from stepengine.cli.screen.interrupt_keys import call_on_interrupts
 from stepengine.cli.screen.render import format_error, one_line, print_visible
 from stepengine.cli.settings import UsageProblem
@@ -206,7 +206,7 @@ class _DueRunResumer:
         async with bench.engine:
             handle = await bench.engine.start_resume(journal, **asked)
             try:
-                result = await await_result_or_limit(handle.result())
+                result = await await_result_despite_limit(handle.result())
             except asyncio.CancelledError:
                 handle.interrupt(GRACE)
                 with contextlib.suppress(Exception):
@@ -227,7 +227,7 @@ class _DueRunResumer:
         settings = options.settings
         options = attrs.evolve(options, agent=options.agent or self._agents.files.get(agent_id, ""))
         agent = load_recorded_agent(options, history, folders=self._agent_folders, option="--agents")
-        again = not self._trusts and needs_new_approvals(journal, history)
+        again = not self._trusts and report_ignored_approvals(journal, history)
         bench = make_engine_setup(options, agent, asks_nobody=True, headless=False, recorded=history)
         limits = make_resume_limits(journal, attrs.evolve(options, settings=settings))
         return (
@@ -249,7 +249,7 @@ class _DueRunResumer:
         elif woken.state == "failed":
             print(f"stepengine: {one_line(' '.join(_describe_woken_run(woken)), 2_000)}", file=sys.stderr, flush=True)
         else:
-            print_visible(one_line(" ".join(_describe_woken_run(woken)), 2_000), hang=4)
+            print_visible(one_line(" ".join(_describe_woken_run(woken)), 2_000), hanging_indent=4)
 
 
 async def _start_due_runs_and_wait(scheduler: Scheduler) -> None:

@@ -19,7 +19,7 @@ from stepengine.cli.exits import Exit, get_exit_code_of_signal, print_error, run
 from stepengine.cli.options import Options, make_unique_dict
 from stepengine.cli.perform import (
     FinishedRun,
-    await_result_or_limit,
+    await_result_despite_limit,
     format_resume_command,
     format_shared_options,
     interrupt_run,
@@ -358,7 +358,7 @@ def run_cancelling_on_signal(
 
     async def run_to_end() -> FinishedRun:
         async with bench.engine:
-            result, _ = await await_unless_interrupted(await_result_or_limit(make_coroutine()))
+            result, _ = await await_unless_interrupted(await_result_despite_limit(make_coroutine()))
             return FinishedRun(result)
 
     return run_with_display(run_to_end, bench.progress)
@@ -406,7 +406,7 @@ def start_run_and_wait(
             with call_on_interrupts(interrupt_or_cancel_start) as received:
                 try:
                     async with await starting as handle:
-                        result = await await_result_or_limit(handle.result())
+                        result = await await_result_despite_limit(handle.result())
                 except asyncio.CancelledError:
                     if not received:
                         raise
@@ -484,7 +484,7 @@ def expand_to_journals(files: Iterable[str]) -> list[str]:
     return found
 
 
-def iter_files_and_journals(path: str) -> Iterator[tuple[str, Journal | None]]:
+def iterate_files_and_journals(path: str) -> Iterator[tuple[str, Journal | None]]:
     """
     Yield the files of a path, each with its journal if it is one; the runs of an SQLite file separately.
 
@@ -533,7 +533,7 @@ def _is_journal(file: Path) -> bool:
 # --- whose journal it is ----------------------------------------------------------------------------------------------
 
 
-def needs_new_approvals(journal: Journal, history: History) -> bool:
+def report_ignored_approvals(journal: Journal, history: History) -> bool:
     """Print the approvals of an untrusted journal that do not count; return whether a person must approve calls that only it requests."""
     from stepengine.journal.permission_reset import find_effective_approvals
     from stepengine.journal.provenance import has_trusted_permissions

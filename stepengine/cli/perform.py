@@ -82,7 +82,7 @@ def run_agent_to_end(
             on_start(handle.run_id)
             loop = asyncio.get_running_loop()
             with call_on_interrupts(lambda: interrupt_run(handle, loop)) as received:
-                result = await await_result_or_limit(handle.result())
+                result = await await_result_despite_limit(handle.result())
         return FinishedRun(result, received[0] if received else None)
 
     return run_with_display(run_to_end, progress)
@@ -101,7 +101,7 @@ def interrupt_run(handle: RunHandle, loop: asyncio.AbstractEventLoop) -> None:
     loop.call_soon_threadsafe(print_names)
 
 
-async def await_result_or_limit(run: Awaitable[RunResult]) -> RunResult:
+async def await_result_despite_limit(run: Awaitable[RunResult]) -> RunResult:
     """Return the result of *run*, also if it raises at a limit (``on_max_steps="raise"``)."""
     try:
         return await run

@@ -52,7 +52,7 @@ def _print_schedule_states(statuses: Sequence[ScheduleStatus], *, as_json: bool)
     if as_json:
         print(to_ascii_json([_schedule_state_to_dict(one) for one in statuses]))
     elif statuses:
-        print_visible("\n\n".join(["\n".join(_describe_schedule(one)) for one in statuses]), hang=10)
+        print_visible("\n\n".join(["\n".join(_describe_schedule(one)) for one in statuses]), hanging_indent=10)
     else:
         print_error(
             "there are no schedules; define one in an agent file with `schedule = Schedule(agent, cron=...)`",

@@ -42,7 +42,7 @@ from stepengine.journal.recorded_runs import (
 from stepengine.redaction import ANY
 from stepengine.workspace.atomic import replace_path
 from stepengine.workspace.calls import OTHERS_BITS
-from stepengine.workspace.installed import installed_version
+from stepengine.workspace.installed import get_installed_version
 
 if TYPE_CHECKING:
     from stepengine.data.state import RunResult
@@ -363,7 +363,7 @@ def _make_companion_data(
     forked_from: object = None,
     session_id: str | None = None,
 ) -> dict[str, object]:
-    installed = installed_version("stepengine") or ""
+    installed = get_installed_version("stepengine") or ""
     place, now = _find_agent_location(options.agent or agent_id, options), _format_now()
     file = None if place is None else place.file
     return {

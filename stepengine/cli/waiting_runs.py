@@ -43,7 +43,7 @@ def replay_and_print_waiting_runs(options: Options, files: Iterable[str], on_div
     for file in _list_waiting_runs(files, last=options.last):
         found.append(_check_waiting_run(attrs.evolve(options, journal=file, last=False, quiet=True)))
         if not options.as_json and found[-1].outcome != "ended":
-            print_visible("\n".join(_format_run(found[-1])), hang=4)
+            print_visible("\n".join(_format_run(found[-1])), hanging_indent=4)
     outcomes = [run.outcome for run in found]
     if options.as_json:
         print(to_ascii_json([run.to_json() for run in found]))

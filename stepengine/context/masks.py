@@ -108,7 +108,7 @@ class mask_tool_results(ContextPolicy):  # noqa: N801 - a policy is called by it
         total, room = transcript_tokens(transcript), limits.room
         target = int(room * (1 - self.free_ratio))
         masked: dict[str, ToolResult] = {}
-        for enough, chosen in self._iter_mask_passes(transcript, target, room):
+        for enough, chosen in self._iterate_mask_passes(transcript, target, room):
             if total <= enough:
                 break
             for message in chosen:
@@ -123,9 +123,11 @@ class mask_tool_results(ContextPolicy):  # noqa: N801 - a policy is called by it
         """Return *counts* plus *message*, if it is a result and masking it saves tokens."""
         if not isinstance(message, ToolMessage) or _count_saved_tokens(message) <= 0:
             return counts
-        return MaskableCounts(counts.long + self._is_long(message), counts.named + (message.tool_name in self.tools))
+        return MaskableCounts(
+            counts.long + self._is_long_or_has_media(message), counts.named + (message.tool_name in self.tools)
+        )
 
-    def _iter_mask_passes(
+    def _iterate_mask_passes(
         self, transcript: Transcript, target: int, room: int
     ) -> Iterator[tuple[int, list[ToolMessage]]]:
         """Yield (sufficient prompt size in tokens, results to mask) for each pass of masking."""
@@ -134,11 +136,11 @@ class mask_tool_results(ContextPolicy):  # noqa: N801 - a policy is called by it
         named = [m for m in transcript if isinstance(m, ToolMessage) and m.tool_name in self.tools]
         kept = {m.tool_call_id for m in named[max(0, len(named) - self.keep_last) :]}
         yield target, [m for m in seen if m.tool_name in self.tools and m.tool_call_id not in kept]
-        yield target, [m for m in seen if self._is_long(m)]
+        yield target, [m for m in seen if self._is_long_or_has_media(m)]
         # Last, and against the whole room: the model has just requested these results and has not read them.
-        yield room, [m for m in transcript[newest:] if isinstance(m, ToolMessage) and self._is_long(m)]
+        yield room, [m for m in transcript[newest:] if isinstance(m, ToolMessage) and self._is_long_or_has_media(m)]
 
-    def _is_long(self, message: ToolMessage) -> bool:
+    def _is_long_or_has_media(self, message: ToolMessage) -> bool:
         """Return True for a result above ``max_chars``, and for one with an image or document."""
         return len(message.text) > self.max_chars or any(
             isinstance(p, ImagePart | DocumentPart) for p in message.content

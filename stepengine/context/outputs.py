@@ -112,7 +112,7 @@ class output_cache:  # noqa: N801 - a policy is called by its name, as a hook is
             return None
         target = int(self.max_chars * (1 - self.free_ratio))
         trimmed: dict[str, ToolResult] = {}
-        for message in view[: _get_unseen_start(view)]:
+        for message in view[: _find_first_unseen_result(view)]:
             if total <= target:
                 break
             if not isinstance(message, ToolMessage) or is_placeholder(message, MARK):
@@ -139,7 +139,7 @@ def _count_chars(message: ToolMessage) -> int:
     return len(message.text) + media * MEDIA_CHARS
 
 
-def _get_unseen_start(view: Transcript) -> int:
+def _find_first_unseen_result(view: Transcript) -> int:
     """Return the position of the first result that the model has not seen: those at the end of *view*; its length if there is none."""
     start = len(view)
     while start and isinstance(view[start - 1], ToolMessage):

@@ -42,10 +42,10 @@ class Environment:
 
     def render(self, now: dt.datetime) -> str:
         """Return the block; ``""`` if it has no line. *now* is the run's recorded time."""
-        lines = [f"{name}: {' '.join(value.splitlines())}" for name, value in self._iter_named_values(now)]
+        lines = [f"{name}: {' '.join(value.splitlines())}" for name, value in self._iterate_named_values(now)]
         return "\n".join(["<env>", *lines, "</env>"]) if lines else ""
 
-    def _iter_named_values(self, now: dt.datetime) -> Iterator[tuple[str, str]]:
+    def _iterate_named_values(self, now: dt.datetime) -> Iterator[tuple[str, str]]:
         """Yield (label, value) of each line in the ``<env>`` block."""
         if self.working_directory is not None:
             yield "Working directory", self.working_directory

@@ -131,7 +131,7 @@ def make_memory_entry(
         text = cut_to_tokens(message.text_without_thoughts.strip(), caps.note)
         lines = [*([f"Progress note: {text}"] if text else []), *map(describe_call, message.tool_calls)]
         return RememberedMessage("assistant", cut_to_tokens("\n".join(lines), caps.work)) if lines else None
-    text = describe_result(message, calls[message.tool_call_id], forgotten_agents)
+    text = format_remembered_result(message, calls[message.tool_call_id], forgotten_agents)
     return RememberedMessage("assistant", cut_to_tokens(text, caps.work)) if text else None
 
 
@@ -236,18 +236,18 @@ EDITING = ("write_file", "str_replace", "apply_patch", "propose_write_file", "pr
 SPAWNING = ("spawn_agents", "spawn_agent_inline", "task")
 
 
-def cut_to_tokens(text: str, tokens: int) -> str:
+def cut_to_tokens(text: str, max_tokens: int) -> str:
     """Return *text* cut to three characters per token: 80 % of its head, 20 % of its tail, and the omitted length."""
-    limit = tokens * SAFE_CHARS_PER_TOKEN
+    limit = max_tokens * SAFE_CHARS_PER_TOKEN
     if len(text) <= limit:
         return text
     kept = max(0, limit - NOTICE_CHARS)
     return cut_middle(text, kept, f"[... {len(text) - kept} characters left out ...]", head=int(kept * HEAD_RATIO))
 
 
-def clip_to_one_line(text: str, chars: int) -> str:
-    """Return *text* on one line and at most *chars* characters long."""
-    return _cut_with_ellipsis(" ".join(text.split()), chars)
+def clip_to_one_line(text: str, max_chars: int) -> str:
+    """Return *text* on one line and at most *max_chars* characters long."""
+    return _cut_with_ellipsis(" ".join(text.split()), max_chars)
 
 
 def _format_json_value(value: object) -> str:
@@ -368,17 +368,17 @@ def _find_json_value(message: ToolMessage) -> object:
     return next((part.value for part in message.content if isinstance(part, JsonPart)), None)
 
 
-def describe_result(message: ToolMessage, call: ToolCallPart, forgotten_agents: frozenset[str]) -> str:
+def format_remembered_result(message: ToolMessage, call: ToolCallPart, omitted_agents: frozenset[str]) -> str:
     """
-    Return the part of a result to remember; ``""`` for nothing.
+    Return the excerpt of a result for the memory; ``""`` for none.
 
     Args:
         message: The result.
         call: Its call.
-        forgotten_agents: Agents whose outputs are omitted.
+        omitted_agents: Agents whose outputs are omitted.
     """
     # generator-contract:P18
-    kept = cut_to_tokens("\n".join(_format_result_lines(message, call, forgotten_agents)), RESULT_TOKENS)
+    kept = cut_to_tokens("\n".join(_format_result_lines(message, call, omitted_agents)), RESULT_TOKENS)
     return f"[{message.tool_name} result]\n{kept}" if kept else ""
 
 
@@ -410,8 +410,8 @@ def _format_failure(data: object, fallback: str) -> Iterator[str]:
         yield f"Error: {clip_to_one_line(_format_json_value(said), ERROR_CHARS)}"
 
 
-def _cut_with_ellipsis(text: str, chars: int) -> str:
-    return text if len(text) <= chars else f"{text[: chars - 1]}…"
+def _cut_with_ellipsis(text: str, max_chars: int) -> str:
+    return text if len(text) <= max_chars else f"{text[: max_chars - 1]}…"
 
 
 def _format_answers(data: object) -> Iterator[str]:
@@ -622,19 +622,19 @@ class prune_to_summary(ContextPolicy):  # noqa: N801 - a policy is called by its
         small = build_memory(scene.summarised, live, self.forgotten_agents, caps, keeps_live_mark=keeps_mark)
         return Memory(select_fitting_entries(small.entries, user, assistant), media)
 
-    def _divide_token_budget(self, share: int, entries: Iterable[RememberedMessage]) -> tuple[int, int]:
+    def _divide_token_budget(self, total_tokens: int, entries: Iterable[RememberedMessage]) -> tuple[int, int]:
         """
-        Divide *share* tokens between user entries and notes; return (tokens for the user, tokens for notes).
+        Divide *total_tokens* tokens between user entries and notes; return (tokens for the user, tokens for notes).
 
         Each kind may use tokens that the other does not need. A few notes always have room.
         """
         needed = {"user": 0, "assistant": 0}
         for entry in entries:
             needed[entry.role] += 0 if entry.live else count_entry_tokens(entry)
-        part = share * self.assistant_tool_budget // max(1, self.user_budget + self.assistant_tool_budget)
-        wanted = max(part, share - needed["user"], KEPT_NOTES * NOTE_TOKENS)
+        part = total_tokens * self.assistant_tool_budget // max(1, self.user_budget + self.assistant_tool_budget)
+        wanted = max(part, total_tokens - needed["user"], KEPT_NOTES * NOTE_TOKENS)
         assistant = min(wanted, self.assistant_tool_budget)
-        user = max(0, share - min(assistant, needed["assistant"]))
+        user = max(0, total_tokens - min(assistant, needed["assistant"]))
         return min(user, self.user_budget), assistant
 
 

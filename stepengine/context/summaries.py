@@ -157,7 +157,7 @@ class summarize:  # noqa: N801 - a policy is called by its name, as a hook is
         """
         view = state.view
         fresh = _get_unanswered_start(view)
-        cut = _move_before_results(view, min(fresh, len(view) - self.keep_last))
+        cut = _find_cut_before_results(view, min(fresh, len(view) - self.keep_last))
         if all(_is_summary_or_instructions(message) for message in view[:cut]):
             return None
         text = yield from self._write_summary(state, Transcript(view[:fresh]), limits, settings)
@@ -253,7 +253,7 @@ def _get_unanswered_start(view: Transcript) -> int:
     return 0
 
 
-def _move_before_results(view: Transcript, cut: int) -> int:
+def _find_cut_before_results(view: Transcript, cut: int) -> int:
     """Return the last position up to *cut* at which a cut separates no result from its call."""
     cut = max(cut, 0)
     while cut < len(view) and isinstance(view[cut], ToolMessage):

@@ -40,7 +40,7 @@ from stepengine.runtime.logs import log_once
 from stepengine.tools.agent_tools import (
     BUILT_IN,
     get_params_schema,
-    iter_reachable_tools,
+    iterate_reachable_tools,
     list_agents_run_by_tools,
     make_spawnable_agent_tool,
 )
@@ -385,7 +385,7 @@ class Catalog:
             own = [tool for tool in agent.definition.tools if isinstance(tool, ToolLike)]
             is_shared = used[id(agent.definition.handle_steps)] > 1
             names = AllowedNames(agent.tools, agent.offered, agent.spawnable, is_open=bool(agent.hooks.pre_run))
-            tools = iter_reachable_tools([*own, *listed])
+            tools = iterate_reachable_tools([*own, *listed])
             warn_about_agent_sources(agent.definition, names, tools, agent.uses, is_shared=is_shared)
         return made
 
@@ -480,7 +480,7 @@ class Catalog:
         file = self.policy_file
         if file is None or file.below_root:
             return
-        for tool in iter_reachable_tools(tools):
+        for tool in iterate_reachable_tools(tools):
             folder: Sequence[str] | None = getattr(tool, "folder", None)
             if folder is not None and not tool.spec.annotations.read_only and file.is_below(folder):
                 msg = (
@@ -499,7 +499,7 @@ class Catalog:
         """
         agents = {id(each): each for each in (*self._agents.values(), agent, *agent.known_agents)}
         own = [tool for each in agents.values() for tool in each.definition.tools if isinstance(tool, ToolLike)]
-        for tool in iter_reachable_tools([*self._tools.values(), *self._workspace_tools.built.values(), *own]):
+        for tool in iterate_reachable_tools([*self._tools.values(), *self._workspace_tools.built.values(), *own]):
             folder: Sequence[str] | None = getattr(tool, "folder", None)
             if folder is not None and key.folder_parts[: len(folder)] == tuple(folder):
                 msg = (

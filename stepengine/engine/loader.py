@@ -27,7 +27,7 @@ from stepengine.errors import DefinitionError
 from stepengine.machine.author import add_location, find_raise_line
 from stepengine.machine.child_effects import describe_substitution
 from stepengine.runtime.logs import log_once
-from stepengine.workspace.paths import describe_similar_path, to_path
+from stepengine.workspace.paths import make_missing_path_hint, to_path
 
 if TYPE_CHECKING:
     from stepengine.engine.schedules import Schedule
@@ -166,7 +166,7 @@ def locate_agent(path_or_id: str | Path, *, folders: Iterable[Path] = ()) -> Age
     place = AgentLocation.from_text(path_or_id)
     if place is not None:
         if not place.file.is_file():
-            msg = f"there is no agent file {str(place.file)!r}{describe_similar_path(place.file)}"
+            msg = f"there is no agent file {str(place.file)!r}{make_missing_path_hint(place.file)}"
             raise DefinitionError(msg)
         return place
     if Path(path_or_id).is_dir():
@@ -275,7 +275,7 @@ def _load_sandboxed_file_or_folder(path: Path) -> tuple[AgentDefinition, ...]:
         place = attrs.evolve(place, sandboxed=True)
         return (place.load(),) if place.id else place.load_all()
     if not path.is_dir():
-        msg = f"there is no file or folder {str(path)!r} with agents{describe_similar_path(path)}"
+        msg = f"there is no file or folder {str(path)!r} with agents{make_missing_path_hint(path)}"
         raise DefinitionError(msg)
     found: list[AgentDefinition] = []
     broken: dict[Path, DefinitionError] = {}
@@ -323,7 +323,7 @@ def load_folder(folder: Path) -> LoadedFolder:
             have one id, or their tools one name.
     """
     if not folder.is_dir():
-        msg = f"there is no folder {str(folder)!r} with agent files{describe_similar_path(folder)}"
+        msg = f"there is no folder {str(folder)!r} with agent files{make_missing_path_hint(folder)}"
         raise DefinitionError(msg)
     agents: list[AgentDefinition] = []
     schedules: dict[str, tuple[Schedule, Path]] = {}

@@ -29,7 +29,7 @@ from stepengine.engine import trust
 from stepengine.engine.modules import get_exported_agents, load_sandboxed_agents
 from stepengine.errors import DefinitionError
 from stepengine.machine.author import find_raise_line
-from stepengine.tools.agent_tools import BUILT_IN, iter_reachable_tools, list_agents_run_by_tools
+from stepengine.tools.agent_tools import BUILT_IN, iterate_reachable_tools, list_agents_run_by_tools
 from stepengine.tools.makers import CATEGORIES
 
 if TYPE_CHECKING:
@@ -661,7 +661,7 @@ def _list_tools_with_categories(agent: AgentDefinition) -> Iterator[tuple[str, s
     own = [tool for tool in agent.tools if isinstance(tool, ToolLike)]
     for name in agent.tool_names:
         yield name, kinds.get(name, "")
-    for tool in iter_reachable_tools(own):
+    for tool in iterate_reachable_tools(own):
         yield tool.spec.name, tool.spec.category
 
 

@@ -16,7 +16,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.errors import SessionError
-from stepengine.workspace.after_fork import Lock, call_after_fork, register_for_fork_reset
+from stepengine.workspace.after_fork import Lock, call_in_forked_child, register_for_fork_reset
 
 
 @frozen(eq=False)
@@ -94,7 +94,7 @@ _owners: dict[tuple[int, str], SessionAccess] = {}
 _waiting: set[SessionAccess] = set()
 
 
-@call_after_fork
+@call_in_forked_child
 def _reset_after_fork() -> None:
     _owners.clear()
     _waiting.clear()

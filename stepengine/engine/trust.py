@@ -24,7 +24,7 @@ from attrs import frozen
 
 from stepengine.errors import DefinitionError
 from stepengine.runtime.logs import log_once
-from stepengine.workspace.user_state import is_writable_only_by_user, state_folder
+from stepengine.workspace.user_state import get_user_state_folder, is_writable_only_by_user
 
 LOCAL = Path("agents")
 """Where the agents of a working folder are."""
@@ -243,7 +243,7 @@ def untrust_folder(folder: Path) -> bool:
 
 def list_trusted_folders() -> list[Path]:
     """Return the real paths of the trusted folders, those that are gone included."""
-    state = state_folder()
+    state = get_user_state_folder()
     found = [] if state is None else [_read_trust_record(file) for file in sorted((state / TRUSTED).glob("*.json"))]
     return sorted([Path(record["path"]) for record in found if record is not None])
 
@@ -254,7 +254,7 @@ def _make_record_file_name(real: Path) -> str:
 
 def _find_trust_record_folder(real: Path) -> Path | None:
     """Return the state folder with the trust records; ``None`` if it is not safe for a record of *real*."""
-    state = state_folder()
+    state = get_user_state_folder()
     return None if state is None or _explain_unsafe_state_folder(real) else state / TRUSTED
 
 
@@ -262,7 +262,7 @@ def _explain_unsafe_state_folder(real: Path) -> str:
     """Return why the state folder cannot hold a trust record for the folder *real*; ``""`` if it can."""
     from stepengine.workspace.skills import get_project_root
 
-    state = state_folder()
+    state = get_user_state_folder()
     if state is None:
         return "missing, because there is no home folder"
     top, home = get_project_root(real.parent), Path(os.path.expanduser("~")).resolve()  # noqa: PTH111  (never raises)
@@ -320,7 +320,7 @@ def withdraw_approval(package: str) -> bool:
 
 def _find_approvals_folder() -> Path | None:
     """Return the folder of approvals, existing or not; ``None`` without a state folder, or if other users can write there."""
-    state = state_folder()
+    state = get_user_state_folder()
     if state is None or any(f.exists() and not is_writable_only_by_user(f) for f in (state, state / AGREED)):
         return None
     return state / AGREED

@@ -25,7 +25,7 @@ from stepengine.journal import Journal
 from stepengine.journal.programs import find_program_text
 from stepengine.runtime.performer import child_path
 from stepengine.workspace.file_formats import read_regular_file
-from stepengine.workspace.paths import describe_similar_path
+from stepengine.workspace.paths import make_missing_path_hint
 
 PLACE = re.compile(r"[A-Za-z0-9_./-]{1,200}:[A-Za-z_][A-Za-z0-9_]{0,100}")
 MAX_FILE = 4 * 1024 * 1024
@@ -193,7 +193,7 @@ def load_file_member(file: Path, name: str) -> Any:
         DataError: when the file cannot be loaded, or does not define *name*.
     """
     if not file.is_file():
-        msg = f"there is no file {str(file)!r}{describe_similar_path(file)}"
+        msg = f"there is no file {str(file)!r}{make_missing_path_hint(file)}"
         raise DataError(msg)
     try:
         module = load_fresh_module(file)
@@ -220,7 +220,7 @@ def load_json_or_yaml(file: Path) -> Any:
     try:
         raw = read_regular_file(file, MAX_FILE)
     except OSError as error:
-        near = describe_similar_path(file) if isinstance(error, FileNotFoundError) else ""
+        near = make_missing_path_hint(file) if isinstance(error, FileNotFoundError) else ""
         msg = f"{file} cannot be read: {error.strerror}{near}"
         raise DataError(msg) from None
     if len(raw) > MAX_FILE:

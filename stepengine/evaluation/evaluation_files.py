@@ -18,7 +18,7 @@ from stepengine.evaluation import criteria
 from stepengine.evaluation.case_runs import Evaluation
 from stepengine.evaluation.checks import load_file_member, load_json_or_yaml
 from stepengine.evaluation.criteria import Case
-from stepengine.workspace.paths import describe_similar_path
+from stepengine.workspace.paths import make_missing_path_hint
 
 MAKERS: Mapping[str, Callable[..., criteria.Criterion]] = {
     name: getattr(criteria, name)
@@ -48,7 +48,7 @@ def load_evaluation(file: Path) -> Evaluation:
         DataError: when the file cannot be read or has no evaluation; for YAML with all problems.
     """
     if not file.is_file():
-        msg = f"there is no evaluation file {str(file)!r}{describe_similar_path(file)}"
+        msg = f"there is no evaluation file {str(file)!r}{make_missing_path_hint(file)}"
         raise DataError(msg)
     if file.suffix == ".py":
         found = load_file_member(file, "evaluation")

@@ -142,7 +142,7 @@ class Trials:
         models: Returns the models of a case; for ``None`` those of the reflecting model.
         pricing: The prices of models.
         by: The measure to improve: ``"pass"``, or the name of a check.
-        is_free: Returns whether models without a price may be called for a case, such as scripted ones.
+        is_scripted: Returns whether models without a price may be called for a case, such as scripted ones.
         done: Called after each case with the version, the case, and the return value of ``run_case``.
         error: The error that prevented the run of a case, such as a missing key.
     """
@@ -157,7 +157,7 @@ class Trials:
     models: Callable[[Case | None], Models]
     pricing: Pricing
     by: str = PASS
-    is_free: Callable[[Case | None], bool] = lambda _: False
+    is_scripted: Callable[[Case | None], bool] = lambda _: False
     done: Callable[[str, str, Mapping[str, Any]], object] = lambda *_: None
     error: StepEngineError | None = None
     _agents: dict[str, AgentDefinition] = attrs.field(factory=dict, init=False)
@@ -217,7 +217,7 @@ class Trials:
             "spent": str(
                 sum(
                     (
-                        self.book.amount_paid(_reply_page_name(changes, case, k))
+                        self.book.get_amount_paid(_reply_page_name(changes, case, k))
                         for k in range(1, self.evaluation.n + 1)
                     ),
                     Decimal(0),
@@ -248,7 +248,7 @@ class Trials:
         return outcome.samples[0], provider.served
 
     def _make_caching_provider(self, page: str, case: Case, earlier_pages: Sequence[str] = ()) -> CachingProvider:
-        free = self.is_free(case)
+        free = self.is_scripted(case)
         return CachingProvider(
             self.book, page, self.models(case), self.pricing, before=earlier_pages, may_be_unpriced=free
         )
@@ -299,25 +299,25 @@ class Trials:
 
     # --- blame --------------------------------------------------------------------------------------------------------
 
-    async def blame_case(self, changes: Mapping[str, Any], case: str, k: int) -> dict[str, Any]:
+    async def find_blamed_step(self, version: Mapping[str, Any], case: str, runs_per_step: int) -> dict[str, Any]:
         """
-        Find the step at which the chance to pass falls in a version's worst sample of a case, with *k* new runs from each step.
+        Find the step at which the chance to pass falls in a version's worst sample of a case, with *runs_per_step* new runs from each step.
 
         Returns:
             ``step``, 0 if none is found; ``why``, the reason for the step, or an error such as a check that needs files; ``spent``
             in US dollars; ``stopped``, the reason why nothing more may be spent, or ``""``.
         """
-        known, page = self._get_case(case), f"blame/{version_name(changes)}/{case}"
-        agent, provider = self._load_agent_version(changes), self._make_caching_provider(page, known)
+        known, page = self._get_case(case), f"blame/{version_name(version)}/{case}"
+        agent, provider = self._load_agent_version(version), self._make_caching_provider(page, known)
         numbers = range(1, self.evaluation.n + 1)
         copy = WorkingCopy.create(self.evaluation.get_files(known), self.root)
         step, why = 0, ""
         try:
-            samples = [(await self._get_or_run_sample(changes, known, number, None))[0] for number in numbers]
-            file = FileJournal(self._journal_path(changes, self._get_worst_sample(samples)))
+            samples = [(await self._get_or_run_sample(version, known, number, None))[0] for number in numbers]
+            file = FileJournal(self._journal_path(version, self._get_worst_sample(samples)))
             async with self.bench(agent, copy.root, performs=True) as engine:
                 found = await blame(
-                    engine, file, self._make_blame_check(known), agent=agent, k=k, models=lambda: provider
+                    engine, file, self._make_blame_check(known), agent=agent, k=runs_per_step, models=lambda: provider
                 )
             if found.blamed is not None:
                 step, why = found.blamed.step.step, found.why
@@ -326,7 +326,7 @@ class Trials:
         finally:
             copy.remove()
         return {
-            "step": step, "why": why, "spent": str(self.book.amount_paid(page)),
+            "step": step, "why": why, "spent": str(self.book.get_amount_paid(page)),
             "stopped": "" if provider.refused is None else provider.refused.message,
         }  # fmt: skip
 

@@ -166,7 +166,7 @@ async def improve(
         trials = Trials(
             file, search.evaluation, search.folder, book, make, where,
             partial(load_evaluation_agent, root=where, folders=folders), asked.models_for_case, pricing,
-            by=by, is_free=asked.is_free, done=partial(_report_case_result, on_progress),
+            by=by, is_scripted=asked.is_scripted, done=partial(_report_case_result, on_progress),
         )  # fmt: skip
         improvement = await search.run_and_compare(trials, resumes=bool(resume))
     # First: if the process dies after the agent's file was changed, the results show why.
@@ -222,7 +222,7 @@ class _SearchModels:
     default: str | None
     pricing: Pricing
 
-    def is_free(self, case: Case | None) -> bool:
+    def is_scripted(self, case: Case | None) -> bool:
         """Return True if a script replaces the model in *case*; *case* is ``None`` for the reflecting model."""
         return self.replies is not None or (case is not None and case.replies is not None)
 
@@ -391,7 +391,9 @@ class _PlannedSearch:
         improver = find_bundled_agent(IMPROVER)
         assert improver is not None  # noqa: S101 - it comes with the package
         journal, book, pricing = self.journal, trials.book, trials.pricing
-        models = CachingProvider(book, "reflecting", trials.models(None), pricing, may_be_unpriced=trials.is_free(None))
+        models = CachingProvider(
+            book, "reflecting", trials.models(None), pricing, may_be_unpriced=trials.is_scripted(None)
+        )
         async with Engine([improver], models=models, pricing=pricing, resources=[trials]) as engine:
             if resumes and not self._archive_failed_run():
                 result = await engine.resume(journal, agent=improver, in_doubt="retry")

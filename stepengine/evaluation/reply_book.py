@@ -80,25 +80,25 @@ class ReplyBook:
         """The amount paid so far, including interrupted calls."""
         return sum(self._paid.values(), self._cut)
 
-    def amount_paid(self, name: str) -> Decimal:
-        """Return the amount paid under a name."""
-        return self._paid.get(name, Decimal(0))
+    def get_amount_paid(self, page: str) -> Decimal:
+        """Return the amount paid for the replies of a page."""
+        return self._paid.get(page, Decimal(0))
 
-    def request_key(self, request: ModelRequest) -> str:
+    def make_request_key(self, request: ModelRequest) -> str:
         """Return the key of a request, by which its replies are found again."""
         return self._prints.for_request(request)
 
-    def replies_by_request_key(self, name: str) -> dict[str, deque[ModelReply]]:
-        """Return the replies under a name, by the key of their request, in order."""
-        return {key: deque(several) for key, several in self._replies.get(name, {}).items()}
+    def replies_by_request_key(self, page: str) -> dict[str, deque[ModelReply]]:
+        """Return the replies of a page, by the key of their request, in order."""
+        return {key: deque(several) for key, several in self._replies.get(page, {}).items()}
 
-    def record_reused_reply(self, name: str, key: str, reply: ModelReply) -> None:
-        """Record under a name a reply that was bought under another name."""
-        self._record_purchase_and_wake(0, name, key, reply, Decimal(0))
+    def record_reused_reply(self, page: str, key: str, reply: ModelReply) -> None:
+        """Record on a page a reply that was bought for another page."""
+        self._record_purchase_and_wake(0, page, key, reply, Decimal(0))
 
     async def call_within_budget(
         self,
-        name: str,
+        page: str,
         key: str,
         call: Callable[[], Awaitable[ModelReply]],
         *,
@@ -106,10 +106,10 @@ class ReplyBook:
         price: Callable[[Usage], Decimal | None],
     ) -> ModelReply:
         """
-        Make a model call within the budget, and record its reply and price under a name; recorded replies are not looked up.
+        Make a model call within the budget, and record its reply and price on a page; recorded replies are not looked up.
 
         Args:
-            name: The name.
+            page: The name.
             key: The key of the request.
             call: Makes the call; the reply has its cost.
             max_cost: The highest possible cost; ``None`` if it is unknown, so that the call runs alone.
@@ -128,7 +128,7 @@ class ReplyBook:
             paid = (None if error.usage is None else price(error.usage)) or Decimal(0)
             raise
         finally:
-            self._record_purchase_and_wake(number, name, key, reply, paid)
+            self._record_purchase_and_wake(number, page, key, reply, paid)
         return reply
 
     async def _wait_and_record_call_start(self, max_cost: Decimal | None) -> int:
@@ -150,23 +150,23 @@ class ReplyBook:
         return self._number
 
     def _record_purchase_and_wake(
-        self, number: int, name: str, key: str, reply: ModelReply | None, paid: Decimal
+        self, number: int, page: str, key: str, reply: ModelReply | None, paid: Decimal
     ) -> None:
         """Append the end of a call to the file, free its part of the budget, and wake waiting calls."""
-        line: dict[str, object] = {"name": name, "key": key, "paid": str(paid)}
+        line: dict[str, object] = {"name": page, "key": key, "paid": str(paid)}
         self._append_line({"number": number, **line, "reply": None if reply is None else to_json(reply)})
-        self._add_purchase_in_memory(name, key, reply, paid)
+        self._add_purchase_in_memory(page, key, reply, paid)
         if self._open.pop(number, None) is not None:
             self._is_alone = False
         # Wakes those that wait now; later ones wait for the next call.
         self._settled.set()
         self._settled.clear()
 
-    def _add_purchase_in_memory(self, name: str, key: str, reply: ModelReply | None, paid: Decimal) -> None:
-        """Add the price and the reply of a call under a name, in memory."""
-        self._paid[name] = self.amount_paid(name) + paid
+    def _add_purchase_in_memory(self, page: str, key: str, reply: ModelReply | None, paid: Decimal) -> None:
+        """Add the price and the reply of a call to a page, in memory."""
+        self._paid[page] = self.get_amount_paid(page) + paid
         if reply is not None:
-            self._replies.setdefault(name, {}).setdefault(key, []).append(reply)
+            self._replies.setdefault(page, {}).setdefault(key, []).append(reply)
 
     # --- its file -----------------------------------------------------------------------------------------------------
 
@@ -263,7 +263,7 @@ class CachingProvider(Provider):
             LimitExceeded: when the reply is not in the book, and the budget is spent or the price is unknown.
             ModelError: the error of the model.
         """
-        key = self._book.request_key(request)
+        key = self._book.make_request_key(request)
         if known := self._own.get(key):
             self.served += 1
             return known.popleft()

@@ -154,7 +154,7 @@ def summarize_run_from(history: History, at: str) -> Course:
     for intent, reply in replies:
         usage, cost = usage + (reply.usage or Usage()), add_cost(cost, reply.cost)
         if decision is None and intent.path == address[0]:
-            decision = tuple(_iter_requested_calls(history, intent, reply))
+            decision = tuple(_iterate_requested_calls(history, intent, reply))
     ended = find_root_end(history)
     return Course(
         decision=decision,
@@ -167,7 +167,7 @@ def summarize_run_from(history: History, at: str) -> Course:
     )
 
 
-def _iter_requested_calls(history: History, model_call: Intent, reply: ModelReply) -> Iterator[tuple[str, Any]]:
+def _iterate_requested_calls(history: History, model_call: Intent, reply: ModelReply) -> Iterator[tuple[str, Any]]:
     """Yield the tool calls of a reply; a call that ran a program is replaced by the program's calls, agents and questions."""
     programs = list(_find_programs_after_reply(history, model_call))
     for call in reply.tool_calls:
@@ -176,7 +176,7 @@ def _iter_requested_calls(history: History, model_call: Intent, reply: ModelRepl
         inner = []
         if found is not None:
             programs.remove(found)
-            inner = list(_iter_program_requests(history, found[2]))
+            inner = list(_iterate_program_requests(history, found[2]))
         yield from inner or [(call.tool_name, given)]
 
 
@@ -191,7 +191,7 @@ def _find_programs_after_reply(history: History, model_call: Intent) -> Iterator
         seq += 1
 
 
-def _iter_program_requests(history: History, run_path: str) -> Iterator[tuple[str, Any]]:
+def _iterate_program_requests(history: History, run_path: str) -> Iterator[tuple[str, Any]]:
     """Yield the tool calls, agent calls and questions of a program as (name, input), without waits and permission checks."""
     for form in map(history.form, history.tree.list_effects(run_path)):
         if form["type"] == "tool_call":

@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import ClassVar
 
-from stepengine.workspace.after_fork import Lock, call_after_fork
+from stepengine.workspace.after_fork import Lock, call_in_forked_child
 
 RESERVE_BYTES = 1024 * 1024
 """Room for the results of some dozen effects that are in progress when the disk becomes full, and no loss to any disk."""
@@ -122,7 +122,7 @@ class DiskReserve:
         return True
 
 
-@call_after_fork
+@call_in_forked_child
 def _drop_reserves_after_fork() -> None:
     """Release the parent's disk reserve in a forked child, which would otherwise hold the disk space."""
     for reserve in list(DiskReserve._known.values()):  # noqa: SLF001 - it is what this module keeps of them

@@ -65,7 +65,7 @@ from stepengine.journal.records import (
 )
 from stepengine.machine.plan import RunPlan
 from stepengine.runtime.performer import child_path
-from stepengine.workspace.installed import installed_version
+from stepengine.workspace.installed import get_installed_version
 from stepengine.workspace.writes import FileWrite
 
 ChosenModels: TypeAlias = tuple[Mapping[str, str], Mapping[str, str]]
@@ -431,7 +431,7 @@ class RecordedStart:
 @cache
 def engine_version() -> str:
     """Return the version of stepengine, or ``"0"`` if it is not installed."""
-    return installed_version("stepengine") or "0"
+    return get_installed_version("stepengine") or "0"
 
 
 def make_head(plan: RunPlan, seed: str, *, link: bool, signed: str = "", workspace: str = "") -> Head:

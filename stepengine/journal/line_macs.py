@@ -23,7 +23,7 @@ from stepengine.errors import JournalError
 from stepengine.journal.journal_files import NO_LINK
 from stepengine.workspace.atomic import create_folder_durably
 from stepengine.workspace.calls import OTHERS_BITS, OWNER_FILE_MODE
-from stepengine.workspace.user_state import is_writable_only_by_user, state_folder
+from stepengine.workspace.user_state import get_user_state_folder, is_writable_only_by_user
 
 KEY_FILE = "journal-key"
 KEY_BYTES = 32
@@ -145,7 +145,7 @@ def load_or_create_mac_key(*, creates_missing: bool = True) -> bytes | None:
     Args:
         creates_missing: Whether to create a missing key.
     """
-    folder = state_folder()
+    folder = get_user_state_folder()
     if folder is None:
         return None
     try:

@@ -22,8 +22,8 @@ from typing import Any, ClassVar
 from stepengine.errors import JournalWriteFailed
 from stepengine.journal.journal_files import REOPENED, open_for_appending, unlock_and_close
 from stepengine.workspace import after_fork
-from stepengine.workspace.after_fork import Lock, call_after_fork, register_fork_hooks
-from stepengine.workspace.open_files import max_open_files, too_many_files_advice
+from stepengine.workspace.after_fork import Lock, call_in_forked_child, register_fork_hooks
+from stepengine.workspace.open_files import get_max_open_files, make_too_many_files_advice
 
 MIN_HELD_FILES = 8
 """So many journals of one process stay open where hardly any file may be: each effect of theirs opens one otherwise."""
@@ -35,7 +35,7 @@ OPEN_FILES_DIVISOR = 4
 
 def get_held_file_limit() -> int:
     """Return the number of journal files that this process may keep open."""
-    most = max_open_files()
+    most = get_max_open_files()
     return MAX_HELD_FILES if most is None else max(MIN_HELD_FILES, min(MAX_HELD_FILES, most // OPEN_FILES_DIVISOR))
 
 
@@ -154,7 +154,7 @@ class LockedFile:
             try:
                 keeps = self._keeping[self._device] = _test_lock_outlives_close(self._path.parent)
             except OSError as error:
-                return None if too_many_files_advice(error) else False
+                return None if make_too_many_files_advice(error) else False
         return keeps
 
     def _reopen(self) -> int:
@@ -200,7 +200,7 @@ class LockedFile:
 
 
 register_fork_hooks(LockedFile.lock_before_fork, LockedFile.unlock_after_fork)
-call_after_fork(LockedFile.close_in_forked_child)
+call_in_forked_child(LockedFile.close_in_forked_child)
 
 
 def open_closing_idle_files(path: Path) -> int:

@@ -24,7 +24,7 @@ from stepengine.journal.store import Journal
 from stepengine.workspace.atomic import create_folder_durably, replace_path
 from stepengine.workspace.calls import OWNER_FILE_MODE
 from stepengine.workspace.file_formats import FileFormat
-from stepengine.workspace.user_state import RUNS, is_writable_only_by_user, state_folder
+from stepengine.workspace.user_state import RUNS, get_user_state_folder, is_writable_only_by_user
 
 NOTES = "known-journals"
 KEPT_NOTES = 10_000
@@ -145,7 +145,7 @@ def _is_trusted_by_folder(journal: Journal) -> bool:
 
 def _find_private_folder() -> Path | None:
     """Return the user's state folder; ``None`` if it is missing or others can write to it."""
-    folder = state_folder()
+    folder = get_user_state_folder()
     try:
         return folder if folder is not None and is_writable_only_by_user(folder) else None
     except OSError:
@@ -163,7 +163,7 @@ def _has_note(journal: Journal, kinds: tuple[Kind, ...]) -> bool:
 
 def _append_note(journal: Journal, kind: Kind) -> None:
     """Append a note with the hash of a journal's content; do nothing if the state folder cannot be used."""
-    folder = state_folder()
+    folder = get_user_state_folder()
     if folder is None:
         return
     try:

@@ -25,7 +25,7 @@ from stepengine.journal.journal_files import lock_file, unlock_and_close
 from stepengine.journal.pending_items import find_open_questions, find_waits
 from stepengine.journal.sources import as_journal, parse_database_path
 from stepengine.redaction import ANY
-from stepengine.workspace.user_state import RUNS, is_writable_only_by_user, state_folder
+from stepengine.workspace.user_state import RUNS, get_user_state_folder, is_writable_only_by_user
 
 if TYPE_CHECKING:
     from stepengine.data.waits import Waits
@@ -47,7 +47,7 @@ GOES_ON = ("suspended", "interrupted")
 
 def get_runs_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
     """Return the path of the folder of recorded runs, even if it does not exist; ``None`` without a home."""
-    state = state_folder(environ)
+    state = get_user_state_folder(environ)
     return None if state is None else state / RUNS
 
 

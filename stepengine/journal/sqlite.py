@@ -475,13 +475,13 @@ def _open_for_reading(path: Path) -> Iterator[sqlite3.Connection]:
     """Open a connection to an existing database; nothing is changed."""
     import sqlite3
 
-    from stepengine.workspace.guarded_database import open_guarded, raise_interrupt_cause
+    from stepengine.workspace.guarded_database import open_guarded_database, raise_interrupt_cause
 
     try:
         # Looked at by name and never opened: closing another descriptor of the file would give up SQLite's own locks on it.
         status = path.lstat()
         require_regular_file(path, status)
-        database = open_guarded(path, seconds=BUSY_SECONDS, read_only=True)
+        database = open_guarded_database(path, seconds=BUSY_SECONDS, read_only=True)
     except (OSError, sqlite3.Error) as error:
         raise _make_unusable_error(path, error) from error
     try:

@@ -39,7 +39,7 @@ from stepengine.journal.mailbox import Mailbox, MemoryMailbox
 from stepengine.journal.records import Head, Input, Intent, Record, Result, to_compact_json
 from stepengine.journal.redacted_records import redact_records
 from stepengine.redaction import Redact, Redactor, RedactRule, make_redactor
-from stepengine.workspace.after_fork import Lock, call_after_fork
+from stepengine.workspace.after_fork import Lock, call_in_forked_child
 from stepengine.workspace.threads import ThreadPool
 
 if TYPE_CHECKING:
@@ -697,4 +697,4 @@ class Commits:
             self._loop = None
 
 
-call_after_fork(Commits.reset_in_forked_child)
+call_in_forked_child(Commits.reset_in_forked_child)

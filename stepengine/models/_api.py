@@ -26,7 +26,7 @@ from stepengine.models.keys import (
     WITHHELD,
     Credentials,
     Secret,
-    find_set_variable,
+    find_defined_variable,
     hash_account,
     register_secret,
     register_secret_headers,
@@ -168,7 +168,7 @@ class ApiProvider(Provider):
         is_chosen = self._key_env is not None and self._base_url is not None
         usable = variables if is_chosen else select_key_variables_for_url(self.name, variables, url, default)
         credentials = resolve_key(self.name, self._api_key, usable, is_required=required, argument=argument)
-        if credentials.key is None and not usable and find_set_variable(variables) is not None:
+        if credentials.key is None and not usable and find_defined_variable(variables) is not None:
             credentials = Credentials(None, WITHHELD)
         if url is None:
             variable = f" or set {settings.base_url_variable}" if settings.base_url_variable else ""
@@ -197,10 +197,12 @@ class ApiProvider(Provider):
         async with self._send_body(body, request, stream=False) as exchange:
             return exchange.parse_json_object(await exchange.read_content())
 
-    async def _call_api(self, topic: str, path: str, content: bytes | None = None, **headers: str) -> Mapping[str, Any]:
-        """Send a GET, or a POST of *content*, and return the JSON object of the response; errors name *topic* in place of a model."""
+    async def _call_api(
+        self, error_subject: str, path: str, content: bytes | None = None, **headers: str
+    ) -> Mapping[str, Any]:
+        """Send a GET, or a POST of *content*, and return the JSON object of the response; errors name *error_subject* in place of a model."""
         body = RequestBody(content or b"", headers, path=path, is_get=content is None)
-        return await self._request_json(body, ModelRequest(f"{self.name}/{topic}"))
+        return await self._request_json(body, ModelRequest(f"{self.name}/{error_subject}"))
 
     async def _fetch_json_lines(self, path: str) -> list[Mapping[str, object]]:
         """Fetch a file of batch results, of at most 256 MB, and return the JSON object of each line."""

@@ -168,11 +168,11 @@ class ReplyReader:
         except Exception as error:  # noqa: BLE001 - see `decode_or_raise_protocol_error`
             broken = _describe_decode_error(error)
         else:
-            self._count_and_limit_text(deltas)
+            self._count_text_or_raise(deltas)
             return deltas
         raise make_protocol_error(self._call, broken, self.usage)
 
-    def _count_and_limit_text(self, deltas: list[ModelDelta]) -> None:
+    def _count_text_or_raise(self, deltas: list[ModelDelta]) -> None:
         """Count the characters of text in *deltas*; raise ``ModelError`` if the reply exceeds the limit."""
         for delta in deltas:
             if isinstance(delta, (TextChunk, ThinkingChunk)):

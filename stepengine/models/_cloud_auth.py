@@ -23,7 +23,7 @@ from stepengine.models.keys import (
     KEY_HOSTS,
     Credentials,
     Secret,
-    find_set_variable,
+    find_defined_variable,
     is_trusted_url,
     make_safe_excerpt,
     register_secret,
@@ -210,7 +210,7 @@ class AwsAuth(CloudAuth):
         is_named = (
             self.has_passed_credentials
             or self._region is not None
-            or find_set_variable((self.key_variable, *AWS_SIGNS, *AWS_REGIONS))
+            or find_defined_variable((self.key_variable, *AWS_SIGNS, *AWS_REGIONS))
         )
         if not (is_named or any(_is_file(os.environ.get(variable) or usual) for variable, usual in AWS_FILES.items())):
             msg = (
@@ -235,7 +235,7 @@ class AwsAuth(CloudAuth):
             return "the access key passed as access_key="
         if self._profile is not None:
             return f"the profile {self._profile!r}"
-        found = find_set_variable((self.key_variable, *AWS_SIGNS))
+        found = find_defined_variable((self.key_variable, *AWS_SIGNS))
         return f"credentials from {found}" if found else "the credentials that boto3 found"
 
     def find_account_id(self) -> Secret | None:
@@ -258,7 +258,7 @@ class AwsAuth(CloudAuth):
             ModelError: when it cannot be a part of a host name.
         """
         region, source = self._region, "region="
-        if not region and (variable := find_set_variable(AWS_REGIONS)) is not None:
+        if not region and (variable := find_defined_variable(AWS_REGIONS)) is not None:
             region, source = os.environ[variable].strip(), variable
         if not region:
             region, source = _read_profile_region(self._profile), "the profile"
@@ -271,7 +271,7 @@ class AwsAuth(CloudAuth):
         A key of the environment is registered for redaction. It is passed explicitly, because AWS's packages cache keys forever.
         """
         access_key, secret, token = self._access_key, self._secret_key, self._session_token
-        if access_key is None and self._profile is None and find_set_variable(("AWS_ACCESS_KEY_ID",)):
+        if access_key is None and self._profile is None and find_defined_variable(("AWS_ACCESS_KEY_ID",)):
             access_key = os.environ["AWS_ACCESS_KEY_ID"].strip()
             secret = _make_registered_secret(
                 "aws", os.environ.get("AWS_SECRET_ACCESS_KEY", "").strip() or None, "secret_key"
@@ -363,7 +363,7 @@ class GoogleAuth(CloudAuth):
         """Return a description of the credentials, which are loaded later; raise ``MissingKey`` if no setting or file names any."""
         folder = os.environ.get("CLOUDSDK_CONFIG") or "~/.config/gcloud"
         saved = f"{folder}/application_default_credentials.json"
-        found = find_set_variable(self.variables)
+        found = find_defined_variable(self.variables)
         if not (self.has_passed_credentials or self._project or found or _is_file(saved)):
             msg = (
                 f"there are no Google Cloud credentials for {provider!r}: set GOOGLE_CLOUD_PROJECT, and {GOOGLE_CREDENTIALS} or "
@@ -383,7 +383,7 @@ class GoogleAuth(CloudAuth):
     @property
     def project(self) -> str | None:
         """The project of the argument, the environment or the credentials; ``None`` if it is unknown."""
-        variable = find_set_variable(self.projects)
+        variable = find_defined_variable(self.projects)
         own = getattr(self._credentials, "project_id", None)
         return self._project or (os.environ[variable].strip() if variable else None) or (str(own) if own else None)
 
@@ -398,7 +398,7 @@ class GoogleAuth(CloudAuth):
         Raises:
             ModelError: when it cannot be a part of a host name.
         """
-        variable = find_set_variable(variables)
+        variable = find_defined_variable(variables)
         location = self._location or (os.environ[variable].strip() if variable else ANYWHERE)
         return require_host_label(
             self._provider, location, "location", "location=" if self._location else str(variable)
@@ -478,7 +478,7 @@ def make_entra_token_source(provider: str, explicit: TokenSource | None, scope: 
     source = explicit
     if source is None and (token := os.environ.get(AZURE_TOKEN, "").strip()):
         source = lambda: token  # noqa: E731 - a function of one value
-    if source is None and find_set_variable(ENTRA_SIGNS):
+    if source is None and find_defined_variable(ENTRA_SIGNS):
         require_package_installed(provider, "azure-identity", "azure")
         source = _make_azure_token_source(scope)
     return None if source is None else _make_registering_token_source(provider, source)

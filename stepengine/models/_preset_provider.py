@@ -24,7 +24,7 @@ from stepengine.models._cloud_auth import (
 from stepengine.models._http import HttpProvider
 from stepengine.models._sdks import OPENAI
 from stepengine.models.base import BatchMember, ProviderSettings, Timeouts
-from stepengine.models.keys import Credentials, Secret, find_set_variable, make_safe_excerpt, resolve_base_url
+from stepengine.models.keys import Credentials, Secret, find_defined_variable, make_safe_excerpt, resolve_base_url
 from stepengine.models.presets import get_preset_or_safe_default
 
 API_VERSION = "OPENAI_API_VERSION"
@@ -237,7 +237,7 @@ class PresetProvider(HttpProvider):
     def _make_token_source(self) -> TokenSource | None:
         """Return the source of tokens that replaces a key; ``None`` if there is a key, or no source is configured."""
         has_key = self._api_key is not None or (
-            find_set_variable((AZURE_TOKEN,)) is None and self.settings().key_from is not None
+            find_defined_variable((AZURE_TOKEN,)) is None and self.settings().key_from is not None
         )
         if self._token_provider is None and (has_key or not self._preset.azure):
             return None

@@ -226,7 +226,7 @@ class _AnthropicConverter(_StrictConverter):
         if found.get("type") == "object":
             found |= self.convert_members(schema, level)
             rest = {name: value for name, value in rest.items() if name not in found}
-        found |= self._pop_converted_subschemas(rest, level)
+        found |= self._pop_supported_keywords(rest, level)
         if "enum" in found or "const" in found:
             found.pop("type", None)
         if not found.keys() & {"type", "enum", "const", "anyOf", "allOf"}:
@@ -236,8 +236,8 @@ class _AnthropicConverter(_StrictConverter):
             found["description"] = f"{found['description']}\n\n{told}" if "description" in found else told
         return found
 
-    def _pop_converted_subschemas(self, rest: dict[str, object], level: int) -> dict[str, object]:
-        """Remove subschemas, and supported bounds and formats, from *rest*; return them converted."""
+    def _pop_supported_keywords(self, rest: dict[str, object], level: int) -> dict[str, object]:
+        """Remove ``anyOf``, ``oneOf``, ``allOf``, ``items``, and supported bounds and formats, from *rest*; return them converted."""
         found: dict[str, object] = {}
         for word in ("anyOf", "oneOf", "allOf"):
             if word in rest:

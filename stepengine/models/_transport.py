@@ -60,11 +60,11 @@ class _UnpackedBody(httpx2.AsyncByteStream):
     def __aiter__(self) -> AsyncIterator[bytes]:
         if self._packing == "identity" and self._left is None and isinstance(self._stream, httpx2.AsyncByteStream):
             return aiter(self._stream)  # directly, because a generator around it would slow every token
-        return self._iter_decompressed() if self._left is None else self._iter_limited(self._left)
+        return self._iterate_decompressed() if self._left is None else self._iterate_limited(self._left)
 
-    async def _iter_limited(self, left: int) -> AsyncIterator[bytes]:
+    async def _iterate_limited(self, left: int) -> AsyncIterator[bytes]:
         """Yield decompressed pieces of at most *left* bytes in all."""
-        async for piece in self._iter_decompressed():
+        async for piece in self._iterate_decompressed():
             yield piece[:left]
             left -= len(piece)
             if left <= 0:
@@ -74,7 +74,7 @@ class _UnpackedBody(httpx2.AsyncByteStream):
         if isinstance(self._stream, httpx2.AsyncByteStream):
             await self._stream.aclose()
 
-    async def _iter_decompressed(self) -> AsyncIterator[bytes]:
+    async def _iterate_decompressed(self) -> AsyncIterator[bytes]:
         """Yield the body in decompressed pieces of bounded size; raise ``DecodingError`` for an encoding other than gzip."""
         if not isinstance(self._stream, httpx2.AsyncByteStream):
             msg = "a body for asynchronous clients was expected"

@@ -35,7 +35,7 @@ from stepengine.data.models import (
     ToolCallStarted,
 )
 from stepengine.errors import ModelError
-from stepengine.models.keys import Secret, find_set_variable, hash_account
+from stepengine.models.keys import Secret, find_defined_variable, hash_account
 
 
 @frozen(kw_only=True)
@@ -132,7 +132,7 @@ class ProviderSettings:
     @property
     def key_from(self) -> str | None:
         """The first of the key variables that is set; ``None`` if none is."""
-        return find_set_variable(self.key_variables)
+        return find_defined_variable(self.key_variables)
 
 
 class Provider(ABC):

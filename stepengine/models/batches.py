@@ -29,7 +29,7 @@ from stepengine.models._stopped_usage import mark_request_unsent
 from stepengine.models.base import BatchMember, ModelInfo, Provider, ProviderSettings
 from stepengine.workspace.after_fork import keep_referenced, register_for_fork_reset
 from stepengine.workspace.file_formats import mark_own_database
-from stepengine.workspace.guarded_database import open_guarded
+from stepengine.workspace.guarded_database import open_guarded_database
 
 logger = logging.getLogger("stepengine.models")
 
@@ -221,7 +221,9 @@ class Batched(Provider):
         calls[name] = waiting
         self._came.set()
         if self._work is None or self._work.done():
-            self._work = loop.create_task(self._poll_or_fail_calls(calls, self._came), name="stepengine batches")
+            self._work = loop.create_task(
+                self._poll_and_fail_calls_on_error(calls, self._came), name="stepengine batches"
+            )
         is_over = False
         try:
             reply = await _await_reply(waiting)
@@ -289,7 +291,9 @@ class Batched(Provider):
 
     # --- submitting and polling ---------------------------------------------------------------------------------------
 
-    async def _poll_or_fail_calls(self, waiting_calls: Mapping[str, _WaitingCall], call_added: asyncio.Event) -> None:
+    async def _poll_and_fail_calls_on_error(
+        self, waiting_calls: Mapping[str, _WaitingCall], call_added: asyncio.Event
+    ) -> None:
         """Submit batches and fetch their results while calls wait; an unexpected error fails all waiting calls."""
         try:
             await self._submit_and_poll_batches(waiting_calls, call_added)
@@ -445,7 +449,7 @@ class _SentCalls:
         self._file = file
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            self._db = open_guarded(file, seconds=0, any_thread=True)
+            self._db = open_guarded_database(file, seconds=0, any_thread=True)
         except (OSError, sqlite3.Error) as error:
             raise self._make_file_error(error) from None
         try:

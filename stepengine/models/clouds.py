@@ -517,7 +517,7 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
     def _list_unsupported_settings(self, request: ModelRequest) -> tuple[str, ...]:
         model = self.strip_prefix(request.model)
         family, settings = get_converse_family(model), request.settings
-        dropped = [*converse.encode_wire_settings(request, model, family, self.name).dropped]
+        dropped = [*converse.encode_provider_settings(request, model, family, self.name).dropped]
         if any(tool.strict for tool in request.tools) and not self._can_send_strict_tools(request):
             dropped.append("strict")
         if request.tools and settings.parallel_tool_calls is False:
@@ -656,7 +656,7 @@ class _VertexBase(_NoFilesProvider, _GoogleCloudProvider, HttpProvider):
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
         """
-        Query Vertex AI for the number of tokens in *request*.
+        Query Vertex AI for the number of tokens in *request*; ``None`` if the API for the model does not count tokens.
 
         Raises:
             ModelError: when the query fails.

@@ -107,7 +107,7 @@ def hash_account(key: Secret | None, url: str | None) -> str:
     return hashlib.sha256(f"stepengine account {told}".encode()).hexdigest()[:24]
 
 
-def find_set_variable(variables: Sequence[str]) -> str | None:
+def find_defined_variable(variables: Sequence[str]) -> str | None:
     """Return the first of the environment *variables* that is set; ``None`` if none is."""
     return next((name for name in variables if os.environ.get(name, "").strip()), None)
 
@@ -133,7 +133,7 @@ def resolve_key(
     if explicit is not None:
         register_secret(provider, explicit)
         return Credentials(explicit, "api_key=")
-    variable = find_set_variable(variables)
+    variable = find_defined_variable(variables)
     if variable is not None:
         key = Secret(os.environ[variable].strip())
         register_secret(provider, key)
@@ -170,7 +170,7 @@ def select_key_variables_for_url(
     Raises:
         MissingKey: when a key would be sent to another host, which the settings of a repository might have chosen.
     """
-    if url is None or default_url is None or find_set_variable(variables) is None:
+    if url is None or default_url is None or find_defined_variable(variables) is None:
         return variables
     host, home = urlsplit(url).hostname or "", urlsplit(default_url).hostname or ""
     if is_trusted_url(url, default_url) or _is_local_host(home):

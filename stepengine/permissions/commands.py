@@ -95,7 +95,7 @@ class CommandForm:
             raise DefinitionError(msg)
 
 
-def matches_allow(form: CommandForm, command: Argv | Script) -> bool:
+def matches_allow_rule(form: CommandForm, command: Argv | Script) -> bool:
     """Return whether *command* matches an allow rule for *form*: exactly, and never a script."""
     if isinstance(command, Script) or command[: len(form.prefix)] != form.prefix:
         return False
@@ -460,10 +460,10 @@ def _limit_revision_to_commits(word: str) -> str:
 
 def find_broader_form(command: Argv | Script) -> CommandForm | None:
     """Return a known-harmless form that covers *command* and similar ones; ``None`` if there is none."""
-    return next((form for form in WIDENABLE if matches_allow(form, command)), None)
+    return next((form for form in WIDENABLE if matches_allow_rule(form, command)), None)
 
 
-def matches_deny(form: CommandForm, command: Argv | Script) -> bool:
+def matches_deny_rule(form: CommandForm, command: Argv | Script) -> bool:
     """Return whether *command*, or any command that it starts, matches a deny rule for *form*."""
     return any(_matches_single_command(form, started) for started in find_started_commands(command).commands)
 

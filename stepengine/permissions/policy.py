@@ -280,7 +280,7 @@ class Policy:
             return verdict
         if possible is not None:
             return _decide_about_possible_path(*possible, self.mode)
-        doubt = _find_possibly_matching_rule(self._ordered, request, first)
+        doubt = _find_rule_about_unnamed_command(self._ordered, request, first)
         if doubt is None:
             return verdict
         rule, reason = doubt
@@ -397,7 +397,7 @@ class Policy:
             Rule("allow", call, scope=scope)
             for call in (Call.from_request(request), *Call.list_broader_matchers(request))
         ]
-        if _find_possibly_matching_rule(self._ordered, request, None) is not None:
+        if _find_rule_about_unnamed_command(self._ordered, request, None) is not None:
             rules = rules[:1]  # a call that may run a denied command is allowed only exactly as it was shown
         # An "always" that changes nothing, because another rule still asks, would teach people to ignore it.
         is_enough = self.with_rules(rules[0]).check(request).decision == "allow"
@@ -793,20 +793,20 @@ def _list_approved_argument_paths(rules: Iterable[Rule], request: Request) -> tu
     return tuple(found)
 
 
-def _find_possibly_matching_rule(
-    ordered: Sequence[Rule], request: Request, first: Rule | None
+def _find_rule_about_unnamed_command(
+    rules: Sequence[Rule], request: Request, first_match: Rule | None
 ) -> tuple[Rule, str] | None:
     """
     Return a deny or ask rule about a command that a call may run without naming it, with the reason; else ``None``.
 
-    The result is ``None`` if *first*, the rule that decides, allows commands of one program, or only this call.
+    The result is ``None`` if *first_match*, the rule that decides, allows commands of one program, or only this call.
     """
     commands = request.commands
-    if not commands or (first is not None and _allows_one_program_or_call(first)):
+    if not commands or (first_match is not None and _allows_one_program_or_call(first_match)):
         return None
     # An ask rule after the rule that decides would not be reached; a deny holds wherever it is.
-    end = len(ordered) if first is None else ordered.index(first)
-    for at, rule in enumerate(ordered):
+    end = len(rules) if first_match is None else rules.index(first_match)
+    for at, rule in enumerate(rules):
         counts = rule.decision == "deny" or (rule.decision == "ask" and at < end)
         if counts and isinstance(rule.matcher, Command) and rule.covers_scope_and_source(request):
             reasons = [reason for one in commands if (reason := explain_possible_match(rule.matcher.form, one))]

@@ -31,8 +31,8 @@ from stepengine.permissions.commands import (
     WIDENABLE,
     CommandForm,
     find_broader_form,
-    matches_allow,
-    matches_deny,
+    matches_allow_rule,
+    matches_deny_rule,
 )
 from stepengine.workspace.argv import Argv, Script, parse_command
 from stepengine.workspace.contained_paths import (
@@ -148,7 +148,7 @@ class Request:
             ]
         )
 
-    def iter_texts_in_members(self, names: Sequence[str]) -> Iterator[str]:
+    def iterate_texts_in_members(self, names: Sequence[str]) -> Iterator[str]:
         """Yield the texts and numbers, as text, in members of the input with one of *names*, at any depth."""
         yield from [text for _, text in find_texts_by_member_name(self.input, frozenset(names))]
 
@@ -163,7 +163,7 @@ class Request:
         if self.tool.about is not None:
             return [place for place in self._declared_subjects if not _is_url_and_not_path(place)]
         return [
-            *self.iter_texts_in_members(PATHS),
+            *self.iterate_texts_in_members(PATHS),
             *filter(is_file_url, _find_texts_outside_members(self.input, PATHS)),
         ]
 
@@ -188,21 +188,21 @@ class Request:
         tool = self.tool
         return tool.about is not None or tool.confined or tool.category in WITHOUT_FILES
 
-    def find_contained_paths(self, *, include_marked: bool, kept_delimiters: str = "") -> tuple[str, ...] | None:
+    def find_contained_paths(self, *, include_marked: bool, non_delimiters: str = "") -> tuple[str, ...] | None:
         """
         Return the paths that the texts of the call may contain; ``None`` if any path is possible.
 
         Args:
             include_marked: Whether to search the texts that are marked as paths, too.
-            kept_delimiters: Delimiters at which texts are not split; see ``stepengine.workspace.contained_paths``.
+            non_delimiters: Delimiters at which texts are not split; see ``stepengine.workspace.contained_paths``.
         """
         # Cached, because every rule needs the same paths.
-        if (include_marked, kept_delimiters) not in self._contained:
+        if (include_marked, non_delimiters) not in self._contained:
             paths = self.paths if include_marked and not self.tool.confined else ()
-            self._contained[include_marked, kept_delimiters] = _find_contained_paths(
-                [*paths, *self.unmarked_texts], kept_delimiters
+            self._contained[include_marked, non_delimiters] = _find_contained_paths(
+                [*paths, *self.unmarked_texts], non_delimiters
             )
-        return self._contained[include_marked, kept_delimiters]
+        return self._contained[include_marked, non_delimiters]
 
     @property
     def _undeclared_member_names(self) -> list[str]:
@@ -213,7 +213,7 @@ class Request:
     @property
     def urls(self) -> list[str]:
         """The web addresses in the call: the texts in ``url`` and ``urls``; of declared subjects, also those with ``://``."""
-        named = list(self.iter_texts_in_members(URLS))
+        named = list(self.iterate_texts_in_members(URLS))
         if self.tool.about is None:
             return named
         return [place for place in self._declared_subjects_or_texts if _may_be_url(place) or place in named]
@@ -235,11 +235,11 @@ class Request:
         return self.tool.find_subjects(self.input)
 
 
-def _find_contained_paths(texts: Iterable[str], kept_delimiters: str) -> tuple[str, ...] | None:
+def _find_contained_paths(texts: Iterable[str], non_delimiters: str) -> tuple[str, ...] | None:
     found = set[str]()
     for text in texts:
         # Wildcards that match files are checked when the call starts.
-        paths = contained_paths(remove_emphasis(text), kept_delimiters)
+        paths = contained_paths(remove_emphasis(text), non_delimiters)
         if paths is None or len(found) > MAX_PARTS:
             return None
         # The target of `..` after a link is checked when the call starts; here it is checked as text.
@@ -417,8 +417,8 @@ class Command:
         """Return whether the commands of a call match: for an allow all of them, else any, including wrapped commands."""
         commands = request.commands
         if decision == "allow":
-            return bool(commands) and all(matches_allow(self.form, command) for command in commands)
-        return any(matches_deny(self.form, command) for command in commands)
+            return bool(commands) and all(matches_allow_rule(self.form, command) for command in commands)
+        return any(matches_deny_rule(self.form, command) for command in commands)
 
     def __str__(self) -> str:
         return f"command {' '.join(self.form.prefix)}"
@@ -498,7 +498,7 @@ class Path:
             return None
         keeps = {"", "".join(sorted(set(self.glob) & NAME_DELIMITERS))}
         for keep in keeps:
-            found = request.find_contained_paths(include_marked=True, kept_delimiters=keep)
+            found = request.find_contained_paths(include_marked=True, non_delimiters=keep)
             if found is None:
                 return "..."
             if path := next(filter(self._may_match_contained_path, found), None):
@@ -869,7 +869,7 @@ class Call:
         ):
             return False
         if self.prefix is not None and (
-            self._form is None or not matches_allow(self._form, _find_single_command(request))
+            self._form is None or not matches_allow_rule(self._form, _find_single_command(request))
         ):
             return False
         if self.input is not None:
@@ -1104,7 +1104,7 @@ def _find_commands_with_effects(request: Request) -> list[tuple[str, JsonValue]]
     return [
         (name, find_shell_command({name: request.input[name]}) or str(request.input[name]))
         for name, command in zip(given, request.commands, strict=True)
-        if not any(matches_allow(form, command) for form in READ_ONLY)
+        if not any(matches_allow_rule(form, command) for form in READ_ONLY)
     ]
 
 

@@ -855,9 +855,9 @@ def _unwrap_commands(words: Argv) -> list[Argv]:
     return list(found)
 
 
-def find_option_ends(words: Sequence[str], starts: Iterable[int]) -> set[int]:
-    """Return the indexes at which options from the indexes *starts* on may end; any option may have the next word as its value."""
-    ends, reached = set[int](), set(starts)
+def find_option_ends(words: Sequence[str], option_starts: Iterable[int]) -> set[int]:
+    """Return the indexes at which options from the indexes *option_starts* on may end; any option may have the next word as its value."""
+    ends, reached = set[int](), set(option_starts)
     if reached:
         for at in range(min(reached), len(words)):
             if at in reached:

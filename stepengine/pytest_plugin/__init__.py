@@ -41,11 +41,11 @@ from stepengine.pytest_plugin.settings import (
     choose_record_mode,
     is_live,
     make_redaction_rules,
+    make_rerun_command,
     node_id_without_group,
     read_mark_arguments,
     refuse_unusable_modes,
     requests_cassette,
-    rerun_command,
     uses_plugin,
 )
 from stepengine.pytest_plugin.snapshots import events_snapshot, request_snapshot, run_snapshot
@@ -141,7 +141,7 @@ def stepengine_cassette(request: pytest.FixtureRequest) -> CassetteFixture:
     cassette = CassetteFixture(
         recording_file(item, "cassette"),
         choose_record_mode(item),
-        command=rerun_command(item),
+        command=make_rerun_command(item),
         keeps=not is_live(item),
         requested=requests_cassette(item),
         redactor=make_redactor(rules.pop("redact") or "all", os.environ, **rules),
@@ -169,7 +169,7 @@ def stepengine_journal(request: pytest.FixtureRequest) -> JournalFixture:
     journal = JournalFixture(
         recording_file(item, "journal"),
         choose_record_mode(item),
-        command=rerun_command(item),
+        command=make_rerun_command(item),
         allow_unused=bool(read_mark_arguments(item).get("allow_unused")),
         keeps=not is_live(item),
         **make_redaction_rules(item),

@@ -18,7 +18,7 @@ def set_placeholder_keys(item: pytest.Item, *, replays: bool) -> Iterator[None]:
         if replays:
             from stepengine.testing.placeholders import make_replay_variables
 
-            for name, value in make_replay_variables(os.environ, _recorded_hosts(item)).items():
+            for name, value in make_replay_variables(os.environ, _list_recorded_hosts(item)).items():
                 if value is None:
                     patch.delenv(name)
                 else:
@@ -26,7 +26,7 @@ def set_placeholder_keys(item: pytest.Item, *, replays: bool) -> Iterator[None]:
         yield
 
 
-def _recorded_hosts(item: pytest.Item) -> Iterable[str]:
+def _list_recorded_hosts(item: pytest.Item) -> Iterable[str]:
     """Return the hosts in the cassette of a test; none without a readable one."""
     from stepengine.errors import DataError
     from stepengine.testing.placeholders import list_hosts

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stepengine.pytest_plugin.settings import rerun_command
+from stepengine.pytest_plugin.settings import make_rerun_command
 
 ATTRIBUTE = "stepengine_recordings"
 CREDENTIAL = re.compile(r"\b(?:credentials?|api[ _]?key)\b|_API_KEY\b", re.IGNORECASE)
@@ -51,7 +51,7 @@ def add_advice_note(item: pytest.Item, error: BaseException, *, replays: bool) -
     from stepengine.errors import ReplayDivergence
 
     if isinstance(error, ReplayDivergence):
-        command = rerun_command(item)
+        command = make_rerun_command(item)
         kept = "every effect" if error.kind == "end" else f"the effects before {error.address or 'it'}"
         note = (
             f"if the change is intended, record it\n"
@@ -76,7 +76,7 @@ def _find_environment_advice(error: BaseException) -> str:
             "the fixture `stepengine_cassette` uses the base URLs of the environment; set the same ones as when the cassette "
             f"was recorded\n  set now: {_format_set_base_urls() or 'none'}"
         )
-    said = "\n".join(f"{type(one).__name__} {one}" for one in _iter_error_and_causes(error))
+    said = "\n".join(f"{type(one).__name__} {one}" for one in _iterate_error_and_causes(error))
     names = sorted(name for name in list_key_variables() if name in said)
     if not names and not CREDENTIAL.search(said):
         return ""
@@ -99,7 +99,7 @@ def _format_set_base_urls() -> str:
     return Cleaner().clean_text(", ".join(found))
 
 
-def _iter_error_and_causes(error: BaseException) -> Iterator[BaseException]:
+def _iterate_error_and_causes(error: BaseException) -> Iterator[BaseException]:
     """Yield an error and its causes or contexts, at most 20."""
     at: BaseException | None = error
     for _ in range(MAX_CHAIN):

@@ -110,13 +110,13 @@ class OrphanFinder:
         files = {
             path
             for kind in SUFFIXES
-            for folder in self._iter_checkable_folders(kind)
-            for path in self._iter_unowned_recordings(folder, kind)
+            for folder in self._iterate_checkable_folders(kind)
+            for path in self._iterate_unowned_recordings(folder, kind)
             if str(folder) not in unfinished or self._is_named_after_test(path)
         }
         return sorted(files)
 
-    def _iter_unowned_recordings(self, folder: Path, kind: str) -> Iterator[Path]:
+    def _iterate_unowned_recordings(self, folder: Path, kind: str) -> Iterator[Path]:
         """Yield the recordings of this package in a folder that no test owns."""
         for path in folder.glob(f"*{SUFFIXES[kind]}") if folder.is_dir() else ():
             stem = str(path.with_suffix(""))
@@ -131,13 +131,13 @@ class OrphanFinder:
         patterns = ("test", *self._config.getini("python_functions"))
         return any(fnmatch(name, f"{pattern}*") for name in names for pattern in patterns)
 
-    def _iter_checkable_folders(self, kind: str) -> Iterator[Path]:
+    def _iterate_checkable_folders(self, kind: str) -> Iterator[Path]:
         """Yield the recording folders to check: those of collected and of deleted modules, unless another plugin uses them."""
         foreign = kind == "cassette" and any(map(self._config.pluginmanager.hasplugin, FOREIGN))
         for module in map(Path, sorted(self._modules - self._foreign)):
             yield recordings_folder(self._config, kind, module.parent) / module.stem
         if not foreign:
-            for here in self._iter_test_folders():
+            for here in self._iterate_test_folders():
                 base = recordings_folder(self._config, kind, here)
                 kept = [f for f in base.iterdir() if f.is_dir()] if base.is_dir() else []
                 # With one folder for the whole project, folders of tests and of modules are next to each other.
@@ -150,7 +150,7 @@ class OrphanFinder:
         module = folder / f"{name}.py"
         return str(module) in self._collected or not module.exists()
 
-    def _iter_test_folders(self) -> Iterator[Path]:
+    def _iterate_test_folders(self) -> Iterator[Path]:
         """Yield the collected folders and their subfolders."""
         never = self._config.getini("norecursedirs")
         for arg in self._config.args or [str(self._config.rootpath)]:

@@ -143,7 +143,7 @@ def node_id_without_group(item: pytest.Item) -> str:
     return item.nodeid.removesuffix(f"@{group}") if group and hasattr(item.config, "workerinput") else item.nodeid
 
 
-def rerun_command(item: pytest.Item) -> str:
+def make_rerun_command(item: pytest.Item) -> str:
     """Return the command that runs one test, from the folder in which pytest was called."""
     _, colons, name = node_id_without_group(item).partition("::")
     try:

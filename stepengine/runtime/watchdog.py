@@ -21,7 +21,7 @@ from stepengine.data.events import Warned
 from stepengine.data.functions import PACKAGE, find_author_line, is_installed_file
 from stepengine.runtime.core_performer import CorePerformer
 from stepengine.runtime.logs import LOGGER
-from stepengine.workspace.after_fork import Lock, call_after_fork
+from stepengine.workspace.after_fork import Lock, call_in_forked_child
 
 if TYPE_CHECKING:
     from stepengine.runtime.tree_protocols import Tree
@@ -139,7 +139,7 @@ def _ensure_thread() -> None:
         _threads[0].start()
 
 
-@call_after_fork
+@call_in_forked_child
 def _reset_after_fork() -> None:
     """Drop the parent's watchdogs in a forked child."""
     _watchdogs.clear()

@@ -93,7 +93,7 @@ class ByteBudget:
         self._turn, self._total = turn, total
         self._of_turn = self._of_all = 0
 
-    def start_turn(self) -> None:
+    def reset_turn_count(self) -> None:
         """Reset the count of the turn; the total stays."""
         self._of_turn = 0
 

@@ -231,13 +231,13 @@ class _Scope:
     def resolve(self, name: str) -> tuple[_Scope, list[_Binding]] | None:
         """Return the scope and the bindings that a name refers to. Bindings of a class are visible only in its body."""
         is_direct = True
-        for scope in self.iter_outwards():
+        for scope in self.iterate_outwards():
             if name in scope.bindings and (is_direct or scope.kind != "class"):
                 return scope, scope.bindings[name]
             is_direct = is_direct and scope.kind == "comprehension"
         return None
 
-    def iter_outwards(self) -> Iterator[_Scope]:
+    def iterate_outwards(self) -> Iterator[_Scope]:
         """Yield the scope and the scopes around it."""
         scope: _Scope | None = self
         while scope is not None:
@@ -410,7 +410,7 @@ class _ProgramAnalyzer:
 
     def _visit_namedexpr(self, node: ast.NamedExpr, context: _NodeContext) -> NodesWithContext:
         """Bind the target of ``:=`` in the scope around the comprehensions."""
-        scope = next(one for one in context.scope.iter_outwards() if one.kind != "comprehension")
+        scope = next(one for one in context.scope.iterate_outwards() if one.kind != "comprehension")
         scope.bind(node.target.id, _Binding("other", node))
         return [(node.value, context)]
 
@@ -429,7 +429,7 @@ class _ProgramAnalyzer:
         """Record a problem for ``@=``, and a call on the right that lacks its ``await``."""
         if isinstance(node.op, ast.MatMult):
             self._add_problem(node, "programs have no `@=`")
-        self._record_unawaited(node.value, "computed with")
+        self._record_if_unawaited_call(node.value, "computed with")
 
     def _visit_import(self, node: ast.Import, context: _NodeContext) -> NodesWithContext:
         """Bind the imported modules, and record a problem for each one that the sandbox lacks."""
@@ -459,7 +459,7 @@ class _ProgramAnalyzer:
     def _report_missing_module(self, node: ast.stmt, module: str, context: _NodeContext) -> bool:
         """Record a problem if the sandbox lacks a module, unless the import's errors are caught; return whether the module exists."""
         if module in MODULES or "import" in context.caught:
-            self._mark_good_import(node)
+            self._record_allowed_import(node)
             return module in MODULES
         near = find_nearest(module[:MAX_NAME_CHARS], MODULES, n=1)
         hint = f"did you mean `{near[0]}`?" if near else f"there are {list_names(sorted(MODULES))}"
@@ -470,13 +470,13 @@ class _ProgramAnalyzer:
         """Record a problem for each imported name that its module lacks, unless the import's errors are caught."""
         lacking = [alias.name for alias in node.names if alias.name not in {*MODULES.get(module, ()), "*"}]
         if module == "__future__" or not lacking or "import" in context.caught:
-            self._mark_good_import(node)
+            self._record_allowed_import(node)
             return
         for name in lacking:
             instead = INSTEAD.get(name, "") if module == "asyncio" else ""
             self._add_problem(node, f"`{module}` has no `{name}` in a program{'; ' + instead if instead else ''}")
 
-    def _mark_good_import(self, node: ast.stmt) -> None:
+    def _record_allowed_import(self, node: ast.stmt) -> None:
         """Record the lines of an import that works or whose errors are caught."""
         # The checker reports a member at its own line.
         self.good_imports.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
@@ -568,7 +568,7 @@ class _ProgramAnalyzer:
         for number, generator in enumerate(node.generators):
             if generator.is_async:
                 self._add_problem(generator.iter, "programs have no `async for`; await the list, and loop over it")
-            self._record_unawaited(generator.iter, "looped over")
+            self._record_if_unawaited_call(generator.iter, "looped over")
             yield generator.iter, inner if number else context
             yield generator.target, inner
             yield from _pair_with_context(generator.ifs, inner)
@@ -579,7 +579,7 @@ class _ProgramAnalyzer:
 
     def _visit_for(self, node: ast.For, context: _NodeContext) -> NodesWithContext:
         """Return the inner nodes, the body as inside a loop; record an iterated call that lacks its ``await``."""
-        self._record_unawaited(node.iter, "looped over")
+        self._record_if_unawaited_call(node.iter, "looped over")
         return self._visit_asyncfor(node, context)
 
     def _visit_asyncfor(self, node: ast.For | ast.AsyncFor, context: _NodeContext) -> NodesWithContext:
@@ -652,31 +652,31 @@ class _ProgramAnalyzer:
                 case _:
                     pass
 
-    def _record_unawaited(self, node: ast.expr | None, use: str) -> None:
+    def _record_if_unawaited_call(self, node: ast.expr | None, use: str) -> None:
         """Record that a node is used without ``await``, if it is a call; *use* describes the use in the message."""
         if isinstance(node, ast.Call):
             self._unawaited[id(node)] = use
 
     def _visit_attribute(self, node: ast.Attribute, context: _NodeContext) -> NodesWithContext:
         """Record a read of an attribute, and a call before it that lacks its ``await``."""
-        self._record_unawaited(node.value, "asked for an attribute")
+        self._record_if_unawaited_call(node.value, "asked for an attribute")
         if isinstance(node.ctx, ast.Load):
             self._attributes.append((node, context))
         return [(node.value, context)]
 
     def _visit_subscript(self, node: ast.Subscript, context: _NodeContext) -> NodesWithContext:
         """Record a call before the brackets that lacks its ``await``."""
-        self._record_unawaited(node.value, "asked for an item")
+        self._record_if_unawaited_call(node.value, "asked for an item")
         return _pair_with_context([node.value, node.slice], context)
 
     def _visit_binop(self, node: ast.BinOp, context: _NodeContext) -> None:
         """Record calls among the operands that lack their ``await``."""
-        self._record_unawaited(node.left, "computed with")
-        self._record_unawaited(node.right, "computed with")
+        self._record_if_unawaited_call(node.left, "computed with")
+        self._record_if_unawaited_call(node.right, "computed with")
 
     def _visit_formattedvalue(self, node: ast.FormattedValue, context: _NodeContext) -> None:
         """Record a call in an f-string that lacks its ``await``."""
-        self._record_unawaited(node.value, "printed")
+        self._record_if_unawaited_call(node.value, "printed")
 
     def _visit_call(self, node: ast.Call, context: _NodeContext) -> None:
         """Record a call, and calls among its arguments that a builtin would use without ``await``."""
@@ -685,7 +685,7 @@ class _ProgramAnalyzer:
             called = node.func.id
             if called in READS_ITS_ARGUMENTS:
                 for argument in node.args:
-                    self._record_unawaited(argument, f"given to `{called}`")
+                    self._record_if_unawaited_call(argument, f"given to `{called}`")
 
     # --- problems
 
@@ -708,7 +708,7 @@ class _ProgramAnalyzer:
             return f"there is no `{name}`; the function is called `{called[0]}`"
         if len(self._problems) > MOST_SHOWN:
             return f"there is no `{name}`"
-        visible = (one for scope in context.scope.iter_outwards() for one in scope.bindings)
+        visible = (one for scope in context.scope.iterate_outwards() for one in scope.bindings)
         names = sorted({*self._stubs.functions, *islice(visible, MAX_COMPARED_NAMES), *BUILTINS})
         near = find_nearest(name[:MAX_NAME_CHARS], names, n=1)
         return f"there is no `{name}`{f'; did you mean `{near[0]}`?' if near else ''}"
@@ -793,7 +793,7 @@ class _ProgramAnalyzer:
 
     def _check_nonlocal(self, node: ast.Nonlocal, context: _NodeContext) -> None:
         """Record a problem for each ``nonlocal`` name that no surrounding function binds."""
-        around = [*context.scope.iter_outwards()][1:]
+        around = [*context.scope.iterate_outwards()][1:]
         for name in node.names:
             if not any(outer.kind == "function" and name in outer.bindings for outer in around):
                 self._add_problem(

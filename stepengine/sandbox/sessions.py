@@ -48,7 +48,7 @@ MOST_CHECKED = 64
 INPUT = "<python-input-{}>"
 """The sandbox's file name for each text of a session, counted from 0; the first one is ``PRELUDE``."""
 FILE = INPUT.format(2)
-"""The sandbox's file name for the agent file in a handler session; see ``open_handler``."""
+"""The sandbox's file name for the agent file in a handler session; see ``open_handler_session``."""
 HOST = "_se_host"
 """The function of a handler session that the host answers immediately."""
 PRINTED = "printed"
@@ -279,7 +279,9 @@ class MontySandbox:
         """Return a new session. It gets a worker at its first turn, which may end an idle session's worker."""
         return _MontySession(self, functions, seconds=seconds, memory=memory, printed=printed, seed=seed)
 
-    def open_handler(self, host: Host, *, seconds: float, memory: int, printed: int, seed: int) -> ProgramSession:
+    def open_handler_session(
+        self, host: Host, *, seconds: float, memory: int, printed: int, seed: int
+    ) -> ProgramSession:
         """
         Return a new session for a handler, with a function *host* that answers calls of ``_se_host`` at once.
 
@@ -728,7 +730,7 @@ class _MontySession:
 
     def _line_number(self, position: Any) -> int:
         """Return the line of a position in the latest program, or in the agent file of a handler; 0 outside of the file."""
-        if position.filename != self._file_name or (self._host is not None and len(self._told) < 2):  # noqa: PLR2004 - see `open_handler`
+        if position.filename != self._file_name or (self._host is not None and len(self._told) < 2):  # noqa: PLR2004 - see `open_handler_session`
             return 0
         text = self._told[-1 if self._host is None else 1].code.encode()
         return text[: position.start].count(b"\n") + 1

@@ -219,7 +219,7 @@ class _SourceRewriter:
         blank = [(one.line, one.end_line) for one in schemas.values()]
         self._all = [
             context_node
-            for context_node in _iter_nodes_with_context(tree)
+            for context_node in _iterate_nodes_with_context(tree)
             if not _is_inside_lines(context_node.node, blank)
         ]
         self._yielding = {
@@ -579,7 +579,7 @@ class _SourceRewriter:
         _refuse(self._file, getattr(node, "lineno", 1), reason)
 
 
-def _iter_nodes_with_context(tree: ast.Module) -> Iterator[_ContextNode]:
+def _iterate_nodes_with_context(tree: ast.Module) -> Iterator[_ContextNode]:
     """Yield every node with its context, outer nodes first. Annotations are skipped, since they are not run."""
     left: list[_ContextNode] = [_ContextNode(tree, None, None, in_class=False)]
     while left:

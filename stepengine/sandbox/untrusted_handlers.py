@@ -71,7 +71,7 @@ from stepengine.sandbox.sessions import (
 )
 from stepengine.sandbox.source_rewriter import AgentText, rewrite_for_sandbox
 from stepengine.tools.schemas import JsonSchema
-from stepengine.workspace.paths import describe_similar_path
+from stepengine.workspace.paths import make_missing_path_hint
 
 NAME = "<agent>"
 LIMITS = ProgramLimits()
@@ -122,7 +122,7 @@ def load_file(path: Path) -> tuple[AgentDefinition, ...]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        msg = f"there is no agent file {str(path)!r}{describe_similar_path(path)}"
+        msg = f"there is no agent file {str(path)!r}{make_missing_path_hint(path)}"
         raise DefinitionError(msg) from None
     except (OSError, UnicodeDecodeError) as error:
         msg = f"{path}: the agent file cannot be read: {error}"
@@ -162,7 +162,7 @@ def load_source(
         msg = f"{file}:1: expected `agent = AgentDefinition(...)` or `agents = [AgentDefinition(...), ...]` at module level"
         raise DefinitionError(msg)
     home = sandbox or _get_installed_sandbox()
-    session = home.open_handler(
+    session = home.open_handler_session(
         _refuse_host_call, seconds=limits.seconds, memory=limits.memory, printed=limits.printed, seed=0
     )
     try:
@@ -629,7 +629,7 @@ class _HandlerRun(RunningProgram):
         limits = self._limits
         # The seed of the sandbox's own `random`. The state of `ctx.random` is only read.
         seed = zlib.crc32(repr(self._ctx.random.getstate()).encode())
-        session = self._sandbox.open_handler(
+        session = self._sandbox.open_handler_session(
             self._answer_host_call, seconds=limits.seconds, memory=limits.memory, printed=limits.printed, seed=seed
         )
         self._session = session
@@ -649,7 +649,7 @@ class _HandlerRun(RunningProgram):
         assert session is not None  # noqa: S101
         self._thrown = sent.error
         answer = CallAnswer(sent.told) if sent.error is None else CallAnswer(*_error_text_and_kind(sent.error))
-        self._bytes.start_turn()
+        self._bytes.reset_turn_count()
         try:
             self._bytes.add(answer.value)
         except TooManyBytes as error:
@@ -1333,7 +1333,7 @@ class _YieldDecoder:
         )
 
     def _decode_model_settings(self, encoded: Any) -> Any:
-        """Return encoded model settings, or ``None``; raise an error for other values and forbidden fields."""
+        """Decode model settings or ``None``; raise an error for other values and forbidden fields."""
         if isinstance(encoded, Mapping) and encoded.get("object") == "ModelSettings":
             given = {str(name): self._decode_setting(one) for name, one in encoded["has"]["fields"]["dict"]}
             return _make_untrusted_model_settings(given)

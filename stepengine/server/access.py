@@ -450,7 +450,7 @@ class Logins:
         self._operators: set[bytes] = set()
         self._lock = Lock()
 
-    def make_link(self, caller: Caller | None = None) -> str:
+    def make_login_link(self, caller: Caller | None = None) -> str:
         """Create a one-time login link for *caller*, by default the operator, and return its path with the code."""
         code = secrets.token_urlsafe(TOKEN_BYTES)
         with self._lock:
@@ -692,11 +692,11 @@ class Guard:
         with self._hold_request_slot(caller), ExitStack() as stack:
             body = await self._read_body(facts, receive)
             if logins is not None and facts.path == LOGOUT and is_posted:
-                logins.end_session(facts.bearer_token() or "")
+                logins.end_session(facts.get_bearer_token() or "")
                 await _make_empty_response({})(facts.scope, receive, send)
             elif logins is not None and facts.path == f"{logins.path}/links" and is_posted:
                 caller.must("admin")
-                await _make_json_response({"link": logins.make_link(caller)})(facts.scope, receive, send)
+                await _make_json_response({"link": logins.make_login_link(caller)})(facts.scope, receive, send)
             else:
                 scope = {
                     **facts.scope,
@@ -715,7 +715,7 @@ class Guard:
 
     async def _authenticate(self, facts: _RequestFacts) -> Caller:
         """Return the caller by token, session or *authenticate*; if there is none, count the failure and raise ``Problem`` 401."""
-        bearer = facts.bearer_token()
+        bearer = facts.get_bearer_token()
         if bearer is not None and self.tokens is not None and (caller := self._find_token_caller(self.tokens, bearer)):
             return caller
         if bearer is not None and self.logins is not None and (caller := self.logins.find_caller(bearer)):
@@ -926,10 +926,10 @@ class _RequestFacts:
         return None if found is None else b", ".join(found).decode("latin-1")
 
     def has_credentials(self) -> bool:
-        """Return whether the request has credentials: a bearer token or a cookie."""
+        """Return whether the request has an ``Authorization`` or ``Cookie`` header."""
         return b"authorization" in self._headers or b"cookie" in self._headers
 
-    def bearer_token(self) -> str | None:
+    def get_bearer_token(self) -> str | None:
         """Return the bearer token of the request: ``None`` if it has none, ``""`` if it has several."""
         found = self._headers.get(b"authorization")
         if found is None:

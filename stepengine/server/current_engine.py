@@ -72,7 +72,7 @@ class CurrentEngine:
             return
         # One at a time: a thousand requests at once import one version, once.
         async with self._rebuilding:
-            if not await asyncio.to_thread(self._sources.has_changed_files, retry=retry):
+            if not await asyncio.to_thread(self._sources.mark_and_report_changed_files, retry=retry):
                 if not self._sources.has_load_failed:
                     self.load_problem = None
                 return

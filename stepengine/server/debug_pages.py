@@ -351,6 +351,7 @@ def _get_effect_name(history: History, intent: Any) -> str:
 
 
 async def get_comparison_page_data(request: Request) -> Response:
+    """Return the data of the comparison page for two runs, as JSON."""
     one, other = await get_requested_run(request), await get_requested_run(request, "other")
     journals = [await _require_journal_copy(request, row) for row in (one, other)]
     sources = [

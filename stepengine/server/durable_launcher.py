@@ -68,7 +68,7 @@ class DurableLauncher(RunStarts[RegisteredRun]):
         except InputError as error:
             raise Problem(error.message, status=409, kind="key_reused") from error
 
-    async def _start_or_unregister(self, row: RegisteredRun) -> None:
+    async def _start_and_unregister_on_failure(self, row: RegisteredRun) -> None:
         try:
             await self._submit_registered_run(row)
         except DatabaseUnavailable as error:
@@ -165,7 +165,7 @@ class DurableLauncher(RunStarts[RegisteredRun]):
         async with self._quotas.admit_request(new.owner, get_json_size(request), runs=1):
             await self._store.register.add_run(new, None)
             with raise_run_errors_as_problems(status=422, kind="no_such_place"):
-                await self._start_or_unregister(new)
+                await self._start_and_unregister_on_failure(new)
         return new.run
 
 

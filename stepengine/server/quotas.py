@@ -194,30 +194,34 @@ class QuotaTable:
             self._owners = {name: one for name, one in self._owners.items() if not one.is_idle(now)}
         return self._owners.setdefault(owner, _OwnerUsage())
 
-    async def _count_request_or_raise(self, owner: str, known: _OwnerUsage, wanted: QuotaUsage) -> float:
+    async def _count_request_or_raise(self, owner: str, owner_usage: _OwnerUsage, requested: QuotaUsage) -> float:
         """Count a request and return the time of its count; measure usage again if needed. Raise ``Problem`` above a quota."""
-        age = self._clock() - known.measured_at
-        if age > MAX_AGE_SECONDS or (age > MIN_AGE_SECONDS and self._find_exceeded_quota(known, wanted) is not None):
+        age = self._clock() - owner_usage.measured_at
+        if age > MAX_AGE_SECONDS or (
+            age > MIN_AGE_SECONDS and self._find_exceeded_quota(owner_usage, requested) is not None
+        ):
             # Requests that arrive together share a measurement and continue together: their runs are then registered together.
-            known.measuring = known.measuring or asyncio.ensure_future(self._measure_usage(owner, known))
-            await asyncio.shield(known.measuring)
-        now, exceeded = self._clock(), self._find_exceeded_quota(known, wanted)
-        self._require_bytes_per_minute(known, wanted.stored_bytes, now)
+            owner_usage.measuring = owner_usage.measuring or asyncio.ensure_future(
+                self._measure_usage(owner, owner_usage)
+            )
+            await asyncio.shield(owner_usage.measuring)
+        now, exceeded = self._clock(), self._find_exceeded_quota(owner_usage, requested)
+        self._require_bytes_per_minute(owner_usage, requested.stored_bytes, now)
         if exceeded is not None:
             self._report_and_raise_exceeded(*exceeded)
-        known.added += wanted
-        known.pending += wanted
-        known.window.add(wanted.stored_bytes, now)
+        owner_usage.added += requested
+        owner_usage.pending += requested
+        owner_usage.window.add(requested.stored_bytes, now)
         return now
 
-    async def _measure_usage(self, owner: str, known: _OwnerUsage) -> None:
+    async def _measure_usage(self, owner: str, owner_usage: _OwnerUsage) -> None:
         """Measure and store what an owner uses in storage. From then on only pending and later uses are added to it."""
         started = self._clock()
-        known.added = known.pending
+        owner_usage.added = owner_usage.pending
         try:
-            known.measured, known.measured_at = await self._measure(owner), started
+            owner_usage.measured, owner_usage.measured_at = await self._measure(owner), started
         finally:
-            known.measuring = None
+            owner_usage.measuring = None
 
     def require_event_stream_quota(self, count: int) -> None:
         """Raise ``Problem`` if *count* event streams are more than one owner may have."""
@@ -225,12 +229,12 @@ class QuotaTable:
         if limit is not None and count > limit:
             self._report_and_raise_exceeded("event_streams", limit)
 
-    def _find_exceeded_quota(self, known: _OwnerUsage, wanted: QuotaUsage) -> tuple[str, int] | None:
-        """Return (name, limit) of the quota that *wanted* would exceed; ``None`` if it exceeds none."""
-        total = known.measured + known.added + wanted
-        if wanted.open_runs and self.quotas.open_runs is not None and total.open_runs > self.quotas.open_runs:
+    def _find_exceeded_quota(self, owner_usage: _OwnerUsage, requested: QuotaUsage) -> tuple[str, int] | None:
+        """Return (name, limit) of the quota that *requested* would exceed; ``None`` if it exceeds none."""
+        total = owner_usage.measured + owner_usage.added + requested
+        if requested.open_runs and self.quotas.open_runs is not None and total.open_runs > self.quotas.open_runs:
             return "open_runs", self.quotas.open_runs
-        if wanted.stored_bytes and self.quotas.stored_bytes is not None and total.stored_bytes > self.quotas.stored_bytes:  # fmt: skip
+        if requested.stored_bytes and self.quotas.stored_bytes is not None and total.stored_bytes > self.quotas.stored_bytes:  # fmt: skip
             return "stored_bytes", self.quotas.stored_bytes
         return None
 

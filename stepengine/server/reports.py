@@ -147,7 +147,7 @@ class Reports:
     def list_summaries(self, before: tuple[float, str] | None, limit: int) -> list[tuple[ReportFile, ReportSummary]]:
         """Return summaries of the reports after the position *before*, newest first; each file is read once."""
         found: list[tuple[ReportFile, ReportSummary]] = []
-        for report_file in sorted(self._iter_report_files(), key=lambda one: (one.changed, one.id), reverse=True):
+        for report_file in sorted(self._iterate_report_files(), key=lambda one: (one.changed, one.id), reverse=True):
             if before is not None and (report_file.changed, report_file.id) >= before:
                 continue
             with contextlib.suppress(OSError):
@@ -160,7 +160,7 @@ class Reports:
 
     def find_report(self, report_id: str) -> Report | None:
         """Return a report by its id, with the ids of its runs; ``None`` if it does not exist."""
-        report_file = next((one for one in self._iter_report_files() if one.id == report_id), None)
+        report_file = next((one for one in self._iterate_report_files() if one.id == report_id), None)
         report = None if report_file is None else _load_report(report_file)
         if report_file is None or report is None:
             return None
@@ -171,14 +171,14 @@ class Reports:
 
     def find_sample_journal(self, report_id: str, journal: str) -> FileJournal | None:
         """Return the journal of a sample; ``None`` if the report does not name the journal, or the file is missing."""
-        report_file = next((one for one in self._iter_report_files() if one.id == report_id), None)
+        report_file = next((one for one in self._iterate_report_files() if one.id == report_id), None)
         report = None if report_file is None else _load_report(report_file)
         if report_file is None or report is None:
             return None
         named = any(sample.journal == journal for case in report.cases for sample in case.samples)
         return _find_journal_in_folder(report_file.file.parent, journal) if named else None
 
-    def _iter_report_files(self) -> Iterator[ReportFile]:
+    def _iterate_report_files(self) -> Iterator[ReportFile]:
         """Yield each folder with a report; links are not followed."""
         folders: list[tuple[Path, int]] = [(self._folder, 0)]
         for seen, (folder, depth) in enumerate(folders):

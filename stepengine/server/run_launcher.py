@@ -111,7 +111,7 @@ class RunLauncher(RunStarts[RunRow]):
     async def _is_registered(self, run: str) -> bool:
         return await self._store.find(run) is not None
 
-    async def _start_or_unregister(self, row: RunRow) -> None:
+    async def _start_and_unregister_on_failure(self, row: RunRow) -> None:
         try:
             await self._start_registered_run(row)
         except JournalLocked:
@@ -269,7 +269,7 @@ class RunLauncher(RunStarts[RunRow]):
         try:
             await self._engines.try_rebuild()
             with self._engines.hold_current_engine() as engine:
-                handle = await engine.start_resume(journal, **_make_changed_agent_options(row, engine), **options)
+                handle = await engine.start_resume(journal, **_make_fork_agent_options(row, engine), **options)
         except BaseException:
             # The next resumption needs the decisions: that of the process that has the run, or one after the error is corrected.
             if decided:
@@ -363,7 +363,7 @@ class RunLauncher(RunStarts[RunRow]):
 
     async def _start_fork(self, engine: Engine, source: Journal, new: RunRow, asked: ForkRun) -> RunHandle:
         """Start a fork and return its handle; if the agent is changed, copy the journal first and resume the copy."""
-        into, changed = self._store.journal(new.run), _make_changed_agent_options(new, engine)
+        into, changed = self._store.journal(new.run), _make_fork_agent_options(new, engine)
         options: dict[str, Any] = {"at": asked.at, "run_id": new.run, "into": into, **asked.edit_options}
         options["allow_repeat"] = asked.allow_repeat
         if not changed:
@@ -386,7 +386,7 @@ class RunLauncher(RunStarts[RunRow]):
         """
         into, simulated = self._store.journal(new.run), asked.simulate or {}
         options: dict[str, Any] = {name: getattr(asked, name) for name in ("tools", "at", "reuse", "budget")}
-        options |= {"simulate": lambda call, _: simulated.get(call.name), **_make_changed_agent_options(new, engine)}
+        options |= {"simulate": lambda call, _: simulated.get(call.name), **_make_fork_agent_options(new, engine)}
         report: ForkReport = await engine.fork(source, into=into, **options)
         status, error = report.result.status, str(report.result.error or "").partition("\n")[0]
         if status is RunStatus.SUSPENDED:
@@ -417,7 +417,7 @@ class RunLauncher(RunStarts[RunRow]):
         journal = self._store.journal(row.run)
         try:
             with self._live.reserve_room(row.owner), self._engines.hold_current_engine() as engine:
-                return await engine.replay(journal, live=live_effects, **_make_changed_agent_options(row, engine))
+                return await engine.replay(journal, live=live_effects, **_make_fork_agent_options(row, engine))
         except ReplayDivergence as error:
             error.message = error.message.replace(journal.name, "its record")
             raise
@@ -438,8 +438,8 @@ def _require_no_options_for_running_run(row: RunRow, asked: ResumeRun | None) ->
         raise Problem(msg, status=409, kind="under_way", members={"run_id": row.run})
 
 
-def _make_changed_agent_options(row: RunRow, engine: Engine) -> dict[str, Any]:
-    """Return the options ``agent`` and ``agent_models`` with the requested changes of a fork; an empty dict for other runs."""
+def _make_fork_agent_options(row: RunRow, engine: Engine) -> dict[str, Any]:
+    """Return the options ``agent`` and ``agent_models`` of a fork with its requested changes; an empty dict for other runs."""
     changes = dict(row.request.get("changes", {}))
     if not changes:
         return {}
@@ -453,7 +453,7 @@ def _make_changed_agent_options(row: RunRow, engine: Engine) -> dict[str, Any]:
 
 def find_recorded_end_status(journal: Journal) -> str | None:
     """
-    Return the status with which a run ended according to its journal; ``None`` if the run has not ended.
+    Return the status with which a run ended according to its journal, or a recorded cancel; ``None`` if the run has not ended.
 
     Raises:
         JournalMissing: If the run never started.

@@ -111,7 +111,7 @@ class RunStarts(ABC, Generic[Row]):
                 with self._pending.track_start(row.run):
                     known = await self._register_or_find_earlier_run(row, key)
                     if known is None:
-                        await self._start_or_unregister(row)
+                        await self._start_and_unregister_on_failure(row)
                         return row.run, True
                 use.refund()
         if await self._pending.wait_if_pending(known) and not await self._is_registered(known):
@@ -136,7 +136,7 @@ class RunStarts(ABC, Generic[Row]):
         """Register a run and return ``None``; if an earlier run has the same key, return its id instead."""
 
     @abstractmethod
-    async def _start_or_unregister(self, row: Row) -> None:
+    async def _start_and_unregister_on_failure(self, row: Row) -> None:
         """Start a run that was just registered; if it cannot be started, remove its registration and raise."""
 
     @abstractmethod

@@ -162,7 +162,7 @@ class _JournalSummary:
 
 
 def remove_oldest_entries(known: OrderedDict[Any, Any], max_entries: int) -> None:
-    """Remove the oldest entries of a cache until it has at max_entries *max_entries*."""
+    """Remove the oldest entries of a cache until it has at most *max_entries*."""
     while len(known) > max_entries:
         known.popitem(last=False)
 

@@ -63,7 +63,7 @@ class EngineSources:
         """Store the hashes of the watched files, as imported."""
         self._marks = {file: self._hash_or_mark_saved_file(file) for file in self._list_watched_files()}
 
-    def has_changed_files(self, *, retry: bool = True) -> bool:
+    def mark_and_report_changed_files(self, *, retry: bool = True) -> bool:
         """Return whether a watched file changed, and store the changed version as not loaded; without *retry*, ignore a stored one."""
         now = {file: _hash_file(file) for file in self._list_watched_files()}
         for file in now.keys() - self._marks.keys():
@@ -144,12 +144,12 @@ class EngineSources:
         """Remove the author's modules from ``sys.modules``, and return them by name."""
         own = {name for name, _ in author_modules_imported_since(self._known)}
         # What packages without a file know as their members is imported already.
-        own |= {above for name in own for above in _iter_parent_packages(name) if above not in self._known}
+        own |= {above for name in own for above in _iterate_parent_packages(name) if above not in self._known}
         own |= {name for name in sys.modules if name.startswith(PREFIX)}
         return {name: sys.modules.pop(name) for name in own if name in sys.modules}
 
 
-def _iter_parent_packages(name: str) -> Iterator[str]:
+def _iterate_parent_packages(name: str) -> Iterator[str]:
     while name := name.rpartition(".")[0]:
         yield name
 

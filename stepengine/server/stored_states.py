@@ -80,12 +80,12 @@ def _read_texts_by_fingerprint(journal: FileJournal | SqliteJournal) -> dict[str
     return {
         fingerprint(text): text
         for line in journal.content().splitlines()
-        for text in _iter_texts(json.loads(line))
+        for text in _iterate_texts(json.loads(line))
         if len(text) > SHARED_CHARS
     }
 
 
-def _iter_texts(value: Any) -> Iterator[str]:
+def _iterate_texts(value: Any) -> Iterator[str]:
     """Yield all texts in a JSON value, but no keys."""
     waiting = [value]
     while waiting:

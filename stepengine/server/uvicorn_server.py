@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from stepengine.workspace.http_connections import logging_once_per_second, uvicorn_connection_options
+from stepengine.workspace.http_connections import limit_connection_logs, uvicorn_connection_options
 
 if TYPE_CHECKING:
     from stepengine.server.application import Application
@@ -66,7 +66,7 @@ async def serve_until_signal(served: Application, host: str, port: int, on_liste
     try:
         async with served.lifespan():
             # uvicorn raises SystemExit where it cannot listen.
-            with logging_once_per_second(), contextlib.suppress(SystemExit):
+            with limit_connection_logs(), contextlib.suppress(SystemExit):
                 await server.serve()
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -179,19 +179,19 @@ class UnreadEvents:
         self._limits: dict[str, float] = {}
         self.new = [event for number, event in enumerate(events) if not self._has_received(number, event)]
 
-    def _has_received(self, number: int, event: Event) -> bool:
+    def _has_received(self, index: int, event: Event) -> bool:
         mark = self._marks.get(event.path)
         if mark is not None and event.path not in self._at:
             return is_already_received(mark, event)
-        return number <= self._get_last_received_number(event.path)
+        return index <= self._get_last_received_index(event.path)
 
-    def _get_last_received_number(self, path: str) -> float:
+    def _get_last_received_index(self, path: str) -> float:
         """Return the index of the last event of a path that the reader has; -1 for none, infinity for all."""
         if path not in self._limits:
             at: float
             if path in self._marks:
                 at = self._at.get(path, float("inf"))
-            elif path in self._ends and self._ends[path] <= self._get_last_received_number(path.rpartition(".")[0]):
+            elif path in self._ends and self._ends[path] <= self._get_last_received_index(path.rpartition(".")[0]):
                 at = float("inf")
             else:
                 at = -1
@@ -313,7 +313,7 @@ class FollowedEvents:
                 turn, marks, place = self._turn, {}, min(place, self._kept - 1)
                 yield EventsDropped(count=self._lost, reason="journal")
             news, found = self._news, await self._get_events_after(place)
-            waiting = [event for event in found if _is_new_and_update_marks(marks, event)]
+            waiting = [event for event in found if _test_if_new_and_update_marks(marks, event)]
             place += len(found)
             if waiting or turn != self._turn or place + 1 < self._end_index:
                 continue
@@ -423,11 +423,11 @@ class FollowedEvents:
     def _epoch(self) -> str:
         return self._events[-1].epoch if self._events else ""
 
-    async def _get_events_after(self, place: int) -> Sequence[Event]:
+    async def _get_events_after(self, index: int) -> Sequence[Event]:
         """Return the events after a place; events no longer in memory are read again from the journal."""
-        if place + 1 >= self._start:
-            return self._events[place + 1 - self._start :]
-        return await self._reread_events(place + 1, self._start)
+        if index + 1 >= self._start:
+            return self._events[index + 1 - self._start :]
+        return await self._reread_events(index + 1, self._start)
 
     async def _reread_events(self, first: int, end: int) -> Sequence[Event]:
         """Return events that are no longer in memory, from another pass over the journal."""
@@ -447,7 +447,7 @@ def _read_events_in_range(journal: Journal, first: int, end: int) -> list[Event]
     return [event for event in found if event.index < end]
 
 
-def _is_new_and_update_marks(marks: dict[str, Mark], event: Event) -> bool:
+def _test_if_new_and_update_marks(marks: dict[str, Mark], event: Event) -> bool:
     """Return whether a reader lacks *event*, which it may have received live; remove its mark from *marks* when it is reached."""
     mark = marks.get(event.path)
     if mark is None:

@@ -312,7 +312,7 @@ class InspectionService:
         return job
 
     async def _update_job_until_end(self, job: EvaluationJob, process: JsonChildProcess, folder: Path) -> None:
-        """Update a job from the messages of its process until the process ends, then delete its files; without a result it fails."""
+        """Update a job from the messages of its process until the process ends, then delete its files; without a result, the job fails."""
         try:
             async for told in process.read_messages():
                 job.update_from_message(told)

@@ -693,7 +693,7 @@ class SqliteSessions(Store):
         self.path = to_path(path, "SqliteSessions(path)")
         self._status: os.stat_result | None = None
         with self._open_database() as database, database.lock:
-            database.get_writer().executescript(SCHEMA)
+            database.get_or_open_writer().executescript(SCHEMA)
 
     def __repr__(self) -> str:
         return f"SqliteSessions({str(self.path)!r})"

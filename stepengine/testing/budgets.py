@@ -208,11 +208,11 @@ class Budgets:
         if at in self._nodes[at[0]].held:
             used = _count_used_tokens(outcome)
             held = self._release_reserved_tokens(at)
-            for node in self._iter_run_and_ancestors(at[0]):
+            for node in self._iterate_run_and_ancestors(at[0]):
                 node.tokens += held if used is None else used
         child = getattr(outcome, "value", None)
         if isinstance(child, ChildResult) and not child.run_id and isinstance(effect, Spawn):
-            for node in self._iter_run_and_ancestors(at[0]):
+            for node in self._iterate_run_and_ancestors(at[0]):
                 node.add_children(effect, -1)
         return outcome
 
@@ -222,7 +222,7 @@ class Budgets:
 
     # --- the second count ---------------------------------------------------------------------------------------------
 
-    def _iter_run_and_ancestors(self, path: str) -> Iterator[_Node]:
+    def _iterate_run_and_ancestors(self, path: str) -> Iterator[_Node]:
         """Yield the counts of the run at *path*, then those of each run above it."""
         while True:
             yield self._nodes[path]
@@ -232,7 +232,7 @@ class Budgets:
 
     def _check_and_reserve_tokens(self, path: str, effect: CallModel) -> None:
         """Reserve the tokens of a model call; raise ``Violation`` if they exceed a limit of its run or of one above."""
-        nodes = [*self._iter_run_and_ancestors(path)]
+        nodes = [*self._iterate_run_and_ancestors(path)]
         if all(node.token_limit is None for node in nodes):
             return
         prompt, named = estimate_request_tokens(effect.request), effect.request.settings.max_tokens
@@ -251,13 +251,13 @@ class Budgets:
 
     def _release_reserved_tokens(self, at: tuple[str, int]) -> int:
         """Remove a running model call from its run and the runs above, and return the tokens that it had reserved."""
-        held = [node.held.pop(at) for node in self._iter_run_and_ancestors(at[0])]
+        held = [node.held.pop(at) for node in self._iterate_run_and_ancestors(at[0])]
         return held[0].tokens
 
     def _count_and_check_child_start(self, path: str, effect: Spawn, group_size: int) -> None:
         """Count the start of a child; raise ``Violation`` if it exceeds a limit on depth or number of children."""
         depth = path.count(".") + 1 + bool(path)
-        nodes = [*self._iter_run_and_ancestors(path)]
+        nodes = [*self._iterate_run_and_ancestors(path)]
         for node in nodes:
             node.add_children(effect, 1)
         by_model = bool(effect.tool_call_id)

@@ -262,17 +262,17 @@ class Cassette:
         clean = Cleaner(find_header_secrets(request.headers), base=self.redactor).clean_request(request)
         asked = self._matcher.extract_compared_parts(clean)
         with self._lock:
-            slot = self._find_and_pair_slot(asked, self._waiting.get(asked.key, ()))
+            slot = self._find_slot_and_pair_secrets(asked, self._waiting.get(asked.key, ()))
             if slot is not None:
                 self._waiting[asked.key].remove(slot)
             elif self._repeat_last:
-                slot = self._find_and_pair_slot(asked, self._slots_by_key.get(asked.key, ())[::-1])
+                slot = self._find_slot_and_pair_secrets(asked, self._slots_by_key.get(asked.key, ())[::-1])
             if slot is not None and slot.interaction is not None:
                 slot.used = True
                 return slot.interaction
         raise self._make_and_store_miss(clean)
 
-    def _find_and_pair_slot(self, asked: ComparedRequest, slots: Sequence[Slot]) -> Slot | None:
+    def _find_slot_and_pair_secrets(self, asked: ComparedRequest, slots: Sequence[Slot]) -> Slot | None:
         """Return the first of *slots* whose request equals *asked*, and store which secrets correspond; None if there is none."""
         # Another machine may have no use for a credential, such as the token of a session. Where the recording has requests with
         # and without it, they are different requests.
@@ -456,7 +456,7 @@ def _find_remaining_secrets(interactions: Iterable[Interaction], cleaner: Cleane
     """Return the first remaining secret of each interaction that has one, by index."""
     found = {}
     for index, interaction in enumerate(interactions):
-        for place, rule in _iter_remaining_secrets(interaction, cleaner):
+        for place, rule in _iterate_remaining_secrets(interaction, cleaner):
             # The URL of a request that holds a secret may be where it stands.
             url = "" if place.startswith("request") else f" {clean_url(interaction.request.url)}"
             found[index] = _Hit(f"interactions[{index}], {interaction.request.method}{url},", place, rule)
@@ -464,7 +464,7 @@ def _find_remaining_secrets(interactions: Iterable[Interaction], cleaner: Cleane
     return found
 
 
-def _iter_remaining_secrets(interaction: Interaction, cleaner: Cleaner) -> Iterator[tuple[str, str]]:
+def _iterate_remaining_secrets(interaction: Interaction, cleaner: Cleaner) -> Iterator[tuple[str, str]]:
     """Yield the place and the rule of each secret that is left."""
     yield from [(f"request/{place}", rule) for place, rule in cleaner.find_remaining_secrets(interaction.request)]
     yield from [(f"response/{place}", rule) for place, rule in cleaner.find_remaining_secrets(interaction.response)]

@@ -136,7 +136,7 @@ class Interaction:
         return self.is_complete or "error" in self.extras or not is_event_stream(self.response)
 
 
-def is_json(message: RecordedRequest | RecordedResponse) -> bool:
+def has_json_content_type(message: RecordedRequest | RecordedResponse) -> bool:
     """Return whether the content type of *message* is a JSON one."""
     kind = message.get_header("content-type").partition(";")[0].strip().lower()
     return kind == "application/json" or kind.endswith("+json")
@@ -145,7 +145,7 @@ def is_json(message: RecordedRequest | RecordedResponse) -> bool:
 def may_be_json(request: RecordedRequest) -> bool:
     """Return True if the content type of *request* is JSON, or if it is missing or mentions JSON and the body starts like it."""
     kind = request.get_header("content-type").partition(";")[0].lower()
-    return is_json(request) or ((not kind or "json" in kind) and request.body[:1] in (b"{", b"["))
+    return has_json_content_type(request) or ((not kind or "json" in kind) and request.body[:1] in (b"{", b"["))
 
 
 def is_event_stream(message: Any) -> bool:

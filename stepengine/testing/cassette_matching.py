@@ -74,7 +74,7 @@ class RequestPlace:
         return f"{self.scheme}://{self.host}:{self.port}"
 
 
-def parse_request_place(url: str) -> RequestPlace:
+def parse_compared_url(url: str) -> RequestPlace:
     """Return the compared parts of *url*, which has no secrets."""
     parts = urlsplit(url)
     port = parts.port or PORTS.get(parts.scheme)
@@ -143,7 +143,7 @@ class Matcher:
         plain = attrs.evolve(
             request, url=_remove_credential_marks(request.url), body=_remove_credential_marks_in_bytes(request.body)
         )
-        key = (request.method, parse_request_place(plain.url), self._make_body_key(plain))
+        key = (request.method, parse_compared_url(plain.url), self._make_body_key(plain))
         texts = [("url", request.url), ("body", request.body.decode(errors="replace"))]
         marks = _collect_marks_by_place(MARK, [*request.headers, *texts])
         return ComparedRequest(

@@ -17,7 +17,7 @@ from attrs import frozen
 from stepengine.data.alike import list_names
 from stepengine.data.json import ABSENT, JsonDifference, find_differences, find_first_difference
 from stepengine.testing.cassette_files import RecordedRequest
-from stepengine.testing.cassette_matching import ComparedRequest, Matcher, have_equal_headers, parse_request_place
+from stepengine.testing.cassette_matching import ComparedRequest, Matcher, have_equal_headers, parse_compared_url
 from stepengine.testing.traffic_redaction import Cleaner
 
 __tracebackhide__ = True  # a failed test ends at its author's line
@@ -84,9 +84,9 @@ def find_miss_reason(request: RecordedRequest, situation: Situation) -> str:
     """Return the reason code of a miss; ``CassetteMiss`` lists the codes."""
     if not situation.recorded:
         return "empty" if situation.exists else "no_file"
-    here = parse_request_place(request.url)
+    here = parse_compared_url(request.url)
     same_host = [
-        (k, place) for k in situation.recorded if (place := parse_request_place(k.request.url)).origin == here.origin
+        (k, place) for k in situation.recorded if (place := parse_compared_url(k.request.url)).origin == here.origin
     ]
     if not same_host:
         return "host_unknown"
@@ -106,12 +106,12 @@ def find_miss_reason(request: RecordedRequest, situation: Situation) -> str:
 
 def find_nearest_requests(request: RecordedRequest, situation: Situation) -> tuple[Candidate, ...]:
     """Return the recorded requests with the same method, host and path that differ least, unused ones first."""
-    here = parse_request_place(request.url)
+    here = parse_compared_url(request.url)
     now = situation.matcher.parse_compared_json(request)
     found = []
     for index, known in enumerate(situation.recorded):
         recorded = known.request
-        place = parse_request_place(recorded.url)
+        place = parse_compared_url(recorded.url)
         if recorded.method != request.method or (place.origin, place.path) != (here.origin, here.path):
             continue
         body = situation.matcher.parse_compared_json(recorded)
@@ -212,12 +212,12 @@ def _describe_cause(
     request: RecordedRequest, situation: Situation, reason: str, candidates: Sequence[Candidate]
 ) -> str:
     """Return the probable cause of a miss, for the last lines of its message."""
-    here = parse_request_place(request.url)
+    here = parse_compared_url(request.url)
     if reason == "host_unknown":
-        known = sorted({parse_request_place(k.request.url).host for k in situation.recorded})
+        known = sorted({parse_compared_url(k.request.url).host for k in situation.recorded})
         return f"another base URL: nothing was recorded for {here.host}, only for {list_names(known, here.host)}"
     if reason == "path_unknown":
-        known = sorted({f"{k.request.method} {parse_request_place(k.request.url).path}" for k in situation.recorded})
+        known = sorted({f"{k.request.method} {parse_compared_url(k.request.url).path}" for k in situation.recorded})
         return f"another endpoint: the recorded ones are {list_names(known)}"
     if reason in CAUSES:
         return CAUSES[reason]
@@ -291,7 +291,7 @@ class WorkerMiss(Exception):
         return WorkerMiss, (self.miss,)
 
 
-def wrap_miss_for_pool_worker(miss: CassetteMiss) -> BaseException:
+def wrap_miss_if_in_pool_worker(miss: CassetteMiss) -> BaseException:
     """Return *miss*, as a ``WorkerMiss`` if a worker of ``multiprocessing.pool`` is to raise it."""
     pool: Any = sys.modules.get("multiprocessing.pool")
     frame = None if pool is None else sys._getframe()  # noqa: SLF001 - `inspect` has no cheaper way

@@ -37,7 +37,7 @@ from stepengine.models._json import parse_json
 from stepengine.models.pricing import LIST_PRICES
 from stepengine.testing.cassette_files import Interaction, RecordedResponse, is_event_stream
 from stepengine.testing.cassette_requests import ModelCall, fill_text_of_opaque_part, parse_model_call
-from stepengine.testing.recordings import display_path, load_interactions
+from stepengine.testing.recordings import load_interactions, make_path_relative_to_cwd
 from stepengine.testing.traffic_redaction import Cleaner, find_header_secrets
 
 PROGRAM = "program"
@@ -68,7 +68,7 @@ class CassetteJournal(MemoryJournal):
     @property
     def name(self) -> str:
         """The name of the cassette file."""
-        return display_path(self._path)
+        return make_path_relative_to_cwd(self._path)
 
 
 def load_cassette_as_journal(path: Path) -> CassetteJournal:

@@ -20,7 +20,7 @@ from stepengine.data.json import JsonDict
 from stepengine.testing.cassette import OpenExchange, Slot, UnrecordedReply
 from stepengine.testing.cassette_bodies import decode_body
 from stepengine.testing.cassette_files import Headers, Interaction, RecordedRequest, RecordedResponse, is_event_stream
-from stepengine.testing.cassette_misses import CassetteMiss, wrap_miss_for_pool_worker
+from stepengine.testing.cassette_misses import CassetteMiss, wrap_miss_if_in_pool_worker
 from stepengine.testing.recorded_errors import error_to_json
 from stepengine.testing.stream_ends import is_stream_complete
 from stepengine.testing.traffic_redaction import (
@@ -266,7 +266,7 @@ class Exchanges:
             return self._known.consume(request)
         except CassetteMiss as miss:
             if self._fresh is None:
-                raise wrap_miss_for_pool_worker(miss) from None
+                raise wrap_miss_if_in_pool_worker(miss) from None
             self._known.remove_miss(miss)
             return None
 

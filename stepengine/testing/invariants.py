@@ -74,14 +74,14 @@ class Violation(Exception):
         self.row = row
 
 
-def raise_violation(row: str, message: str) -> NoReturn:
+def raise_violation(invariant_id: str, message: str) -> NoReturn:
     """
     Raise ``Violation`` for an invariant that does not hold.
 
     Raises:
         Violation: always.
     """
-    raise Violation(row, message)
+    raise Violation(invariant_id, message)
 
 
 def find_pairing_problem(messages: Sequence[Message]) -> str | None:
@@ -104,7 +104,7 @@ def find_pairing_problem(messages: Sequence[Message]) -> str | None:
     return f"calls {waiting} have no result" if waiting else None
 
 
-def expect_same_end(row: str, when: str, finished: Finished, expected: Finished) -> None:
+def expect_same_end(invariant_id: str, when: str, finished: Finished, expected: Finished) -> None:
     """
     Raise ``Violation`` if two ends of the same run differ.
 
@@ -115,7 +115,7 @@ def expect_same_end(row: str, when: str, finished: Finished, expected: Finished)
         "state's ", finished.state, expected.state
     )
     if problem:
-        raise_violation(row, f"{when}, {problem}")
+        raise_violation(invariant_id, f"{when}, {problem}")
 
 
 def remove_request_counts(finished: Finished) -> Finished:
@@ -282,9 +282,9 @@ class WatchedRun:
                 self._add_violation("I4", "an unknown cost became known")
         self._states.append((state, history, view))
 
-    def _add_violation(self, row: str, message: str) -> None:
+    def _add_violation(self, invariant_id: str, message: str) -> None:
         # Raised later, outside of the handler: here it would arrive at the author's own yield.
-        self.found.append(Violation(row, message))
+        self.found.append(Violation(invariant_id, message))
 
     # --- the machine's side -------------------------------------------------------------------------------------------
 

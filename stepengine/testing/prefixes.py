@@ -44,14 +44,14 @@ def assert_prefix_stable(run: JournalLike | RunResult, *, cut_at: Collection[str
     for (path, seq), intent in sorted(history.intents.items(), key=lambda item: item[0]):
         if intent.type != "model_call" or history.form(intent)["purpose"] != "step":
             continue
-        now = list(_iter_request_parts(requests, intent))
+        now = list(_iterate_request_parts(requests, intent))
         before = last.get(path)
         if before is not None and format_address(path, seq) not in cut_at:
             _require_prefix(made.name, *before, intent, now)
         last[path] = (intent, now)
 
 
-def _iter_request_parts(requests: RecordedRequests, intent: Intent) -> Iterator[tuple[str, str]]:
+def _iterate_request_parts(requests: RecordedRequests, intent: Intent) -> Iterator[tuple[str, str]]:
     """Yield the path and text of each part of a request, in the order in which they are sent."""
     request = requests.history.form(intent)["request"]
     yield "/system_prompt", _to_compact_json(request.get("system_prompt", ""))

@@ -58,13 +58,13 @@ def _argument_to_json(value: object, depth: int) -> Any:
     return None
 
 
-def error_from_json(form: Any) -> Exception:
+def error_from_json(encoded: Any) -> Exception:
     """
     Return the error of ``error_to_json``; an ``OSError`` that names it, if its library is missing or has changed.
 
     Only classes of errors of the packages in ``MODULES`` are made.
     """
-    told = form if isinstance(form, Mapping) else {}
+    told = encoded if isinstance(encoded, Mapping) else {}
     name = str(told.get("type", "an error"))
     if name == CANCELLED:
         return WasCancelled("the program cancelled this request in the recording, but does not cancel it now")

@@ -50,9 +50,9 @@ Mode: TypeAlias = Literal["none", "once", "new", "extend", "rewrite"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 
 
-def is_replay_only_mode(mode: Mode, *, existed: bool) -> bool:
-    """Return True if a test only replays in this *mode*. *existed*: whether the file existed at its start."""
-    return mode == "none" or (mode == "once" and existed)
+def is_replay_only_mode(mode: Mode, *, file_existed: bool) -> bool:
+    """Return True if a test only replays in this *mode*. *file_existed*: whether the file existed at its start."""
+    return mode == "none" or (mode == "once" and file_existed)
 
 
 @frozen(kw_only=True)
@@ -89,7 +89,7 @@ class RecordingUsage:
         return f"recorded {self.path}: {self.recorded} {noun}{'' if self.recorded == 1 else 's'}{cost}"
 
 
-def display_path(path: Path) -> str:
+def make_path_relative_to_cwd(path: Path) -> str:
     """Return *path* relative to the working directory, if it is inside of it."""
     try:
         return path.relative_to(Path.cwd()).as_posix()
@@ -190,7 +190,7 @@ class CassetteFixture(Cassette):
                 **self._options,
             )
             if self._may_share and not shared.replaying:
-                msg = f"{display_path(path)} is shared by several tests, and {self._may_share}"
+                msg = f"{make_path_relative_to_cwd(path)} is shared by several tests, and {self._may_share}"
                 raise AssertionError(msg)
             self._shared[name] = shared
         return self._shared[name]
@@ -211,7 +211,7 @@ class CassetteFixture(Cassette):
     @property
     def replaying(self) -> bool:
         """Whether everything is played and nothing reaches the network."""
-        return is_replay_only_mode(self.mode, existed=self.existed)
+        return is_replay_only_mode(self.mode, file_existed=self.existed)
 
     def consume(self, request: RecordedRequest) -> Interaction:
         """
@@ -390,7 +390,7 @@ class CassetteFixture(Cassette):
 
     @property
     def _source_name(self) -> str:
-        return display_path(self.path) if self.path else super()._source_name
+        return make_path_relative_to_cwd(self.path) if self.path else super()._source_name
 
     def list_usages(self) -> list[RecordingUsage]:
         """Return a summary of replayed and recorded interactions for each cassette of the test."""
@@ -508,12 +508,12 @@ class JournalFixture(SelfOpeningJournal):
     @property
     def name(self) -> str:
         """The name of the journal in messages."""
-        return display_path(self.path)
+        return make_path_relative_to_cwd(self.path)
 
     @property
     def replaying(self) -> bool:
         """Whether the run is repeated and nothing may be performed."""
-        return is_replay_only_mode(self.mode, existed=self.existed)
+        return is_replay_only_mode(self.mode, file_existed=self.existed)
 
     # --- for the engine -----------------------------------------------------------------------------------------------
 
@@ -622,7 +622,7 @@ class JournalFixture(SelfOpeningJournal):
             raise self.misses[0]
         for one in [] if self.allow_unused or not self.replaying else self._list_unused_journals_of_test():
             msg = (
-                f"the test did not use the journal {display_path(one)}: no run got it as journal=\n"
+                f"the test did not use the journal {make_path_relative_to_cwd(one)}: no run got it as journal=\n"
                 "  delete the file if it is no longer needed, or mark the test with "
                 "@pytest.mark.stepengine(allow_unused=True)"
             )

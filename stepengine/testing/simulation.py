@@ -55,7 +55,7 @@ from stepengine.testing.world import (
     World,
     make_placeholder_tool,
 )
-from stepengine.tools.agent_tools import BUILT_IN, iter_reachable_tools
+from stepengine.tools.agent_tools import BUILT_IN, iterate_reachable_tools
 
 if TYPE_CHECKING:
     from stepengine.engine.catalog import Catalog
@@ -207,7 +207,7 @@ def simulate(
             raise DataError(msg)
     # Where a recorded run has left its record, what is drawn would say more of chance than of the agent.
     said: Replies = () if history is not None and replies is None else replies
-    catalog = _make_catalog(known, tools, {**_find_unlisted_tools(known, history), **(results or {})})
+    catalog = _make_catalog(known, tools, {**_collect_unlisted_tool_names(known, history), **(results or {})})
     ids = tuple([definition.id for definition in catalog.definitions if definition is not agent])
     setting = SimulationSetting(
         catalog=catalog,
@@ -225,7 +225,9 @@ def simulate(
     statuses: Counter[RunStatus] = Counter()
     happened: Counter[str] = Counter()
     runs = effects = 0
-    for seed, world_faults, order in _repeat_in_orders(_iter_seeds_and_faults(setting, seeds, given, history), orders):
+    for seed, world_faults, order in _repeat_in_orders(
+        _iterate_seeds_and_faults(setting, seeds, given, history), orders
+    ):
         world = World(setting, seed, world_faults, order)
         try:
             finished = _run_and_check_world(setting, world)
@@ -241,7 +243,7 @@ def simulate(
     return Simulated(runs, effects, dict(statuses), dict(happened))
 
 
-def _iter_seeds_and_faults(
+def _iterate_seeds_and_faults(
     setting: SimulationSetting, seeds: Iterable[int] | None, given: Sequence[str | Fault], history: History | None
 ) -> Iterator[tuple[int, RandomFaults | Sequence[Fault]]]:
     """Yield the seed and the faults of each world."""
@@ -249,7 +251,7 @@ def _iter_seeds_and_faults(
     kinds = [kind for kind in given if isinstance(kind, str)]
     if history is None and seeds is not None:
         return ((seed, given_faults or RandomFaults(seed, kinds)) for seed in seeds)
-    worlds = _iter_single_faults_and_crash_pairs if history is None else _iter_faults_of_recorded_run
+    worlds = _iterate_single_faults_and_crash_pairs if history is None else _iterate_faults_of_recorded_run
     return ((0, faults) for faults in worlds(setting, given_faults, [validate_fault_kind(kind) for kind in kinds]))
 
 
@@ -307,7 +309,7 @@ def _add_record_to_setting(setting: SimulationSetting, history: History) -> Simu
     )
 
 
-def _find_unlisted_tools(agents: Iterable[AgentDefinition], history: History | None) -> dict[str, object]:
+def _collect_unlisted_tool_names(agents: Iterable[AgentDefinition], history: History | None) -> dict[str, object]:
     """Return the names of tools that a recorded run called and that no agent lists, each with the value None."""
     if history is None:
         return {}
@@ -327,7 +329,7 @@ def _list_single_faults(base_world: World, kinds: Sequence[str]) -> list[Fault]:
     ]
 
 
-def _iter_faults_of_recorded_run(
+def _iterate_faults_of_recorded_run(
     setting: SimulationSetting, given_faults: Sequence[Fault], kinds: Sequence[str]
 ) -> Iterator[Sequence[Fault]]:
     """Yield the faults of each world of a recorded run: the given ones, then one at each effect, or at a sample."""
@@ -356,7 +358,7 @@ def _make_catalog(
     named = [tool for definition in family for tool in definition.tools]
     own = [*tools, *[tool for tool in named if isinstance(tool, ToolLike)]]
     # What a tool carries is there as it is, whatever result is given for it.
-    carried = {tool.spec.name for tool in iter_reachable_tools(own)} - {tool.spec.name for tool in own}
+    carried = {tool.spec.name for tool in iterate_reachable_tools(own)} - {tool.spec.name for tool in own}
     # A handler may call tools of the engine that its agent does not list: those that results are given for are there.
     wanted = [name for name in results if TOOL_NAME.fullmatch(name) and name not in carried]
     wanted += [tool for tool in named if isinstance(tool, str)]
@@ -399,7 +401,7 @@ def _run_without_crash(setting: SimulationSetting, world: World) -> Finished:
     return setting.undisturbed[key]
 
 
-def _iter_single_faults_and_crash_pairs(
+def _iterate_single_faults_and_crash_pairs(
     setting: SimulationSetting, given_faults: Sequence[Fault], kinds: Sequence[str]
 ) -> Iterator[Sequence[Fault]]:
     """Yield the faults of each world: the given ones, then also each single fault at each effect, then each pair of crashes."""

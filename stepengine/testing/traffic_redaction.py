@@ -76,7 +76,7 @@ def clean_events(stream: str, redactor: Redactor) -> str:
     _redact_texts_across_trees(trees, redactor)
     rows = [
         row
-        for row in _iter_multiline_event_lines(lines)
+        for row in _iterate_multiline_event_lines(lines)
         if not trees.keys() & row and _clean_data_lines(lines, row, redactor)
     ]
     done = {number for row in rows for number in row}
@@ -120,7 +120,7 @@ def _redact_and_patch_json(text: str, tree: object, redactor: Redactor) -> str:
     return text if cleaned == before else patch_json_text(text, before, cleaned)
 
 
-def _iter_multiline_event_lines(lines: list[str]) -> Iterator[set[int]]:
+def _iterate_multiline_event_lines(lines: list[str]) -> Iterator[set[int]]:
     """Yield the line numbers of each server-sent event that has two or more consecutive data lines."""
     row: set[int] = set()
     for number in range(0, len(lines) + 1, 2):
@@ -157,18 +157,18 @@ def _group_texts_by_path(trees: Mapping[int, Any]) -> dict[Path, list[Piece]]:
     """Return all texts in *trees* by JSON path, each with the number of its line."""
     pieces: dict[Path, list[Piece]] = {}
     for number, tree in trees.items():
-        for path, text in _iter_texts_with_paths(tree, ()):
+        for path, text in _iterate_texts_with_paths(tree, ()):
             pieces.setdefault(path, []).append(Piece(number, text))
     return pieces
 
 
-def _iter_texts_with_paths(value: object, path: Path) -> Iterator[tuple[Path, str]]:
+def _iterate_texts_with_paths(value: object, path: Path) -> Iterator[tuple[Path, str]]:
     if isinstance(value, str):
         yield path, value
         return
     members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for step, member in members:
-        yield from _iter_texts_with_paths(member, (*path, step))
+        yield from _iterate_texts_with_paths(member, (*path, step))
 
 
 def _replace_spans(
@@ -418,9 +418,9 @@ def _collect_request_parameters(request: RecordedRequest) -> dict[str, str]:
     return {name.lower().replace("_", ""): value for name, value in found.items()}
 
 
-def _add_to_content_length(length: str, more: int) -> str:
-    """Return the header value *length* plus *more*; unchanged if it is no number."""
-    return str(int(length) + more) if length.isdecimal() else length
+def _add_to_content_length(length: str, added_bytes: int) -> str:
+    """Return the header value *length* plus *added_bytes*; unchanged if it is no number."""
+    return str(int(length) + added_bytes) if length.isdecimal() else length
 
 
 def _is_host_of_url(value: str, url: str) -> bool:

@@ -18,7 +18,7 @@ import httpx2
 
 from stepengine.errors import DataError
 from stepengine.testing.cassette import Cassette
-from stepengine.testing.cassette_files import Interaction, is_json
+from stepengine.testing.cassette_files import Interaction, has_json_content_type
 from stepengine.testing.cassette_misses import CassetteMiss
 from stepengine.testing.exchanges import Exchange, bypass_patches, make_credential_reply, start_exchange
 from stepengine.testing.httpx_exchanges import HttpxExchanges, make_cut_reply_error, split_body_into_events
@@ -211,7 +211,7 @@ def _split_by_recorded_sizes(body: bytes, interaction: Interaction) -> list[byte
     """Return *body* in the pieces in which it arrived; raise ``DataError`` for a stream without recorded sizes."""
     sizes = interaction.extras.get("chunks")
     if sizes is None:
-        if is_json(interaction.response) or not body:
+        if has_json_content_type(interaction.response) or not body:
             return [body] if body else []
         msg = f"chunks='recorded' needs recorded sizes, and {interaction.request.url} has none; record with keep_chunks=True"
         raise DataError(msg)

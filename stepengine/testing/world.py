@@ -368,7 +368,7 @@ class World:
             ended: Finished = run_without_waiting(finish_run(run, self._process.drive(plan, state)))
         finally:
             run.writer.close()
-        self._process.expect_recorder_sound()
+        self._process.expect_recorder_not_failed()
         return ended
 
     def _start_or_resume_root(self, run: JournaledRun) -> tuple[RunPlan, AgentState, Services]:
@@ -593,7 +593,7 @@ class SimulatedProcess:
 
     def _check_log_and_crash(self, item: Item, outcome: Single) -> Single:
         """Check an outcome from the recorder and return it; log a new one, and crash if a crash is planned after it."""
-        self.expect_recorder_sound()
+        self.expect_recorder_not_failed()
         if self._world.effects.check_outcome(item, outcome):
             at, kinds = format_address(item.address), self._world.faults.get_known_faults(item.address)
             marks = f"   !! {', '.join(kinds)}" if kinds else ""
@@ -602,7 +602,7 @@ class SimulatedProcess:
             self._crash_if_planned(item, "crash_after")
         return outcome
 
-    def expect_recorder_sound(self) -> None:
+    def expect_recorder_not_failed(self) -> None:
         """Check that the recorder has not failed."""
         if self._run.writer.fatal is not None:
             self._raise_divergence(self._run.writer.fatal)

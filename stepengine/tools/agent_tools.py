@@ -172,7 +172,7 @@ def make_spawnable_agent_tool(definition: AgentDefinition, agent_id: str = "") -
 def list_agents_run_by_tools(tools: Iterable[object]) -> list[AgentDefinition]:
     """Return the agents that *tools*, and the tools that these use, may run, such as those of a ``task`` tool."""
     found: list[AgentDefinition] = []
-    for tool in iter_reachable_tools([tool for tool in tools if isinstance(tool, ToolLike)]):
+    for tool in iterate_reachable_tools([tool for tool in tools if isinstance(tool, ToolLike)]):
         way = tool.binding().runs
         if isinstance(way, Spawning):
             found += way.agents
@@ -181,7 +181,7 @@ def list_agents_run_by_tools(tools: Iterable[object]) -> list[AgentDefinition]:
     return found
 
 
-def iter_reachable_tools(tools: Iterable[ToolLike]) -> Iterator[ToolLike]:
+def iterate_reachable_tools(tools: Iterable[ToolLike]) -> Iterator[ToolLike]:
     """Yield *tools* and, recursively, the tools that generator tools among them may call, each once."""
     waiting, met = list(tools), set[int]()
     for tool in waiting:
@@ -297,7 +297,7 @@ def _result_from_child_output(children: Sequence[ChildResult]) -> ToolResult:
     if child.is_error:
         return _result_from_failed_child(child)
     try:
-        output = output_as_json(child.output)
+        output = output_to_json(child.output)
     except DataError as error:
         return ToolResult.error(f"Agent {child.agent_id} failed: its output is not JSON: {error.message}")
     return ToolResult.text(output) if isinstance(output, str) else ToolResult.json(output)
@@ -308,12 +308,12 @@ def _result_from_child_output(children: Sequence[ChildResult]) -> ToolResult:
 
 def result_from_children(children: Sequence[ChildResult]) -> ToolResult:
     """Return a result with an entry for each child; it is an error result if there are children and all of them failed."""
-    entries: list[Any] = [child_as_json(child) for child in children]
+    entries: list[Any] = [child_to_json(child) for child in children]
     all_failed = bool(entries) and all("error" in entry for entry in entries)
     return ToolResult.json(entries, status="error" if all_failed else "ok")
 
 
-def child_as_json(child: ChildResult) -> dict[str, Any]:
+def child_to_json(child: ChildResult) -> dict[str, Any]:
     """Return the entry for a child in the result of the tool that ran it."""
     # A child that was not started has no run.
     run = {"run_id": child.run_id} if child.run_id else {}
@@ -322,7 +322,7 @@ def child_as_json(child: ChildResult) -> dict[str, Any]:
         kept = find_partial_output(child)
         return {**entry, "error": explain_child_failure(child), **({} if kept in (None, "") else {"output": kept})}
     try:
-        output = output_as_json(child.output)
+        output = output_to_json(child.output)
     except DataError as error:
         return {**entry, "error": f"the output is not JSON: {error.message}"}
     return {**entry, "output": output}
@@ -341,12 +341,12 @@ def find_partial_output(child: ChildResult) -> JsonValue:
     """
     was_cut = child.status in (RunStatus.MAX_STEPS, RunStatus.TRUNCATED) or isinstance(child.error, LimitExceeded)
     try:
-        return output_as_json(child.text if child.output is None and was_cut else child.output)
+        return output_to_json(child.text if child.output is None and was_cut else child.output)
     except DataError:
         return None
 
 
-def output_as_json(output: object) -> JsonValue:
+def output_to_json(output: object) -> JsonValue:
     """
     Return a child's output as JSON.
 

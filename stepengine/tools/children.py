@@ -19,7 +19,7 @@ from stepengine.data.tools import Driving, ToolAnnotations, ToolSpec
 from stepengine.data.waits import ChildRef
 from stepengine.data.yields import AgentCall, Cancel, Send, Sleep, Start, Wait
 from stepengine.errors import StepEngineError
-from stepengine.tools.agent_tools import child_as_json, shorten_child_outputs
+from stepengine.tools.agent_tools import child_to_json, shorten_child_outputs
 from stepengine.tools.control import make_tool_with_validation
 from stepengine.tools.definition import Tool
 from stepengine.tools.schemas import STRING, make_object_schema, with_description
@@ -165,7 +165,7 @@ def _wait_agents(call_input: JsonDict, children: StartedChildren) -> Steps:
     seconds = call_input.get("timeout_seconds")
     waited: Waited[Any] = yield from Wait(*refs, need=call_input.get("need", "all"), timeout=seconds)
     paths = {ref.id: ref.path for ref in refs}
-    done: list[Any] = [{"id": paths[child.run_id], **child_as_json(child)} for child in waited.done]
+    done: list[Any] = [{"id": paths[child.run_id], **child_to_json(child)} for child in waited.done]
     at_work: list[Any] = [_child_ref_to_json(ref) for ref in waited.open]
     return ToolResult.json({"done": done, "at_work": at_work})
 
@@ -189,7 +189,7 @@ def _cancel_agent(call_input: JsonDict, children: StartedChildren) -> Steps:
     if isinstance(refs, ToolResult):
         return refs
     child: ChildResult[Any] = yield from Cancel(refs[0], call_input.get("reason", ""))
-    return ToolResult.json({"id": refs[0].path, **child_as_json(child)})
+    return ToolResult.json({"id": refs[0].path, **child_to_json(child)})
 
 
 def _list_agents(_: JsonDict, children: StartedChildren) -> Steps:

@@ -95,7 +95,7 @@ def _wrap_result(value: object, result_type: Any) -> ToolResult:
 
 def _encode_result(value: object, result_type: Any) -> JsonValue:
     """Return a returned value as JSON; a value that is not plain JSON is encoded by *result_type*, if that can be decoded again."""
-    adapter = None if result_type is Any or not is_more_than_json(value) else _find_type_adapter(result_type)
+    adapter = None if result_type is Any or not contains_non_json_value(value) else _find_type_adapter(result_type)
     # Includes computed fields, for readers of the JSON, if the type allows it.
     return (
         encode(value)
@@ -251,7 +251,7 @@ class _Encoder:
         raise DataError(msg, path=path)
 
 
-def is_more_than_json(value: object) -> bool:
+def contains_non_json_value(value: object) -> bool:
     """Return True if a value is not plain JSON or contains such a value, for example a model, a date or a tuple."""
     # Without recursion, and each container once: a body may return a container of any depth, or one that contains itself.
     waiting, seen = [value], set()
@@ -296,7 +296,7 @@ def encode_typed(
     """
     from pydantic import ValidationError
 
-    is_plain = not is_more_than_json(value)
+    is_plain = not contains_non_json_value(value)
     forms: tuple[Callable[[Any], Any], ...] = (
         *([freeze] if is_plain else dumps),
         partial(dump_typed, adapter=adapter),

@@ -337,12 +337,14 @@ class Tool(Generic[P, R]):
         self.spec = ToolSpec(name, description, inputs.schema, **flags)
         self.runs_inline = not (body.is_async or body.needs or self.in_thread)
         runs: Runs = (
-            Yielding(self._start_steps, self._make_body_result, tuple(uses)) if body.is_generator else Ordinary(self)
+            Yielding(self._create_generator, self._make_body_result, tuple(uses))
+            if body.is_generator
+            else Ordinary(self)
         )
         self._binding = ToolBinding(self.spec, inputs.validate, repair, runs=runs)
         self._check_option_conflicts(options)
 
-    def _start_steps(self, ctx: StepContext, arguments: Mapping[str, Any]) -> Generator[Any, Any, Any]:
+    def _create_generator(self, ctx: StepContext, arguments: Mapping[str, Any]) -> Generator[Any, Any, Any]:
         """Call the body of a generator tool, and return the generator, which has not started."""
         steps: Generator[Any, Any, Any] = bind_body(self.body, ctx, arguments)()
         return steps

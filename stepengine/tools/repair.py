@@ -67,7 +67,7 @@ class _InputRepairer:
     def list_expected_types(self) -> Mapping[str, frozenset[str]]:
         """Return the JSON types of each top-level parameter, declared or guessed."""
         properties: Mapping[str, object] = self._root.get("properties", {})
-        return {name: self._get_expected_forms(schema)[1] for name, schema in properties.items()}
+        return {name: self._get_alternatives_and_types(schema)[1] for name, schema in properties.items()}
 
     def repair_members(self, value: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> Mapping[str, Any]:
         """Return an object with corrected names and members; the same object if it needs no correction."""
@@ -111,7 +111,7 @@ class _InputRepairer:
 
     def _repair_value(self, value: object, schema: object, path: str) -> object:
         """Return a value with corrected types and nested names; the same object if it needs no correction."""
-        forms, kinds = self._get_expected_forms(schema)
+        forms, kinds = self._get_alternatives_and_types(schema)
         if SCALARS.get(type(value)) in kinds:
             return value
         value = _convert_value(value, kinds)
@@ -126,7 +126,7 @@ class _InputRepairer:
             return self.repair_members(value, form, path)
         return value
 
-    def _get_expected_forms(self, schema: object) -> Expected:
+    def _get_alternatives_and_types(self, schema: object) -> Expected:
         """Return the alternatives of a schema and their JSON types, cached by the schema's ``id()``."""
         known = self._known.get(id(schema))
         if known is None:
@@ -168,10 +168,10 @@ def _convert_value(value: object, json_types: frozenset[str]) -> object:
     """Return *value* converted to one of the JSON types *json_types* if a mistake is likely; else *value*."""
     if isinstance(value, str) and "string" not in json_types and READ & json_types:
         value = _decode_expected_json(value, json_types)
-    return [value] if _wants_list(value, json_types) else value
+    return [value] if _needs_list_wrapping(value, json_types) else value
 
 
-def _wants_list(value: object, json_types: frozenset[str]) -> bool:
+def _needs_list_wrapping(value: object, json_types: frozenset[str]) -> bool:
     """Return True if *value* is not a list, and the JSON types *json_types* expect a list."""
     if "array" not in json_types or value is None or isinstance(value, list):
         return False

@@ -129,7 +129,7 @@ MISFIT = (None,)
 KINDS = {"object": dict, "array": list, "string": str, "boolean": bool, "null": type(None)}
 
 
-def _is_type(value: object, name: str) -> bool:
+def _has_json_type(value: object, name: str) -> bool:
     """
     Return True if a value has the given JSON type.
 
@@ -142,9 +142,9 @@ def _is_type(value: object, name: str) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_type_of_draft_4(value: object, name: str) -> bool:
+def _has_json_type_of_draft_4(value: object, name: str) -> bool:
     """Return True if a value has the given JSON type in draft 4, in which 1.0 is no integer."""
-    return _is_type(value, name) and not (name == "integer" and isinstance(value, float))
+    return _has_json_type(value, name) and not (name == "integer" and isinstance(value, float))
 
 
 def _find_type_misfit(walk: _Walk, types: str | list[str], instance: object, _: object) -> Sequence[None]:
@@ -369,7 +369,7 @@ def _load_draft(name: str) -> _Draft:
     elif name != "4":
         known |= CONTENT
     keywords = {word: known[word] for word in KEYWORDS if word in known}
-    return _Draft(keywords, _is_type_of_draft_4 if name == "4" else _is_type, theirs.META_SCHEMA)
+    return _Draft(keywords, _has_json_type_of_draft_4 if name == "4" else _has_json_type, theirs.META_SCHEMA)
 
 
 class _Draft:
@@ -385,10 +385,10 @@ class _Draft:
         self.keywords, self.is_type = keywords, is_type
         self._a_schema = {"type": meta["type"]}
         self._documents = {"": meta}
-        self._shapes = dict(self._iter_keyword_schemas(meta))
+        self._shapes = dict(self._iterate_keyword_schemas(meta))
         self._rules = _Rules(keywords, is_type, {})
 
-    def _iter_keyword_schemas(self, meta: Any) -> Iterator[tuple[str, Form]]:
+    def _iterate_keyword_schemas(self, meta: Any) -> Iterator[tuple[str, Form]]:
         """Yield each keyword with the schema of its value from the meta-schema; first load the documents of the meta-schema."""
         from jsonschema_specifications import REGISTRY
 
@@ -606,7 +606,7 @@ class _ValueCheck:
         self.spend_work(1 + len(instance))
         find_keys = self._find_evaluated_names if isinstance(instance, dict) else self._find_evaluated_indexes
         found = self._evaluated[key] = find_keys(instance, schema, is_inner=is_inner)
-        for form in self._iter_in_place_subschemas(instance, schema):
+        for form in self._iterate_in_place_subschemas(instance, schema):
             if not self.descend(instance, form):
                 found |= self._find_evaluated_keys(instance, form)
         return found
@@ -626,7 +626,7 @@ class _ValueCheck:
             found |= {index for index, one in enumerate(instance) if not self.descend(one, schema["contains"])}
         return found
 
-    def _iter_in_place_subschemas(self, instance: Any, schema: dict[str, Any]) -> Iterator[Form]:
+    def _iterate_in_place_subschemas(self, instance: Any, schema: dict[str, Any]) -> Iterator[Form]:
         """Yield the subschemas for the same value, matching or not; of ``if``, only the branch that applies."""
         for word in ("allOf", "anyOf", "oneOf"):
             yield from schema.get(word, ())
@@ -871,9 +871,9 @@ def _reports_required_last(schema: dict[str, Any]) -> bool:
     return is_closed and "properties" in schema and len(schema.get("required", ())) == 1
 
 
-def _count_keyword_work(word: str, value: object) -> int:
+def _count_keyword_work(keyword: str, value: object) -> int:
     """Return the work of checking a keyword, without that of its subschemas."""
-    if word in {"enum", "const", "dependentRequired", "dependencies"}:
+    if keyword in {"enum", "const", "dependentRequired", "dependencies"}:
         return _count_work(value)
     return 1 + len(value) if isinstance(value, list | dict) else 1
 
@@ -964,14 +964,14 @@ def _format_enum_issue(report: _IssueReport, options: list[object], instance: ob
     yield f"{report.path}: should be one of {cut_after(allowed, SHOWN_CHARS)}; not {cut_after(given, SHORT_CHARS)}"
 
 
-def _format_limit_issue(word: str, limit: float, instance: object, schema: Mapping[str, object]) -> str:
+def _format_limit_issue(keyword: str, limit: float, instance: object, schema: Mapping[str, object]) -> str:
     """Return the sentence for a violated limit, without the path; a boolean ``exclusiveMinimum`` of draft 4 changes it."""
-    strict = f"exclusive{word[0].upper()}{word[1:]}"
-    if word in {"minimum", "maximum"} and schema.get(strict) is True:  # in draft 4
-        word = strict
-    if not word.endswith("imum"):
-        return LIMITS[word].format(int(limit))
-    return f"{LIMITS[word].format(limit)}, not {instance}"
+    strict = f"exclusive{keyword[0].upper()}{keyword[1:]}"
+    if keyword in {"minimum", "maximum"} and schema.get(strict) is True:  # in draft 4
+        keyword = strict
+    if not keyword.endswith("imum"):
+        return LIMITS[keyword].format(int(limit))
+    return f"{LIMITS[keyword].format(limit)}, not {instance}"
 
 
 def _format_required_issues(

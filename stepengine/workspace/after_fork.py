@@ -42,7 +42,7 @@ def register_for_fork_reset(thing: ForkResettable) -> None:
     _things.add(thing)
 
 
-def call_after_fork(function: Function) -> Function:
+def call_in_forked_child(function: Function) -> Function:
     """A decorator: call the module function in every forked child."""
     _functions.append(function)
     return function

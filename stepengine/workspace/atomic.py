@@ -19,7 +19,7 @@ from stepengine.errors import ToolError
 from stepengine.workspace import calls
 from stepengine.workspace.after_fork import Lock
 from stepengine.workspace.calls import Fd
-from stepengine.workspace.open_files import too_many_files_advice
+from stepengine.workspace.open_files import make_too_many_files_advice
 from stepengine.workspace.remote_files import RemoteFile
 
 _locks: weakref.WeakValueDictionary[tuple[object, int, int, str], Lock] = weakref.WeakValueDictionary()
@@ -107,7 +107,7 @@ def sync_folder(folder: Path) -> None:
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        if too_many_files_advice(error):
+        if make_too_many_files_advice(error):
             raise
         return
     try:

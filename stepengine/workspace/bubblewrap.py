@@ -51,7 +51,7 @@ def sandbox_search_path(search_path: str) -> str:
     Folders outside of the system's own have their real paths, since the sandbox has no links to them. Missing folders are omitted, since a
     program in the sandbox could create them.
     """
-    return os.pathsep.join(dict.fromkeys([shown for _, shown in _iter_search_folders(search_path)]))
+    return os.pathsep.join(dict.fromkeys([shown for _, shown in _iterate_search_folders(search_path)]))
 
 
 def sandbox_python() -> str:
@@ -60,7 +60,7 @@ def sandbox_python() -> str:
     return f"{folder if _is_system_path(folder) else os.path.realpath(folder)}/{name}"
 
 
-def _iter_search_folders(search_path: str) -> Iterator[tuple[str, str]]:
+def _iterate_search_folders(search_path: str) -> Iterator[tuple[str, str]]:
     """Yield the real path of each folder of a search path, and the one that it has in the sandbox."""
     for folder in search_path.split(os.pathsep):
         if folder.startswith("/") and os.path.isdir(folder):  # noqa: PTH112  (never raises)
@@ -91,7 +91,7 @@ def _installed_paths(search_path: str) -> Iterator[str]:
     home = Path(os.path.realpath(os.path.expanduser("~")))  # noqa: PTH111  (never raises)
     own = os.pathsep.join([f"{sys.prefix}/bin", f"{sys.base_prefix}/bin"])
     seen: dict[str, None] = {}
-    for real, _ in _iter_search_folders(f"{search_path}{os.pathsep}{own}"):
+    for real, _ in _iterate_search_folders(f"{search_path}{os.pathsep}{own}"):
         above = Path(real).parent if Path(real).name in {"bin", "sbin", "shims"} else Path(real)
         # ~/bin is shown, and not the home folder around it.
         shown = Path(real) if home.is_relative_to(above) else above

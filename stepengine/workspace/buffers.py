@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from stepengine.workspace.line_ends import keep_line_ends
+from stepengine.workspace.line_ends import apply_old_line_ends
 from stepengine.workspace.text import decode_text
 
 
@@ -38,7 +38,7 @@ def absolute_path(root: Sequence[str], parts: Sequence[str]) -> str:
     return "/" + "/".join((*root, *parts))
 
 
-def content_in_editor(buffers: Buffers | None, path: str, data: bytes) -> bytes:
+def read_content_in_editor(buffers: Buffers | None, path: str, data: bytes) -> bytes:
     """Read the file at *path* from the editor; return *data*, the content on disk, if the editor does not provide it."""
     held = None if buffers is None else decode_text(data)
     text = None if held is None or buffers is None else buffers.read(path)
@@ -46,12 +46,12 @@ def content_in_editor(buffers: Buffers | None, path: str, data: bytes) -> bytes:
         return data
     try:
         # Many editors remove carriage returns.
-        return held.encode(text if "\r\n" in text else keep_line_ends(held.text, text))
+        return held.encode(text if "\r\n" in text else apply_old_line_ends(held.text, text))
     except UnicodeEncodeError:
         return data
 
 
-def text_for_editor(data: bytes) -> str | None:
+def decode_text_for_editor(data: bytes) -> str | None:
     """Return the text of *data* for an editor; ``None`` if it is binary, has a byte order mark or is not valid UTF-8."""
     decoded = decode_text(data)
     if decoded is None or decoded.bom or decoded.shown != decoded.text:

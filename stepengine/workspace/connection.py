@@ -154,11 +154,11 @@ class ProgramConnection:
         text = b"%09d" % len(source) + source
         deadline = time.monotonic() + seconds
         with contextlib.suppress(_ConnectionEnded):
-            self._write(text, deadline)
+            self._write_or_end_connection(text, deadline)
         if not self._ready.wait(max(0.0, deadline - time.monotonic())):
             self._mark_ended(f"its program did not start within {seconds:g} s")
         if self._why:
-            raise WorkspaceLost(self._lost_text())
+            raise WorkspaceLost(self._make_lost_message())
 
     @property
     def is_lost(self) -> bool:
@@ -210,7 +210,7 @@ class ProgramConnection:
                 self._remove_listener(number)
             if not isinstance(error, _ConnectionEnded):
                 raise
-            raise WorkspaceLost(self._lost_text()) from None
+            raise WorkspaceLost(self._make_lost_message()) from None
         return number
 
     def notify(self, do: str, *, seconds: float = 5.0, **given: object) -> None:
@@ -231,7 +231,7 @@ class ProgramConnection:
         with self._lock:
             pending = self._pending.get(number)
         if pending is None:
-            raise WorkspaceLost(self._lost_text())
+            raise WorkspaceLost(self._make_lost_message())
         until = time.monotonic() + seconds
         while not pending.settled.wait(
             min(POLL_SECONDS if cancelled is not None else seconds, max(0.0, until - time.monotonic()))
@@ -292,15 +292,15 @@ class ProgramConnection:
             while not self._why:
                 for fd, _ in waiting.poll():
                     if fd == self._out:
-                        self._read_stdout()
+                        self._read_and_handle_stdout()
                     elif fd == self._err and not self._read_stderr():
                         waiting.unregister(fd)
         except Exception as error:  # noqa: BLE001 - a listener's, too: without a reason the connection would look alive
-            self._mark_ended(_end_reason(error))
+            self._mark_ended(_make_end_reason(error))
         finally:
             self._end_program()
 
-    def _read_stdout(self) -> None:
+    def _read_and_handle_stdout(self) -> None:
         """Read and handle the next part of the program's output; if the output has ended, record the end of the connection."""
         data = os.read(self._out, CHUNK_BYTES)
         if data:
@@ -447,9 +447,9 @@ class ProgramConnection:
     def _check_connected(self) -> None:
         """Raise ``WorkspaceLost`` if the connection has ended."""
         if self._why:
-            raise WorkspaceLost(self._lost_text())
+            raise WorkspaceLost(self._make_lost_message())
 
-    def _lost_text(self) -> str:
+    def _make_lost_message(self) -> str:
         """Return the message of a lost connection, with the last output of its transport."""
         said = self._said.decode("utf-8", "replace").strip()
         printable = "".join([c if c.isprintable() or c == "\n" else " " for c in said])
@@ -461,7 +461,7 @@ class ProgramConnection:
             msg = f"the workspace {self._name} was lost during a call, so its result is unknown: {reason}"
             return UnknownOutcome(msg)
         return WorkspaceLost(
-            self._lost_text() if self._why else f"the workspace {self._name} has not replied: {reason}"
+            self._make_lost_message() if self._why else f"the workspace {self._name} has not replied: {reason}"
         )
 
     def _make_reply_error(self, head: Mapping[str, Any]) -> OSError | WorkspaceLost:
@@ -484,9 +484,9 @@ class ProgramConnection:
     def _send_frame(self, head: Mapping[str, object], data: bytes, deadline: float) -> None:
         """Send one frame; raise ``_ConnectionEnded`` if the connection has ended or the deadline passes."""
         text = json.dumps(head).encode()
-        self._write(LENGTHS.pack(len(text), len(data)) + text + data, deadline)
+        self._write_or_end_connection(LENGTHS.pack(len(text), len(data)) + text + data, deadline)
 
-    def _write(self, data: bytes, deadline: float) -> None:
+    def _write_or_end_connection(self, data: bytes, deadline: float) -> None:
         """Write all bytes; end the connection if that fails, since half a frame would make the rest unreadable."""
         with self._writing:
             stream = self._process.stdin
@@ -531,7 +531,7 @@ class _Broken(Exception):
     """The other end violated the protocol."""
 
 
-def _end_reason(error: Exception) -> str:
+def _make_end_reason(error: Exception) -> str:
     """Return the reason text for an error in the reading thread."""
     if isinstance(error, _Broken):
         return f"it violates the protocol: {error}"

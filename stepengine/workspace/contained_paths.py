@@ -81,7 +81,7 @@ FILE_NAME = re.compile(
 NO_FILE_NAMES = frozenset({"e.g", "i.e", "a.m", "p.m"})
 
 
-def contained_paths(text: str, keep: str = "") -> frozenset[str] | None:
+def contained_paths(text: str, non_delimiters: str = "") -> frozenset[str] | None:
     """
     Return the paths that a text may name, resolved as text; ``None`` if there may be too many.
 
@@ -90,19 +90,19 @@ def contained_paths(text: str, keep: str = "") -> frozenset[str] | None:
 
     Args:
         text: The text.
-        keep: Characters that belong to names and split nothing.
+        non_delimiters: Characters that belong to names and split nothing.
     """
     if len(text) > MAX_TEXT_CHARS:
         return None
     parts, found = set[str](), set[str]()
     decoded = [text]
     for form in decoded:  # grows meanwhile
-        decoded += [other for other in _iter_decodings(form) if other not in decoded]
+        decoded += [other for other in _iterate_decodings(form) if other not in decoded]
         if len(decoded) > MAX_DECODED:
             return None
         try:
             for spelled in _spellings_with_blanks(WEB_ADDRESS.sub(_blank_plain_address, form)):
-                new = set(_part_regex(keep).findall(spelled)) - parts
+                new = set(_part_regex(non_delimiters).findall(spelled)) - parts
                 parts |= new
                 found.update([path for part in new for path in _possible_paths(part, is_whole_text=part == text)])
                 found.update([f"./{name}" for name in PREFIXED.findall(spelled)])
@@ -134,16 +134,16 @@ def has_wildcards(path: str) -> bool:
     return not WILDCARDS.isdisjoint(path)
 
 
-def _iter_decodings(text: str) -> Iterator[str]:
+def _iterate_decodings(text: str) -> Iterator[str]:
     """Yield the percent-decoded text if it contains ``%``, and the text with decoded escapes if it contains a backslash."""
     if "%" in text:
         yield unquote(text)
     if "\\" in text:
-        yield ESCAPED_CHARACTER.sub(_decode_character_escape, ESCAPED_BYTES.sub(_decode_bytes, text))
+        yield ESCAPED_CHARACTER.sub(_decode_character_escape, ESCAPED_BYTES.sub(_decode_escaped_bytes, text))
 
 
-def _decode_bytes(escapes: re.Match[str]) -> str:
-    """Return the text of escaped bytes; the escapes if they are not UTF-8, so that each of them is a character."""
+def _decode_escaped_bytes(escapes: re.Match[str]) -> str:
+    """Decode escaped bytes as UTF-8; return the escapes unchanged if they are not UTF-8."""
     codes = escapes[0].split("\\")[1:]
     try:
         return bytes([int(code[1:], 16) if code[0] == "x" else int(code, 8) for code in codes]).decode()
@@ -213,9 +213,9 @@ def _expand_word_braces(word: str) -> list[str]:
 
 
 @lru_cache(16)
-def _part_regex(keep: str) -> re.Pattern[str]:
-    """Return the regex for the parts of a text between delimiters; the characters in *keep* are no delimiters."""
-    split_at = "".join([character for character in DELIMITERS if character not in keep])
+def _part_regex(non_delimiters: str) -> re.Pattern[str]:
+    """Return the regex for the parts of a text between delimiters; the characters in *non_delimiters* are no delimiters."""
+    split_at = "".join([character for character in DELIMITERS if character not in non_delimiters])
     return re.compile(f"[^{re.escape(split_at)}]+")
 
 

@@ -55,7 +55,7 @@ class Container:
         Raises:
             WorkspaceLost: when it cannot start, or one of this name was created with other options.
         """
-        if not self.words or self._ensure_running():
+        if not self.words or self._start_if_exists():
             return
         made = self._run_program(
             "run",
@@ -67,10 +67,10 @@ class Container:
             seconds=self.start,
         )
         # Another process may have made it in the meantime.
-        if made.returncode and not self._ensure_running():
+        if made.returncode and not self._start_if_exists():
             self._raise_lost("could not be created", made.stderr)
 
-    def _ensure_running(self) -> bool:
+    def _start_if_exists(self) -> bool:
         """Return True if the container runs, after starting a stopped one; False if it does not exist."""
         found = self._run_program("container", "inspect", f"--format={FACTS}", self.name)
         if found.returncode:
@@ -108,7 +108,7 @@ class Container:
             WorkspaceLost: when this fails.
         """
         if self.words and self._run_program("container", "inspect", self.name).returncode == 0:
-            self._ensure_running()  # raises for a container that another program created
+            self._start_if_exists()  # raises for a container that another program created
             removed = self._run_program("rm", "--force", self.name)
             if removed.returncode:
                 self._raise_lost("could not be removed", removed.stderr)

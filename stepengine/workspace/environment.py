@@ -341,7 +341,7 @@ class PrivateFolders:
     def create_subfolders(self) -> None:
         """Create the home folder and the folder for temporary files in the private folder."""
         if self.system is not None:
-            self.system.make_folders([str(self.home), str(self.tmp)])
+            self.system.create_private_subfolders([str(self.home), str(self.tmp)])
             return
         self.home.mkdir(mode=0o700)
         self.tmp.mkdir(mode=0o700)
@@ -386,7 +386,7 @@ class CommandEnvironment:
         path = given.get("PATH", DEFAULT_PATH)
         if self.system is None:
             return filter_search_path(path, [self.root])
-        kept = self.system.filter_outside_root(_absolute_search_folders(path), self.root)
+        kept = self.system.list_paths_outside_root(_absolute_search_folders(path), self.root)
         return os.pathsep.join(kept) or DEFAULT_PATH
 
     def find_program(self, name: str, search_path: str) -> str | None:
@@ -403,7 +403,7 @@ class CommandEnvironment:
         """Return the environment variables, the user's name and the home folder; of a remote system only variables for commands."""
         if self.system is not None:
             return self.system.fetch_variables(("PATH", "TZ", *self.names))
-        return os.environ, user_name(), os.path.expanduser("~")  # noqa: PTH111  (never raises)
+        return os.environ, get_user_name(), os.path.expanduser("~")  # noqa: PTH111  (never raises)
 
     def make_variables(self, private: PrivateFolders) -> dict[str, str]:
         """Return the environment variables of one command, with a new random marker."""
@@ -416,7 +416,7 @@ class CommandEnvironment:
         return made
 
 
-def user_name() -> str:
+def get_user_name() -> str:
     """Return the user's name; the user id if there is none."""
     import pwd
 
@@ -442,7 +442,7 @@ def _absolute_search_folders(search_path: str) -> list[str]:
 
 
 def filter_search_path(search_path: str, roots: Collection[Sequence[str]]) -> str:
-    """Return the absolute folders of a search path outside of all *roots*, or a default if there are none."""
+    """Return the absolute folders of a search path outside of all *roots*; a default path if there are none."""
     kept = [f for f in _absolute_search_folders(search_path) if not any(is_within_root(f, root) for root in roots)]
     return os.pathsep.join(kept) or DEFAULT_PATH
 

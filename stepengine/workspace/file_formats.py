@@ -76,7 +76,7 @@ class FileFormat:
                 self.check(path, opened)
             finally:
                 os.close(opened)
-        elif os.fstat(descriptor).st_size and not self._has_start(descriptor):
+        elif os.fstat(descriptor).st_size and not self._has_expected_start(descriptor):
             raise self._make_error(path)
 
     def _make_error(self, path: str | os.PathLike[str]) -> StepEngineError:
@@ -92,7 +92,7 @@ class FileFormat:
             return False
         return True
 
-    def _has_start(self, descriptor: int) -> bool:
+    def _has_expected_start(self, descriptor: int) -> bool:
         """Return True if an open file starts as the format requires."""
         data = os.pread(descriptor, START_BYTES, 0)
         if self.start.match(data) is None:

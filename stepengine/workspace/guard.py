@@ -76,7 +76,7 @@ class CallGuard:
                     real = _split_path(resolved(folder / reading))
                 except (OSError, ValueError) as error:
                     return f"{path!r} cannot be resolved: {error}"
-                if why := _withheld_reason(self.file, top, real):
+                if why := _find_withheld_reason(self.file, top, real):
                     return f"{path!r} {why}"
         return "" if self.was_asked or not is_here else self._find_refusal_by_parts(folder, top)
 
@@ -87,7 +87,7 @@ class CallGuard:
         patterns = _PatternExpander(folder)
         for texts, is_path in ((self.named, True), (self.others, False)):
             for path in _find_named_files(folder, texts, patterns, is_path=is_path):
-                if why := _withheld_reason(self.file, top, _split_path(os.path.realpath(folder / path))):
+                if why := _find_withheld_reason(self.file, top, _split_path(os.path.realpath(folder / path))):
                     return f"{path!r} {why}"
         return "its wildcards stand for more files than can be judged" if patterns.is_exhausted else ""
 
@@ -205,12 +205,12 @@ def make_project_guard(folder: Path, top: Path, workspace: Path | None) -> CallG
         real = (*root, *parts)
         if real[: len(project)] != project:
             return ""
-        return next(filter(None, [_withheld_reason(file, one, real) for one in bases]), "")
+        return next(filter(None, [_find_withheld_reason(file, one, real) for one in bases]), "")
 
     return CallGuard(file=find_withheld_reason)
 
 
-def _withheld_reason(file: FileGuard, base: tuple[str, ...], real: tuple[str, ...]) -> str:
+def _find_withheld_reason(file: FileGuard, base: tuple[str, ...], real: tuple[str, ...]) -> str:
     """Return why a file is withheld, judged by its path below *base*, else by every end of its path, or ``""``."""
     starts = [len(base)] if real[: len(base)] == base else range(len(real))
     return next(filter(None, [file(real[:at], real[at:]) for at in starts]), "")
@@ -220,17 +220,17 @@ def _split_path(path: str) -> tuple[str, ...]:
     return tuple(filter(None, path.split("/")))
 
 
-def current_file_guard() -> FileGuard | None:
+def get_current_file_guard() -> FileGuard | None:
     """Return the file guard of the current call; ``None`` without rules about files."""
     guard = GUARD.get()
     return None if guard is None else guard.file
 
 
-def withheld_note() -> tuple[str, ...]:
+def make_withheld_notes() -> tuple[str, ...]:
     """
     Return the note that a listing or search omits withheld files; empty without rules about files.
 
     The note is independent of the result. Otherwise a model could search for a pattern and learn from the note alone whether a
     withheld file contains it.
     """
-    return () if current_file_guard() is None else ("files that rules keep from tools are left out",)
+    return () if get_current_file_guard() is None else ("files that rules keep from tools are left out",)

@@ -49,7 +49,7 @@ class GuardedConnection(sqlite3.Connection):
         self.is_over = False
         self._path = database
         self._operations = 0
-        self.set_progress_handler(self._count_and_check_limit, OPERATIONS_PER_CALL)
+        self.set_progress_handler(self._count_and_report_excess, OPERATIONS_PER_CALL)
 
     @override
     def close(self) -> None:
@@ -67,14 +67,14 @@ class GuardedConnection(sqlite3.Connection):
             msg = "it is damaged: its schema is not text"
             raise _make_damage_error(msg) from error
 
-    def _count_and_check_limit(self) -> bool:
+    def _count_and_report_excess(self) -> bool:
         """Count more operations of a query, and return True, which interrupts the query, if they exceed the limit."""
         # This call is also where Python handles Ctrl-C, which it cannot do inside of SQLite.
         self._operations += OPERATIONS_PER_CALL
-        self.is_over = self._operations > BASE_OPERATIONS + OPERATIONS_PER_BYTE * self._file_bytes()
+        self.is_over = self._operations > BASE_OPERATIONS + OPERATIONS_PER_BYTE * self._get_file_size()
         return self.is_over
 
-    def _file_bytes(self) -> int:
+    def _get_file_size(self) -> int:
         """Return the size of the database file and its log."""
         size = 0
         for path in (self._path, self._path + LOG_SUFFIX):
@@ -83,7 +83,9 @@ class GuardedConnection(sqlite3.Connection):
         return size
 
 
-def open_guarded(path: Path, *, seconds: float, read_only: bool = False, any_thread: bool = False) -> GuardedConnection:
+def open_guarded_database(
+    path: Path, *, seconds: float, read_only: bool = False, any_thread: bool = False
+) -> GuardedConnection:
     """
     Open the database at *path*, check its schema, and return a connection in autocommit mode.
 

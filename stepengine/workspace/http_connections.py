@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 from attrs import frozen
 
-from stepengine.workspace.open_files import max_open_files
+from stepengine.workspace.open_files import get_max_open_files
 
 Scope: TypeAlias = Mapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -66,7 +66,7 @@ class ConnectionLimits:
 
 def connection_limits_of_process() -> ConnectionLimits:
     """Return the connection limits for the number of files that this process may open; a part of it is left for runs."""
-    files = max_open_files() or UNKNOWN_FILES
+    files = get_max_open_files() or UNKNOWN_FILES
     reserved = max(min(RESERVED_FILES, files // 2), files // 4)
     # The system's own queue limits simultaneous connections, and a rejected client retries a second later. So the queue is as long
     # as the reserve allows.
@@ -182,7 +182,7 @@ class ConnectionWatch:
             self._mark_request_complete()
         try:
             await app(
-                {**scope, VERIFIED: self._record_verified},
+                {**scope, VERIFIED: self._record_verified_token},
                 self._wrap_receive(receive),
                 self._wrap_send_with_timeout(send),
             )
@@ -202,7 +202,7 @@ class ConnectionWatch:
 
         return receive_and_watch
 
-    def _record_verified(self) -> None:
+    def _record_verified_token(self) -> None:
         """Record that a request of the connection had a verified token, so that it is idle afterwards."""
         self._is_known = True
 
@@ -298,8 +298,8 @@ class OncePerSecond(logging.Filter):
 
 
 @contextmanager
-def logging_once_per_second() -> Iterator[None]:
-    """Limit the logs of connections within the block."""
+def limit_connection_logs() -> Iterator[None]:
+    """Within the block, log each message about connections at most once a second."""
     only_once = OncePerSecond()
     for name in LOGS:
         logging.getLogger(name).addFilter(only_once)

@@ -9,7 +9,7 @@ from contextlib import suppress
 ENDING = ".dist-info"
 
 
-def installed_version(name: str) -> str | None:
+def get_installed_version(name: str) -> str | None:
     """
     Return the version of a distribution; ``None`` if it is not installed.
 

@@ -14,7 +14,7 @@ def to_lf(text: str) -> str:
     return text.replace("\r\n", "\n")
 
 
-def keep_line_ends(old: str, new: str, default: str = "") -> str:
+def apply_old_line_ends(old: str, new: str, default: str = "") -> str:
     """
     Return *new*, a changed version of *old*, with the line ends of *old*.
 

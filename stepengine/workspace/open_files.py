@@ -6,7 +6,7 @@ import errno
 import os
 from contextlib import suppress
 
-from stepengine.workspace.after_fork import call_after_fork
+from stepengine.workspace.after_fork import call_in_forked_child
 
 DATABASE_IN_USE = "this process has it open as an SQLite database"
 open_databases: dict[int, str] = {}
@@ -25,10 +25,10 @@ def is_open_database(status: os.stat_result) -> bool:
     return False
 
 
-call_after_fork(open_databases.clear)
+call_in_forked_child(open_databases.clear)
 
 
-def max_open_files() -> int | None:
+def get_max_open_files() -> int | None:
     """Return the limit of open files of this process; ``None`` if it is unknown or unlimited."""
     try:
         import resource
@@ -38,11 +38,11 @@ def max_open_files() -> int | None:
     return None if most == resource.RLIM_INFINITY else most
 
 
-def too_many_files_advice(error: BaseException) -> str:
+def make_too_many_files_advice(error: BaseException) -> str:
     """Return advice on which limit to raise if *error* reports too many open files; else ``""``."""
     number = error.errno if isinstance(error, OSError) else None
     if number == errno.EMFILE:
-        most = max_open_files()
+        most = get_max_open_files()
         return (
             f"too many open files: this process may have {'no more' if most is None else f'{most:,}'} open at once, sockets and "
             "pipes included; raise the limit with `ulimit -n 8192` before it starts (LimitNOFILE= of a service, nofile of a "
@@ -55,4 +55,4 @@ def too_many_files_advice(error: BaseException) -> str:
 
 def describe_os_error(error: OSError) -> str:
     """Return the system's text of an error, with the limit to raise if a limit caused it."""
-    return too_many_files_advice(error) or error.strerror or str(error)
+    return make_too_many_files_advice(error) or error.strerror or str(error)

@@ -14,7 +14,7 @@ from stepengine.errors import DefinitionError
 from stepengine.workspace.patterns import find_pattern_problem
 
 
-def contains_home_folder(folder: os.stat_result) -> bool:
+def is_home_or_above(folder: os.stat_result) -> bool:
     """Return whether a folder is ``/``, the home folder, or one that contains it."""
     try:
         home = Path.home()

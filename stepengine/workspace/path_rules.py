@@ -81,7 +81,7 @@ def possible_paths(text: str) -> tuple[str, ...]:
     """
     found = [text]
     for path in found:  # grows meanwhile: a program may do several of these, in any order
-        found += [other for other in _iter_readings(path) if other not in found]
+        found += [other for other in _iterate_readings(path) if other not in found]
         if len(found) > SPELLINGS:
             return ()
     return tuple(found)
@@ -91,7 +91,7 @@ def _remove_line_breaks_and_tabs(text: str) -> str:
     return re.sub(r"[\t\r\n]", "", text)
 
 
-def _iter_readings(path: str) -> Iterator[str]:
+def _iterate_readings(path: str) -> Iterator[str]:
     """Yield the paths that a program may read in *path* after one step of decoding or expansion."""
     yield _remove_line_breaks_and_tabs(path)
     yield path.strip(BLANKS)

@@ -23,7 +23,7 @@ def to_path(value: object, argument_name: str) -> Path:
     return Path(value)
 
 
-def describe_similar_path(path: Path) -> str:
+def make_missing_path_hint(path: Path) -> str:
     """Return a hint for a message about a missing file or folder: ``"; did you mean 'agents/ok.py'?"``, its kind, or ``""``."""
     try:
         if path.exists():
@@ -48,7 +48,7 @@ def printable_name(name: str) -> str:
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
-def display_path(parts: Sequence[str]) -> str:
+def format_display_path(parts: Sequence[str]) -> str:
     """Return a path inside the root as text; the root itself is ``.``."""
     return printable_name("/".join(parts)) or "."
 

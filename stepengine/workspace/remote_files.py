@@ -365,11 +365,11 @@ class RemoteSystem:
                 found.append(self._closing.popleft())
         return found
 
-    def schedule_close(self, number: int, *, is_root: bool) -> None:
+    def schedule_close(self, handle: int, *, is_root: bool) -> None:
         """Close a handle with the next call. Finalizers call this, so it never blocks."""
         if is_root:
-            self._paths.pop(number, None)
-        self._closing.append(number)
+            self._paths.pop(handle, None)
+        self._closing.append(handle)
 
     # --- the system as a whole ---------------------------------------------------------------------------------------
 
@@ -425,7 +425,7 @@ class RemoteSystem:
         found: Any = head.get("found")
         return found if _is_text(found) and found.startswith("/") else None
 
-    def filter_outside_root(self, paths: Sequence[str], root: Sequence[str]) -> list[str]:
+    def list_paths_outside_root(self, paths: Sequence[str], root: Sequence[str]) -> list[str]:
         """Ask the remote system which paths are outside of the root, as written and with links followed, and return these."""
         told = self.call("filter_outside_paths", paths=list(paths), root=list(root)).head.get("outside")
         return [path for path in paths if isinstance(told, list) and path in told]
@@ -446,7 +446,7 @@ class RemoteSystem:
             self.close_and_raise_protocol_error("no path")
         return str(folder)
 
-    def make_folders(self, paths: Sequence[str]) -> None:
+    def create_private_subfolders(self, paths: Sequence[str]) -> None:
         """Create folders in a private folder."""
         self.call("mkdirs", paths=list(paths))
 

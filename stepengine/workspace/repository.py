@@ -29,11 +29,11 @@ from stepengine.workspace.environment import (
     find_program,
     parse_git_query,
 )
-from stepengine.workspace.guard import GUARD, current_file_guard, make_project_guard
+from stepengine.workspace.guard import GUARD, get_current_file_guard, make_project_guard
 from stepengine.workspace.path_policy import PathPolicy
 from stepengine.workspace.path_rules import INSTRUCTION_FILES
 from stepengine.workspace.root import Missing, Root
-from stepengine.workspace.skills import get_project_root, get_skill_catalog, read_file_start, user_config_folder
+from stepengine.workspace.skills import get_project_root, get_skill_catalog, get_user_config_folder, read_file_start
 from stepengine.workspace.walk import WalkBudget, walk
 from stepengine.workspace.workspace import WORKSPACE
 
@@ -141,7 +141,7 @@ class _InstructionReader:
                 )
             self._made["instructions"] = [one for folder in reversed(found) for one in folder]
             self._made["deeper"] = list(self._find_deeper_files(root, below))
-        own = user_config_folder() if user else None
+        own = get_user_config_folder() if user else None
         if own is not None:
             with suppress(DefinitionError), closing(Root(own, PathPolicy(allow_wide_root=True))) as root:
                 if one := self._read_file(root, "AGENTS.md", "~/AGENTS.md"):
@@ -257,7 +257,7 @@ def _parse_git_status(status: bytes, top: Path) -> dict[str, object]:
 
     Withheld files are omitted. At most 50 files are listed; all are counted.
     """
-    guard, real = current_file_guard(), tuple([part for part in os.path.realpath(top).split("/") if part])
+    guard, real = get_current_file_guard(), tuple([part for part in os.path.realpath(top).split("/") if part])
     made: dict[str, Any] = {"branch": "", "changed": [], "changed_count": 0}
     entries = iter(status.decode("utf-8", "replace").split("\0"))
     for entry in entries:

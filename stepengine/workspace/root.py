@@ -23,8 +23,8 @@ from attrs import frozen
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.workspace import calls
 from stepengine.workspace.calls import FILE, FOLDER, WALK, Fd
-from stepengine.workspace.guard import current_file_guard
-from stepengine.workspace.path_policy import PathPolicy, contains_home_folder
+from stepengine.workspace.guard import get_current_file_guard
+from stepengine.workspace.path_policy import PathPolicy, is_home_or_above
 from stepengine.workspace.path_rules import PROTECTED, SECRETS, UNPROTECTED, PathRules
 from stepengine.workspace.paths import resolve_link_target, split_path, to_path
 from stepengine.workspace.walk import WalkBudget, walk
@@ -96,7 +96,7 @@ class Root:
         self.protected = PathRules(PROTECTED, (*policy.allow_protected, *UNPROTECTED))
         self.trusted = PathRules(policy.trusted, ())
         if not policy.allow_wide_root:
-            self._close_if_wide(os.fspath(path))
+            self._close_and_raise_if_wide(os.fspath(path))
 
     def _root_identity(self, path: str) -> tuple[str, ...]:
         """Return the identity of the root: its real path on this machine if it has one, else its system and path there."""
@@ -120,16 +120,16 @@ class Root:
             raise DefinitionError(msg) from error
         self.real = tuple([p for p in os.path.realpath(folder).split("/") if p])
 
-    def _close_if_wide(self, path: str) -> None:
+    def _close_and_raise_if_wide(self, path: str) -> None:
         """Close the root and raise an error if it, or a folder mounted above, at or below it, is ``/`` or contains the home folder."""
         if self.system is None:
-            wide = contains_home_folder(self.info)
+            wide = is_home_or_above(self.info)
         else:
             real = "/" + "/".join(self.real)
             mounted = {
                 here for one in (path, real) for here in self.system.list_mounted_folders(one, include_below=True)
             }
-            wide = any(_contains_home_folder(here) for here in mounted)
+            wide = any(_is_home_or_above(here) for here in mounted)
         if wide:
             self.close()
             what = "is" if self.system is None else "has a mount that is"
@@ -150,7 +150,7 @@ class Root:
         if self.policy.cross_mounts:
             return True
         return calls.fstat(fd).st_dev == self.info.st_dev and (
-            current_file_guard() is None or self._is_on_root_mount(fd)
+            get_current_file_guard() is None or self._is_on_root_mount(fd)
         )
 
     @cached_property
@@ -207,14 +207,14 @@ class Root:
             which = self.secrets.find_matching_pattern(parts)
             msg = f"{path!r} may hold secrets (it matches {which!r}) and is not available to tools"
             raise ToolError(msg)
-        guard = current_file_guard()
+        guard = get_current_file_guard()
         if guard is not None and (why := guard(self.real, parts)):
             msg = f"{path!r} {why}"
             raise ToolError(msg)
 
     def is_withheld(self, parts: Sequence[str]) -> bool:
         """Return whether listings and searches omit a file or folder."""
-        guard = current_file_guard()
+        guard = get_current_file_guard()
         return self.secrets.match(parts) or (guard is not None and bool(guard(self.real, parts)))
 
     def check_readable_file(self, opened: OpenedEntry, path: str) -> None:
@@ -227,7 +227,7 @@ class Root:
             msg = f"{path!r} is a {special_file_kind(mode)}, not a regular file"
             raise ToolError(msg)
         is_alias = (
-            self.policy.cross_mounts and current_file_guard() is not None and not self._is_on_root_mount(opened.fd)
+            self.policy.cross_mounts and get_current_file_guard() is not None and not self._is_on_root_mount(opened.fd)
         )
         if opened.info.st_nlink > 1 or is_alias:
             self._refuse_withheld_hardlink(opened, path)
@@ -246,10 +246,10 @@ class Root:
         # Nothing in a file shows its other names, so only a walk finds them. If the tree is too large for that, the file
         # counts as withheld.
         budget = WalkBudget(SECRET_SCAN_ENTRIES)
-        with closing(self.iter_files(self.is_withheld, budget)) as withheld:
+        with closing(self.iterate_files(self.is_withheld, budget)) as withheld:
             return any(os.path.samestat(found, info) for _, found in withheld) or bool(budget.cut)
 
-    def iter_files(
+    def iterate_files(
         self, wanted: Callable[[Sequence[str]], bool], budget: WalkBudget
     ) -> Generator[tuple[tuple[str, ...], os.stat_result], None, None]:
         """Yield path and status of the regular files that *wanted* selects, within the budget."""
@@ -356,7 +356,7 @@ class Root:
         try:
             for depth in range(1, len(parts)):
                 folder = self._replace_fd(
-                    folder, self._open_or_make_folder_at(folder, parts[:depth], path, made if create else None)
+                    folder, self._open_or_create_child_folder(folder, parts[:depth], path, made if create else None)
                 )
             yield folder, parts[-1]
         except BaseException:
@@ -389,15 +389,15 @@ class Root:
                 calls.close(fd)
         return None
 
-    def _open_or_make_folder_at(self, parent: Fd, parts: Sequence[str], path: str, made: list[str] | None) -> Fd:
-        """Open the last folder of *parts* in *parent*; create a missing one and append its path to *made*, unless *made* is ``None``."""
+    def _open_or_create_child_folder(self, parent: Fd, parts: Sequence[str], path: str, made: list[str] | None) -> Fd:
+        """Open the folder ``parts[-1]`` in *parent*. Create a missing one and append *parts* to *made*, unless *made* is ``None``."""
         name = parts[-1]
         try:
             fd = calls.open_at(name, FOLDER, parent)
         except FileNotFoundError as error:
             if made is None:
                 _raise_path_error(error, path)
-            fd = self._create_and_open_last_folder(parent, parts, path, made)
+            fd = self._create_and_open_child_folder(parent, parts, path, made)
         except OSError as error:
             _raise_path_error(error, path, link=error.errno in LINK and read_link(parent, name) is not None and name)
         try:
@@ -407,8 +407,8 @@ class Root:
             raise
         return fd
 
-    def _create_and_open_last_folder(self, parent: Fd, parts: Sequence[str], path: str, made: list[str]) -> Fd:
-        """Create the last folder of *parts* in *parent*, append its path to *made*, and open it. If it exists, only open it."""
+    def _create_and_open_child_folder(self, parent: Fd, parts: Sequence[str], path: str, made: list[str]) -> Fd:
+        """Create the folder ``parts[-1]`` in *parent*, append *parts* to *made*, and open it. If it exists, only open it."""
         name = parts[-1]
         try:
             with suppress(FileExistsError):  # another process created it; the next line checks its kind
@@ -441,10 +441,10 @@ def read_link(folder: Fd, name: str) -> str | None:
         return None
 
 
-def _contains_home_folder(folder: str) -> bool:
+def _is_home_or_above(folder: str) -> bool:
     """Return whether a folder of this machine is ``/`` or contains the home folder; False if it does not exist."""
     try:
-        return contains_home_folder(os.stat(folder))  # noqa: PTH116  (samestat takes this)
+        return is_home_or_above(os.stat(folder))  # noqa: PTH116  (samestat takes this)
     except OSError:  # a container of another machine
         return False
 

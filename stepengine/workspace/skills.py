@@ -23,7 +23,7 @@ from stepengine.data.alike import find_nearest, list_names
 from stepengine.data.visible import truncate_text, visible
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.workspace import calls
-from stepengine.workspace.guard import GUARD, current_file_guard
+from stepengine.workspace.guard import GUARD, get_current_file_guard
 from stepengine.workspace.path_policy import PathPolicy
 from stepengine.workspace.root import Root
 from stepengine.workspace.walk import WalkBudget, walk
@@ -105,7 +105,7 @@ def get_project_root(folder: Path) -> Path:
     return folder
 
 
-def user_config_folder() -> Path | None:
+def get_user_config_folder() -> Path | None:
     """Return the user's configuration folder; ``None`` if the home folder is unknown."""
     base = os.environ.get("XDG_CONFIG_HOME", "")
     if base.startswith("/"):
@@ -170,7 +170,7 @@ def get_skill_catalog(folder: Path, *, user: bool) -> SkillCatalog:
 
     The folders are scanned once, and again after one of the seen folders or heads has changed, or if the time for the scan was too short.
     """
-    places = tuple(_iter_skill_search_folders(folder, user=user))
+    places = tuple(_iterate_skill_search_folders(folder, user=user))
     known = _scans.get(places)
     if known is None or not known.is_current():
         known = _scan_skill_folders(places)
@@ -181,12 +181,12 @@ def get_skill_catalog(folder: Path, *, user: bool) -> SkillCatalog:
     return _open_catalog(known)
 
 
-def _iter_skill_search_folders(folder: Path, *, user: bool) -> Iterator[Place]:
+def _iterate_skill_search_folders(folder: Path, *, user: bool) -> Iterator[Place]:
     """Yield the folders in which skills of the project are searched, with *user* also the user's own."""
     top = get_project_root(folder)
     yield from [(top, place, "project") for place in PLACES]
     if user:
-        own, home = user_config_folder(), os.environ.get("HOME", "")
+        own, home = get_user_config_folder(), os.environ.get("HOME", "")
         yield from [(own, "skills", "user")] if own is not None else []
         yield from [(Path(home), place, "user") for place in PLACES[1:]] if home.startswith("/") else []
 
@@ -200,7 +200,7 @@ def _scan_skill_folders(places: Iterable[Place]) -> _Scan:
     token = GUARD.set(None)
     try:
         for base, place, scope in places:
-            with closing(_iter_skill_folders(base, place, left, stamps)) as folders:
+            with closing(_iterate_skill_folders(base, place, left, stamps)) as folders:
                 for root, path in folders:
                     added: list[Skill | str] = []
                     _read_and_add_skill(added, root, path, scope)
@@ -235,7 +235,7 @@ def _open_catalog(scan: _Scan) -> SkillCatalog:
 def _add_to_catalog(catalog: SkillCatalog, skill: Skill) -> None:
     """Add a skill that the current call may read; add a warning instead if its name is taken or the catalog is full."""
     try:
-        if current_file_guard() is not None:
+        if get_current_file_guard() is not None:
             calls.close(skill.root.open_file(f"{skill.folder}/SKILL.md").fd)
     except (ToolError, OSError) as error:
         catalog.warnings.append(f"the skill in {skill.path!r} was skipped: {error}")
@@ -274,7 +274,7 @@ def _has_recent_change(scan: _Scan) -> bool:
     return any(stamp is not None and now - stamp[1] < FRESH_NS for stamp in scan.stamps.values())
 
 
-def _iter_skill_folders(
+def _iterate_skill_folders(
     base: Path, path: str, budget: WalkBudget, stamps: dict[str, Stamp]
 ) -> Generator[tuple[Root, str], None, None]:
     """

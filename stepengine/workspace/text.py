@@ -145,7 +145,7 @@ class _LineWindow:
         return self._number >= self._after
 
     def feed(self, chunk: bytes) -> None:
-        """Process the next bytes of the file, and store the lines of the range among them."""
+        """Split the next bytes of the file into lines, and store those in the range."""
         if self.is_full or self._number + chunk.count(b"\n") < self._first:
             ends = chunk.count(b"\n")
             self._number += ends

@@ -170,7 +170,7 @@ class ThreadPool:
             if not self._withdraw_job(job):
                 if signal is not None:
                     signal.set()
-                await self._wait_or_abandon(job, leaked)
+                await self._wait_then_abandon(job, leaked)
             raise
         succeeded, value = job.outcome
         if succeeded:
@@ -219,7 +219,7 @@ class ThreadPool:
             self._jobs.remove(job)
             return True
 
-    async def _wait_or_abandon(self, job: _ThreadTask, leaked: list[str] | None) -> None:
+    async def _wait_then_abandon(self, job: _ThreadTask, leaked: list[str] | None) -> None:
         """Wait for a started job for the time of grace, then abandon its thread."""
         import asyncio
 
@@ -253,7 +253,7 @@ class ThreadPool:
         """Run queued jobs in this thread until the thread was idle for too long or was abandoned."""
         thread = threading.current_thread()
         plain_name = thread.name
-        while (job := self._take_next_job(plain_name)) is not None:
+        while (job := self._wait_for_next_job(plain_name)) is not None:
             thread.name = job.thread
             job.run()
             thread.name = plain_name
@@ -265,7 +265,7 @@ class ThreadPool:
                 return
             del job
 
-    def _take_next_job(self, thread: str) -> _ThreadTask | None:
+    def _wait_for_next_job(self, thread: str) -> _ThreadTask | None:
         """Wait for a job, mark it as started and return it; ``None`` if this thread must end."""
         with self._ready:
             while not self._jobs:

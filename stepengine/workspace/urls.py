@@ -98,7 +98,7 @@ def is_loopback_host(host: str) -> bool:
         return False
 
 
-def blocked_reason(text: str, allowed: Sequence[Network] = ()) -> str:
+def find_blocked_reason(text: str, allowed: Sequence[Network] = ()) -> str:
     """
     Return why an address is blocked; empty if it may be used.
 
@@ -115,7 +115,7 @@ def blocked_reason(text: str, allowed: Sequence[Network] = ()) -> str:
         return next((why for net, why in BLOCKED_V4 if address in net), "")
     if any(address in net for net in (MAPPED, COMPATIBLE, TRANSLATED)):
         inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-        why = blocked_reason(str(inner), allowed)
+        why = find_blocked_reason(str(inner), allowed)
         if why or address not in TRANSLATED:
             return f"IPv4 inside of IPv6, {why or 'which nobody uses on the public internet'}"
         return ""

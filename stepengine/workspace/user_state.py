@@ -16,7 +16,7 @@ RUNS = "runs"
 """The subfolder of recorded runs."""
 
 
-def state_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
+def get_user_state_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
     """Return the path of the user's state folder, even if it does not exist; ``None`` without a home folder."""
     if given := environ.get("STEPENGINE_STATE_DIR", "").strip():
         return Path(given).absolute()

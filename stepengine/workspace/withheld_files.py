@@ -34,7 +34,7 @@ def _list_files_or_raise(
 ) -> list[tuple[tuple[str, ...], os.stat_result]]:
     """Return all files that *wanted* selects; raise ``ToolError`` if the tree is too large to be searched in full."""
     budget = WalkBudget(SECRET_SCAN_ENTRIES)
-    found = list(root.iter_files(wanted, budget))
+    found = list(root.iterate_files(wanted, budget))
     if budget.cut:
         msg = (
             f"the command was not executed: the search for other names of withheld files in the root {budget.cut}. "

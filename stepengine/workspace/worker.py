@@ -433,7 +433,7 @@ class Worker:
     def do_end_marked(self, mark: Any) -> None:
         """Kill every process whose environment contains a text; repeat at most 40 times, until none is left."""
         for _ in range(40):
-            left = list(find_marked_processes(mark.encode()))
+            left = list(find_processes_by_environment(mark.encode()))
             for pid in left:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
@@ -465,8 +465,8 @@ def make_pipe(read_stack: contextlib.ExitStack, write_stack: contextlib.ExitStac
     return read, write
 
 
-def find_marked_processes(mark: Any) -> Iterator[int]:
-    """Yield the ids of this user's running processes whose environment contains a text."""
+def find_processes_by_environment(mark: bytes) -> Iterator[int]:
+    """Yield the ids of this user's running processes whose environment contains the bytes *mark*."""
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         with contextlib.suppress(OSError):
             if name.isdigit() and os.stat("/proc/" + name).st_uid == os.getuid():
@@ -513,7 +513,7 @@ class ChildProcess:
         """Forward the output of the program until the supervisor has ended and no output is left."""
         names = {self.out: "out", self.err: "err"}
         try:
-            while self.forward_once(names):
+            while self.wait_and_forward_output(names):
                 pass
             self.worker.send({"on": self.number, "closed": "line"})
             code = self.popen.wait()
@@ -531,17 +531,17 @@ class ChildProcess:
                     if fd >= 0:
                         os.close(fd)
 
-    def forward_once(self, names: dict[int, str]) -> bool:
+    def wait_and_forward_output(self, stream_names: dict[int, str]) -> bool:
         """Wait for output or supervisor messages and forward them; return False after the supervisor has ended."""
-        ready = wait_readable([self.woken, self.line, *(names if self.left > 0 else ())])
+        ready = wait_readable([self.woken, self.line, *(stream_names if self.left > 0 else ())])
         if self.woken in ready:
             os.read(self.woken, 4096)
         if self.line not in ready:
-            self.send_output(names, [fd for fd in ready if fd in names], 1)
+            self.send_output(stream_names, [fd for fd in ready if fd in stream_names], 1)
             return True
         said = self.read_supervisor_messages()
         # The output before the end is sent before the end.
-        self.send_output(names, list(names), DRAIN_READS)
+        self.send_output(stream_names, list(stream_names), DRAIN_READS)
         if said:
             self.worker.send({"on": self.number, "from": "line"}, said)
         return bool(said)

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from stepengine.workspace import after_fork
-from stepengine.workspace.after_fork import Lock, call_after_fork, keep_referenced, register_fork_hooks
+from stepengine.workspace.after_fork import Lock, call_in_forked_child, keep_referenced, register_fork_hooks
 from stepengine.workspace.file_formats import mark_own_database
-from stepengine.workspace.open_files import describe_os_error, too_many_files_advice
+from stepengine.workspace.open_files import describe_os_error, make_too_many_files_advice
 
 if TYPE_CHECKING:
     import sqlite3
@@ -37,7 +37,7 @@ LOG_FILES = ("-wal", "-shm")
 """The endings of the files next to a database with a write-ahead log: the log, and its index."""
 
 
-def is_busy(error: BaseException) -> bool:
+def is_busy_error(error: BaseException) -> bool:
     """Return whether SQLite reports that another connection has locked the database."""
     import sqlite3
 
@@ -54,7 +54,7 @@ def describe_database_error(error: Exception, seconds: float) -> str:
     """
     import sqlite3
 
-    if is_busy(error):
+    if is_busy_error(error):
         return (
             f"{error}: another program has locked it for {seconds:g} s without a commit; end that program's transaction, "
             "and keep the database on a local disk"
@@ -69,7 +69,7 @@ def _find_open_file_problem() -> str:
     try:
         os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
     except OSError as error:
-        return too_many_files_advice(error)
+        return make_too_many_files_advice(error)
     return ""
 
 
@@ -88,7 +88,7 @@ def enable_write_ahead(database: sqlite3.Connection, seconds: float) -> None:
             mark_own_database(database)
             database.execute("PRAGMA journal_mode=WAL")
         except Exception as error:
-            if not is_busy(error) or time.monotonic() >= until:
+            if not is_busy_error(error) or time.monotonic() >= until:
                 raise
             time.sleep(PAUSE_SECONDS)
         else:
@@ -122,7 +122,7 @@ def _begin_transaction(database: sqlite3.Connection, seconds: float) -> None:
         try:
             database.execute("BEGIN IMMEDIATE")
         except Exception as error:
-            if not is_busy(error):
+            if not is_busy_error(error):
                 raise
             now = time.monotonic()
             if now >= until:
@@ -144,7 +144,7 @@ def _read_data_version_or_busy(database: sqlite3.Connection) -> object:
     try:
         return database.execute("PRAGMA data_version").fetchone()[0]
     except Exception as error:
-        if not is_busy(error):
+        if not is_busy_error(error):
             raise
         return "busy"
 
@@ -247,7 +247,7 @@ class Database:
             with self.lock, self.looking, self.scanning:
                 self.disconnect()
 
-    def get_writer(self) -> GuardedConnection:
+    def get_or_open_writer(self) -> GuardedConnection:
         """
         Return the writing connection, opened if necessary; the caller must hold ``lock``. A commit is durable.
 
@@ -281,7 +281,7 @@ class Database:
         """
         from stepengine.workspace.guarded_database import raise_interrupt_cause
 
-        database = self.get_writer()
+        database = self.get_or_open_writer()
         if not self._has_written:
             # From now on it is asked more often than SQLite would do it.
             database.execute("PRAGMA busy_timeout=0")
@@ -310,7 +310,7 @@ class Database:
         self._check_not_replaced()
         if not is_long and not self._has_written and self.lock.acquire(timeout=0):
             try:
-                database = self.get_writer()
+                database = self.get_or_open_writer()
                 with raise_interrupt_cause(database):
                     yield database
             finally:
@@ -324,13 +324,13 @@ class Database:
 
     def _connect(self) -> GuardedConnection:
         """Open and return a new connection; raise ``OSError`` if no user is left, or the file was replaced."""
-        from stepengine.workspace.guarded_database import open_guarded
+        from stepengine.workspace.guarded_database import open_guarded_database
 
         # The thread of a cancelled caller continues: a connection opened after the last user closed would never be closed.
         if not self._users:
             raise OSError(errno.EBADF, "it was closed")
         self._check_not_replaced()
-        database = open_guarded(self.path, seconds=self.seconds, any_thread=True)
+        database = open_guarded_database(self.path, seconds=self.seconds, any_thread=True)
         try:
             self._check_not_replaced()
         except BaseException:
@@ -416,4 +416,4 @@ class Database:
 
 
 register_fork_hooks(Database.before_fork, Database.after_fork)
-call_after_fork(Database.reset_after_fork)
+call_in_forked_child(Database.reset_after_fork)

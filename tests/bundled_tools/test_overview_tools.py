@@ -14,7 +14,7 @@ from stepengine.data.estimate import estimate_tokens
 from stepengine.tools import ToolRegistry
 from stepengine.tools.bundled import file_tools, search_tools
 from stepengine.tools.bundled.search.overview import rank_files
-from stepengine.tools.bundled.search.symbols import find_top_level_names, split_words
+from stepengine.tools.bundled.search.symbols import find_top_level_names, split_singular_words
 from tests.phrases import OUTSIDE_ROOT
 
 PROJECT = {
@@ -189,7 +189,7 @@ def test_ranking_is_deterministic_and_finds_a_spelled_out_path(files: dict[Any, 
 
 
 def test_words_are_split_at_case_and_separators() -> None:
-    assert ("http", "server", "2", "name", "class") == split_words("HTTPServer2_names-class")
+    assert ("http", "server", "2", "name", "class") == split_singular_words("HTTPServer2_names-class")
 
 
 @pytest.mark.spec("generator-contract:T0")

@@ -177,7 +177,7 @@ def test_thinking_is_folded_shown_or_hidden_as_set(scripted: Any, monkeypatch: p
     assert "thinks: first (1 more line)\n" in said()
     assert "thinks: second" in said(STEPENGINE_DISPLAY__THINKING="show")
     assert "thinks" not in said(STEPENGINE_DISPLAY__THINKING="hide")
-    monkeypatch.setattr(bench, "is_terminal", lambda: True)
+    monkeypatch.setattr(bench, "is_terminal", lambda _: True)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("CI", raising=False)
     for plain in (False, True):

@@ -28,7 +28,7 @@ from stepengine.engine import trust, trust_folder
 from stepengine.errors import DefinitionError
 from stepengine.journal import FileJournal, MemoryJournal, records
 from stepengine.workspace.environment import MARKER
-from stepengine.workspace.user_state import state_folder
+from stepengine.workspace.user_state import get_user_state_folder
 from tests.cli.command import command
 from tests.cli.recordings import copy_recording, recording
 
@@ -185,7 +185,7 @@ def _record(place: Place, state: Path, **changes: Any) -> Path:
 
 
 def _state() -> Path:
-    found = state_folder()
+    found = get_user_state_folder()
     assert found is not None
     return found
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stepengine.context.pruning import describe_call, describe_result
+from stepengine.context.pruning import describe_call, format_remembered_result
 from stepengine.data.messages import JsonPart, ToolCallPart, ToolMessage
 
 LINES: list[tuple[str, dict[str, Any], str]] = [
@@ -94,7 +94,7 @@ GIVEN: dict[str, dict[str, Any]] = {
 def test_only_relevant_parts_of_results_are_kept(name: str, value: Any, status: Any, kept: str) -> None:
     content = value if isinstance(value, str) else (JsonPart(value),)
     call = ToolCallPart("c1", name, GIVEN.get(name, {}))
-    said = describe_result(
+    said = format_remembered_result(
         ToolMessage("c1", name, content, status),
         call,
         frozenset({"basher", "file-picker", "code-reviewer", "librarian"}),

@@ -233,7 +233,7 @@ def answered(application: dict[str, Any], requests: list[tuple[str, str, dict[st
 
     found = {}
     with TestClient(application["app"], "http://127.0.0.1", raise_server_exceptions=False) as client:
-        link = application["logins"].make_link(Caller("you", {"run", "read", "answer"}))
+        link = application["logins"].make_login_link(Caller("you", {"run", "read", "answer"}))
         entered = client.post("/login", json={"code": link.removeprefix("/#login=")})
         client.headers["authorization"] = f"Bearer {entered.json()['token']}"
         for method, url, more in requests:

@@ -349,7 +349,7 @@ async def test_a_book_keeps_replies_and_counts_interrupted_calls(tmp_path: Path)
         with pytest.raises(LimitExceeded, match="price of 'x/y' is unknown"):
             await other.complete(ModelRequest("x/y"))
     with ReplyBook(file, Decimal(1)) as book:
-        assert "one" == book.replies_by_request_key("b")[book.request_key(asking(1))][0].text
+        assert "one" == book.replies_by_request_key("b")[book.make_request_key(asking(1))][0].text
 
 
 @pytest.mark.spec("evaluation:JG148")

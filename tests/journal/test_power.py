@@ -211,7 +211,7 @@ def commits(folder: Path, note: Callable[[], Any]) -> Iterator[list[tuple[Any, d
 
     def noting(self: LockedRun, data: bytes) -> None:
         assert ("wal", 2) == tuple(
-            self.database.get_writer().execute(f"PRAGMA {name}").fetchone()[0]
+            self.database.get_or_open_writer().execute(f"PRAGMA {name}").fetchone()[0]
             for name in ("journal_mode", "synchronous")
         ), "a commit is not durable"
         found.append((note(), files(folder)))
@@ -270,7 +270,7 @@ def test_run_continues_after_the_database_is_full_at_any_page(
             LockedRun,
             "append",
             lambda self, data, most=pages: (
-                self.database.get_writer().execute(f"PRAGMA max_page_count={most}") and append(self, data)
+                self.database.get_or_open_writer().execute(f"PRAGMA max_page_count={most}") and append(self, data)
             ),
         )
         journal, first = SqliteJournal(tmp_path / f"{pages}.db", "one"), case(name)

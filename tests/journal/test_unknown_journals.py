@@ -53,7 +53,7 @@ from stepengine.permissions import Policy, Rule
 from stepengine.testing import ScriptedModel, text, tool_call
 from stepengine.tools.bundled import child_tools, spawn_tools
 from stepengine.workspace.atomic import create_folder_durably
-from stepengine.workspace.user_state import RUNS, state_folder
+from stepengine.workspace.user_state import RUNS, get_user_state_folder
 from tests.journal.mutants import resealed
 
 pytestmark = pytest.mark.spec("requirements:X72")
@@ -681,7 +681,7 @@ def test_fork_in_runs_folder_is_as_known_as_its_source(
     whole = recorded(tmp_path)
     if not is_own:
         become_somebody_else(monkeypatch, tmp_path)
-    folder = state_folder()
+    folder = get_user_state_folder()
     assert folder is not None
     create_folder_durably(folder, 0o700)
     create_folder_durably(folder / RUNS, 0o700)

@@ -28,7 +28,7 @@ from stepengine.models import (
 )
 from stepengine.models._failures import LOST_PROGRAM
 from stepengine.models.anthropic.decode import decode
-from stepengine.models.anthropic.request import encode_wire_settings
+from stepengine.models.anthropic.request import encode_provider_settings
 from stepengine.models.clouds import FOUNDRY, MANTLE, RUNTIME, VERTEX
 from tests.faults.server import Rule, fault_server
 from tests.models.wires import TOOL, made, provider_of
@@ -145,10 +145,10 @@ def test_of_the_clouds_only_foundry_runs_programs_of_claude(site, runs) -> None:
     settings = ModelSettings(server_tools=[Programs("look")])
     request = ModelRequest(f"anthropic/{CLAUDE}", "", Transcript([UserMessage("hi")]), (TOOL,), settings=settings)
     if runs:
-        assert [RUNNER["anthropic"]] == encode_wire_settings(request, CLAUDE, site).members["tools"]
+        assert [RUNNER["anthropic"]] == encode_provider_settings(request, CLAUDE, site).members["tools"]
         return
     with pytest.raises(ModelError, match=f"{site.name} does not offer this tool"):
-        encode_wire_settings(request, CLAUDE, site)
+        encode_provider_settings(request, CLAUDE, site)
 
 
 def test_directly_called_tools_must_be_program_tools() -> None:

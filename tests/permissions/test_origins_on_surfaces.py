@@ -111,9 +111,9 @@ def test_an_editor_shows_origins_with_the_permission_request(request_for_pay: Pe
 
 
 def test_an_mcp_form_shows_origins_in_its_message(request_for_pay: PermissionRequested) -> None:
-    from stepengine.adapters.mcp.agent_server import _make_form
+    from stepengine.adapters.mcp.agent_server import _make_question_form
 
     assert (
         f"May pay run with data that is not from you?\n{FROM_BILL}\n{FROM_USER}\n"
-        in _make_form(request_for_pay.question).message
+        in _make_question_form(request_for_pay.question).message
     )

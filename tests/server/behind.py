@@ -80,7 +80,7 @@ class Behind:
         """
         async with self.client() as client:
             client.headers["sec-fetch-site"] = "same-origin"
-            entered = await client.post("/login", json={"code": self.logins.make_link().partition("=")[2]})
+            entered = await client.post("/login", json={"code": self.logins.make_login_link().partition("=")[2]})
             client.headers["authorization"] = f"Bearer {entered.json()['token']}"
             yield client
 

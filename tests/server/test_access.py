@@ -371,14 +371,14 @@ def code_of(link: str) -> dict[str, str]:
 @pytest.mark.spec("studio:SV4")
 async def test_login_link_works_once_for_a_minute(behind: Behind) -> None:
     async with behind.client() as client:
-        link = behind.logins.make_link(Caller("anna", ["read"]))
+        link = behind.logins.make_login_link(Caller("anna", ["read"]))
         entered = await client.post("/login", json=code_of(link))
         session = {"authorization": f"Bearer {entered.json()['token']}"}
 
         assert (200, 43_200) == (entered.status_code, entered.json()["seconds"])
         assert {"caller": "anna"} == (await client.get("/runs", headers=session)).json()
         assert "link_spent" == kind_of(await client.post("/login", json=code_of(link)))
-        late = behind.logins.make_link()
+        late = behind.logins.make_login_link()
         behind.clock.now += 60
         assert 401 == (await client.post("/login", json=code_of(late))).status_code
         for wrong in (b"", b"[]", b"{", b'{"code": 7}', b'{"code": null}', b"[" * 100_000):
@@ -391,7 +391,7 @@ async def test_login_link_works_once_for_a_minute(behind: Behind) -> None:
 @pytest.mark.spec("studio:SV4")
 async def test_session_is_a_header_and_no_cookie(behind: Behind) -> None:
     async with behind.client() as client:
-        entered = await client.post("/login", json=code_of(behind.logins.make_link()))
+        entered = await client.post("/login", json=code_of(behind.logins.make_login_link()))
         token = entered.json()["token"]
 
         assert "set-cookie" not in entered.headers
@@ -614,7 +614,7 @@ async def test_page_of_another_site_uses_no_login_attempt(tmp_path: Path) -> Non
     foreign = {"origin": "https://evil.example", "sec-fetch-site": "cross-site", "content-type": "text/plain"}
     async with behind.client() as client:
         said = [await client.post("/login", headers=foreign, content=b'{"code": "guess"}') for _ in range(5)]
-        entered = await client.post("/login", json=code_of(behind.logins.make_link()))
+        entered = await client.post("/login", json=code_of(behind.logins.make_login_link()))
 
     assert [(403, "cross_site")] * 5 == [(one.status_code, kind_of(one)) for one in said]
     assert 200 == entered.status_code

@@ -937,7 +937,7 @@ class Versions:
     def __init__(self, *engines: Engine) -> None:
         self._left = list(engines)
 
-    def has_changed_files(self, *, retry: bool = True) -> bool:
+    def mark_and_report_changed_files(self, *, retry: bool = True) -> bool:
         return bool(self._left)
 
     async def require_loadable_in_child_process(self) -> None:

@@ -260,7 +260,7 @@ class Reloads:
     def __init__(self) -> None:
         self.next: Engine | None = None
 
-    def has_changed_files(self, *, retry: bool = True) -> bool:
+    def mark_and_report_changed_files(self, *, retry: bool = True) -> bool:
         return self.next is not None
 
     async def require_loadable_in_child_process(self) -> None:

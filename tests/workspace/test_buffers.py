@@ -15,7 +15,7 @@ from stepengine import AgentDefinition, Engine
 from stepengine.errors import ToolError
 from stepengine.testing import ScriptedModel, tool_call
 from stepengine.tools.bundled import file_tools
-from stepengine.workspace.buffers import content_in_editor, text_for_editor
+from stepengine.workspace.buffers import decode_text_for_editor, read_content_in_editor
 
 
 class Editor:
@@ -42,8 +42,8 @@ class Editor:
 def test_unsaved_lines_keep_the_line_ends_of_a_mixed_file() -> None:
     data = b"a\r\nb\nc\r\nd\n"
 
-    assert content_in_editor(Editor(a="a\nb\nX\nd\n"), "/a.txt", data) == b"a\r\nb\nX\r\nd\n"
-    assert content_in_editor(Editor(a="a\nY\nb\nd\n"), "/a.txt", data) == b"a\r\nY\r\nb\nd\n"
+    assert read_content_in_editor(Editor(a="a\nb\nX\nd\n"), "/a.txt", data) == b"a\r\nb\nX\r\nd\n"
+    assert read_content_in_editor(Editor(a="a\nY\nb\nd\n"), "/a.txt", data) == b"a\r\nY\r\nb\nd\n"
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\r"), max_size=60)
@@ -57,16 +57,16 @@ def test_unsaved_text_has_the_bytes_that_saving_would_write(saved: str, typed: s
     data = bom + saved.replace("\n", end).encode()
     wanted = bom + typed.replace("\n", end).encode()
 
-    assert data == content_in_editor(Editor(a=saved), "/a.txt", data)
-    assert data == content_in_editor(Editor(), "/a.txt", data) == content_in_editor(None, "/a.txt", data)
-    assert wanted == content_in_editor(Editor(a=typed), "/a.txt", data)
-    assert text_for_editor(wanted) in (None, wanted.decode())
-    assert not bom or text_for_editor(wanted) is None
+    assert data == read_content_in_editor(Editor(a=saved), "/a.txt", data)
+    assert data == read_content_in_editor(Editor(), "/a.txt", data) == read_content_in_editor(None, "/a.txt", data)
+    assert wanted == read_content_in_editor(Editor(a=typed), "/a.txt", data)
+    assert decode_text_for_editor(wanted) in (None, wanted.decode())
+    assert not bom or decode_text_for_editor(wanted) is None
 
 
 def test_a_binary_file_is_read_from_disk_despite_an_editor() -> None:
-    assert b"\0\1" == content_in_editor(Editor(a="words"), "/a.bin", b"\0\1")
-    assert text_for_editor(b"\xff\xfe\xfd") is None
+    assert b"\0\1" == read_content_in_editor(Editor(a="words"), "/a.bin", b"\0\1")
+    assert decode_text_for_editor(b"\xff\xfe\xfd") is None
 
 
 async def run(tmp_path: Path, buffers: Any, *calls: Any) -> list[str]:

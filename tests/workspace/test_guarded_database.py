@@ -14,7 +14,12 @@ import pytest
 
 from stepengine.workspace import guarded_database
 from stepengine.workspace.file_formats import mark_own_database
-from stepengine.workspace.guarded_database import GuardedConnection, has_table, open_guarded, raise_interrupt_cause
+from stepengine.workspace.guarded_database import (
+    GuardedConnection,
+    has_table,
+    open_guarded_database,
+    raise_interrupt_cause,
+)
 
 ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
 TABLE = "CREATE TABLE IF NOT EXISTS words (word TEXT PRIMARY KEY)"
@@ -30,7 +35,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def connection(path: Path) -> Iterator[GuardedConnection]:
-    with contextlib.closing(open_guarded(path, seconds=1)) as made:
+    with contextlib.closing(open_guarded_database(path, seconds=1)) as made:
         yield made
 
 
@@ -71,7 +76,7 @@ def test_a_table_with_another_schema_is_refused(connection: GuardedConnection) -
 
 
 def test_a_connection_that_only_reads_writes_nothing(path: Path) -> None:
-    with contextlib.closing(open_guarded(path, seconds=1, read_only=True)) as made:
+    with contextlib.closing(open_guarded_database(path, seconds=1, read_only=True)) as made:
         with pytest.raises(sqlite3.OperationalError, match="readonly"):
             made.execute("INSERT INTO words VALUES ('a')")
         assert [] == made.execute("SELECT * FROM words").fetchall()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stepengine.workspace.installed import installed_version
+from stepengine.workspace.installed import get_installed_version
 
 
 def test_the_first_entry_of_the_path_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,8 +19,8 @@ def test_the_first_entry_of_the_path_wins(tmp_path: Path, monkeypatch: pytest.Mo
     for place in ("two", "one", "absent"):
         monkeypatch.syspath_prepend(str(tmp_path / place))
 
-    assert "1.5" == metadata.version("acme") == installed_version("acme")
-    assert installed_version("acm") is None
+    assert "1.5" == metadata.version("acme") == get_installed_version("acme")
+    assert get_installed_version("acm") is None
 
 
 @pytest.mark.leaks_allowed("the standard library keeps the archive open")
@@ -29,4 +29,4 @@ def test_a_zipped_distribution_is_found(tmp_path: Path, monkeypatch: pytest.Monk
         packed.writestr("acme-3.5.dist-info/METADATA", "Metadata-Version: 2.1\nName: acme\nVersion: 3.5\n")
     monkeypatch.syspath_prepend(str(tmp_path / "packed.zip"))
 
-    assert "3.5" == installed_version("acme")
+    assert "3.5" == get_installed_version("acme")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stepengine.errors import BlockedAddress, DefinitionError, ToolError
 from stepengine.tools.bundled import SafeFetcher, web_tools
-from stepengine.workspace.urls import AllowList, blocked_reason, parse_networks, parse_url, resolve_redirect
+from stepengine.workspace.urls import AllowList, find_blocked_reason, parse_networks, parse_url, resolve_redirect
 from stepengine.workspace.workspace import Workspace
 from tests.bundled_tools.web_server import Names, site
 
@@ -38,7 +38,7 @@ PASSWORD = st.text("#?/@:%[]!1a", max_size=5).filter(lambda text: not text.start
 
 @pytest.mark.spec("remote:NW01")
 def test_the_table_separates_public_from_non_public_addresses() -> None:
-    assert {address: bool(blocked_reason(address)) for address in (*NW01, *IN_IPV6, *PUBLIC)} == {
+    assert {address: bool(find_blocked_reason(address)) for address in (*NW01, *IN_IPV6, *PUBLIC)} == {
         **dict.fromkeys((*NW01, *IN_IPV6), True),
         **dict.fromkeys(PUBLIC, False),
     }
@@ -49,29 +49,29 @@ def test_the_table_separates_public_from_non_public_addresses() -> None:
 def test_wrapping_an_address_into_ipv6_never_opens_it(inner: ipaddress.IPv4Address) -> None:
     number = int(inner)
     translated = ipaddress.IPv6Address(int(ipaddress.IPv6Address("64:ff9b::")) + number)
-    assert bool(blocked_reason(str(translated))) == bool(blocked_reason(str(inner)))
+    assert bool(find_blocked_reason(str(translated))) == bool(find_blocked_reason(str(inner)))
     for prefix in ("::ffff:0:0", "::", "2002::"):
         shift = 80 if prefix == "2002::" else 0
-        assert blocked_reason(str(ipaddress.IPv6Address(int(ipaddress.IPv6Address(prefix)) + (number << shift))))
+        assert find_blocked_reason(str(ipaddress.IPv6Address(int(ipaddress.IPv6Address(prefix)) + (number << shift))))
 
 
 @given(st.ip_addresses())
 def test_our_table_is_stricter_than_the_standard_library(address: Any) -> None:
-    if not blocked_reason(str(address)):
+    if not find_blocked_reason(str(address)):
         assert address.is_global or address in ipaddress.IPv6Network("64:ff9b::/96")
 
 
 @pytest.mark.spec("remote:NW18")
 @pytest.mark.parametrize("address", ["fe80::1%eth0", "2606:4700::1%1", "1.1.1.1%1", "", "1.1.1", "01.1.1.1"])
 def test_only_plain_addresses_are_addresses(address: str) -> None:
-    assert blocked_reason(address)
+    assert find_blocked_reason(address)
 
 
 def test_networks_can_be_allowed_explicitly() -> None:
     opened = parse_networks(["127.0.0.0/8", "fd00::/8"])
-    assert ("", "") == (blocked_reason("127.0.0.1", opened), blocked_reason("fd00::1", opened))
-    assert blocked_reason("::ffff:127.0.0.1", opened)
-    assert blocked_reason("10.0.0.1", opened)
+    assert ("", "") == (find_blocked_reason("127.0.0.1", opened), find_blocked_reason("fd00::1", opened))
+    assert find_blocked_reason("::ffff:127.0.0.1", opened)
+    assert find_blocked_reason("10.0.0.1", opened)
 
 
 REFUSED = {

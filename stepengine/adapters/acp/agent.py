@@ -24,7 +24,7 @@ from stepengine.adapters.acp.session import EditorSession
 from stepengine.adapters.acp.session_engines import MakeEngine, SessionEngines
 from stepengine.adapters.acp.session_options import MODE, MODEL, OfferedChoices
 from stepengine.errors import InputError, MissingKey, StepEngineError
-from stepengine.workspace.installed import installed_version
+from stepengine.workspace.installed import get_installed_version
 
 if TYPE_CHECKING:
     from acp import schema
@@ -112,7 +112,7 @@ class EditorAgent:
             agent_info=schema.Implementation(
                 name="stepengine",
                 title=f"stepengine: {self._engines.agent_id}",
-                version=installed_version("stepengine") or "0",
+                version=get_installed_version("stepengine") or "0",
             ),
         )
 

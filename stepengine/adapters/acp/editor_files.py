@@ -58,7 +58,7 @@ class EditorBuffers:
         try:
             response = self._run_on_loop_with_timeout(
                 self._client.read_text_file(
-                    session_id=self._session_id, path=_path_with_editor_folder(path, self._real, self._cwd)
+                    session_id=self._session_id, path=_replace_folder_by_editor_folder(path, self._real, self._cwd)
                 )
             )
         except (RequestError, ConnectionError, ValueError):  # it is not open there, or the editor is gone
@@ -91,7 +91,7 @@ class EditorBuffers:
             self._run_on_loop_with_timeout(
                 self._client.write_text_file(
                     session_id=self._session_id,
-                    path=_path_with_editor_folder(path, self._real, self._cwd),
+                    path=_replace_folder_by_editor_folder(path, self._real, self._cwd),
                     content=text,
                 )
             )
@@ -163,7 +163,7 @@ class EditorTerminals:
                 command=argv[0],
                 args=list(argv[1:]),
                 env=[EnvVariable(name=name, value=value) for name, value in env.items()],
-                cwd=_path_with_editor_folder(cwd, self._real, self._cwd),
+                cwd=_replace_folder_by_editor_folder(cwd, self._real, self._cwd),
                 output_byte_limit=output_bytes,
             )
             terminal = made.terminal_id
@@ -211,6 +211,8 @@ class EditorTerminals:
             LOGGER.warning("the editor did not release a terminal: %s", error)
 
 
-def _path_with_editor_folder(path: str, real: str, cwd: str) -> str:
-    """Replace the resolved workspace folder *real* at the start of a path by *cwd*, its name in the editor."""
-    return cwd + path[len(real) :] if path == real or path.startswith(f"{real}/") else path
+def _replace_folder_by_editor_folder(path: str, real_folder: str, editor_folder: str) -> str:
+    """Replace the resolved workspace folder *real_folder* at the start of a path by *editor_folder*, its name in the editor."""
+    return (
+        editor_folder + path[len(real_folder) :] if path == real_folder or path.startswith(f"{real_folder}/") else path
+    )

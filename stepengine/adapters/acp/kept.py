@@ -60,11 +60,13 @@ class PromptRun:
         return {**told, "mode": chosen.mode, "model": chosen.model, "servers": list(self.servers)}
 
     @classmethod
-    def from_dict(cls, form: Any, folder: Path) -> PromptRun:
+    def from_dict(cls, encoded: Any, folder: Path) -> PromptRun:
         """Return a turn from the JSON that ``to_dict`` returned; *folder* is the folder of its session."""
-        chosen = _parse_choices(form)
-        servers = tuple([str(name) for name in form.get("servers", ())])
-        return cls(str(form["prompt"]), folder / Path(form["journal"]).name, bool(form["kept"]), chosen, servers)
+        chosen = _parse_choices(encoded)
+        servers = tuple([str(name) for name in encoded.get("servers", ())])
+        return cls(
+            str(encoded["prompt"]), folder / Path(encoded["journal"]).name, bool(encoded["kept"]), chosen, servers
+        )
 
 
 @attrs.define(eq=False)
@@ -234,8 +236,8 @@ def _read_json(file: Path) -> dict[str, Any]:
     return about
 
 
-def _parse_choices(form: Any) -> SessionChoices:
-    return SessionChoices(str(form.get("mode", "")), str(form.get("model", "")))
+def _parse_choices(encoded: Any) -> SessionChoices:
+    return SessionChoices(str(encoded.get("mode", "")), str(encoded.get("model", "")))
 
 
 def _write_file_atomically(file: Path, text: str) -> None:

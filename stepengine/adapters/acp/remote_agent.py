@@ -600,7 +600,7 @@ class _ProgramConversation:
         self, kind: str, file: RequestedFile, input: Mapping[str, Any]
     ) -> CallGuard | None:
         """
-        Check a request for a file like a tool call, and return the file rules for it.
+        Check a request for a file like a tool call. Return the guard with the file rules for it; ``None`` without file rules.
 
         Raises:
             ToolError: If the request is not allowed.

@@ -345,7 +345,7 @@ def parse_variables(request: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _find_exit_status(terminal: _Terminal) -> dict[str, Any] | None:
-    how = terminal.process.ending()
+    how = terminal.process.get_ending()
     ended = terminal.ended or (None if how is None else (how.code, how.signal))
     return None if ended is None else {"exitCode": ended[0], "signal": ended[1]}
 

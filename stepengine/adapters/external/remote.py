@@ -316,7 +316,7 @@ class _RemoteRun:
             if view["status"] in ENDED:
                 self._is_over = True
                 return self._make_final_result(view)
-            if asks := await self._list_asks_or_deny(view, has_more_events=self._place != before):
+            if asks := await self._deny_oversized_and_list_asks(view, has_more_events=self._place != before):
                 self._said.emit_full_text()
                 told: Any = {
                     "asks": asks,
@@ -477,7 +477,9 @@ class _RemoteRun:
 
     # --- what comes of it ---------------------------------------------------------------------------------------------
 
-    async def _list_asks_or_deny(self, view: Mapping[str, Any], *, has_more_events: bool) -> list[dict[str, Any]]:
+    async def _deny_oversized_and_list_asks(
+        self, view: Mapping[str, Any], *, has_more_events: bool
+    ) -> list[dict[str, Any]]:
         """
         Return the open questions as requests of the turn, without just answered ones; deny permissions that are too long.
 

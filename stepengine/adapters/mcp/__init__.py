@@ -19,7 +19,7 @@ from __future__ import annotations
 from stepengine.adapters.mcp.agent_server import AgentServer, OfferedAgent
 from stepengine.adapters.mcp.http import McpRun
 from stepengine.adapters.mcp.notices import Notice
-from stepengine.adapters.mcp.results import BinaryContent, get_binary_content
+from stepengine.adapters.mcp.results import BinaryContent, get_non_media_content
 from stepengine.adapters.mcp.source import McpTools, mcp_tools
 
 __all__ = (
@@ -29,6 +29,6 @@ __all__ = (
     "McpTools",
     "Notice",
     "OfferedAgent",
-    "get_binary_content",
+    "get_non_media_content",
     "mcp_tools",
 )

@@ -42,11 +42,11 @@ from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.tools.agent_tools import make_spawnable_agent_tool
 from stepengine.tools.conversion import encode
 from stepengine.workspace.http_connections import (
-    logging_once_per_second,
+    limit_connection_logs,
     report_verified_token,
     uvicorn_connection_options,
 )
-from stepengine.workspace.installed import installed_version
+from stepengine.workspace.installed import get_installed_version
 from stepengine.workspace.urls import MAX_PORT, is_loopback_host
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ class AgentServer:
         self.replace_agents(offered)
         self.server: Server[Any] = Server(
             "stepengine",
-            version=installed_version("stepengine") or "0",
+            version=get_installed_version("stepengine") or "0",
             on_list_tools=self._list_tools,
             on_call_tool=self._call_agent_tool,
         )
@@ -316,7 +316,7 @@ class AgentServer:
                 ready(f"http://{shown}:{listener.getsockname()[1]}/mcp")
             server = uvicorn.Server(config)
             server.capture_signals = nullcontext  # type: ignore[method-assign,assignment]  # they are not this one's
-            with logging_once_per_second():
+            with limit_connection_logs():
                 serving = asyncio.create_task(server.serve(sockets=[listener]))
                 try:
                     await asyncio.shield(serving)
@@ -417,7 +417,7 @@ class AgentServer:
         """Return the questions, with a key for the answers."""
         import mcp_types as types
 
-        requests: Any = {q.id: types.ElicitRequest(params=_make_form(q)) for q in waiting.questions}
+        requests: Any = {q.id: types.ElicitRequest(params=_make_question_form(q)) for q in waiting.questions}
         return types.InputRequiredResult(
             input_requests=requests, request_state=self._runner.store_waiting_call(waiting)
         )
@@ -489,7 +489,7 @@ def _has_modern_protocol(ctx: Any) -> bool:
     return ctx.session.protocol_version in MODERN_PROTOCOL_VERSIONS
 
 
-def _make_form(question: Question) -> Any:
+def _make_question_form(question: Question) -> Any:
     """Return a question as a form with one field. The message has the preview of the call and the complete call."""
     import mcp_types as types
 
@@ -517,7 +517,7 @@ async def _ask_older_client(ctx: Any, question: Question) -> AnswerLike:
 
     if not _supports_elicitation(ctx):
         return UNSHOWN
-    form = _make_form(question)
+    form = _make_question_form(question)
     try:
         for _ in range(MAX_ATTEMPTS):
             given = await ctx.session.elicit_form(form.message, form.requested_schema)

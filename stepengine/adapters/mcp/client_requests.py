@@ -412,17 +412,17 @@ def _format_choices(choices: Mapping[str, object]) -> str:
     return ", ".join(list(choices)[:SHOWN_CHOICES]) + (", ..." if len(choices) > SHOWN_CHOICES else "")
 
 
-def _find_format_problem(text: str, form: object) -> str:
+def _find_format_problem(text: str, format_name: object) -> str:
     """Return the problem of a text with a given format; the server checks the format completely."""
-    known = FORMATS.get(str(form))
+    known = FORMATS.get(str(format_name))
     if known is None:
         return ""
     try:
-        if form == "date":
+        if format_name == "date":
             date.fromisoformat(text)
-        elif form == "date-time":
+        elif format_name == "date-time":
             datetime.fromisoformat(text)
-        elif form == "email":
+        elif format_name == "email":
             fits = text.count("@") == 1 and not text.startswith("@") and not text.endswith("@") and " " not in text
             return "" if fits else f"{text[:50]!r} is not {known}"
         elif not text.partition(":")[2] or " " in text:

@@ -47,7 +47,7 @@ from stepengine.adapters.mcp.stdio import ServerProcess, ServerProgram
 from stepengine.data.visible import cut_middle, visible
 from stepengine.errors import DefinitionError, ToolError, ToolServerError
 from stepengine.runtime.logs import LOGGER
-from stepengine.workspace.installed import installed_version
+from stepengine.workspace.installed import get_installed_version
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -254,7 +254,7 @@ class _OpenClient:
             logging_callback=self._notices.forward_log_line,
             log_level=options.log_level or lowest,
             message_handler=self._notices.forward_notification,
-            client_info=Implementation(name="stepengine", version=installed_version("stepengine") or "0"),
+            client_info=Implementation(name="stepengine", version=get_installed_version("stepengine") or "0"),
         )
 
     def _protocol_version(self) -> str | None:

@@ -85,9 +85,9 @@ class BinaryContent:
     uri: str = ""
 
 
-def get_binary_content(result: ToolResult) -> tuple[BinaryContent, ...]:
+def get_non_media_content(result: ToolResult) -> tuple[BinaryContent, ...]:
     """
-    Return the binary content of an MCP tool result that models are not shown, in order.
+    Return the binary content that models cannot read, in order; images and PDF files are in ``ToolResult.media``.
 
     Pictures that models know and PDF files are no blobs: they are in ``ToolResult.media``.
     """
@@ -244,14 +244,14 @@ def _format_short_json(value: object) -> str:
     return cut_middle(visible(json.dumps(value, ensure_ascii=False), strict=True), BLOCK_CHARS)
 
 
-def make_recordable(value: Any, levels: int = RESULT_DEPTH) -> Any:
+def make_recordable(value: Any, max_depth: int = RESULT_DEPTH) -> Any:
     """Return JSON of a server in a form that a record can hold: too large numbers and too deep values become words, NaN ``None``."""
-    if isinstance(value, Mapping | list | tuple) and not levels:
+    if isinstance(value, Mapping | list | tuple) and not max_depth:
         return "[nested too deep]"
     if isinstance(value, Mapping):
-        return {name: make_recordable(each, levels - 1) for name, each in value.items()}
+        return {name: make_recordable(each, max_depth - 1) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [make_recordable(each, levels - 1) for each in value]
+        return [make_recordable(each, max_depth - 1) for each in value]
     if isinstance(value, int) and not MIN_NUMBER <= value <= MAX_NUMBER:
         return f"[a number of more than {MAX_DIGITS:,} digits]"
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -301,21 +301,21 @@ def _merge_structured_value(
     value = freeze(_replace_media(structured, _list_media_data(content)))
     if _does_only_text_encode(texts, structured):
         return [JsonPart(value), *others]
-    held = set(_iter_value_texts(value, HELD_DEPTH))
-    return [JsonPart(value), *[p for p in parts if not (isinstance(p, TextPart) and _text_forms(p.text) & held)]]
+    held = set(_iterate_text_forms(value, HELD_DEPTH))
+    return [JsonPart(value), *[p for p in parts if not (isinstance(p, TextPart) and _get_text_forms(p.text) & held)]]
 
 
-def _iter_value_texts(value: object, depth: int) -> Iterator[str]:
-    """Yield the texts that represent *value* or a part of it."""
+def _iterate_text_forms(value: object, depth: int) -> Iterator[str]:
+    """Yield the JSON of *value* and of its parts to *depth*, and each string also without quotes."""
     yield canonical(value)
     if isinstance(value, str):
         yield value
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
     for each in inner if depth else ():
-        yield from _iter_value_texts(each, depth - 1)
+        yield from _iterate_text_forms(each, depth - 1)
 
 
-def _text_forms(text: str) -> set[str]:
+def _get_text_forms(text: str) -> set[str]:
     """Return a text and, if it is JSON, its canonical form."""
     read = _parse_json_unless_text(text, None)
     if read is text:

@@ -53,7 +53,7 @@ from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.data.usage import Usage
 from stepengine.errors import DefinitionError
-from stepengine.workspace.installed import installed_version
+from stepengine.workspace.installed import get_installed_version
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -154,7 +154,7 @@ class Tracing:
             msg = "Tracing needs the package opentelemetry-api: pip install 'stepengine[otel]'"
             raise DefinitionError(msg) from None
         self._trace = trace
-        version = installed_version("stepengine") or ""
+        version = get_installed_version("stepengine") or ""
         self._tracer = trace.get_tracer(NAME, version, tracer_provider, SCHEMA)
         meter = metrics.get_meter(NAME, version, meter_provider, SCHEMA)
         self._tokens = meter.create_histogram(

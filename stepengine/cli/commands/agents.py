@@ -64,7 +64,7 @@ def agents(
             *[_describe_agent(e) for e in entries if e.agent is not None],
             *map(_format_agents_of_package, found.packages),
         ]
-        print_visible("\n\n".join(shown), hang=8)
+        print_visible("\n\n".join(shown), hanging_indent=8)
     for entry in entries:
         if entry.problem is not None:
             print_error(format_error(entry.problem))

@@ -93,7 +93,7 @@ def blame(
         if own.as_json:
             print(to_ascii_json(redact_report(report.to_json())))
         else:
-            print_visible(join_and_redact_lines([*report.lines(), *_suggest_commands(report, own)]), hang=4)
+            print_visible(join_and_redact_lines([*report.lines(), *_suggest_commands(report, own)]), hanging_indent=4)
         if report.stopped:
             return Exit.LIMIT
         return Exit.FAILED if report.blamed is None else Exit.COMPLETED

@@ -202,7 +202,7 @@ def _make_freeze_hint(name: str) -> str:
 
 
 def _shorten_source_location(line: str) -> str:
-    from stepengine.testing.recordings import display_path
+    from stepengine.testing.recordings import make_path_relative_to_cwd
 
     file, _, number = line.rpartition(":")
-    return f"{display_path(Path(file))}:{number}"
+    return f"{make_path_relative_to_cwd(Path(file))}:{number}"

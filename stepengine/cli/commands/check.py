@@ -12,7 +12,7 @@ import typer
 from attrs import frozen
 
 from stepengine.cli.exits import Exit, print_error
-from stepengine.cli.journals import iter_files_and_journals
+from stepengine.cli.journals import iterate_files_and_journals
 from stepengine.cli.options import Json
 from stepengine.cli.screen.render import one_line, print_visible, to_ascii_json
 from stepengine.cli.settings import UsageProblem
@@ -87,7 +87,7 @@ def check(
     if as_json:
         print(to_ascii_json([one.to_dict(allow_unsigned=allow_unsigned) for one in found]))
     elif lines := [line for one in found for line in one.finding_lines()]:
-        print_visible("\n".join(lines), hang=4)
+        print_visible("\n".join(lines), hanging_indent=4)
     if where := sum(bool(one.leaks) for one in found):
         print(f"secrets in {where} files; remove them, and replace keys that were shared", file=sys.stderr)
     return Exit.COMPLETED if is_good else Exit.FAILED
@@ -144,7 +144,7 @@ def _check_journals_and_secrets(
     from stepengine.journal import check, decisions, scan, verify
 
     for path in paths:
-        for file, journal in iter_files_and_journals(path):
+        for file, journal in iterate_files_and_journals(path):
             leaks = tuple(scan([file], allow_secrets=allow)) if Path(file).is_file() else ()
             if journal is None:
                 yield from [_CheckedFile(name=file, leaks=leaks)] if leaks else []

@@ -45,5 +45,7 @@ def config(
     width = max(len(one) for one in names)
     for one, about, value, origin in rows:
         text = "-" if value is None else to_ascii_json(value)
-        print_visible(f"{one.ljust(width)}  {text.ljust(24)}  {origin}   {about.help}".rstrip(), hang=width + 2)
+        print_visible(
+            f"{one.ljust(width)}  {text.ljust(24)}  {origin}   {about.help}".rstrip(), hanging_indent=width + 2
+        )
     return Exit.COMPLETED

@@ -147,8 +147,8 @@ def _explain_demo_cost(usage: Usage) -> str:
 
 def _print_introduction() -> None:
     print_visible("A generator agent edits a small project. The model's replies are recorded; the rest runs live.\n")
-    print_visible(f"  request   {PROMPT}", hang=10)
-    print_visible(f"  files     {', '.join(PARAMS['files'])}, in a temporary copy\n", hang=10)
+    print_visible(f"  request   {PROMPT}", hanging_indent=10)
+    print_visible(f"  files     {', '.join(PARAMS['files'])}, in a temporary copy\n", hanging_indent=10)
 
 
 def _print_changes_and_next_steps(diff: str, cost: str) -> None:

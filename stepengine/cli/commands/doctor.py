@@ -57,6 +57,6 @@ def _print_findings(findings: Sequence[Finding]) -> None:
             area = one.area
             print(f"\n{area}" if one is not findings[0] else area)
         mark = {"ok": "ok   ", "note": "note ", "wrong": "WRONG"}[one.state]
-        print_visible(f"  {mark}  {visible(one.text)}", hang=9)
+        print_visible(f"  {mark}  {visible(one.text)}", hanging_indent=9)
         if one.repair:
-            print_visible(f"         -> {visible(one.repair)}", hang=12)
+            print_visible(f"         -> {visible(one.repair)}", hanging_indent=12)

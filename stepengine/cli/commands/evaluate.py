@@ -179,7 +179,7 @@ def _print_report(report: EvaluationReport, root: Path, *, as_json: bool) -> Non
     else:
         failed = failed_sample_lines(scores, folder, _make_agent_option_formatter(scores, root))
         lines = [*summary_lines(scores), *failed, *report.gate_lines]
-        print_visible(join_and_redact_lines([*lines, f"results: {folder}"]), hang=4)
+        print_visible(join_and_redact_lines([*lines, f"results: {folder}"]), hanging_indent=4)
     for line, problem in zip(report.gate_lines, report.gates.values(), strict=True):
         if problem:
             print_error(line)

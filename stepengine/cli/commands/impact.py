@@ -116,7 +116,7 @@ def impact(
         elif markdown:
             print(_format_markdown_comment(report, holding))
         else:
-            print_visible(join_and_redact_lines([*report.lines(), *_report_lines(report)]), hang=4)
+            print_visible(join_and_redact_lines([*report.lines(), *_report_lines(report)]), hanging_indent=4)
         for gate in holding:
             print_error(f"--fail-on {gate} holds")
         return _choose_exit_code(report, holding, strict=strict)

@@ -146,4 +146,6 @@ def _print_report(improvement: Improvement, *, as_json: bool, writes: bool) -> N
         if writes and not improvement.is_written:
             done = f"not changed, because it was edited during the search; to merge both, run {patch}"
         lines += [*improvement.diff.rstrip("\n").split("\n"), f"{improvement.file}: {done}"]
-    print_visible(join_and_redact_lines([*lines, f"spent ${improvement.spent}; results: {improvement.folder}"]), hang=4)
+    print_visible(
+        join_and_redact_lines([*lines, f"spent ${improvement.spent}; results: {improvement.folder}"]), hanging_indent=4
+    )

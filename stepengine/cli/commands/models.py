@@ -84,7 +84,7 @@ def _print_providers(entries: list[ListedProvider]) -> None:
     widths = [max([len(row[column]) for row in rows]) for column in range(3)]
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        print_visible("  ".join([*cells, row[3]]), hang=4)
+        print_visible("  ".join([*cells, row[3]]), hanging_indent=4)
     for entry in entries:
         if entry.key.startswith("cannot"):
             print(f"stepengine: {entry.prefix}: {visible(entry.key)}", file=sys.stderr)

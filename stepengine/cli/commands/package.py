@@ -62,7 +62,9 @@ def check_package_of_agents(
         print(to_ascii_json(attrs.asdict(found)))
     else:
         lines = [("ok", found.good), ("note", found.notes), ("PROBLEM", found.problems)]
-        print_visible("\n".join([f"{mark:<8}{visible(line)}" for mark, several in lines for line in several]), hang=8)
+        print_visible(
+            "\n".join([f"{mark:<8}{visible(line)}" for mark, several in lines for line in several]), hanging_indent=8
+        )
     return Exit.FAILED if found.problems else Exit.COMPLETED
 
 

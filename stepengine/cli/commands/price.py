@@ -69,7 +69,7 @@ def _print_prices(files: list[str], models: list[str], options: Options, *, as_j
             _describe_price("together", _sum_prices(name, [made[n] for _, made in rows]))
             for n, name in enumerate(names)
         ]
-        print_visible(join_and_redact_lines([*lines, *(sums if len(rows) > 1 else [])]), hang=4)
+        print_visible(join_and_redact_lines([*lines, *(sums if len(rows) > 1 else [])]), hanging_indent=4)
         print_error("another model would also act differently; to call it, run `stepengine compare impact --model`")
     unknown = [one.model for _, made in rows for one in made if one.low is None]
     if unknown:

@@ -83,7 +83,7 @@ def _print_and_seal_edits(file: str, against: str, *, dry_run: bool) -> Exit:
     told = [f"record {edit.number}, {edit.what}: {edit.now}" for edit in made.edits]
     if against:
         told += ["what the edits change:", *[f"  {line}" for line in str(diff(against, made.journal)).splitlines()]]
-    print_visible("\n".join(told or [f"{file} is valid as it is"]), hang=2)
+    print_visible("\n".join(told or [f"{file} is valid as it is"]), hanging_indent=2)
     if made.edits and not dry_run:
         replace_records_by_derived(journal, made.journal.records(), made.journal)
         print_error(f"sealed {file}: {len(made.edits)} records were edited")

@@ -16,9 +16,9 @@ from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.journals import (
     load_recorded_agent,
     make_resume_limits,
-    needs_new_approvals,
     open_journal,
     parse_answers,
+    report_ignored_approvals,
     require_choice,
     run_on_journal,
     start_run_and_wait,
@@ -209,7 +209,9 @@ def _run_resume(
     journal, given = open_journal(options.journal, sign=sign), parse_answers(answers)
     history = journal.history()
     agent = load_recorded_agent(options, history)
-    again = not trusts and (needs_new_approvals(journal, history) or (extends and not has_trusted_permissions(journal)))
+    again = not trusts and (
+        report_ignored_approvals(journal, history) or (extends and not has_trusted_permissions(journal))
+    )
     bench = make_engine_setup(options, agent, performs=extends or not history.is_complete, recorded=history)
     limits = make_resume_limits(journal, options)
     if not extends:

@@ -13,7 +13,7 @@ import typer
 
 from stepengine.cli.conversations import format_run_age
 from stepengine.cli.exits import Exit, print_error
-from stepengine.cli.journals import iter_files_and_journals, raise_journal_errors_as_usage
+from stepengine.cli.journals import iterate_files_and_journals, raise_journal_errors_as_usage
 from stepengine.cli.schedules import list_and_print_schedules
 from stepengine.cli.screen.render import format_cost, one_line, print_visible, to_ascii_json
 from stepengine.cli.settings import UsageProblem
@@ -100,7 +100,7 @@ def runs(
     if as_json:
         print(to_ascii_json(chosen))
     elif chosen:
-        print_visible("\n".join([line for told in chosen for line in _format_run(told)]), hang=4)
+        print_visible("\n".join([line for told in chosen for line in _format_run(told)]), hanging_indent=4)
     else:
         of = " that waits" if waiting else ""
         where = f"in {list_names(files)}" if files else "anywhere" if everywhere else "in this folder"
@@ -128,7 +128,7 @@ def _list_runs_of_files(files: Iterable[str]) -> list[dict[str, Any]]:
     """Return the runs in journals, SQLite files and folders, newest first."""
     with raise_journal_errors_as_usage():
         journals = {
-            name: journal for file in files for name, journal in iter_files_and_journals(file) if journal is not None
+            name: journal for file in files for name, journal in iterate_files_and_journals(file) if journal is not None
         }
     told: list[dict[str, Any]] = [summarize_journal(journal, name) for name, journal in journals.items()]
     return sorted(told, key=lambda one: (str(one.get("created") or ""), one["journal"]), reverse=True)

@@ -542,7 +542,7 @@ def _print_links_and_open_browser(
     if script:
         print(f"stepengine: the script {visible(script)} supplies the replies; no model is called", file=sys.stderr)
     if logins is not None:
-        link = f"{url}{logins.make_link()}"
+        link = f"{url}{logins.make_login_link()}"
         print(
             f"stepengine: open the studio with this link (for one browser, valid for a minute): {link}", file=sys.stderr
         )

@@ -108,7 +108,7 @@ def replay_runs_as_tests(
     for file, own in _expand_to_journals_with_options(files, options):
         told.append(_replay_and_compare(file, own))
         if not as_json:
-            print_visible("\n".join(_describe_outcome(told[-1])), hang=4)
+            print_visible("\n".join(_describe_outcome(told[-1])), hanging_indent=4)
     diverged, broken = [sum(t["outcome"] == o for t in told) for o in ("diverged", "failed")]
     unloaded = any(entry.get("unloaded") for entry in told)
     if as_json:

@@ -90,7 +90,7 @@ def list_tokens(
     if as_json:
         print(to_ascii_json([_token_to_dict(one) for one in found]))
     elif found:
-        print_visible("\n".join([_format_token(one) for one in found]), hang=4)
+        print_visible("\n".join([_format_token(one) for one in found]), hanging_indent=4)
     else:
         print_error(f"{str(file)!r} has no tokens; `stepengine tokens add` creates one", Exit.COMPLETED)
     return Exit.COMPLETED

@@ -50,10 +50,10 @@ def tools(
     if as_json:
         print(to_ascii_json([tool_to_dict(one) for one in chosen]))
     elif names:
-        print_visible("\n\n".join(["\n".join(describe_tool(one)) for one in chosen]), hang=_hanging_indent)
+        print_visible("\n\n".join(["\n".join(describe_tool(one)) for one in chosen]), hanging_indent=_hanging_indent)
     else:
         width = max(map(len, known))
-        print_visible("\n".join([f"{one.name:<{width}}  {one.text}" for one in chosen]), hang=width + 2)
+        print_visible("\n".join([f"{one.name:<{width}}  {one.text}" for one in chosen]), hanging_indent=width + 2)
     return Exit.COMPLETED
 
 

@@ -99,7 +99,7 @@ def undo(
             done = undone(dry_run=dry_run, trust=trusts)
     except UndoRefused as error:
         for path, why in error.files:
-            print_visible(f"changed   {path}: {why}", hang=10)
+            print_visible(f"changed   {path}: {why}", hanging_indent=10)
         return print_error("nothing was undone; --partial skips these files and restores the rest", Exit.FAILED)
     except (JournalError, DefinitionError, WorkspaceLost) as error:
         return print_error(error.message, Exit.FAILED)
@@ -126,7 +126,7 @@ def _print_and_confirm_changes(journal: Journal, plan: UndoResult) -> bool:
             continue
         print_visible(f"{path} would have the mode {modes[path]:o} and this content:")
         for line in text.splitlines():
-            print_visible(f"  | {line}", hang=4)
+            print_visible(f"  | {line}", hanging_indent=4)
     return can_ask_at_terminal() and confirm("stepengine: write this content?")
 
 

@@ -20,7 +20,7 @@ from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.options import make_unique_dict
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.definition import AgentDefinition
-from stepengine.workspace.paths import describe_similar_path
+from stepengine.workspace.paths import make_missing_path_hint
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -252,7 +252,7 @@ def load_module_contents(module: str, on_skipped_file: Callable[[str], object] =
         return ModuleContents(found.agents, found.tools, schedules=found.schedules)
     file = path if place is None else place.file
     if not file.exists() and (place is not None or "/" in module):
-        near = describe_similar_path(file)
+        near = make_missing_path_hint(file)
         msg = f"there is no {module}; {FINE}{near}"
         raise UsageProblem(msg)
     if place is not None and place.sandboxed:
@@ -272,7 +272,7 @@ def _import_module(module: str) -> ModuleType:
         return importlib.import_module(module)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]:
-            near = describe_similar_path(Path(module))
+            near = make_missing_path_hint(Path(module))
             msg = f"there is no {module}; {FINE}{near}"
             raise UsageProblem(msg) from None
         msg = f"{module} cannot be loaded: {type(error).__name__}: {error}"

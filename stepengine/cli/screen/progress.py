@@ -153,7 +153,7 @@ class ProgressDisplay:
         """Count the start or end of one of many children, and print failures and progress; return whether the event is then done."""
         if isinstance(event, ev.AgentSpawned):
             return self.children.count_started_child(event, are_shown=self.verbose)
-        group = self.children.count_ended_child(event)
+        group = self.children.count_ended_child_and_find_group(event)
         if group is None:
             return self.children.is_only_counted(event.path)
         if event.status is not RunStatus.COMPLETED:
@@ -388,7 +388,7 @@ class _Children:
         self.store_child_heading(event)
         return True
 
-    def count_ended_child(self, event: ev.AgentFinished) -> _SiblingGroup | None:
+    def count_ended_child_and_find_group(self, event: ev.AgentFinished) -> _SiblingGroup | None:
         """Count an ended child in its group of many siblings and return the group; ``None`` for any other child."""
         if event.child_path not in self._folded:
             return None

@@ -83,30 +83,33 @@ class ColorScheme:
     removed: str = "red"
 
 
-def is_terminal(stream: Any = None) -> bool:
-    """Return whether *stream*, by default stderr, is a terminal."""
-    return bool((stream or sys.stderr).isatty())
+def is_terminal(stream: Any) -> bool:
+    """Return whether *stream* is a terminal."""
+    return bool(stream.isatty())
 
 
-def print_visible(text: str, hang: int | Callable[[str], int] = 0) -> None:
+def print_visible(text: str, hanging_indent: int | Callable[[str], int] = 0) -> None:
     """
     Print lines on stdout with control characters made visible; on a terminal, they wrap at words.
 
     Args:
         text: The lines.
-        hang: The additional indentation of continuation lines, or a function that returns it for a line.
+        hanging_indent: The additional indentation of continuation lines, or a function that returns it for a line.
     """
     shown = visible(text)
-    print(wrap_lines(shown, shutil.get_terminal_size().columns, hang) if is_terminal(sys.stdout) else shown, flush=True)
+    print(
+        wrap_lines(shown, shutil.get_terminal_size().columns, hanging_indent) if is_terminal(sys.stdout) else shown,
+        flush=True,
+    )
 
 
-def wrap_lines(text: str, width: int, hang: int | Callable[[str], int] = 0) -> str:
-    """Wrap the lines of *text* at spaces to at most *width* cells; continuation lines have the same indentation plus *hang*."""
-    more = hang if callable(hang) else lambda _: hang
+def wrap_lines(text: str, width: int, hanging_indent: int | Callable[[str], int] = 0) -> str:
+    """Wrap the lines of *text* at spaces to at most *width* cells; continuation lines have the same indentation plus *hanging_indent*."""
+    more = hanging_indent if callable(hanging_indent) else lambda _: hanging_indent
     return "\n".join([part for line in text.split("\n") for part in _wrap_line(line, width, more(line))])
 
 
-def _wrap_line(line: str, width: int, hang: int) -> Iterator[str]:
+def _wrap_line(line: str, width: int, hanging_indent: int) -> Iterator[str]:
     from rich.cells import cell_len, chop_cells
 
     if cell_len(line) > width:
@@ -116,7 +119,7 @@ def _wrap_line(line: str, width: int, hang: int) -> Iterator[str]:
         return
     bare = line.lstrip(" ")
     now = line[: len(line) - len(bare)]
-    margin = " " * min(len(now) + hang, width // 2)
+    margin = " " * min(len(now) + hanging_indent, width // 2)
     used, is_empty = len(now), True
     for word in bare.split(" "):
         parts = [word]
@@ -205,7 +208,7 @@ def print_output(output: object) -> None:
     if isinstance(told, str):
         print_visible(told)
     elif is_terminal(sys.stdout):
-        print_visible(format_value(told), hang=2)
+        print_visible(format_value(told), hanging_indent=2)
     else:
         print(to_ascii_json(told))
 

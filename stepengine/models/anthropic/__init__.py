@@ -35,9 +35,9 @@ from stepengine.models.anthropic.request import (
     demands_unsupported_call,
     disables_unavoidable_thinking,
     encode,
+    encode_provider_settings,
     encode_token_count_request,
     encode_tool,
-    encode_wire_settings,
     limit_strict_tools,
     limit_tools_if_choice_unsupported,
     needs_binding_beta,
@@ -326,7 +326,7 @@ class AnthropicProvider(HttpProvider):
 
     def _list_unsupported_settings(self, request: ModelRequest) -> tuple[str, ...]:
         model = self.strip_prefix(request.model)
-        dropped = encode_wire_settings(request, model, self.site).dropped
+        dropped = encode_provider_settings(request, model, self.site).dropped
         shaped = self._select_tools_and_add_answer_tool(request)
         wanted = {tool.name for tool in request.tools if tool.strict}
         if wanted and wanted.intersection([tool.name for tool in self._limit_strict_tools(shaped) if not tool.strict]):

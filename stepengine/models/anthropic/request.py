@@ -166,7 +166,7 @@ def encode(
         ModelError: for a server tool that the provider does not have.
     """
     settings, site = request.settings, options.site
-    said = encode_wire_settings(request, model, site)
+    said = encode_provider_settings(request, model, site)
     asked = encode_thinking(request, model, family, is_off=previous_failure == FORCED_THINKING)
     limit = resolve_output_limit(request, model, family, options, previous_failure=previous_failure)
     manual = asked is not None and asked["type"] == "enabled"
@@ -270,7 +270,7 @@ def _encode_system_prompt(request: ModelRequest, options: AnthropicRequestOption
 
 
 def _encode_output_config(request: ModelRequest, asked: Json | None, family: AnthropicFamily) -> Json | None:
-    """Return the ``output_config`` member: the schema of the reply, and the effort of adaptive thinking."""
+    """Return the ``output_config`` member: the schema of the reply, and the effort of adaptive thinking. ``None`` without both."""
     schema, thinking = request.settings.response_schema, request.settings.thinking
     output: Json = {}
     if schema is not None:
@@ -342,7 +342,7 @@ def override_cache_lifetime(options: AnthropicRequestOptions, settings: ModelSet
     return attrs.evolve(options, cache=None if settings.cache == "off" else settings.cache)
 
 
-def encode_wire_settings(request: ModelRequest, model: str, site: Site) -> WireSettings:
+def encode_provider_settings(request: ModelRequest, model: str, site: Site) -> WireSettings:
     """Return the body members for cache, server tools, service tier and fallbacks, and the names of dropped settings."""
     converters: dict[str, SettingConverter] = {
         "cache": lambda _: {},  # the marks hold it

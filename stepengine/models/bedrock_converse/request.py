@@ -101,7 +101,7 @@ def encode(request: ModelRequest, options: ConverseRequestOptions, tools: bytes)
         ModelError: for a server tool that the model does not have, and for an unsupported part.
     """
     settings = request.settings
-    said = encode_wire_settings(request, options.model, options.family, options.provider).members
+    said = encode_provider_settings(request, options.model, options.family, options.provider).members
     limits = {
         "max_tokens": settings.max_tokens,
         "temperature": settings.temperature,
@@ -229,7 +229,7 @@ def encode_tool(spec: ToolSpec) -> Json:
     return {"toolSpec": {"name": spec.name, **told, **schema, **({} if form is None else {"strict": True})}}
 
 
-def encode_wire_settings(request: ModelRequest, model: str, family: ConverseFamily, provider: str) -> WireSettings:
+def encode_provider_settings(request: ModelRequest, model: str, family: ConverseFamily, provider: str) -> WireSettings:
     """Return the body members for service tier, cache and server tools, and the names of dropped settings."""
     converters: dict[str, SettingConverter] = {
         "service_tier": TIERS.get,

@@ -24,9 +24,9 @@ from stepengine.models.google.encode import parse_generation
 from stepengine.models.google.request import (
     CIRCULATES_SINCE,
     encode,
+    encode_provider_settings,
     encode_token_count_request,
     encode_tool,
-    encode_wire_settings,
     has_guaranteed_strict_tool,
     make_request_path,
 )
@@ -219,7 +219,7 @@ class GoogleProvider(HttpProvider):
 
     def _list_unsupported_settings(self, request: ModelRequest) -> tuple[str, ...]:
         model = self.strip_prefix(request.model)
-        dropped = [*encode_wire_settings(request, model, is_vertex=self.is_vertex).dropped]
+        dropped = [*encode_provider_settings(request, model, is_vertex=self.is_vertex).dropped]
         choice = resolve_tool_choice(request)
         if request.tools and request.settings.parallel_tool_calls is False:
             dropped.append("parallel_tool_calls")

@@ -75,7 +75,7 @@ def encode(
         is_vertex: Whether the model runs on Vertex AI.
     """
     # (ecosystem:EC58)
-    said = encode_wire_settings(request, model, is_vertex=is_vertex).members
+    said = encode_provider_settings(request, model, is_vertex=is_vertex).members
     return join_json_members(
         _encode_body_members(request, model, provider, tools, said, with_thinking=previous_failure != INVALID_SIGNATURE)
     )
@@ -98,7 +98,7 @@ def encode_tool(spec: ToolSpec) -> Json:
     return {"name": spec.name, "description": spec.description, "parametersJsonSchema": spec.input_schema}
 
 
-def encode_wire_settings(request: ModelRequest, model: str, *, is_vertex: bool = False) -> WireSettings:
+def encode_provider_settings(request: ModelRequest, model: str, *, is_vertex: bool = False) -> WireSettings:
     """Return the body members for the settings that only some wires support, and the names of dropped settings."""
     converters: dict[str, SettingConverter] = {
         "service_tier": TIERS.get,
@@ -177,7 +177,7 @@ def _encode_body_members(
         "responseJsonSchema": settings.response_schema,
     }
     config = {name: value for name, value in generation.items() if value is not None}
-    # `more` has the members of `encode_wire_settings`. Two of its objects are merged with the members of other settings.
+    # `more` has the members of `encode_provider_settings`. Two of its objects are merged with the members of other settings.
     optional = {
         **more,
         "systemInstruction": {"parts": [{"text": request.system_prompt}]} if request.system_prompt else None,

@@ -23,9 +23,9 @@ from stepengine.models.openai.decode import ResponsesAccumulator
 from stepengine.models.openai.request import (
     TOOL_SEARCH,
     encode,
+    encode_provider_settings,
     encode_token_count_request,
     encode_tool,
-    encode_wire_settings,
     has_extra_tool_search,
 )
 
@@ -94,7 +94,7 @@ class OpenAIProvider(PresetProvider):
         return bool(self._preset.searches and re.match(self._preset.searches, model))
 
     def _list_unsupported_settings(self, request: ModelRequest) -> tuple[str, ...]:
-        dropped = encode_wire_settings(request, self.strip_prefix(request.model), self._preset).dropped
+        dropped = encode_provider_settings(request, self.strip_prefix(request.model), self._preset).dropped
         return (*dropped, "strict") if has_strict_tool_unsupported_by_openai(request.tools) else dropped
 
     def _encode(self, request: ModelRequest, *, stream: bool, previous_failure: str = "") -> RequestBody:

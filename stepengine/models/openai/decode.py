@@ -468,7 +468,7 @@ class ResponsesAccumulator(Accumulator):
         self._data = {**response, "output": []}
 
     def _apply_item_delta(self, chunk: type[TextChunk | ThinkingChunk] | None, event: Json) -> list[ModelDelta]:
-        """Return the delta for the class *chunk*; for ``None`` store arguments of a call, and return the part that is certain."""
+        """Return the deltas for a text or thinking event. For *chunk* ``None``, the event holds a piece of a call's arguments."""
         text = get_optional_text(event, "delta")
         if not text:
             return []

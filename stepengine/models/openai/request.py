@@ -75,7 +75,7 @@ def encode(
             "'background', and give the provider longer Timeouts if a reply takes long"
         )
         raise ModelError(msg, kind="request")
-    said = dict(encode_wire_settings(request, model, preset).members)
+    said = dict(encode_provider_settings(request, model, preset).members)
     include = [*(["reasoning.encrypted_content"] if preset.encrypted_reasoning else []), *said.pop("include", [])]
     optional = {
         **_encode_shared_members(request, model, preset),
@@ -135,7 +135,7 @@ def encode_tool(spec: ToolSpec, programs: Programs | None = None) -> Json:
     }
 
 
-def encode_wire_settings(request: ModelRequest, model: str, preset: Preset) -> WireSettings:
+def encode_provider_settings(request: ModelRequest, model: str, preset: Preset) -> WireSettings:
     """Return the body members for the settings that only some wires support, and the names of dropped settings."""
     has_several, tiers = len(request.settings.server_tools) > 1, dict(preset.tiers)
     converters: dict[str, SettingConverter] = {

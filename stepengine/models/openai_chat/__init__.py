@@ -23,11 +23,11 @@ from stepengine.models.openai_chat.decode import ChatAccumulator
 from stepengine.models.openai_chat.request import (
     demands_unsupported_call,
     encode,
+    encode_provider_settings,
     encode_simplified_tool,
     encode_strict_tool,
     encode_thinking,
     encode_tool,
-    encode_wire_settings,
     limit_tools_if_choice_unsupported,
     supports_stop_sequences,
     supports_strict_schemas,
@@ -122,7 +122,7 @@ class OpenAIChatProvider(PresetProvider):
 
     def _list_unsupported_settings(self, request: ModelRequest) -> tuple[str, ...]:
         model, preset = self.strip_prefix(request.model), self._preset
-        dropped = encode_wire_settings(request, model, preset).dropped
+        dropped = encode_provider_settings(request, model, preset).dropped
         if has_strict_tool_unsupported_by_openai(request.tools) or (
             not supports_strict_schemas(preset, model) and any(t.strict for t in request.tools)
         ):

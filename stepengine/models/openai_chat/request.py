@@ -63,7 +63,7 @@ def encode(
             rejected forced call, thinking is switched off.
     """
     settings = request.settings
-    said = encode_wire_settings(request, model, preset)
+    said = encode_provider_settings(request, model, preset)
     optional = {
         "model": model,
         preset.limit_member: settings.max_tokens,
@@ -97,7 +97,7 @@ def encode(
 NO_TOOLS = b"[]"
 
 
-def encode_wire_settings(request: ModelRequest, model: str, preset: Preset) -> WireSettings:
+def encode_provider_settings(request: ModelRequest, model: str, preset: Preset) -> WireSettings:
     """Return the body members for the settings that only some services support, and the names of dropped settings."""
     tiers = dict(preset.tiers)
     converters: dict[str, SettingConverter] = {
@@ -178,7 +178,7 @@ def demands_unsupported_call(request: ModelRequest, model: str, preset: Preset) 
     """Return whether the request forces a call although the server does not support that, or no tool is offered."""
     if resolve_tool_choice(request) in {None, "auto", "none"}:
         return False
-    callable_ = request.tools or "tools" in encode_wire_settings(request, model, preset).members
+    callable_ = request.tools or "tools" in encode_provider_settings(request, model, preset).members
     return not preset.required_word or not callable_
 
 

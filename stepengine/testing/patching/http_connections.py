@@ -38,7 +38,7 @@ HTTPS_PORT = 443
 def patch_library(module: Any, exchanges: Exchanges) -> Callable[[], None]:
     """Replace the methods of connections of *module* and of those based on them, and return a function that restores them."""
     with contextlib.ExitStack() as undo:
-        for kind in _iter_subclasses(client.HTTPConnection):
+        for kind in _iterate_subclasses(client.HTTPConnection):
             connect = kind.__dict__.get("connect")
             if connect is not None and not hasattr(connect, "__wrapped__"):
                 _replace_method(undo, kind, "connect", functools.partial(_connect_unless_postponed, connect))
@@ -106,7 +106,7 @@ class _Connections:
             self._send(connection, data)
             return
         request = self._outgoing.setdefault(connection, _OutgoingRequest())
-        for piece in _iter_body_pieces(connection, data):
+        for piece in _iterate_body_pieces(connection, data):
             request.sent += piece
             if not self._exchanges.has_known_replies:
                 self._send_live_or_store_error(connection, request, piece)
@@ -192,14 +192,14 @@ def _connect_unless_postponed(live: Callable[[Any], None], connection: Any) -> N
         connection.is_verified = getattr(connection, "cert_reqs", None) not in (ssl.CERT_NONE, "CERT_NONE")
 
 
-def _iter_subclasses(base: Any) -> Iterator[Any]:
+def _iterate_subclasses(base: Any) -> Iterator[Any]:
     """Yield *base* and all its direct and indirect subclasses."""
     yield base
     for kind in base.__subclasses__():
-        yield from _iter_subclasses(kind)
+        yield from _iterate_subclasses(kind)
 
 
-def _iter_body_pieces(connection: Any, data: Any) -> Iterable[bytes]:
+def _iterate_body_pieces(connection: Any, data: Any) -> Iterable[bytes]:
     """Return the bytes that ``send`` would write for bytes, a file, or an iterable of bytes."""
     if not hasattr(data, "read"):
         try:

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 
 
-def make_bounded_field(maximum: int, minimum: int = 1) -> Any:
+def make_softly_bounded_field(maximum: int, minimum: int = 1) -> Any:
     """
     Return a field for an integer of at least *minimum*; its schema states *maximum*, but a larger value is accepted.
 

@@ -60,10 +60,10 @@ def list_removed_messages(state: AgentState) -> tuple[Message, ...]:
 
 def message_to_text(message: Message) -> str:
     """Return a message as text: thoughts, calls with their input, and a placeholder for each image and document."""
-    return "\n".join(_iter_message_lines(message))
+    return "\n".join(_iterate_message_lines(message))
 
 
-def _iter_message_lines(message: Message) -> Iterator[str]:
+def _iterate_message_lines(message: Message) -> Iterator[str]:
     if isinstance(message, ToolMessage):
         yield f"[result of {message.tool_name} {message.tool_call_id}, {message.status}]"
     for part in message.content:

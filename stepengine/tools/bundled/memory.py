@@ -118,7 +118,7 @@ class FileMemory:
 
     def _search_notes_file(self, scope: str, query: str, limit: int) -> list[Note]:
         notes = _parse_notes(self._read_lines(scope))
-        wanted = set(_split_words(query))
+        wanted = set(_split_folded_words(query))
         ranked = [(_score_note_by_words(note, wanted), int(note.id[1:]), note) for note in notes]
         found = sorted([one for one in ranked if one[0] or not query.strip()], key=lambda one: one[:2], reverse=True)
         return [note for *_, note in found[:limit]]
@@ -228,8 +228,8 @@ def _parse_notes(lines: Sequence[str]) -> list[Note]:
     ]
 
 
-def _split_words(text: str) -> list[str]:
-    """Return the words of a text; combining marks and joiners are parts of words."""
+def _split_folded_words(text: str) -> list[str]:
+    """Return the words of a text, normalised and casefolded. Combining marks and joiners are parts of words."""
     folded = unicodedata.normalize("NFKC", text).casefold()
     if folded.isascii():
         return WORD.findall(folded)
@@ -239,6 +239,6 @@ def _split_words(text: str) -> list[str]:
 
 def _score_note_by_words(note: Note, wanted: set[str]) -> int:
     """Return the score of a note: more for whole words and tags, less for words that only start with a wanted one."""
-    words, tags = set(_split_words(note.text)), set(_split_words(" ".join(note.tags)))
+    words, tags = set(_split_folded_words(note.text)), set(_split_folded_words(" ".join(note.tags)))
     whole = WHOLE_WEIGHT * (len(wanted & words) + len(wanted & tags))
     return whole + PREFIX * sum([any(word.startswith(w) and word != w for word in words) for w in wanted])

@@ -20,7 +20,7 @@ from stepengine.data.tools import ToolAnnotations
 from stepengine.data.visible import visible
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.redaction import make_redactor
-from stepengine.tools.bundled.bounds import make_bounded_field, make_excess_notes
+from stepengine.tools.bundled.bounds import make_excess_notes, make_softly_bounded_field
 from stepengine.tools.bundled.memory import MAX_TAGS, NOTE_CHARS, FileMemory, MemoryStore
 from stepengine.tools.bundled.skill_tool import get_working_folder
 from stepengine.tools.context import ToolContext
@@ -129,7 +129,7 @@ def _make_recall_tool(notes: MemoryStore, scopes: tuple[Scope, ...]) -> Tool:
         ctx: ToolContext,
         query: Annotated[str, Field(max_length=NOTE_CHARS)] = "",
         scope: Scope | None = None,
-        limit: Annotated[int, make_bounded_field(MAX_RECALLED_NOTES)] = 10,
+        limit: Annotated[int, make_softly_bounded_field(MAX_RECALLED_NOTES)] = 10,
     ) -> str:
         """
         Search the notes that were kept in earlier conversations.

@@ -126,7 +126,10 @@ def document_tools() -> list[ToolPage]:
 
 def _document_tool(tool: BundledTool, spec: ToolSpec) -> ToolPage:
     name = str(tool.name)
-    forms = [_make_form(tool.name.returns), *([_make_form(StartedJob)] if name == "run_terminal_command" else [])]
+    forms = [
+        _make_result_form(tool.name.returns),
+        *([_make_result_form(StartedJob)] if name == "run_terminal_command" else []),
+    ]
     return ToolPage(
         name=name,
         text=tool.documentation(""),
@@ -226,7 +229,7 @@ def _describe_bounds(schema: Mapping[str, object]) -> str:
 # --- results --------------------------------------------------------------------------------------------------
 
 
-def _make_form(annotation: object) -> Form:
+def _make_result_form(annotation: object) -> Form:
     """Return the form of a result type, with its keys if it is a typed dict or a list of them."""
     shape = _find_typed_dict(annotation)
     if shape is None:
@@ -240,7 +243,7 @@ def list_result_keys(shape: Any) -> tuple[ResultKey, ...]:
     for name, annotation in get_type_hints(shape, include_extras=True).items():
         docs = [one.documentation for one in _get_annotation_metadata(annotation) if isinstance(one, Doc)]
         inner = _find_typed_dict(annotation)
-        form = None if inner is None else _make_form(inner)
+        form = None if inner is None else _make_result_form(inner)
         keys.append(ResultKey(name, _describe_type(annotation), name in shape.__required_keys__, " ".join(docs), form))
     return tuple(keys)
 

@@ -23,7 +23,7 @@ from mcp.client.auth import OAuthClientProvider
 from mcp.shared.auth import OAuthClientMetadata
 
 from stepengine import Engine, RunStatus, Sleep, ToolCall
-from stepengine.adapters.mcp import Notice, get_binary_content, mcp_tools
+from stepengine.adapters.mcp import Notice, get_non_media_content, mcp_tools
 from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.testing import ScriptedModel, tool_call
 
@@ -327,7 +327,7 @@ async def test_everything_gets_roots_and_sends_logs_and_resource_updates(agent: 
 
     roots, blob, *_ = [one.result for one in result.tool_calls]
     assert tmp_path.as_uri() in roots.text
-    assert 1 == len(get_binary_content(blob))
+    assert 1 == len(get_non_media_content(blob))
     assert {"log", "tools", "resource"} <= {one.kind for one in told}
     assert {watched} == {one.uri for one in told if one.kind == "resource"}
 

@@ -21,7 +21,7 @@ from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler
 from mcp.shared.subscriptions import ResourceUpdated
 
 from stepengine import AgentDefinition, Engine, Perform, RunStatus, ToolCall, tool
-from stepengine.adapters.mcp import Notice, get_binary_content, mcp_tools
+from stepengine.adapters.mcp import Notice, get_non_media_content, mcp_tools
 from stepengine.adapters.mcp.tool_list import parse_tool_list
 from stepengine.errors import DefinitionError
 from stepengine.journal import FileJournal, MemoryJournal
@@ -469,7 +469,7 @@ async def test_undisplayed_bytes_reach_handlers_and_replays() -> None:
 
     def steps(ctx: Any) -> Any:
         said = yield ToolCall("srv__look", {})
-        found.append(get_binary_content(said.tool_result))
+        found.append(get_non_media_content(said.tool_result))
         return said.tool_result.text
 
     def agent(source: Any) -> Any:

@@ -495,7 +495,7 @@ def test_mcp_server_at_a_terminal_asks_only_the_client(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(AgentServer, "serve_stdio", call_once)
     monkeypatch.setattr(TerminalInteractor, "ask", ask_at_terminal)
-    monkeypatch.setattr(bench, "is_terminal", lambda: True)
+    monkeypatch.setattr(bench, "is_terminal", lambda _: True)
     (tmp_path / "order_taker.py").write_text(AGENT)
     keyboard, screen = pty.openpty()
     with os.fdopen(keyboard, "wb"), os.fdopen(screen) as stdin:

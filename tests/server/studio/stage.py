@@ -235,7 +235,7 @@ class Stage:
         """
         Return an address that lets a browser in once, by default as who may do everything.
         """
-        return f"{self.url}{self.logins.make_link(caller)}"
+        return f"{self.url}{self.logins.make_login_link(caller)}"
 
     def client(self, token: str = "") -> httpx2.Client:
         headers = {"authorization": f"Bearer {token or self.token}"}

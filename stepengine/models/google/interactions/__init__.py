@@ -14,9 +14,9 @@ from stepengine.models.google import GoogleProvider, transport
 from stepengine.models.google.interactions.decode import InteractionsAccumulator
 from stepengine.models.google.interactions.request import (
     encode,
+    encode_provider_settings,
     encode_thinking,
     encode_tool,
-    encode_wire_settings,
 )
 from stepengine.models.keys import Secret
 
@@ -70,7 +70,7 @@ class GoogleInteractionsProvider(GoogleProvider):
         self._tools = ToolsCache(encode_tool)
 
     def _list_unsupported_settings(self, request: ModelRequest) -> tuple[str, ...]:
-        dropped = [*encode_wire_settings(request, self.strip_prefix(request.model), self.name).dropped]
+        dropped = [*encode_provider_settings(request, self.strip_prefix(request.model), self.name).dropped]
         if request.tools and request.settings.parallel_tool_calls is False:
             dropped.append("parallel_tool_calls")
         if resolve_tool_choice(request) not in {None, "auto"} and not request.tools:

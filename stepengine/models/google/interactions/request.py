@@ -49,7 +49,7 @@ def encode(
         "tool_choice": _encode_tool_choice(request),
         **encode_thinking(settings, model).members,
     }
-    said = encode_wire_settings(request, model, provider).members
+    said = encode_provider_settings(request, model, provider).members
     generation = {name: value for name, value in config.items() if value is not None}
     schema = settings.response_schema
     head = {
@@ -87,7 +87,7 @@ def encode_tool(spec: ToolSpec) -> Json:
     return {"type": "function", "name": spec.name, "description": spec.description, "parameters": spec.input_schema}
 
 
-def encode_wire_settings(request: ModelRequest, model: str, provider: str) -> WireSettings:
+def encode_provider_settings(request: ModelRequest, model: str, provider: str) -> WireSettings:
     """Return the body members for the settings that only some wires support, and the names of dropped settings."""
     converters: dict[str, SettingConverter] = {
         "service_tier": TIERS.get,

@@ -10,7 +10,7 @@ from attrs import frozen
 
 from stepengine.data.matching import BoundedMatcher
 from stepengine.errors import ToolError
-from stepengine.workspace.line_ends import keep_line_ends, to_lf
+from stepengine.workspace.line_ends import apply_old_line_ends, to_lf
 
 CONTEXT_LINES = 3
 """As many as in every unified diff."""
@@ -113,7 +113,7 @@ def _adapt_line_ends(new: str, text: str, start: int, end: int) -> str:
     at = text.find("\n", end)
     at = text.rfind("\n", 0, start) if at < 0 else at
     default = "" if at < 0 else "\r\n" if text[at - 1 : at] == "\r" else "\n"
-    return keep_line_ends(text[start:end], new, default)
+    return apply_old_line_ends(text[start:end], new, default)
 
 
 def _format_line_numbers(text: str, spans: list[tuple[int, int]]) -> str:
@@ -121,15 +121,15 @@ def _format_line_numbers(text: str, spans: list[tuple[int, int]]) -> str:
     return ", ".join(numbers) + (", ..." if len(spans) > SHOWN_LINES else "")
 
 
-def unified_diff(old: str | None, new: str | None, path: str, *, most: int = DIFF_CHARS) -> str:
+def unified_diff(old: str | None, new: str | None, path: str, *, max_chars: int = DIFF_CHARS) -> str:
     """
-    Return the unified diff of two texts in git's format, cut to *most* characters; a sentence if it would be too long.
+    Return the unified diff of two texts in git's format, cut to *max_chars* characters; a sentence if it would be too long.
 
     Args:
         old: The text before; ``None`` for a new file.
         new: The text after; ``None`` for a deleted file.
         path: The path of the file.
-        most: The most characters of the diff.
+        max_chars: The most characters of the diff.
     """
     before, after = _split_keeping_line_ends(old or ""), _split_keeping_line_ends(new or "")
     same = 0
@@ -149,7 +149,9 @@ def unified_diff(old: str | None, new: str | None, path: str, *, most: int = DIF
     hunks = "".join([line for group in groups for line in _format_hunk(group, old_part, new_part, first)])
     was, now = "/dev/null" if old is None else f"a/{path}", "/dev/null" if new is None else f"b/{path}"
     text = f"--- {was}\n+++ {now}\n{hunks}" if hunks else ""
-    return text if len(text) <= most else f"{text[:most]}\n(the diff was cut; it has {len(text):,} characters)\n"
+    return (
+        text if len(text) <= max_chars else f"{text[:max_chars]}\n(the diff was cut; it has {len(text):,} characters)\n"
+    )
 
 
 def _split_keeping_line_ends(text: str) -> list[str]:

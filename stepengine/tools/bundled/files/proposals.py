@@ -23,10 +23,10 @@ from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool
 from stepengine.workspace import calls
 from stepengine.workspace.atomic import stat_regular_file
-from stepengine.workspace.buffers import Buffers, absolute_path, content_in_editor
+from stepengine.workspace.buffers import Buffers, absolute_path, read_content_in_editor
 from stepengine.workspace.calls import FILE
-from stepengine.workspace.line_ends import keep_line_ends
-from stepengine.workspace.paths import display_path
+from stepengine.workspace.line_ends import apply_old_line_ends
+from stepengine.workspace.paths import format_display_path
 from stepengine.workspace.root import Missing, OpenedEntry, Root
 from stepengine.workspace.text import READ_WHOLE_BYTES, decode_text, read_if_small
 
@@ -71,8 +71,8 @@ def make_proposal_tools(root: Root, buffers: Buffers | None = None) -> list[Tool
         before = proposed.read_proposed_text(ctx.agent_state, path)
         ctx.logger.info("propose_write_file", path=path, instructions=instructions)
         word = "create" if before is None else "overwrite"
-        after = content if "\r\n" in content else keep_line_ends(before or "", content)
-        return proposed.store_and_diff(ctx.agent_state, path, before or "", after, f"Proposed to {word}")
+        after = content if "\r\n" in content else apply_old_line_ends(before or "", content)
+        return proposed.make_proposal_result(ctx.agent_state, path, before or "", after, f"Proposed to {word}")
 
     @tool(category="read", annotations=PROPOSES, aliases=ALIASES, destinations=())
     def propose_str_replace(  # noqa: D417  (the context is no parameter of the tool)
@@ -107,7 +107,7 @@ def make_proposal_tools(root: Root, buffers: Buffers | None = None) -> list[Tool
         made = [TextReplacement(r["old_string"], r["new_string"], r.get("allow_multiple", False)) for r in replacements]
         after = apply_replacements(before, made, path)
         count = f"{len(made)} replacement{'s' if len(made) > 1 else ''}"
-        return proposed.store_and_diff(ctx.agent_state, path, before, after, f"Proposed {count} in")
+        return proposed.make_proposal_result(ctx.agent_state, path, before, after, f"Proposed {count} in")
 
     return [propose_write_file, propose_str_replace]
 
@@ -121,7 +121,7 @@ class _ProposedFiles:
 
     def read_proposed_text(self, state: AgentState, path: str) -> str | None:
         """Return the newest proposal of the run for a file, else its current text; ``None`` if it does not exist."""
-        name = PREFIX + display_path(self._root.split_path(path))
+        name = PREFIX + format_display_path(self._root.split_path(path))
         known = state.context.get(name)
         if known is not None and known["run_id"] == state.run_id:
             return str(known["text"])
@@ -145,12 +145,14 @@ class _ProposedFiles:
             msg = f"{path!r} cannot be read: {error.strerror or type(error).__name__}"
             raise ToolError(msg) from error
         if data is not None:
-            data = content_in_editor(self._buffers, absolute_path(self._root.real, self._root.split_path(path)), data)
+            data = read_content_in_editor(
+                self._buffers, absolute_path(self._root.real, self._root.split_path(path)), data
+            )
         return _decode_unicode_or_raise(data, path)
 
-    def store_and_diff(self, state: AgentState, path: str, before: str, after: str, action: str) -> ToolResult:
+    def make_proposal_result(self, state: AgentState, path: str, before: str, after: str, action: str) -> ToolResult:
         """Return a result with the diff of a proposal and the context change that stores it; raise ``ToolError`` if it is too large."""
-        file = display_path(self._root.split_path(path))
+        file = format_display_path(self._root.split_path(path))
         stale: dict[str, object] = {}
         size = len(after.encode("utf-8", "replace"))
         if size > WRITE_BYTES:

@@ -17,10 +17,10 @@ from stepengine.tools.context import ToolContext
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool
 from stepengine.workspace import calls
-from stepengine.workspace.buffers import Buffers, absolute_path, content_in_editor
+from stepengine.workspace.buffers import Buffers, absolute_path, read_content_in_editor
 from stepengine.workspace.calls import Fd
-from stepengine.workspace.guard import withheld_note
-from stepengine.workspace.paths import display_path, printable_name
+from stepengine.workspace.guard import make_withheld_notes
+from stepengine.workspace.paths import format_display_path, printable_name
 from stepengine.workspace.root import OpenedEntry, Root
 from stepengine.workspace.text import (
     READ_WHOLE_BYTES,
@@ -157,7 +157,7 @@ def make_read_tools(root: Root, buffers: Buffers | None = None) -> list[Tool]:
         opened = root.open_folder(path or ".")
         try:
             return _list_open_folder(root, opened.fd, opened.parts, WalkBudget(cancelled=ctx.cancelled)) | {
-                "path": display_path(opened.parts)
+                "path": format_display_path(opened.parts)
             }
         finally:
             calls.close(opened.fd)
@@ -179,7 +179,7 @@ def _list_open_folder(root: Root, fd: Fd, parts: tuple[str, ...], budget: WalkBu
                 break
             found[kind].append(printable_name(entry.name))
     result: dict[str, object] = {kind: sorted(names) for kind, names in found.items()}
-    notes = [*([f"incomplete: {budget.cut}"] if budget.cut else []), *withheld_note()]
+    notes = [*([f"incomplete: {budget.cut}"] if budget.cut else []), *make_withheld_notes()]
     return {**result, "message": "; ".join(notes)} if notes else result
 
 
@@ -254,7 +254,7 @@ class _FileReader:
             calls.lseek(fd, 0)
             self._check_large_file_request(fd, size)
             return read_line_range(fd, wanted.offset - 1, wanted.limit)
-        data = content_in_editor(self._buffers, absolute_path(self._root.real, opened.parts), data)
+        data = read_content_in_editor(self._buffers, absolute_path(self._root.real, opened.parts), data)
         self._hash = short_content_hash(data)
         decoded = decode_text(data)
         if decoded is None:

@@ -33,7 +33,7 @@ def record_hash(ctx: ToolContext, root: Parts, parts: Parts, digest: str) -> Non
         _get_or_create_seen_files(ctx, root)[parts] = digest
 
 
-def find_hash(ctx: ToolContext, root: Parts, parts: Parts) -> str:
+def get_recorded_hash(ctx: ToolContext, root: Parts, parts: Parts) -> str:
     """Return the hash of a file as the run last read or wrote it; ``""`` if that is unknown, and outside of a run."""
     return _get_or_create_seen_files(ctx, root).get(parts, "") if ctx.has_run else ""
 
@@ -51,7 +51,7 @@ def _find_hashes_in_history(history: Iterable[Message], root: Parts) -> dict[Par
     for message in history:
         if not isinstance(message, ToolMessage) or message.is_error:
             continue
-        for path, digest in _iter_file_hashes(message):
+        for path, digest in _iterate_file_hashes(message):
             try:
                 found[split_path(path, root)] = digest
             except ToolError:
@@ -59,7 +59,7 @@ def _find_hashes_in_history(history: Iterable[Message], root: Parts) -> dict[Par
     return found
 
 
-def _iter_file_hashes(message: ToolMessage) -> Iterator[tuple[str, str]]:
+def _iterate_file_hashes(message: ToolMessage) -> Iterator[tuple[str, str]]:
     """Yield path and hash of each file that a tool result read; the hash is ``""`` for a written one."""
     value: object = message.result.data
     if message.tool_name == "read_files" and isinstance(value, list):

@@ -20,16 +20,16 @@ from stepengine.data.messages import SideEffect, ToolResult
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
 from stepengine.tools.bundled.files.edits import TextReplacement, apply_replacements, unified_diff
-from stepengine.tools.bundled.files.seen import find_hash, record_hash
+from stepengine.tools.bundled.files.seen import get_recorded_hash, record_hash
 from stepengine.tools.context import ToolContext
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool, ToolPreview
 from stepengine.workspace import calls
 from stepengine.workspace.atomic import hold_file_lock, replace_file, stat_regular_file
-from stepengine.workspace.buffers import Buffers, absolute_path, content_in_editor, text_for_editor
+from stepengine.workspace.buffers import Buffers, absolute_path, decode_text_for_editor, read_content_in_editor
 from stepengine.workspace.calls import FILE, Fd
-from stepengine.workspace.line_ends import keep_line_ends
-from stepengine.workspace.paths import display_path
+from stepengine.workspace.line_ends import apply_old_line_ends
+from stepengine.workspace.paths import format_display_path
 from stepengine.workspace.root import Missing, OpenedEntry, Root
 from stepengine.workspace.text import READ_WHOLE_BYTES, decode_text, read_if_small, short_content_hash
 from stepengine.workspace.writes import FileWrite, OldFile, content_hash
@@ -195,7 +195,7 @@ def _make_content_change(content: str) -> Change:
 
     def set_content(old: FoundFile) -> bytes:
         decoded = None if old.data is None or "\r\n" in content else decode_text(old.data)
-        text = content if decoded is None else keep_line_ends(decoded.text, content)
+        text = content if decoded is None else apply_old_line_ends(decoded.text, content)
         return text.encode("utf-8", "replace")
 
     return set_content
@@ -315,7 +315,7 @@ class _Writer:
 
     def apply_change(self, ctx: ToolContext, call_input: Mapping[str, Any], change: Change) -> ContentChange:
         """
-        Apply the change of a call to a file under its lock, emit and record it, and return it.
+        Change a file under its lock as a call requests, emit and record the change, and return it.
 
         The hash of the new content is recorded for later calls, and the data to undo the write in the journal.
 
@@ -333,7 +333,7 @@ class _Writer:
                 self._root.open_parent(path, create="content" in call_input, made=made) as (folder, name),
                 hold_file_lock(folder, name),
             ):
-                self._remove_stale_files_once(folder)
+                self._remove_stale_temporary_files(folder)
                 old = self._read_found_file(folder, name, path)
                 self._check_unchanged(ctx, call_input, old)
                 new = change(old)
@@ -343,7 +343,7 @@ class _Writer:
         except OSError as error:
             msg = f"{path!r} was not written: {error.strerror or type(error).__name__}"
             raise ToolError(msg) from error
-        done = ContentChange(display_path(self._root.split_path(path)), old, new)
+        done = ContentChange(format_display_path(self._root.split_path(path)), old, new)
         ctx.emit(FileChanged(file=done.file, action=done.action))
         ctx.logger.info(
             "file written" if new is not None else "file deleted",
@@ -365,7 +365,7 @@ class _Writer:
         if len(new) > WRITE_BYTES:
             msg = f"{path!r} would have {len(new):,} bytes; at most {WRITE_BYTES:,} are written"
             raise ToolError(msg)
-        text = text_for_editor(new) if old.is_unsaved else None
+        text = decode_text_for_editor(new) if old.is_unsaved else None
         if text is None or self._buffers is None or not self._buffers.write(self._get_absolute_path(path), text):
             replace_file(folder, name, new, old.info)
 
@@ -391,7 +391,7 @@ class _Writer:
             raise ToolError(msg)
         expected = call_input["expected_hash"]
         if not expected and old.data is not None:
-            expected = find_hash(ctx, self._root.real, self._root.split_path(path))
+            expected = get_recorded_hash(ctx, self._root.real, self._root.split_path(path))
         if expected and old.digest != expected:
             msg = f"{path!r} has changed since it was read; read it again"
             raise ToolError(msg)
@@ -409,10 +409,10 @@ class _Writer:
             calls.close(fd)
         if data is None:
             return FoundFile(info, None)
-        edited = content_in_editor(self._buffers, self._get_absolute_path(path), data)
+        edited = read_content_in_editor(self._buffers, self._get_absolute_path(path), data)
         return FoundFile(info, edited, is_unsaved=edited != data)
 
-    def _remove_stale_files_once(self, folder: Fd) -> None:
+    def _remove_stale_temporary_files(self, folder: Fd) -> None:
         """Remove temporary files that crashed writes left in a folder, once per folder."""
         info = calls.fstat(folder)
         if (info.st_dev, info.st_ino) not in self._swept:
@@ -432,7 +432,7 @@ class _Writer:
             old = FoundFile(None, None)
             with suppress(Missing), self._root.open_parent(path, create=False) as (folder, name):
                 old = self._read_found_file(folder, name, path)
-            done = ContentChange(display_path(self._root.split_path(path)), old, change(old))
+            done = ContentChange(format_display_path(self._root.split_path(path)), old, change(old))
         except (ToolError, OSError) as error:
             why = error.message if isinstance(error, ToolError) else error.strerror or type(error).__name__
             return ToolPreview(f"{verb} {path!r}, which will be refused", {"problem": why}, problem=why)

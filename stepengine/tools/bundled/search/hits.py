@@ -17,8 +17,8 @@ from attrs import frozen
 from stepengine.errors import ToolError
 from stepengine.tools.bundled.search.ignore import Ignore
 from stepengine.tools.bundled.search.symbols import read_text_file
-from stepengine.workspace.guard import withheld_note
-from stepengine.workspace.paths import display_path
+from stepengine.workspace.guard import make_withheld_notes
+from stepengine.workspace.paths import format_display_path
 from stepengine.workspace.patterns import SEARCH_COLUMNS
 
 if TYPE_CHECKING:
@@ -214,17 +214,17 @@ class MatchReport:
         self._skipped_lines, self._columns = 0, 0
         self.stopped = ""
 
-    def count_skipped_line(self, columns: int) -> None:
-        """Count a line that was skipped, because only its first *columns* characters could be searched."""
+    def count_skipped_line(self, searched_columns: int) -> None:
+        """Count a line that was skipped, because only its first *searched_columns* characters could be searched."""
         self._skipped_lines += 1
-        self._columns = columns
+        self._columns = searched_columns
 
     def add_file(self, found: FileHits) -> bool:
         """Add the matches of one file, as many as fit; return False if a limit is reached, so that the search can stop."""
         flags = self._flags
         if not found.spans:
             return True
-        path, shown = display_path(found.parts), found.spans[: self._per_file]
+        path, shown = format_display_path(found.parts), found.spans[: self._per_file]
         data: list[dict[str, object]] = [{"path": path}]
         is_cut = False
         if flags.count:
@@ -310,7 +310,7 @@ class MatchReport:
                 f"{self._skipped_lines:,} longer lines were left out: without ripgrep, for such a pattern only the first "
                 f"{self._columns:,} characters of a line are searched"
             )
-        notes += withheld_note()
+        notes += make_withheld_notes()
         text = "\n".join([head, *self._out])
         made = {"stdout": text, "message": "; ".join(notes), "count": number, "matches": self._found}
         return {**made, "stderr": problems} if problems else made

@@ -91,7 +91,7 @@ def _decode_bytewise(name: str) -> str:
     return name if name.isascii() else os.fsencode(name).decode("latin-1")
 
 
-def walk_visible(
+def walk_visible_entries(
     root: Root, opened: OpenedEntry, budget: WalkBudget, wanted: Callable[[Parts], bool] | None = None
 ) -> Generator[tuple[Parts, FolderEntry, bool], None, None]:
     """

@@ -24,16 +24,16 @@ from pydantic import Field
 from stepengine.data.estimate import CHARS_PER_TOKEN, estimate_tokens
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
-from stepengine.tools.bundled.bounds import make_bounded_field, make_excess_notes
+from stepengine.tools.bundled.bounds import make_excess_notes, make_softly_bounded_field
 from stepengine.tools.bundled.files.read_tools import READ_PATHS, TOO_MANY
-from stepengine.tools.bundled.search.ignore import walk_visible
-from stepengine.tools.bundled.search.symbols import SHORTEST_STEM_CHARS, has_symbols, read_symbols, split_words
+from stepengine.tools.bundled.search.ignore import walk_visible_entries
+from stepengine.tools.bundled.search.symbols import SHORTEST_STEM_CHARS, has_symbols, read_symbols, split_singular_words
 from stepengine.tools.context import ToolContext
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool
 from stepengine.workspace import calls
-from stepengine.workspace.guard import withheld_note
-from stepengine.workspace.paths import display_path, printable_name
+from stepengine.workspace.guard import make_withheld_notes
+from stepengine.workspace.paths import format_display_path, printable_name
 from stepengine.workspace.root import OpenedEntry, Root
 from stepengine.workspace.walk import WalkBudget
 
@@ -84,7 +84,7 @@ def make_find_files_tool(root: Root) -> Tool:
     def find_files(  # noqa: D417  (the context is no parameter of the tool)
         ctx: ToolContext,
         prompt: Annotated[str, Field(min_length=1, max_length=FIND_PROMPT_CHARS)],
-        max_results: Annotated[int, make_bounded_field(FIND_RESULTS_MAX)] = FIND_RESULTS,
+        max_results: Annotated[int, make_softly_bounded_field(FIND_RESULTS_MAX)] = FIND_RESULTS,
     ) -> dict[str, Any]:
         """
         Find the files that fit a description, best match first.
@@ -117,9 +117,13 @@ def make_find_files_tool(root: Root) -> Tool:
         notes += make_excess_notes("max_results", max_results, FIND_RESULTS_MAX)
         if budget.cut:
             notes.append(f"incomplete: {budget.cut}")
-        notes += withheld_note()
-        symbols = {display_path(hit.place): list(hit.symbols) for hit in best if hit.symbols}
-        return {"files": [display_path(hit.place) for hit in best], "symbols": symbols, "message": "; ".join(notes)}
+        notes += make_withheld_notes()
+        symbols = {format_display_path(hit.place): list(hit.symbols) for hit in best if hit.symbols}
+        return {
+            "files": [format_display_path(hit.place) for hit in best],
+            "symbols": symbols,
+            "message": "; ".join(notes),
+        }
 
     return find_files
 
@@ -128,7 +132,7 @@ def _list_files_with_symbols(root: Root, budget: WalkBudget) -> dict[Parts, list
     """Return the files below the root with the top-level names in each; the names are missing if the time was not sufficient."""
     opened = root.open_folder(".")
     try:
-        with closing(walk_visible(root, opened, budget)) as entries:
+        with closing(walk_visible_entries(root, opened, budget)) as entries:
             places = [place for place, _, is_folder in entries if not is_folder]
     finally:
         calls.close(opened.fd)
@@ -159,7 +163,7 @@ def rank_files(prompt: str, files: Mapping[Parts, list[str]], has_time: Callable
         has_time: Called repeatedly; after it returns False, only the matches found so far are ranked.
     """
     index = _Index(files, has_time)
-    wanted = list(dict.fromkeys(w for w in split_words(prompt) if w not in COMMON))[:PROMPT_WORDS]
+    wanted = list(dict.fromkeys(w for w in split_singular_words(prompt) if w not in COMMON))[:PROMPT_WORDS]
     scores: defaultdict[Parts, float] = defaultdict(float)
     for word in takewhile(lambda _: has_time(), wanted):
         fitting = index.score_files_with_word(word)
@@ -187,9 +191,9 @@ class _Index:
         self._files = files
         self._by_word: defaultdict[str, dict[Parts, float]] = defaultdict(dict)
         for place, symbols in takewhile(lambda _: has_time(), files.items()):
-            self._index_words(split_words(place[-1]), place, IN_NAME)
-            self._index_words((w for folder in place[:-1] for w in split_words(folder)), place, IN_FOLDER)
-            self._index_words((w for symbol in symbols for w in split_words(symbol)), place, IN_SYMBOL)
+            self._index_words(split_singular_words(place[-1]), place, IN_NAME)
+            self._index_words((w for folder in place[:-1] for w in split_singular_words(folder)), place, IN_FOLDER)
+            self._index_words((w for symbol in symbols for w in split_singular_words(symbol)), place, IN_SYMBOL)
 
     def _index_words(self, words: Iterable[str], path: Parts, score: float) -> None:
         """Record that a file has *words*; of two scores for the same word, the higher one is kept."""
@@ -230,7 +234,7 @@ class _Index:
 
     def list_matching_symbols(self, path: Parts, wanted: list[str], named: set[str]) -> tuple[str, ...]:
         """Return up to eight top-level names in a file that the description names or that have a wanted word."""
-        fitting = [s for s in self._files[path] if s in named or not set(wanted).isdisjoint(split_words(s))]
+        fitting = [s for s in self._files[path] if s in named or not set(wanted).isdisjoint(split_singular_words(s))]
         return tuple(fitting[:SHOWN_SYMBOLS])
 
 
@@ -278,7 +282,7 @@ def make_subtree_tool(root: Root) -> Tool:
     def read_subtree(  # noqa: D417  (the context is no parameter of the tool)
         ctx: ToolContext,
         paths: Annotated[list[str] | None, Field(json_schema_extra={"maxItems": READ_PATHS})] = None,
-        max_tokens: Annotated[int, make_bounded_field(SUBTREE_TOKENS_MAX)] = SUBTREE_TOKENS,
+        max_tokens: Annotated[int, make_softly_bounded_field(SUBTREE_TOKENS_MAX)] = SUBTREE_TOKENS,
     ) -> list[dict[str, Any]]:
         """
         Show folders as trees, with the top-level names of source files, within a budget of tokens.
@@ -332,7 +336,7 @@ def _make_path_entry(root: Root, path: str, max_tokens: int, budget: WalkBudget)
         made = _Tree(root, opened, budget).make_tree_entry(max_tokens)
     finally:
         calls.close(opened.fd)
-    return {"path": display_path(opened.parts), **made, "spent": made["token_count"]}
+    return {"path": format_display_path(opened.parts), **made, "spent": made["token_count"]}
 
 
 def _make_file_entry(root: Root, path: str, max_tokens: int, problem: ToolError) -> dict[str, object]:
@@ -350,7 +354,7 @@ def _make_file_entry(root: Root, path: str, max_tokens: int, problem: ToolError)
         if used > max_tokens * CHARS_PER_TOKEN:
             break
         kept.append(name)
-    entry: dict[str, object] = {"path": display_path(opened.parts), "type": "file", "variables": kept}
+    entry: dict[str, object] = {"path": format_display_path(opened.parts), "type": "file", "variables": kept}
     if len(kept) < len(names):
         entry["message"] = f"dropped: {len(names) - len(kept)} more names"
     return {**entry, "spent": estimate_tokens(" ".join(kept))}
@@ -372,7 +376,7 @@ class _Tree:
         self._root = root
         self._depth = len(opened.parts)
         self._budget = budget
-        with closing(walk_visible(root, opened, budget)) as entries:
+        with closing(walk_visible_entries(root, opened, budget)) as entries:
             self._all = [TreeNode(place, is_folder) for place, _, is_folder in entries]
         self._cut = budget.cut
 
@@ -403,7 +407,7 @@ class _Tree:
         }
         notes = [f"dropped: {', '.join(dropped)}"] if dropped else []
         notes += [f"incomplete: {self._cut}"] if self._cut else []
-        notes += withheld_note()
+        notes += make_withheld_notes()
         return {**result, "message": "; ".join(notes)} if notes else result
 
     def _count_line_chars(self, nodes: list[TreeNode]) -> int:

@@ -192,13 +192,13 @@ def _make_file_test(flags: SearchFlags) -> Callable[[tuple[str, ...]], bool]:
     return is_selected
 
 
-def _get_file_suffixes(names: tuple[str, ...]) -> tuple[str, ...]:
+def _get_file_suffixes(file_types: tuple[str, ...]) -> tuple[str, ...]:
     """Return the file name suffixes of file types; raise ``ToolError`` for an unknown type."""
-    unknown = [n for n in names if n not in TYPES]
+    unknown = [n for n in file_types if n not in TYPES]
     if unknown:
         msg = f"the file type {unknown[0]!r} is not known; these are: {list_names(TYPES, unknown[0])}"
         raise ToolError(msg)
-    return tuple([glob.removeprefix("*") for n in names for glob in TYPES[n]])
+    return tuple([glob.removeprefix("*") for n in file_types for glob in TYPES[n]])
 
 
 POLL_SECONDS = 0.1
@@ -274,7 +274,7 @@ class Ripgrep:
         """
         spans: list[tuple[int, str]] = []
         ignore = Ignore(self._root, budget)
-        for event in self._run_and_iter_events(self._build_ripgrep_command(pattern, flags, per_file), budget):
+        for event in self._run_and_iterate_events(self._build_ripgrep_command(pattern, flags, per_file), budget):
             kind, data = event.get("type"), event.get("data", {})
             if kind == "begin":
                 spans = []
@@ -337,18 +337,18 @@ class Ripgrep:
         same = [(first, n) for first, text in spans if (n := _count_lines_if_equal(lines, first, text))]
         return FileHits(parts, lines, same, total) if same else None
 
-    def _run_and_iter_events(self, command: list[str], budget: WalkBudget) -> Iterator[Any]:
+    def _run_and_iterate_events(self, command: list[str], budget: WalkBudget) -> Iterator[Any]:
         """Run ripgrep and yield its JSON events, then kill the process and store its exit code."""
         self._code = None
         folder = self._base.fd
         if isinstance(folder, RemoteFile):
-            with closing(self._run_remotely_and_iter_lines(command, folder, budget)) as lines:
+            with closing(self._run_remotely_and_iterate_lines(command, folder, budget)) as lines:
                 for line in lines:
                     yield json.loads(line)
             return
         process = self._start_process(command, folder)
         try:
-            for line in self._iter_lines(process, budget):
+            for line in self._iterate_lines(process, budget):
                 yield json.loads(line)
             if not budget.cut:
                 self._code = process.wait(timeout=5)
@@ -360,7 +360,7 @@ class Ripgrep:
                 if stream is not None:
                     stream.close()
 
-    def _run_remotely_and_iter_lines(
+    def _run_remotely_and_iterate_lines(
         self, command: list[str], folder: RemoteFile, budget: WalkBudget
     ) -> Generator[bytes, None, None]:
         """Run ripgrep on a remote system and yield its output lines; store its errors and exit code."""
@@ -399,7 +399,7 @@ class Ripgrep:
             start_new_session=True,
         )
 
-    def _iter_lines(self, process: subprocess.Popen[bytes], budget: WalkBudget) -> Iterator[bytes]:
+    def _iterate_lines(self, process: subprocess.Popen[bytes], budget: WalkBudget) -> Iterator[bytes]:
         """Yield the output lines of a local process until the time is up; store its error output."""
         if process.stdout is None or process.stderr is None:
             return

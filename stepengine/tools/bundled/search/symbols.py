@@ -66,9 +66,9 @@ def has_symbols(name: str) -> bool:
     return _get_suffix(name) in LANGUAGES
 
 
-def find_top_level_names(text: str, name: str) -> list[str]:
+def find_top_level_names(text: str, file_name: str) -> list[str]:
     """Return the names at the top level of a source file, in order, each once, at most 200."""
-    pattern = LANGUAGES.get(_get_suffix(name))
+    pattern = LANGUAGES.get(_get_suffix(file_name))
     if pattern is None:
         return []
     match = re.compile(rf"(?:{pattern})").match  # compiled once for each language, by `re`
@@ -109,18 +109,18 @@ CACHED_CHARS = 100
 """How long the texts are whose words are kept: names come again and again, descriptions and links do not."""
 
 
-def split_words(text: str) -> tuple[str, ...]:
+def split_singular_words(text: str) -> tuple[str, ...]:
     """Return the words of a name or text in lower case and singular, split at ``camelCase``, digits and non-letters."""
-    return _known_words(text) if len(text) <= CACHED_CHARS else _split_identifiers(text)
+    return _known_words(text) if len(text) <= CACHED_CHARS else _split_singular_words_uncached(text)
 
 
-def _split_identifiers(text: str) -> tuple[str, ...]:
+def _split_singular_words_uncached(text: str) -> tuple[str, ...]:
     """Return the words of a text in lower case and singular, without a cache."""
     parts = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+|[^\W\d_A-Za-z]+", text)
     return tuple([_strip_plural(part.lower()) for part in parts])
 
 
-_known_words = lru_cache(maxsize=50_000)(_split_identifiers)
+_known_words = lru_cache(maxsize=50_000)(_split_singular_words_uncached)
 
 
 def _strip_plural(word: str) -> str:

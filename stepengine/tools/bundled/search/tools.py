@@ -9,18 +9,18 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from stepengine.errors import ToolError
-from stepengine.tools.bundled.bounds import make_bounded_field, make_excess_notes
+from stepengine.tools.bundled.bounds import make_excess_notes, make_softly_bounded_field
 from stepengine.tools.bundled.files.read_tools import READS
 from stepengine.tools.bundled.search.hits import SEARCH_MATCHES, MatchReport, SearchFlags, parse_flags
-from stepengine.tools.bundled.search.ignore import walk_visible
+from stepengine.tools.bundled.search.ignore import walk_visible_entries
 from stepengine.tools.bundled.search.overview import make_find_files_tool
 from stepengine.tools.bundled.search.ripgrep import Ripgrep, find_ripgrep, search_in_python
 from stepengine.tools.context import ToolContext
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool
 from stepengine.workspace import calls
-from stepengine.workspace.guard import withheld_note
-from stepengine.workspace.paths import display_path
+from stepengine.workspace.guard import make_withheld_notes
+from stepengine.workspace.paths import format_display_path
 from stepengine.workspace.patterns import GlobPattern
 from stepengine.workspace.root import Root
 from stepengine.workspace.walk import WalkBudget
@@ -52,7 +52,7 @@ def make_search_tools(root: Root, *, prefer_python: bool) -> list[Tool]:
         ctx: ToolContext,
         pattern: Annotated[str, Field(min_length=1)],
         cwd: str | None = None,
-        max_results: Annotated[int, make_bounded_field(GLOB_MAX_RESULTS)] = GLOB_RESULTS,
+        max_results: Annotated[int, make_softly_bounded_field(GLOB_MAX_RESULTS)] = GLOB_RESULTS,
     ) -> dict[str, Any]:
         """
         Find files by a pattern for their path, sorted by path.
@@ -90,7 +90,7 @@ def make_search_tools(root: Root, *, prefer_python: bool) -> list[Tool]:
         pattern: Annotated[str, Field(min_length=1)],
         flags: str = "",
         cwd: str | None = None,
-        max_results: Annotated[int, make_bounded_field(SEARCH_MATCHES)] = SEARCH_MATCHES_PER_FILE,
+        max_results: Annotated[int, make_softly_bounded_field(SEARCH_MATCHES)] = SEARCH_MATCHES_PER_FILE,
     ) -> dict[str, Any]:
         """
         Search the text of files with a regular expression.
@@ -151,7 +151,7 @@ def _glob_files(root: Root, pattern: GlobPattern, cwd: str, max_results: int, bu
     opened = root.open_folder(cwd)
     depth = len(opened.parts)
     try:
-        with closing(walk_visible(root, opened, budget, lambda place: pattern.match(place[depth:]))) as entries:
+        with closing(walk_visible_entries(root, opened, budget, lambda place: pattern.match(place[depth:]))) as entries:
             found = sorted([place for place, _, is_folder in entries if not is_folder])
     finally:
         calls.close(opened.fd)
@@ -162,8 +162,8 @@ def _glob_files(root: Root, pattern: GlobPattern, cwd: str, max_results: int, bu
         notes.append(f"the first {most} are shown")
     if budget.cut:
         notes.append(f"incomplete: {budget.cut}")
-    notes += withheld_note()
-    files = [display_path(place) for place in found[:most]]
+    notes += make_withheld_notes()
+    files = [format_display_path(place) for place in found[:most]]
     return {"files": files, "count": len(found), "message": "; ".join(notes)}
 
 

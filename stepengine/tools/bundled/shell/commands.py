@@ -32,7 +32,7 @@ from stepengine.workspace.environment import (
     parse_git_query,
 )
 from stepengine.workspace.guard import GUARD
-from stepengine.workspace.paths import display_path
+from stepengine.workspace.paths import format_display_path
 from stepengine.workspace.root import OpenedEntry, Root
 from stepengine.workspace.terminals import TerminalResult, Terminals
 from stepengine.workspace.workspace import limits_by_rlimit_name
@@ -273,7 +273,7 @@ class Shell:
         launch = Launch(
             argv=SHELL if isinstance(command, Script) else command,
             root="/" + "/".join(self.root.real),
-            cwd=display_path(opened.parts),
+            cwd=format_display_path(opened.parts),
             env=await self._call_system(self.environment.make_variables, private),
         )
         if not isinstance(command, Script) and (look := parse_git_query(command)):
@@ -322,7 +322,7 @@ class Shell:
             problem = f"that took longer than {READ_SECONDS:g} s"
         elif len(said) > NAMES_BYTES:
             problem = f"the names of its settings have more than {NAMES_BYTES:,} bytes"
-        elif process.ending() != Ending(0, None):
+        elif process.get_ending() != Ending(0, None):
             problem = process.err.text().strip() or "git gave no reason"
         else:
             return bytes(said)

@@ -43,7 +43,7 @@ class Capture:
     def feed(self, data: bytes) -> str:
         """Append bytes of the stream, and return their text without escapes; an unfinished escape is held back."""
         self.total += len(data)
-        return self._store_start_and_end(self._strip_control_characters(self._decoder.decode(data)))
+        return self._store_and_drop_middle(self._strip_control_characters(self._decoder.decode(data)))
 
     def _strip_control_characters(self, text: str, *, final: bool = False) -> str:
         """Return text without control characters and escape sequences; an unfinished sequence is held back unless *final*."""
@@ -59,7 +59,7 @@ class Capture:
         self._pending = text[start:]
         return CONTROL.sub("", text[:start])
 
-    def _store_start_and_end(self, text: str) -> str:
+    def _store_and_drop_middle(self, text: str) -> str:
         """Store text as part of the start or the end of the stream, drop the middle, and return the text."""
         room = self._head_limit - len(self._head)
         self._head += text[:room]
@@ -71,7 +71,7 @@ class Capture:
 
     def end(self) -> str:
         """End the stream, and return the text that was held back as an unfinished sequence."""
-        return self._store_start_and_end(
+        return self._store_and_drop_middle(
             self._strip_control_characters(self._decoder.decode(b"", final=True), final=True)
         )
 

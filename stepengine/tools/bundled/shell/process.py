@@ -156,7 +156,7 @@ async def _start_with_retry(start: CommandStart) -> CommandProcess:
 
 
 async def _start_remote_supervisor(start: CommandStart, folder: RemoteFile) -> CommandProcess:
-    """Start the supervisor of a command on the remote system of the folder; if this is cancelled, end what was started."""
+    """Start the supervisor of a command on the remote system of the folder; if the call is cancelled, end the supervisor."""
     child = _RemoteSupervisor(folder.system, start.env)
     given = {
         "limits": start.limits,
@@ -538,7 +538,7 @@ class CommandProcess:
         """The run time of the command, until its end or now."""
         return (self._ended or time.monotonic()) - self._began
 
-    def ending(self) -> Ending | None:
+    def get_ending(self) -> Ending | None:
         """Return the exit code or the signal with which the command ended; ``None`` while it runs."""
         return self._ending
 
@@ -582,7 +582,7 @@ class CommandProcess:
             async with asyncio.timeout(seconds):
                 await self.over.wait()
         except TimeoutError:
-            if self.ending() is None:  # else only the event loop was late
+            if self.get_ending() is None:  # else only the event loop was late
                 return False
         await self._wait_for_streams(COMMAND_DRAIN_SECONDS)
         return True

@@ -62,12 +62,12 @@ def _wrap_in_bubblewrap(launch: Launch) -> Launch:
     """Return a launch of ``bwrap`` that executes *launch* in the sandbox."""
     private = str(Path(launch.env["TMPDIR"]).parent)
     folder = launch.root if launch.cwd == "." else f"{launch.root}/{launch.cwd}"
-    options = _iter_bubblewrap_options(launch.root, launch.env["PATH"])
+    options = _iterate_bubblewrap_options(launch.root, launch.env["PATH"])
     argv = (PROGRAM, *options, "--bind", private, private, "--chdir", folder, "--", *launch.argv)
     return attrs.evolve(launch, argv=argv)
 
 
-def _iter_bubblewrap_options(root: str, search_path: str) -> Iterator[str]:
+def _iterate_bubblewrap_options(root: str, search_path: str) -> Iterator[str]:
     """Yield the options of ``bwrap``: the root is writable except files that programs run later."""
     yield from sandbox_options(search_path)
     yield from ("--bind", root, root)
@@ -83,7 +83,7 @@ def _probe_sandbox(program: str, root: str) -> None:
     """Run a trivial command in the sandbox; raise ``DefinitionError`` if that fails."""
     try:
         done = subprocess.run(  # noqa: S603  (a fixed program)
-            [program, *_iter_bubblewrap_options(root, ""), "--", "/bin/sh", "-c", ":"],
+            [program, *_iterate_bubblewrap_options(root, ""), "--", "/bin/sh", "-c", ":"],
             capture_output=True,
             timeout=PROBE_SECONDS,
             check=False,

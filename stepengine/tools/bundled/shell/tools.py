@@ -109,7 +109,7 @@ class BackgroundCommand:
     @property
     def ending(self) -> Ending | None:
         """The exit code or signal of the command; ``None`` while it runs."""
-        return self.ended_by_us or self.process.ending()
+        return self.ended_by_us or self.process.get_ending()
 
     async def wait(self, text: str | None, seconds: float) -> bool | None:
         """Wait for *text* in the output, and return whether it is there; without *text*, wait for the end and return ``None``."""
@@ -359,7 +359,7 @@ async def _run_to_end(  # noqa: PLR0917  (one call, spelled out)
     finally:
         await wait_despite_cancellation(asyncio.create_task(end_and_clean_up(process, private)))
         progress.flush()
-    ending = process.ending() or Ending(None, None)
+    ending = process.get_ending() or Ending(None, None)
     process.raise_if_lost(cut_middle(command_text(command), ACTION_CHARS))
     late = "" if in_time else f"it was stopped because it took longer than {seconds:g} s; this is what it had printed"
     notes = (FLOODED if process.flooded else late, "" if restricted == command else CONFINED)

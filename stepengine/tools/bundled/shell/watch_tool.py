@@ -299,7 +299,7 @@ async def _run_and_digest(ctx: ToolContext, shell: Shell, call_input: JsonDict) 
             in_time = await process.wait(shell.timeout)
         finally:
             await wait_despite_cancellation(asyncio.create_task(end_and_clean_up(process, private)))
-    ending = process.ending() or Ending(None, None)
+    ending = process.get_ending() or Ending(None, None)
     process.raise_if_lost(cut_middle(command_text(command), 80))
     out, err = process.out.pop_text(), process.err.pop_text()
     how = heard.digest.hexdigest(), err, process.err.total, ending.code, ending.signal

@@ -21,7 +21,7 @@ from stepengine.errors import BlockedAddress, DefinitionError, ToolError
 from stepengine.workspace.urls import (
     AllowList,
     UrlTarget,
-    blocked_reason,
+    find_blocked_reason,
     parse_address,
     parse_networks,
     parse_url,
@@ -49,7 +49,7 @@ PIECE_BYTES = 4_096
 CODINGS = frozenset({"gzip", "x-gzip", "deflate"})
 
 
-def check_headers(response: httpx2.Response, where: str) -> None:
+def check_header_size(response: httpx2.Response, where: str) -> None:
     """
     Raise ``ToolError`` if the headers of a response are larger than 64 KiB.
 
@@ -348,7 +348,7 @@ class SafeFetcher:
             msg = f"the host {target.host!r} has no address"
             raise ToolError(msg)
         for address in found:
-            why = blocked_reason(address, self._networks)
+            why = find_blocked_reason(address, self._networks)
             if why:
                 msg = f"{target.url} is not fetched: {target.host!r} is at {address}, which is not allowed ({why})"
                 raise BlockedAddress(msg)
@@ -392,7 +392,7 @@ class SafeFetcher:
 
 async def _read_response_or_redirect(response: httpx2.Response, target: UrlTarget, method: str) -> Fetched | UrlTarget:
     """Return the response, with its body for GET and text only; for a redirect, its target."""
-    check_headers(response, target.url)
+    check_header_size(response, target.url)
     location = response.headers.get("location")
     if response.status_code in REDIRECTS and location:
         return resolve_redirect(target, location)

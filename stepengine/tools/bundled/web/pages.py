@@ -75,14 +75,14 @@ async def read_page(fetched: Fetched) -> Page:
     """
     kind, charset = _parse_content_type(fetched)
     if kind in HTML or (kind in ("", "text/plain") and not charset and _starts_with_html(fetched.body[:SNIFFED_BYTES])):
-        return await _read_html_page(fetched, charset)
+        return await _convert_html_page(fetched, charset)
     bom = any(fetched.body.startswith(mark) for mark, _ in BOMS)
     if not is_text(kind) and kind not in UNSPECIFIED:
         return Page("", is_text=False)
     if (
         b"\0" in fetched.body[:SNIFFED_BYTES]
         and not bom
-        and not _get_codec_or_empty(charset).startswith(("utf_16", "utf_32"))
+        and not _find_codec_name(charset).startswith(("utf_16", "utf_32"))
     ):
         return Page("", is_text=False)
     return Page(_remove_invisible_characters(_decode_text(fetched.body, charset)))
@@ -106,10 +106,10 @@ def _parse_content_type(fetched: Fetched) -> tuple[str, str]:
     kind, _, rest = fetched.content_type.partition(";")
     found = CHARSET.search(rest)
     charset = found[1].lower() if found else ""
-    return kind.strip().lower(), charset if _get_codec_or_empty(charset) else ""
+    return kind.strip().lower(), charset if _find_codec_name(charset) else ""
 
 
-def _get_codec_or_empty(charset: str) -> str:
+def _find_codec_name(charset: str) -> str:
     """Return the Python codec of a charset of the web; ``""`` for other names. No codec is imported."""
     name = normalize_encoding(charset)
     name = aliases.get(name, name)
@@ -118,7 +118,7 @@ def _get_codec_or_empty(charset: str) -> str:
 
 def _decode_text(data: bytes, charset: str) -> str:
     """Return data as text, by its byte order mark, else by its charset, else as UTF-8."""
-    encoding = next((name for mark, name in BOMS if data.startswith(mark)), _get_codec_or_empty(charset) or "utf-8")
+    encoding = next((name for mark, name in BOMS if data.startswith(mark)), _find_codec_name(charset) or "utf-8")
     return data.decode(encoding, "replace")
 
 
@@ -127,7 +127,7 @@ def _remove_invisible_characters(text: str) -> str:
     return UNSEEN.sub("", text.replace("\r\n", "\n").replace("\r", "\n")).strip()
 
 
-async def _read_html_page(fetched: Fetched, charset: str) -> Page:
+async def _convert_html_page(fetched: Fetched, charset: str) -> Page:
     """Return an HTML page with title, description and Markdown text; raise ``ToolError`` without the extra ``web``."""
     found = find_spec("justhtml")
     if found is None or found.origin is None:

@@ -25,13 +25,13 @@ from stepengine.data.estimate import CHARS_PER_TOKEN
 from stepengine.data.visible import cut_end
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.redaction import GIVEN, KNOWN
-from stepengine.tools.bundled.search.symbols import split_words
+from stepengine.tools.bundled.search.symbols import split_singular_words
 from stepengine.tools.bundled.web.fetcher import (
     WEB_CONNECT_SECONDS,
     WEB_IDLE_SECONDS,
     WEB_SECONDS,
     Fetcher,
-    check_headers,
+    check_header_size,
     count_page,
     get_ssl_context,
     read_body,
@@ -195,7 +195,7 @@ async def _fetch_json(
             ) as client,
             client.stream("GET", url, params=dict(params), headers=sent) as response,
         ):
-            check_headers(response, where)
+            check_header_size(response, where)
             body, _ = await read_body(response, where)
     except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:  # a timeout is an OSError
         why = f"{type(error).__name__}: {error}" if str(error) else f"no answer within {seconds:g} s"
@@ -362,8 +362,8 @@ def _parse_links(text: str, base: str) -> list[SearchHit]:
 
 def _rank_links(links: Sequence[SearchHit], topic: str) -> list[SearchHit]:
     """Return the links that match a topic, best first."""
-    words = [Counter(split_words(f"{link.title} {link.title} {link.url} {link.snippet}")) for link in links]
-    wanted = set(split_words(topic))
+    words = [Counter(split_singular_words(f"{link.title} {link.title} {link.url} {link.snippet}")) for link in links]
+    wanted = set(split_singular_words(topic))
     spread = Counter(word for counted in words for word in wanted & set(counted))
     scores = [
         sum(min(counted[w], 3) * math.log(1 + len(links) / spread[w]) for w in wanted if counted[w])
@@ -377,11 +377,11 @@ def _cut_excerpt(text: str, topic: str, room: int) -> str:
     """Return the part of a page that matches a topic best: all of it if it is short, else *room* characters from the best heading."""
     if len(text) <= room:
         return text
-    best = _get_best_start(text, set(split_words(topic)), room)
+    best = _find_best_excerpt_start(text, set(split_singular_words(topic)), room)
     return f"{text[best : best + room]}{MORE}"
 
 
-def _get_best_start(text: str, wanted: set[str], room: int) -> int:
+def _find_best_excerpt_start(text: str, wanted: set[str], room: int) -> int:
     """Return the offset of the heading, or 0, from which *room* characters contain most of the wanted words."""
     meant = {word: word for word in wanted} | {f"{word}s": word for word in wanted}
     places = [(m.start(), m.end(), word) for m in WORD.finditer(text) if (word := meant.get(m[0].lower()))]

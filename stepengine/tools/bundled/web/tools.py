@@ -11,7 +11,7 @@ from pydantic import Field, StringConstraints
 from stepengine.data.estimate import estimate_tokens
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
-from stepengine.tools.bundled.bounds import make_bounded_field, make_excess_notes
+from stepengine.tools.bundled.bounds import make_excess_notes, make_softly_bounded_field
 from stepengine.tools.bundled.web.fetcher import Fetcher, count_page
 from stepengine.tools.bundled.web.pages import read_page
 from stepengine.tools.bundled.web.search_queries import Depth, DocsBackend, SearchBackend
@@ -94,7 +94,7 @@ def _make_read_docs_tool(backend: DocsBackend, counts: OrderedDict[str, int]) ->
         ctx: ToolContext,
         library_title: Words,
         topic: Words,
-        max_tokens: Annotated[int, make_bounded_field(DOCS_TOKENS_MAX)] = DOCS_TOKENS,
+        max_tokens: Annotated[int, make_softly_bounded_field(DOCS_TOKENS_MAX)] = DOCS_TOKENS,
     ) -> dict[str, Any]:
         """
         Read what the documentation of a library says about a topic.
@@ -121,7 +121,7 @@ def _make_read_docs_tool(backend: DocsBackend, counts: OrderedDict[str, int]) ->
             max_tokens: How much to return at most, in tokens of about four characters.
         """
         most = min(max_tokens, DOCS_TOKENS_MAX)
-        previous = count_page.set(partial(_count_fetch, counts, ctx))
+        previous = count_page.set(partial(_count_fetch_or_raise, counts, ctx))
         try:
             text = (await backend.read(library_title, topic, most)).strip()
         finally:
@@ -142,7 +142,7 @@ def _make_read_url_tool(fetcher: Fetcher, counts: OrderedDict[str, int]) -> Tool
     async def read_url(  # noqa: D417  (the context is no parameter of the tool)
         ctx: ToolContext,
         url: Annotated[str, Field(min_length=1)],
-        max_chars: Annotated[int, make_bounded_field(WEB_CHARS_MAX, WEB_CHARS_MIN)] = WEB_CHARS,
+        max_chars: Annotated[int, make_softly_bounded_field(WEB_CHARS_MAX, WEB_CHARS_MIN)] = WEB_CHARS,
     ) -> dict[str, Any]:
         """
         Read a page on the web as text.
@@ -170,7 +170,7 @@ def _make_read_url_tool(fetcher: Fetcher, counts: OrderedDict[str, int]) -> Tool
             url: The address, beginning with http:// or https://.
             max_chars: How many characters of text to return at most.
         """
-        _count_fetch(counts, ctx)
+        _count_fetch_or_raise(counts, ctx)
         fetched = await fetcher.fetch(url)
         page = await read_page(fetched)
         made: dict[str, object] = {"url": url, "final_url": fetched.url, "status": fetched.status}
@@ -186,7 +186,7 @@ def _make_read_url_tool(fetcher: Fetcher, counts: OrderedDict[str, int]) -> Tool
     return read_url
 
 
-def _count_fetch(counts: OrderedDict[str, int], ctx: ToolContext) -> None:
+def _count_fetch_or_raise(counts: OrderedDict[str, int], ctx: ToolContext) -> None:
     """Count one fetch of a run tree in *counts*, which has the last 1,000 run trees; raise ``ToolError`` above 200 fetches."""
     run_id = ctx.ancestor_run_ids[0] if ctx.ancestor_run_ids else ctx.run_id
     made = counts[run_id] = counts.pop(run_id, 0) + 1
