@@ -83,7 +83,7 @@ def _find_argument_problem(
         if unknown in elsewhere:
             hint = f"write {elsewhere[unknown]}. Valid arguments"
         else:
-            near = find_nearest(unknown, fields, n=1)
+            near = find_nearest(unknown, fields, max_count=1)
             hint = f"did you mean {near[0]!r}? Valid arguments" if near else "valid arguments"
         return f"{cls.__name__} has no argument {unknown!r}; {hint}: {list_names(fields)}"
     try:

@@ -121,7 +121,7 @@ def _suggest_keyword(word: str, value: object) -> str:
     """Return a hint at the keyword that an unknown word of a schema stands for, or at ``properties``; ``""`` without one."""
     plain = {_to_lower_alphanumerics(known): known for known in KEYWORDS}
     same = plain.get(_to_lower_alphanumerics(word)) or OTHER_WORDS.get(word.lower())
-    near = (same,) if same else find_nearest(word, KEYWORDS - SHORT_KEYWORDS, alike=NEAR_RATIO, n=1)
+    near = (same,) if same else find_nearest(word, KEYWORDS - SHORT_KEYWORDS, min_similarity=NEAR_RATIO, max_count=1)
     if near:
         return f"did you mean {near[0]!r}?"
     kind = value.get("type") if isinstance(value, Mapping) else None

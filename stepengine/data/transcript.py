@@ -219,7 +219,7 @@ class Transcript(Sequence[Message]):
         return self.with_messages(messages)
 
     def with_messages(self, messages: Sequence[Message]) -> Transcript:
-        """Return this transcript with *messages* added; like ``extend``, but the result may be discarded."""
+        """Return this transcript with *messages* added; unlike ``extend``, it does not raise if a handler discards the result."""
         added = messages if isinstance(messages, tuple) else tuple(messages)
         if not added:
             return self

@@ -208,7 +208,9 @@ def _locate_by_id(agent_id: str, places: tuple[Path, ...]) -> AgentLocation:
     searched = ", ".join([str(f) for f in places]) or "no folder, because ./agents does not exist"
     beside = Path(f"{agent_id}.py")
     near = (
-        f"; did you mean ./{beside.as_posix()}?" if beside.is_file() else did_you_mean(wanted, names, alike=NEAR_RATIO)
+        f"; did you mean ./{beside.as_posix()}?"
+        if beside.is_file()
+        else did_you_mean(wanted, names, min_similarity=NEAR_RATIO)
     )
     having = " and ".join(
         [f"{p.publisher}/{wanted}" for p in packages.list_installed_agent_packages().packages if wanted in p.agents]

@@ -514,7 +514,7 @@ class Planner:
             )
             if parent.body is not None:
                 # The name is cut because it comes from a model: the cost of comparing grows with its square.
-                near = find_nearest(effect.agent_id, agents, n=1)
+                near = find_nearest(effect.agent_id, agents, max_count=1)
                 meant = f"; did you mean {near[0]!r}? Else" if near else ";"
                 hint = f"{meant} list it in uses=[...] of the tool {parent.body.tool_name!r}"
             raise make_spawn_not_allowed_error(parent.agent.definition.id, effect.agent_id, agents, hint)
