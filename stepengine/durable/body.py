@@ -182,7 +182,7 @@ async def _prepare_execution(launcher: Launcher, order: SubmittedRun, run: Durab
         attrs.evolve(root, plan=plan, state=state, services=services), shows=run.workflow.is_new_event
     )
     run.end.tree = execution.live.tree
-    run.tree.questions.use_recorded_rules(order.rules)
+    run.tree.questions.replace_session_rules_by_recorded(order.rules)
     # A wait of this run ends in this execution, so its tree is never suspended.
     run.tree.suspension.is_reachable = True
     return execution

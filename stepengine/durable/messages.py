@@ -79,11 +79,11 @@ class ReceivedMessages:
 
     # --- as the mailbox of the run's tree, which polls nothing: `deliver_messages_until_cancelled` delivers -----------------------------
 
-    def list_unread(self) -> Sequence[Message]:
+    def list_unread_messages(self) -> Sequence[Message]:
         """Return an empty sequence, since unread messages are in the database."""
         return ()
 
-    def list_unreceived(self, path: str) -> Sequence[str]:
+    def list_unreceived_texts(self, path: str) -> Sequence[str]:
         """Return an empty sequence, since unread messages are in the database."""
         return ()
 

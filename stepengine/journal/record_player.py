@@ -125,7 +125,7 @@ class RecordPlayer:
         self._record_result_author(item, decided)
         return await self._recorder.commit_outcome(item, replace_failure_by_denial(item, decided), [])
 
-    def find_record(self, item: Item) -> RecordState:
+    def get_record_state(self, item: Item) -> RecordState:
         """Return ``"answered"`` if the record answers an effect, ``"begun"`` if it has only its start, else ``"new"``."""
         replayer, address = self._replayer, item.address
         lost = item.gather is not None and replayer.ends.has_lost_race(item)

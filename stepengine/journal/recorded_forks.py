@@ -110,7 +110,7 @@ class SharedBudget:
             LimitExceeded: when the limit does not allow it.
         """
         call = MeteredCall(self._ledger, estimate)
-        self._queue.start_refuse_or_queue(call)
+        self._queue.admit_refuse_or_queue(call)
         await self._queue.wait_for_turn(call)
         if call.error is None:
             return call

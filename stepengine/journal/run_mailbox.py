@@ -56,13 +56,13 @@ class RunMailbox:
         self.was_answered = False
         self._left_open: dict[str, tuple[Address, Question]] = {}
 
-    def list_unread(self) -> list[Message]:
+    def list_unread_messages(self) -> list[Message]:
         """Return the recorded messages that no run received, and remove and return the new ones collected before the start."""
         first, self._first = self._first, []
         kept = [] if self._history is None else [Message(**one) for one in find_unread_messages(self._history)]
         return [*kept, *first]
 
-    def list_unreceived(self, path: str) -> Sequence[str]:
+    def list_unreceived_texts(self, path: str) -> Sequence[str]:
         """Return the texts sent to the run at *path* before this process resumed it and not received."""
         if self._history is None or not self._journal.mode.appends_to_source(self._history):
             return ()
@@ -259,7 +259,7 @@ class RunMailbox:
         self._journal.writer.append(Input(path, seq, self._journal.timing.last, {"type": "answer", **said}))
 
     def record_collected_messages(self) -> None:
-        """Record the collected mailbox messages once the run has started; ``list_unread`` returns them."""
+        """Record the collected mailbox messages once the run has started; ``list_unread_messages`` returns them."""
         if self._came:
             self._first = self._record_new_messages(self._came)
             self._came = []

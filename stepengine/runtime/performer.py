@@ -65,7 +65,7 @@ class IO(Protocol):
         """Whether anyone receives events; without receivers they need not be created."""
 
     def emit(self, event: Event) -> None:
-        """Show an event; call it in the run's event loop."""
+        """Emit an event to all receivers; call it in the run's event loop."""
 
     def report_failed_attempt(self, failure: Failure, usage: Usage | None) -> RoomWait | None:
         """
@@ -109,7 +109,7 @@ class ForwardingIO:
         return self._io.watched
 
     def emit(self, event: Event) -> None:
-        """Show an event."""
+        """Emit an event to all receivers."""
         self._io.emit(event)
 
     def report_failed_attempt(self, failure: Failure, usage: Usage | None) -> RoomWait | None:
