@@ -530,7 +530,7 @@ def test_effects_are_recorded_decoded_and_described(row):
             line = json.loads(compact(form))
             records.check_effect(line, is_start=False)
             intent = records.Intent("", effect.seq, line)
-            read = event_stream.effect_from_form(intent, line)
+            read = event_stream.effect_from_json(intent, line)
             assert type(effect) is type(read)
             assert kind in event_stream.EFFECTS or effect == read
 

@@ -260,7 +260,7 @@ def _step_header_to_dict(history: History, shown: list[_ShownEffect], chosen: li
     """Return the address of a step, the totals before it, and its complete model request; ``None`` without one."""
     request = history.form(chosen[0].intent)["request"] if chosen[0].kind == "model_call" else None
     if request is not None:
-        messages = [*RecordedRequests(history).messages(chosen[0].intent), *request.get("tail", ())]
+        messages = [*RecordedRequests(history).get_messages(chosen[0].intent), *request.get("tail", ())]
         request = {**plain(request), "messages": plain(messages)}
     return {
         "journal": history.name,

@@ -206,5 +206,5 @@ class OutcomeRecorder:
         # Time and usage may differ between two executions that did the same.
         was, is_ = ({name: form.get(name) for name in ("value", "error")} for form in (known, now))
         if was != is_:
-            names = [f"{RESULT}:{self._run.prints.value(each)}" for each in (was, is_)]
+            names = [f"{RESULT}:{self._run.prints.for_value(each)}" for each in (was, is_)]
             raise self._run.end.make_and_record_divergence(format_address(*item.address), names)

@@ -52,7 +52,7 @@ from stepengine.engine.launcher import Launcher
 from stepengine.engine.run import EngineRun, make_ended_machine, stream_run
 from stepengine.engine.run_plans import with_resolved_system_prompt
 from stepengine.errors import AgentError, JournalError, ReplayDivergence, StepEngineError
-from stepengine.journal.encoding import decode_stored, encode_effect, may_change_world_if_repeated, to_comparable_form
+from stepengine.journal.encoding import decode_stored, encode_effect, may_change_world_if_repeated, to_comparable_json
 from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.history import parse_recorded_start
 from stepengine.journal.journaled_run import JournaledRun
@@ -282,7 +282,7 @@ def _write_recorded_end(journal: Journal, recorded: RunResult) -> None:
         made, status=recorded.status, output=recorded.output, text=recorded.text,
         error=recorded.error if isinstance(recorded.error, StepEngineError) else made.error,
     )  # fmt: skip
-    if to_comparable_form(was) != to_comparable_form(made):
+    if to_comparable_json(was) != to_comparable_json(made):
         end = Result(end.path, end.seq, end.at, Value(was, end.at))
         replace_records_by_derived(journal, [*records[:-1], end], journal)
 

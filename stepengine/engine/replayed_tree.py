@@ -251,7 +251,7 @@ class ReplayedTree:
         if unused is None:
             said = "the run does not wait for the recorded result"
             location = find_waiting_location(run.machine)
-            unused = make_divergence_error(self._history, address, "unused", asked=said, location=location)
+            unused = make_divergence_error(self._history, address, "unused", problem=said, location=location)
         return self._writer.keep_first_fatal_error(unused)
 
     def _send_outcomes(self, run: ReplayedRun) -> None:

@@ -256,7 +256,7 @@ class EventProjection:
             run.step += 1
             run.is_open, run.ended_turn = True, False
             yield StepStarted(path=path, seq=seq, step=run.step, steps_remaining=UNKNOWN_STEPS)
-        item = Item(path, effect_from_form(intent, form), run.plan)
+        item = Item(path, effect_from_json(intent, form), run.plan)
         opened = self._open[path, seq] = _OpenEffect(item, form, run.last)
         if form["type"] == "sleep" or form.get("timeout") is not None:
             opened.is_shown = False  # until when it waits stands in a record of its own, which comes next
@@ -454,12 +454,12 @@ class _RecordedPerform:
     is_trusted: bool = False
 
 
-def _tool_call_from_form(intent: Intent, form: Mapping[str, Any]) -> Leaf:
+def _tool_call_from_json(intent: Intent, form: Mapping[str, Any]) -> Leaf:
     kind = CallBody if "yields" in form else CallTool
     return kind(intent.seq, form["tool_name"], form["input"], form["tool_call_id"], form["source"])
 
 
-def _spawn_from_form(intent: Intent, form: Mapping[str, Any]) -> Leaf:
+def _spawn_from_json(intent: Intent, form: Mapping[str, Any]) -> Leaf:
     return Spawn(
         intent.seq,
         form["agent_id"],
@@ -471,7 +471,7 @@ def _spawn_from_form(intent: Intent, form: Mapping[str, Any]) -> Leaf:
     )
 
 
-def effect_from_form(intent: Intent, form: Mapping[str, Any]) -> Leaf:
+def effect_from_json(intent: Intent, form: Mapping[str, Any]) -> Leaf:
     """Return a recorded effect for events and origins of values; a model call has the model's name alone as its request."""
     if intent.type in EFFECTS:
         return EFFECTS[intent.type](intent, form)
@@ -486,8 +486,8 @@ EFFECTS: Mapping[str, Callable[[Intent, Mapping[str, Any]], Leaf]] = {
     "model_call": lambda intent, form: CallModel(
         intent.seq, ModelRequest(str(form["request"]["model"])), form["purpose"]
     ),
-    "tool_call": _tool_call_from_form,
-    "agent_call": _spawn_from_form,
+    "tool_call": _tool_call_from_json,
+    "agent_call": _spawn_from_json,
     "perform": lambda intent, form: CallFunction(intent.seq, cast("Perform[Any]", _RecordedPerform(form["name"]))),
     "ask": lambda intent, form: AskPerson(
         intent.seq, get_recorded_questions(form), form["purpose"], form.get("tool_call_id", "")

@@ -190,15 +190,15 @@ class History:
             case Input():
                 if not self.tree.has_run(record.path):
                     return f"there is no run at path {record.path!r}"
-                self._append_input(record)
+                self._append_external_input(record)
             case Blob():
                 self.blobs.values[record.fp] = record.data
             case _ as never:
                 assert_never(never)
         return ""
 
-    def _append_input(self, record: Input) -> None:
-        """Append an input with its blobs filled in, and its fact; raise if it is invalid."""
+    def _append_external_input(self, record: Input) -> None:
+        """Append an external input, such as an answer or a stop, with its blobs filled in, and store its fact; raise if it is invalid."""
         if record.line is not None:
             with self.report_damage(record):
                 record = attrs.evolve(record, input=self.fill_input(record))

@@ -109,8 +109,8 @@ class LockedFile:
                 _unmap_page(mapping)
 
     @classmethod
-    def close_least_recently_used(cls) -> bool:
-        """Close the least recently used file; return False if none can be closed."""
+    def close_least_recently_used_file(cls) -> bool:
+        """Close the least recently used idle file, keeping its lock; return False if none can be closed."""
         with cls._lock:
             return cls._close_idle_files(len(cls._open) - 1)
 
@@ -218,7 +218,7 @@ def open_closing_idle_files(path: Path) -> int:
             if (
                 not isinstance(cause, OSError)
                 or cause.errno != errno.EMFILE
-                or not LockedFile.close_least_recently_used()
+                or not LockedFile.close_least_recently_used_file()
             ):
                 raise
 

@@ -164,19 +164,19 @@ def _approves_later_calls(answer: Answer, *, has_call_started: bool) -> bool:
     return answer.agrees and (not has_call_started or answer.remember is not None)
 
 
-def _has_call_started(calls: RecordedCalls, asked: Intent, answer: Answer, cut: JournalCut) -> bool:
+def _has_call_started(calls: RecordedCalls, permission: Intent, answer: Answer, cut: JournalCut) -> bool:
     """Return whether the call that an answer to a permission question approves has started after it."""
     history = calls.history
-    form = history.form(asked)
-    if asked.type != "ask" or form["purpose"] != PERMISSION:
+    form = history.form(permission)
+    if permission.type != "ask" or form["purpose"] != PERMISSION:
         return False
     # The id alone may be that of another call, as no fingerprint covers it; the name may be an alias.
     approved = [
         question.details if answer.edited_input is None else answer.edited_input
         for question in get_recorded_questions(form)
     ]
-    same_id = calls.find_effects_of_call("tool_call", asked.path, form.get("tool_call_id"))
-    later = [history.form(call) for call in same_id if call.seq > asked.seq and cut.keeps_intent(call.address)]
+    same_id = calls.find_effects_of_call("tool_call", permission.path, form.get("tool_call_id"))
+    later = [history.form(call) for call in same_id if call.seq > permission.seq and cut.keeps_intent(call.address)]
     return any(call["input"] in approved for call in later)
 
 

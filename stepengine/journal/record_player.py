@@ -164,7 +164,7 @@ class RecordPlayer:
             raise self._writer.keep_first_fatal_error(self._unknown_calls.make_refusal_error(item))
         outcome = await self._inner.perform(item, io)
         if not isinstance(outcome, Stop):
-            outcome = self._recorder.to_recorded_form(item, outcome, known.at)
+            outcome = self._recorder.to_replayed_outcome(item, outcome, known.at)
         return self._replayer.confirm_repeated_outcome(known, outcome, item)
 
     async def _wait_for_child_ends(self, outcome: Single, item: Item, io: IO) -> Single:
@@ -228,7 +228,7 @@ class RecordPlayer:
             return add_ended_run(self._make_divergence_stop(), find_ended_run(outcome))
         if known is not None:
             if self._recorder.cleans and isinstance(outcome, Value) and isinstance(item.effect, CallBody):
-                outcome = self._recorder.to_recorded_form(item, outcome, known.at)
+                outcome = self._recorder.to_replayed_outcome(item, outcome, known.at)
             confirmed = replayer.confirm_child_end(known, outcome, item)
             if confirmed is not None:
                 return confirmed
@@ -321,4 +321,6 @@ class RecordPlayer:
         given = self._answers.find_decision((item.path, seq))
         if not isinstance(outcome, Stop) and isinstance(given, Answer) and given.result is not ABSENT:
             said = {"by": given.by, "reason": given.reason}
-            self._recorder.append_input(Input(item.path, seq, self._timing.last, {"type": "manual_result", **said}))
+            self._recorder.append_external_input(
+                Input(item.path, seq, self._timing.last, {"type": "manual_result", **said})
+            )

@@ -52,7 +52,7 @@ class RecordedRequests:
         self._order: dict[Address, int] = {}
         self._limit = history.blobs.limit.copy_with_zero_count()
 
-    def messages(self, intent: Intent) -> list[Mapping[str, Any]]:
+    def get_messages(self, intent: Intent) -> list[Mapping[str, Any]]:
         """
         Return the history of a recorded request as JSON, with its slices expanded.
 
@@ -128,7 +128,7 @@ class RecordedRequests:
         items: list[Mapping[str, object]] = self.history.form(intent)["request"]["messages"]
         return items
 
-    def get(self, intent: Intent) -> ModelRequest:
+    def get_request(self, intent: Intent) -> ModelRequest:
         """Return the request of a recorded model call."""
         if intent.live is not None:
             return intent.live.request

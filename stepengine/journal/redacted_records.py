@@ -34,7 +34,7 @@ def _redact_record(history: History, requests: RecordedRequests, record: Record,
         case Intent():
             form: Any = history.form(record)
             if form["type"] == "model_call":
-                form = CallModel(record.seq, requests.get(record), form["purpose"])
+                form = CallModel(record.seq, requests.get_request(record), form["purpose"])
             return attrs.evolve(record, given=form, fp="", read_from=None)
         case Result():
             writes = [drop_secret_old_content(write, redactor).to_json() for write in history.writes(record)]

@@ -103,11 +103,11 @@ class Replayer:
         self._leeway = past.leeway
         # Asked once: whether the record has an end does not change while it is read.
         self._closed = self._mode.is_record_only(past.history)
-        self.ends = RecordEnds(past, journal.timing, is_closed=self._closed)
+        self.ends = RecordEnds(past, journal.timing, is_record_only=self._closed)
         self._permissions = RecordedPermissions(journal, past)
         self._errors = DivergenceErrors(past.history, past.prints, machines.running)
 
-    def match_with_record(self, item: Item, asked: Intent) -> bool:
+    def match_with_record(self, item: Item, requested: Intent) -> bool:
         """
         Match an effect with the record; return True if it is recorded or the run stops before it, False if it is new.
 
@@ -115,12 +115,12 @@ class Replayer:
             ReplayDivergence: when the effect differs from the record, or a run continues after its recorded end.
             JournalError: when a new call would start on a permission that this user did not give.
         """
-        is_matched = self._match_or_cut_off(item, asked)
+        is_matched = self._match_or_cut_off(item, requested)
         if not is_matched:
             self._permissions.refuse_untrusted_call(item)
         return is_matched
 
-    def _match_or_cut_off(self, item: Item, asked: Intent) -> bool:
+    def _match_or_cut_off(self, item: Item, requested: Intent) -> bool:
         """Return whether an effect is recorded or the run stops before it; cut the record off, or raise, if it differs."""
         past = self._past
         address = item.address
@@ -139,54 +139,54 @@ class Replayer:
                 self._cut_off_record(address)
                 return False
             if over:
-                raise self._writer.keep_first_fatal_error(self._errors.make_extra_effect_error(asked, item))
+                raise self._writer.keep_first_fatal_error(self._errors.make_extra_effect_error(requested, item))
             ends = self._closed or ended is not None
             past.has_new_effects = past.has_new_effects or not ends
             return ends
-        is_equal = past.is_same_effect(known, asked)
+        is_equal = past.is_same_effect(known, requested)
         # The comparison is by fingerprint of what the outside world would see (replay:D2). Compared by all fields, each
         # new default of ours would break every journal.
-        if (not is_equal and not self._accepts_difference(known, asked, item)) or self._permissions.must_ask_again(
+        if (not is_equal and not self._accepts_difference(known, requested, item)) or self._permissions.must_ask_again(
             item
         ):
             self._cut_off_record(address)
             return False
         past.mark_used(address)
         if self._mode.copies:
-            self._writer.append(known if is_equal and self._mode.takes_over else asked)
+            self._writer.append(known if is_equal and self._mode.takes_over else requested)
         # Nothing is written again, but later requests are stored as differences to this one, so its messages have to be
         # known.
         elif is_equal:
-            self._writer.set_request_base(asked)
+            self._writer.set_request_base(requested)
         return True
 
-    def _accepts_difference(self, known: Intent, asked: Intent, item: Item) -> bool:
+    def _accepts_difference(self, known: Intent, requested: Intent, item: Item) -> bool:
         """Return whether the outcome of a different recorded effect answers this one; False to cut the record off; else raise."""
-        past, address = self._past, asked.address
+        past, address = self._past, requested.address
         # Somebody has looked at this difference before and accepted it; the journal says so, and for exactly this
         # fingerprint.
-        if past.was_difference_accepted(address, asked.fp):
+        if past.was_difference_accepted(address, requested.fp):
             return True
         if self._mode.cuts_off:
             return False
-        is_kept_kind = self._leeway.keeps or (self._leeway.keeps_replies and asked.type == "model_call")
-        keeps = is_kept_kind and known.type == asked.type and not self._permissions.has_wider_approval(item)
-        error = self._errors.make_changed_error(known, asked, item)
-        self.acceptance.accept_or_raise(error, address, asked.fp, keeps=keeps)
+        is_kept_kind = self._leeway.keeps or (self._leeway.keeps_replies and requested.type == "model_call")
+        keeps = is_kept_kind and known.type == requested.type and not self._permissions.has_wider_approval(item)
+        error = self._errors.make_changed_error(known, requested, item)
+        self.acceptance.accept_or_raise(error, address, requested.fp, keeps=keeps)
         return True
 
-    def accept_or_raise_start_difference(self, asked: Intent) -> None:
+    def accept_or_raise_start_difference(self, requested: Intent) -> None:
         """
         Raise the error for a root run that starts differently from its record, unless the difference is or was accepted.
 
         Raises:
             ReplayDivergence: when the caller does not keep recorded effects.
         """
-        if self._past.was_difference_accepted(ROOT, asked.fp):
+        if self._past.was_difference_accepted(ROOT, requested.fp):
             return
         if not self._leeway.keeps:
-            raise self._errors.make_start_error(asked)
-        self.acceptance.record_accepted_difference(ROOT, asked.fp)
+            raise self._errors.make_start_error(requested)
+        self.acceptance.record_accepted_difference(ROOT, requested.fp)
 
     def _cut_off_record(self, address: Address) -> None:
         """Discard the record from an address on; stop the run if an effect would be repeated that must not be."""
@@ -341,7 +341,7 @@ class Replayer:
             ReplayDivergence: when the end differs, and the caller does not accept that.
         """
         past = self._past
-        error = past.find_end_difference(finished, is_closed=self._closed)
+        error = past.find_end_difference(finished, is_record_only=self._closed)
         if error is None:
             return finished
         self.acceptance.accept_or_raise(error, ROOT, past.fingerprint_child_end(finished.to_child_result()))

@@ -19,7 +19,7 @@ from stepengine.errors import InputError, JournalError, ReplayDivergence, StepEn
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.pending_items import find_open_questions
 from stepengine.journal.provenance import are_calls_trusted, has_trusted_permissions, replace_records_by_derived
-from stepengine.journal.questions import InDoubt, split_answers
+from stepengine.journal.questions import InDoubt, split_answers_and_decisions
 from stepengine.journal.recorded_clock import ReplayPace
 from stepengine.journal.sources import JournalLike, as_journal
 from stepengine.journal.store import Journal
@@ -262,7 +262,7 @@ async def fork(
     # With it comes what brings files back, which no other run needs.
     from stepengine.journal.forks import branch
 
-    given, _ = split_answers(answers)
+    given, _ = split_answers_and_decisions(answers)
     source = as_journal(journal)
     asks_again = not has_trusted_permissions(source, trust=trust)
     asks_about_calls = asks_again or not are_calls_trusted(source, trust=trust)

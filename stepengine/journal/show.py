@@ -287,10 +287,15 @@ class _RunEffects:
             tree: Tree = {"address": format_address(*intent.address)}
             if intent.program_line:
                 tree["program_line"] = intent.program_line
-            tree |= self._model_call_tree(form) if form["type"] == "model_call" else self._effect_tree(form, intent.seq)
+            tree |= (
+                self._make_tree_of_new_request_parts(form)
+                if form["type"] == "model_call"
+                else self._effect_tree(form, intent.seq)
+            )
             if result is not None:
                 tree |= _drop_empty(
-                    retries=[_describe_attempt(a) for a in result.attempts], outcome=self._outcome_tree(result)
+                    retries=[_describe_attempt(a) for a in result.attempts],
+                    outcome=self._make_outcome_tree_and_mark_shown(result),
                 )
             yield tree
 
@@ -326,11 +331,13 @@ class _RunEffects:
         path = child_path(self._path, seq)
         if form.get("background"):
             ended = self._history.results.get((path, -1))
-            tree |= {"background": True} | _drop_empty(ended=None if ended is None else self._outcome_tree(ended))
+            tree |= {"background": True} | _drop_empty(
+                ended=None if ended is None else self._make_outcome_tree_and_mark_shown(ended)
+            )
         return tree | _RunEffects(self._history, path).to_steps_tree()
 
-    def _model_call_tree(self, form: Mapping[str, Any]) -> Tree:
-        """Return a model call with the parts of its request that are new: tools, system prompt, messages."""
+    def _make_tree_of_new_request_parts(self, form: Mapping[str, Any]) -> Tree:
+        """Count a step, and return its model call with the parts of the request that no earlier call had; remember these parts."""
         self._step += 1
         request = form["request"]
         items = request["messages"]
@@ -371,7 +378,7 @@ class _RunEffects:
         """Return a short name for a call id, such as ``c1``, numbered in order of appearance; ``None`` for ``""``."""
         return self._calls.setdefault(call_id, f"c{len(self._calls) + 1}") if call_id else None
 
-    def _outcome_tree(self, result: Result) -> Tree:
+    def _make_outcome_tree_and_mark_shown(self, result: Result) -> Tree:
         """Return the outcome of an effect as a tree, and record its parts as shown."""
         outcome = self._history.outcome(result)
         if isinstance(outcome, Failure):

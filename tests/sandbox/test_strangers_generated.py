@@ -61,7 +61,7 @@ def happened(agents: Agents, seed: int, faults: tuple[str, ...] | None, monkeypa
         seen.extend([repr(finished), *performed, repr(shown)])
         return finished
 
-    def start_storing_events(_: AgentState, events: Sequence[Event]) -> None:
+    def keep_events(_: AgentState, events: Sequence[Event]) -> None:
         nonlocal shown
         shown = events
 
@@ -75,7 +75,7 @@ def happened(agents: Agents, seed: int, faults: tuple[str, ...] | None, monkeypa
                 results=RESULTS,
                 may_raise=(Exception,),
                 faults=faults,
-                invariants=[start_storing_events],
+                invariants=[keep_events],
             )
         except simulation.SimulationFailed as failed:
             seen.append(str(failed))
