@@ -48,7 +48,7 @@ def describe_run(journal: JournalLike, *, step: str = "") -> dict[str, Any]:
         JournalError: when the journal cannot be read.
     """
     history = as_journal(journal).history()
-    shown = list(_iter_effects(history))
+    shown = list(_iterate_effects(history))
     chosen = _get_step_effects(history, shown, step) if step else shown
     told = _step_header_to_dict(history, shown, chosen) if step else _run_header_to_dict(history)
     return {**told, "effects": [_effect_to_dict(history, entry) for entry in chosen]}
@@ -70,7 +70,7 @@ def render_text(journal: JournalLike, *, step: str = "") -> str:
 
     opened = as_journal(journal)
     history = opened.history()
-    shown = list(_iter_effects(history))
+    shown = list(_iterate_effects(history))
     chosen = _get_step_effects(history, shown, step) if step else []
     tree = redact_and_shorten_tree(run_tree(opened), keeps_long_texts=bool(step))
     lines, text = (
@@ -135,7 +135,7 @@ class _ShownEffect:
     result: Result | None
 
 
-def _iter_effects(history: History) -> Iterator[_ShownEffect]:
+def _iterate_effects(history: History) -> Iterator[_ShownEffect]:
     """Yield every effect of a run and its children, in the order in which they started."""
     steps: dict[str, int] = {}
     for address, intent in history.intents.items():

@@ -125,7 +125,7 @@ def parse_database_topic(topic: str) -> tuple[str, str]:
     return path, name
 
 
-def parse_message_form(message: str) -> Mapping[str, object]:
+def parse_message_json(message: str) -> Mapping[str, object]:
     """Parse a message from JSON; return an empty mapping if the text is not a JSON object."""
     try:
         form = json.loads(message)

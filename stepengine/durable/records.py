@@ -138,10 +138,10 @@ async def read_tree_record(deployment: Deployment, root: str) -> RunTreeRecord:
         msg = f"there is no root run {root!r} in this database"
         raise JournalError(msg)
     given = found[0].input["args"]
-    order = SubmittedRun.from_form(given[0])
+    order = SubmittedRun.from_json(given[0])
     tree_record = RunTreeRecord(order, is_begun=not order.turn)
     if len(given) > 1:
-        seed = StartOutcomes.from_form(given[1])
+        seed = StartOutcomes.from_json(given[1])
         tree_record.entries.update({address: EffectRecord(*found) for address, found in seed.outcomes.items()})
         tree_record.lookups.update(seed.lookups)
     await tree_record.refresh(deployment)
@@ -591,7 +591,7 @@ class _PlaybackPerformer:
         return self._played.make_stop_at_record_end(item.path)
 
     async def _wait_for_outcome(self, item: Item) -> Single | None:
-        """Return the recorded outcome of an effect; wait for it while the run is active."""
+        """Return the recorded outcome of an effect, waiting for it while the run is active; ``None`` if the record ends before it."""
         known = self._played.find_outcome(item)
         while known is None and self._played.wait_for_more is not None and await self._played.wait_for_more():
             self._played.compare_with_record(item)

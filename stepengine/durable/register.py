@@ -231,8 +231,8 @@ class Register:
         found = await self._database.fetch_rows(USAGE, {"app": self._app, "owner": owner})
         return int(found[0][0]), int(found[0][1])
 
-    async def count_client_bytes(self, run: str, size: int) -> None:
-        """Count bytes that a client sent to a run."""
+    async def add_client_bytes(self, run: str, size: int) -> None:
+        """Add *size* to the number of bytes that clients sent to a run."""
         await self._database.fetch_rows(MORE_BYTES, size, run)
 
     async def record_submitted(self, run: str) -> None:
@@ -251,8 +251,8 @@ class Register:
         """Store why a run was cancelled."""
         await self._database.fetch_rows(NOTE, reason.replace("\0", ""), run)
 
-    async def count_retry(self, run: str) -> None:
-        """Count a retry of a stopped run."""
+    async def increment_retry_count(self, run: str) -> None:
+        """Increase the number of retries of a stopped run by one."""
         await self._database.fetch_rows(COUNT_TRY, run)
 
     async def list_late_unsubmitted(self) -> list[RegisteredRun]:

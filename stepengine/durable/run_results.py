@@ -99,7 +99,7 @@ class ResultReader:
         said = status.attributes or {}
         if said.get("answered"):
             return await self.wait_for_result(said["answered"], waits=waits)
-        order = SubmittedRun.from_form(status.input["args"][0])
+        order = SubmittedRun.from_json(status.input["args"][0])
         session = order.info.session_id
         ended = partial(RunResult, state=AgentState(run_id=run, agent_id=order.agent_id), journal=run)
         if said.get("rejected"):

@@ -130,7 +130,7 @@ def make_watcher(observer: ObserverLike) -> Watcher:
 
 def make_rate_limits(given: RateLimitsLike, models: Models, clock: TimeSource) -> RateLimits | None:
     """
-    Return the limiters for the argument ``Engine(rate_limits=...)``.
+    Return the limiters for the argument ``Engine(rate_limits=...)``; ``None`` if it is ``None``.
 
     Raises:
         DefinitionError: when that names a provider that *models* does not have.

@@ -323,7 +323,9 @@ class Planner:
         named = [one.definition for one in (request.agent, *reversed(request.predecessors))]
         model = next(filter(None, map(self._models.find_agent_model, named)), None) or self._models.find_default_model()
         agent, run_id = request.agent, request.run_id or make_random_run_id()
-        if why := find_length_problem((request.info, request.previous and _collect_long_state_parts(request.previous))):
+        if why := find_length_problem(
+            (request.info, request.previous and _list_unbounded_state_parts(request.previous))
+        ):
             msg = f"metadata and previous state of agent {agent.definition.id!r} are too long: {why}; start a new conversation"
             raise InputError(msg, issues=(why,))
         if agent.at_provider is not None:
@@ -376,7 +378,7 @@ class Planner:
             created=parent.created,
             starts_at=effect.at,
             info=parent.info,
-            shown=self._get_inherited_tools(agent, inherited.tool_definitions) if inherits else None,
+            inherited_tools=self._get_inherited_tools(agent, inherited.tool_definitions) if inherits else None,
             is_inline=effect.is_inline,
             provenance=effect.provenance,
         )
@@ -398,7 +400,7 @@ class Planner:
         created: datetime,
         info: RunInfo,
         starts_at: int = 0,
-        shown: _InheritedTools | None = None,
+        inherited_tools: _InheritedTools | None = None,
         is_inline: bool = False,
         provenance: Provenance | None = None,
     ) -> RunPlan:
@@ -431,8 +433,8 @@ class Planner:
             model=model,
             # A copy where hooks may add tools to this run, so that they are not in the agent for all later ones.
             tools=agent.tools.copy() if agent.hooks.pre_run else agent.tools,
-            sent=None if shown is None else shown.specs,
-            note=agent.instructions_note if shown is None else shown.note,
+            sent=None if inherited_tools is None else inherited_tools.specs,
+            note=agent.instructions_note if inherited_tools is None else inherited_tools.note,
             is_inline=is_inline,
             limits=limits,
             input=RunInput(prompt=prompt, params=given.value, json=given.json),
@@ -727,8 +729,8 @@ def _make_body_state(plan: RunPlan, caller: AgentState) -> AgentState:
     )
 
 
-def _collect_long_state_parts(state: AgentState) -> object:
-    """Return the parts of a previous state that may be long, as the start of a run records them."""
+def _list_unbounded_state_parts(state: AgentState) -> object:
+    """Return the parts of a previous state whose length must be checked; ``None`` for an invalid state."""
     if not isinstance(state, AgentState):
         return None  # refused elsewhere
     view = () if state.view is state.message_history else tuple(state.view)

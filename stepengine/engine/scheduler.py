@@ -21,7 +21,7 @@ from attrs import frozen
 
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.engine.schedule_book import CLAIMED, STARTED, ClaimedTime, KnownSchedule, ScheduleBook
-from stepengine.engine.schedules import Schedule, make_run_metadata, newest_times_between, require_unique_ids
+from stepengine.engine.schedules import Schedule, list_newest_times, make_run_metadata, require_unique_ids
 from stepengine.engine.waker import LEASE
 from stepengine.errors import (
     DefinitionError,
@@ -212,7 +212,7 @@ class Scheduler:
         if not schedule.enabled:
             self.book.skip_times_until(schedule.id, now)
             return ()
-        times = newest_times_between(schedule, passed, now)
+        times = list_newest_times(schedule, passed, now)
         if not times:
             return ()
         if schedule.catch_up == "all":

@@ -214,8 +214,8 @@ class Schedule:
         return other.replace(microsecond=0)
 
 
-def newest_times_between(schedule: Schedule, after: datetime, until: datetime) -> tuple[datetime, ...]:
-    """Return the newest 1,000 times after *after* up to *until*, oldest first, however long ago that was."""
+def list_newest_times(schedule: Schedule, after: datetime, until: datetime) -> tuple[datetime, ...]:
+    """Return up to 1,000 of the newest times after *after* and up to *until*, in ascending order."""
     span = timedelta(hours=12)
     few = until
     while True:

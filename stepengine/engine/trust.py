@@ -157,7 +157,7 @@ def may_run_agent_files(folder: Path) -> bool:
     gate = GATE.get()
     if gate is not None:
         return gate.allows(foreign)
-    if _is_project_code_running(foreign):
+    if _is_trusted_without_asking(foreign):
         return True
     log_once(f"{foreign} was not run: it is not trusted; to trust it, run `{foreign.trust_command}`")
     return False
@@ -175,16 +175,16 @@ def mark_folder_as_run(file: Path) -> None:
         _RAN.add(file.resolve().parent)
 
 
-def _is_project_code_running(foreign: UntrustedFolder) -> bool:
-    """Return whether this process already runs code from a folder or its project, or runs tests."""
+def _is_trusted_without_asking(untrusted: UntrustedFolder) -> bool:
+    """Return whether this process runs tests, or already runs code from this user's (or root's) folder or project."""
     if PLUGIN in sys.modules:
         return True
-    if foreign.owner not in (0, os.geteuid()):
+    if untrusted.owner not in (0, os.geteuid()):
         return False
     main = getattr(sys.modules.get("__main__"), "__file__", None)
-    if main is not None and Path(main).resolve().is_relative_to(foreign.project):
+    if main is not None and Path(main).resolve().is_relative_to(untrusted.project):
         return True
-    return any(Path(entry).resolve() in (foreign.project, foreign.folder) for entry in sys.path)
+    return any(Path(entry).resolve() in (untrusted.project, untrusted.folder) for entry in sys.path)
 
 
 def refuse_inside_tool(operation: str) -> None:

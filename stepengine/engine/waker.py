@@ -213,7 +213,7 @@ class Waker:
         self._notify(outcome)
 
     def _notify(self, outcome: WakeResult) -> None:
-        """Call ``tell``; if it raises, log the error, which says nothing about the run."""
+        """Call ``tell`` with the outcome of a run; an error that it raises is only logged."""
         try:
             self._tell(outcome)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is not an error of the run

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from stepengine import AgentDefinition, Engine, RunResult, load_agent, tool
 from stepengine.cli.app import app
-from stepengine.debugging.debugger import debug, iter_source_lines_around
+from stepengine.debugging.debugger import debug, iterate_source_lines_around
 from stepengine.errors import JournalCorrupt, JournalError, ToolError
 from stepengine.evaluation import blame, impact
 from stepengine.evaluation.checks import Check
@@ -268,7 +268,7 @@ async def test_programs_with_crlf_have_correct_lines() -> None:
         with debug(engine, journal) as debugger:
             debugger.goto("1#0")
             (frame,) = debugger.list_author_frames()
-            lines = list(iter_source_lines_around(frame))
+            lines = list(iterate_source_lines_around(frame))
 
     assert (frame.source, lines) == ('b = await price("tea")', [(1, "a = 1"), (2, 'b = await price("tea")')])
 
