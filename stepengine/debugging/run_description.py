@@ -66,13 +66,13 @@ def render_text(journal: JournalLike, *, step: str = "") -> str:
         InputError: when the run has no such step.
         JournalError: when the journal cannot be read.
     """
-    from stepengine.journal.show import redact_and_shorten_tree, render, render_effects, run_tree
+    from stepengine.journal.show import make_run_tree, redact_and_shorten_tree, render, render_effects
 
     opened = as_journal(journal)
     history = opened.history()
     shown = list(_iterate_effects(history))
     chosen = _get_step_effects(history, shown, step) if step else []
-    tree = redact_and_shorten_tree(run_tree(opened), keeps_long_texts=bool(step))
+    tree = redact_and_shorten_tree(make_run_tree(opened), keeps_long_texts=bool(step))
     lines, text = (
         (
             _step_request_lines(_step_header_to_dict(history, shown, chosen)),
@@ -287,7 +287,7 @@ def _sum_earlier_effects(history: History, before: list[_ShownEffect]) -> dict[s
 
 def _compaction_to_dict(history: History, found: Compaction, limit: ReadingLimit) -> dict[str, Any]:
     """Return a compaction as JSON, and count the size of its messages towards *limit*, which may raise."""
-    with history.report_damage(history.intents[found.address]):
+    with history.convert_damage_errors(history.intents[found.address]):
         left_out, instead = [
             [_message_to_dict_within_limit(message, limit) for message in messages]
             for messages in (found.left_out, found.instead)
@@ -310,7 +310,7 @@ def _message_to_dict_within_limit(message: Message, limit: ReadingLimit) -> dict
 
     told = {"role": message.role, "text": message_to_text(message), "message": to_json(message)}
     # A journal may leave out the same messages at each step.
-    limit.count_bytes(estimate_json_size(told))
+    limit.count_bytes_or_raise(estimate_json_size(told))
     return told
 
 

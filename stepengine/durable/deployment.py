@@ -206,15 +206,15 @@ class _EndWatcher:
                         self._notify_waiters(run, state)
             await asyncio.sleep(WAIT_SECONDS)
 
-    def _notify_waiters(self, run: str, news: str | Exception) -> None:
+    def _notify_waiters(self, run: str, state_or_error: str | Exception) -> None:
         """Resume all waiters of a run with its state or an error."""
         for future in self._waiting.get(run, ()):
             if future.done():
                 continue
-            if isinstance(news, str):
-                future.set_result(news)
+            if isinstance(state_or_error, str):
+                future.set_result(state_or_error)
             else:
-                future.set_exception(news)
+                future.set_exception(state_or_error)
 
     async def close(self) -> None:
         """Stop polling."""

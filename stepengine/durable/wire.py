@@ -317,10 +317,10 @@ def _encode_answer(value: AnswerLike) -> object:
     return value if isinstance(value, str | bool) else encode_stored(value)
 
 
-def encode_answers(questions: Sequence[Question], given: Mapping[str, AnswerLike]) -> dict[str, Any]:
+def encode_answers(questions: Sequence[Question], answers: Mapping[str, AnswerLike]) -> dict[str, Any]:
     """Return the answers to *questions* as they are sent, by question id."""
     return to_portable_json(
-        {question.id: encode_stored(to_answer(given[question.id], question)) for question in questions}
+        {question.id: encode_stored(to_answer(answers[question.id], question)) for question in questions}
     )
 
 

@@ -532,19 +532,19 @@ OVERRIDDEN = frozenset({"model", "tools", "settings", "limits"})
 """In what the agent of an ``AgentCall`` may differ from the listed one (requirements:A5). Another handler or prompt is another agent."""
 
 
-def _require_listed_variant(parent_id: str, given: AgentDefinition, listed: AgentDefinition) -> None:
+def _require_listed_variant(parent_id: str, variant: AgentDefinition, listed: AgentDefinition) -> None:
     """
-    Raise ``AgentError`` unless *given* differs from the listed agent in model, tools, settings and limits only.
+    Raise ``AgentError`` unless *variant* differs from the listed agent in model, tools, settings and limits only.
 
     Raises:
         AgentError: naming the fields in which they differ.
     """
     names = [field.name for field in attrs.fields(AgentDefinition) if field.name not in OVERRIDDEN]
-    other = [name for name in names if getattr(given, name) != getattr(listed, name)]
+    other = [name for name in names if getattr(variant, name) != getattr(listed, name)]
     if other:
         msg = (
-            f"AgentCall has another agent {given.id!r} than spawnable_agents of {parent_id!r}: they differ in "
-            f"{', '.join(other)}. Give one of them its own id and list both, or write AgentCall({given.id!r}, ...)"
+            f"AgentCall has another agent {variant.id!r} than spawnable_agents of {parent_id!r}: they differ in "
+            f"{', '.join(other)}. Give one of them its own id and list both, or write AgentCall({variant.id!r}, ...)"
         )
         raise AgentError(msg)
 

@@ -366,7 +366,7 @@ class Scheduler:
     # --- the loop -----------------------------------------------------------------------------------------------------
 
     async def run_forever(self) -> None:
-        """Start due runs until this is cancelled; an error is logged, and the next look tries again."""
+        """Start due runs until this is cancelled; an error is logged, and the next attempt follows."""
         while True:
             self._changed.clear()
             now = self._clock.now()

@@ -22,9 +22,9 @@ from stepengine.data.checks import (
     FLAG,
     TEXT,
     FieldCheck,
-    format_literal,
+    format_repr_or_type,
+    make_choice_check,
     make_validator,
-    make_word_check,
     with_keyword_hints,
 )
 from stepengine.data.definition import AgentDefinition, find_published_name, normalised_id
@@ -107,7 +107,7 @@ class Schedule:
     timezone: str = attrs.field(default="UTC", validator=make_validator(TEXT))
     prompt: str = attrs.field(default="", validator=make_validator(TEXT))
     params: JsonDict | None = attrs.field(default=None, converter=_freeze_params)
-    catch_up: CatchUp = attrs.field(default="one", validator=make_validator(make_word_check("one", "all", "none")))
+    catch_up: CatchUp = attrs.field(default="one", validator=make_validator(make_choice_check("one", "all", "none")))
     id: str = attrs.field(default="", validator=make_validator(TEXT))
     enabled: bool = attrs.field(default=True, validator=make_validator(FLAG))
     line: str = attrs.field(init=False, eq=False, repr=False)
@@ -120,7 +120,7 @@ class Schedule:
         if not self.id:
             fill(self, "id", self._make_id())
         elif ID.fullmatch(self.id) is None:
-            msg = f"Schedule(id=...) must be 1 to 40 lower-case letters, digits and hyphens, such as 'nightly-triage', not {format_literal(self.id)}"
+            msg = f"Schedule(id=...) must be 1 to 40 lower-case letters, digits and hyphens, such as 'nightly-triage', not {format_repr_or_type(self.id)}"
             raise DefinitionError(msg)
 
     @property
@@ -257,7 +257,7 @@ def require_unique_ids(schedules: Iterable[Schedule]) -> tuple[Schedule, ...]:
 def _to_utc(given: Any) -> datetime:
     """Return a time in UTC; raise ``InputError`` for anything but a ``datetime`` with a time zone."""
     if not isinstance(given, datetime) or given.utcoffset() is None:
-        msg = f"a time must be a datetime with a time zone, such as datetime.now(UTC), not {format_literal(given)}"
+        msg = f"a time must be a datetime with a time zone, such as datetime.now(UTC), not {format_repr_or_type(given)}"
         raise InputError(msg, issues=("datetime without a zone",))
     return given.astimezone(UTC)
 
@@ -274,7 +274,7 @@ def _validate_and_normalise_cron(cron: str) -> str:
     from cronsim import CronSimError
 
     if len(cron) > MAX_CRON_CHARS or not cron.isascii():
-        msg = f"Schedule(cron=...) must be at most {MAX_CRON_CHARS} ASCII characters, {EXAMPLE}, not {format_literal(cron)}"
+        msg = f"Schedule(cron=...) must be at most {MAX_CRON_CHARS} ASCII characters, {EXAMPLE}, not {format_repr_or_type(cron)}"
         raise DefinitionError(msg)
     line = NAMED.get(cron.strip().lower(), " ".join(cron.split()))
     if line.startswith("@"):
@@ -316,7 +316,7 @@ def _load_time_zone(name: str) -> tzinfo:
         return zoneinfo.ZoneInfo(name if 0 < len(name) <= MAX_ZONE_CHARS else "/")
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
         near = did_you_mean(name[:MAX_ZONE_CHARS], sorted(zoneinfo.available_timezones()))
-        msg = f"Schedule(timezone=...) must be the name of a time zone, such as 'Europe/Berlin' or 'UTC', not {format_literal(name)}{near}"
+        msg = f"Schedule(timezone=...) must be the name of a time zone, such as 'Europe/Berlin' or 'UTC', not {format_repr_or_type(name)}{near}"
         raise DefinitionError(msg) from None
 
 

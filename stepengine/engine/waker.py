@@ -151,7 +151,7 @@ class Waker:
             await self._cancel_and_close()
 
     async def _resume_due_runs(self, every: float) -> float:
-        """Resume due runs up to the limit; return the seconds until the next look."""
+        """Resume due runs up to the limit; return the seconds to wait before the next call, at most *every*."""
         room = self._at_once - len(self._under_way)
         if room <= 0:
             return every

@@ -170,7 +170,7 @@ class JournalScan:
         self.last, self.signature, self.marks = self.count, signature, []
         self.digests.append(self.hash.hexdigest())
 
-    def describe_unsigned(self) -> Iterator[str]:
+    def describe_unsigned_parts(self) -> Iterator[str]:
         """Yield a sentence for each part of the journal that no signature covers."""
         yield from self._found
         if self._torn:

@@ -58,7 +58,7 @@ from stepengine.journal.records import (
     Record,
     Result,
     encode_line,
-    escape_separators,
+    escape_line_separators,
     format_address,
 )
 from stepengine.machine.plan import RunPlan
@@ -508,7 +508,7 @@ class Encoder:
             members["effect"]["request"].update({name: {"$blob": fp} for name, fp in shared.items()})
             text = ""
         # Encoding takes most of the time of a record: a text that is still right is not made again.
-        yield escape_separators(text) if text else members
+        yield escape_line_separators(text) if text else members
 
     def _redact(self, members: dict[str, object], kind: str) -> dict[str, object]:
         """Return the members with secrets redacted; raise if the rules look for shapes and one is left."""

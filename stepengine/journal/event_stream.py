@@ -146,7 +146,7 @@ class EventProjection:
         """
         for record in records:
             try:
-                events = list(self._make_record_events(history, record))
+                events = list(self._apply_record_and_make_events(history, record))
             except UNREADABLE as error:
                 msg = f"{history.name} contains an invalid record: {type(error).__name__}: {error}"
                 raise JournalCorrupt(msg) from error
@@ -159,8 +159,8 @@ class EventProjection:
                 self.index += 1
                 yield event
 
-    def _make_record_events(self, history: History, record: Record) -> Iterator[Event]:
-        """Yield the events of any record."""
+    def _apply_record_and_make_events(self, history: History, record: Record) -> Iterator[Event]:
+        """Apply any record to the state of the projection, and yield its events."""
         if isinstance(record, Intent):
             yield from self._make_intent_events(history, record)
         elif isinstance(record, Result):
@@ -172,7 +172,7 @@ class EventProjection:
 
     # --- runs and their steps -----------------------------------------------------------------------------------------
 
-    def _make_root_start_events(self, form: Mapping[str, Any]) -> Iterator[Event]:
+    def _apply_root_start_and_make_events(self, form: Mapping[str, Any]) -> Iterator[Event]:
         """Yield the start event of the root run, and set the run id and the epoch."""
         self._run_id = str(form["run_id"])
         self.epoch = hashlib.blake2b(self._run_id.encode(), digest_size=EPOCH_BYTES).hexdigest()
@@ -244,7 +244,7 @@ class EventProjection:
         """Yield the events of an effect's start."""
         form, path, seq = history.form(intent), intent.path, intent.seq
         if (path, seq) == ROOT:
-            yield from self._make_root_start_events(form)
+            yield from self._apply_root_start_and_make_events(form)
             return
         yield from self._make_resumed_events(path, seq)
         yield from self._pop_start_event(path)
@@ -285,7 +285,7 @@ class EventProjection:
         """Yield the events of an effect's result."""
         path, seq, outcome = result.path, result.seq, history.outcome(result)
         if (path, seq) == ROOT:
-            yield from self._make_root_end_events(outcome)
+            yield from self._apply_root_end_and_make_events(outcome)
             return
         if seq == ROOT[1]:
             yield from self._make_resumed_events(path.rpartition(".")[0], int(path.rpartition(".")[2]))
@@ -303,9 +303,11 @@ class EventProjection:
         if isinstance(opened.item.effect, AskPerson) and opened.item.effect.purpose == "permission":
             yield from _make_decision_events(opened.item.effect, path, getattr(outcome, "value", ()))
         if isinstance(opened.item.effect, CallModel):
-            yield from self._make_reply_events(run, result, opened.form["purpose"], getattr(outcome, "value", None))
+            yield from self._apply_reply_and_make_events(
+                run, result, opened.form["purpose"], getattr(outcome, "value", None)
+            )
 
-    def _make_reply_events(
+    def _apply_reply_and_make_events(
         self, run: _KnownRun, result: Result, purpose: str, reply: ModelReply | None
     ) -> Iterator[Event]:
         """Add the usage of a reply and its failed attempts to the run, and yield the reply's events."""
@@ -332,7 +334,7 @@ class EventProjection:
                 yield _make_failed_event(path, child.error)
         yield from make_child_end_events(item, outcome)
 
-    def _make_root_end_events(self, outcome: Value | Failure) -> Iterator[Event]:
+    def _apply_root_end_and_make_events(self, outcome: Value | Failure) -> Iterator[Event]:
         """Yield the end events of the root run, and set ``is_over``."""
         child = outcome.value if isinstance(outcome, Value) else None
         if not isinstance(child, ChildResult):

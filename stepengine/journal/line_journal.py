@@ -244,7 +244,7 @@ class LockedStore:
             self.append_bytes(data)
         except OSError as again:
             raise self.make_write_error(describe_os_error(again), again) from again
-        self.reserve.reserve_remaining()
+        self.reserve.reserve_remaining_space()
 
     def make_write_error(self, reason: str, error: Exception | None = None) -> JournalWriteFailed:
         """Return the error for lines that cannot be stored; its message tells how to continue."""

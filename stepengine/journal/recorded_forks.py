@@ -482,7 +482,7 @@ class ForkReplayer(Replayer):
     def _append_intent_with_answer(
         self, requested: Intent, outcome: Value | Failure, known: Result | None = None
     ) -> None:
-        """Append the intent of an effect, and keep the recorded or simulated outcome, with which ``find_result`` answers it."""
+        """Append the intent of an effect, and store the recorded or simulated outcome, with which ``find_result`` answers it."""
         self._writer.append(requested)
         at = max(self._timing.last, known.at if known is not None else 0)
         attempts = {"attempts": known.attempts} if known is not None and known.attempts else NO_EXTRAS

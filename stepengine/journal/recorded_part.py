@@ -115,7 +115,7 @@ class JournalCut:
             if not self._tree.is_background(path):
                 starter = get_starter_address(path)
                 self._lower_run_end(starter[0], self._tree.find_group_end(starter) + 1)
-            elif (report := self._tree.find_first_report(path)) is not None:
+            elif (report := self._tree.find_first_report_address(path)) is not None:
                 self._lower_run_end(*report)
             else:
                 break

@@ -230,10 +230,10 @@ class Recorder:
             with contextlib.suppress(StepEngineError):
                 self.append_stopped_usage(item, begun, self._timing.last)
 
-    def append_stopped_usage(self, item: Item, begun: PartialUsage, at: int) -> None:
+    def append_stopped_usage(self, item: Item, usage: PartialUsage, at: int) -> None:
         """Record the usage of a stopped model call."""
-        cost = {} if begun.cost is None else {"cost": str(begun.cost)}
-        said = {"type": "partial_usage", "usage": encode_stored(begun.usage), **cost}
+        cost = {} if usage.cost is None else {"cost": str(usage.cost)}
+        said = {"type": "partial_usage", "usage": encode_stored(usage.usage), **cost}
         self.append_external_input(Input(*item.address, at, said))
 
     # What was used is written down also where the call is stopped: the exception takes nothing along, and nobody who

@@ -41,7 +41,7 @@ def _redact_record(history: History, requests: RecordedRequests, record: Record,
             extras = {**history.extras(record), "writes": writes} if writes else history.extras(record)
             return attrs.evolve(record, given=history.outcome(record), extras=extras, read_from=None)
         case Input():
-            with history.report_damage(record):
-                return attrs.evolve(record, input=history.fill_input(record), line=None)
+            with history.convert_damage_errors(record):
+                return attrs.evolve(record, input=history.get_filled_input(record), line=None)
         case Head() | Blob():
             return attrs.evolve(record, line=None)

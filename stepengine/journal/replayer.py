@@ -328,7 +328,7 @@ class Replayer:
             self._count_and_copy_result(known, recorded, item)
             return Value(outcome.value, known.at, recorded.inputs, outcome.body)  # type: ignore[union-attr]  # it is the same
         if self._mode.cuts_off:
-            told = past.history.tree.find_first_report(item.path) if item.effect.seq == -1 else None
+            told = past.history.tree.find_first_report_address(item.path) if item.effect.seq == -1 else None
             self._cut_off_record(told or (item.path, item.effect.seq + 1))
             return None
         return self._accept_or_raise_child_end(known, recorded, outcome, item)

@@ -45,7 +45,9 @@ async def finish_run(run: JournaledRun, finished: Finished, waits: Sequence[Wait
     if not run.writer.has_opened:
         return finished
     # In a thread, as it writes and syncs; the loop has other runs.
-    return await run.writer.run_blocking(partial(_write_end_and_close, run, finished, waits), blocks=run.mode.replaces)
+    return await run.writer.run_in_thread_if_blocking(
+        partial(_write_end_and_close, run, finished, waits), blocks=run.mode.replaces
+    )
 
 
 def _write_end_and_close(run: JournaledRun, finished: Finished, waits: Sequence[Waits]) -> Finished:

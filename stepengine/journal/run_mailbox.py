@@ -80,7 +80,7 @@ class RunMailbox:
         if box is None or not self._journal.writer.has_opened:
             return ()
         async with self._looking:  # two at once would find and act on the same messages
-            mailbox_messages, self._place = await self._journal.writer.run_blocking(
+            mailbox_messages, self._place = await self._journal.writer.run_in_thread_if_blocking(
                 partial(_read_new_messages, box, self._place)
             )
         # Messages to a child that has not started are tried again at each call, until it has.

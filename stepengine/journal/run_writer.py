@@ -165,7 +165,7 @@ class RunWriter:
         self._append_unwritten(self._writer)
         self._writer.commit()
 
-    async def run_blocking(self, work: Callable[[], T], *, blocks: bool = False) -> T:
+    async def run_in_thread_if_blocking(self, work: Callable[[], T], *, blocks: bool = False) -> T:
         """Run *work* in a thread if the journal is on a disk or *blocks* is set, else directly."""
         assert self._writer is not None  # noqa: S101 - asked for an open journal
         assert self._commits is not None  # noqa: S101 - made with the writer

@@ -118,7 +118,7 @@ def verify(
         time="" if last is None else last.time,
         digest="" if last is None else scan.digests[-1],
         problems=tuple(truncate_problems(problems)),
-        unsigned=tuple(scan.describe_unsigned()),
+        unsigned=tuple(scan.describe_unsigned_parts()),
     )
 
 

@@ -24,7 +24,7 @@ MAX_REPORT_CHARS = 8_000
 """About 2,000 tokens of a child's answer are shown to the parent's model, and ``wait_agents`` returns all of it."""
 
 
-def report_ended_children(run: RunState) -> Flow[bool]:
+def append_ended_children_report(run: RunState) -> Flow[bool]:
     """Append a report for the model about children that ended since the last one; return whether there were any."""
     return (yield from _wait_and_report(run, 0, 0.0)) if _has_reportable_children(run) else False
 

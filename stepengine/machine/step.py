@@ -41,7 +41,7 @@ from stepengine.machine.batch import make_reply_calls, run_batch
 from stepengine.machine.blocks import find_call_mark
 from stepengine.machine.calls import ToolMember
 from stepengine.machine.ceilings import ask_for_more_steps
-from stepengine.machine.child_reports import report_ended_children, wait_for_child_report
+from stepengine.machine.child_reports import append_ended_children_report, wait_for_child_report
 from stepengine.machine.placeholders import fill_prompt_text
 from stepengine.machine.protocol import Flow
 from stepengine.machine.signals import Stopped, status_from_error
@@ -169,7 +169,7 @@ def _run_step(run: RunState, options: StepWith) -> Flow[TurnComplete]:
     # broken for steps that an error left).
     try:
         if run.children.background is not NO_CHILDREN:
-            yield from report_ended_children(run)
+            yield from append_ended_children_report(run)
         if watched():
             # Not yielded: it is shown before the next effect, which follows without anybody's code in between but that
             # of hooks, and what they say is shown behind it.

@@ -250,8 +250,8 @@ class RunTask:
         is_child = isinstance(item.effect, RUNS) and child_path(item.path, item.effect.seq) in self.tree.runs.by_path
         return is_child or self._would_be_in_doubt(item)
 
-    def must_stop(self) -> bool:
-        """Return whether nothing more may be performed; an exceeded time limit stops the run here."""
+    def apply_time_limit_and_must_stop(self) -> bool:
+        """Return whether nothing more may be performed; record the stop if a time limit of the run is exceeded."""
         if self.stopping is None and self.tree.clock.deadlines:
             self.stopping = self.tree.clock.find_time_limit_stop(self.path)
         return self.stopping is not None
@@ -348,7 +348,7 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask)
                 continue
             # Asked before each effect and not only by the timer: a model that answers without waiting never lets the
             # loop turn, so no timer fires.
-            if run.must_stop():
+            if run.apply_time_limit_and_must_stop():
                 outcome = run.make_stopped_outcome(effect)
                 continue
             if isinstance(effect, Gather):
@@ -374,7 +374,7 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask)
 
 async def _run_body_compute(run: RunTask, effect: Compute) -> Single:
     """Run work in a thread; if the run is stopped, stop the work and wait for it."""
-    if run.must_stop():
+    if run.apply_time_limit_and_must_stop():
         return run.make_stop()
     tree = run.tree
     # A body has the path of its call. What its sandbox keeps (a process, a loaded program) belongs to the run around

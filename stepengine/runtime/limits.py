@@ -654,7 +654,7 @@ class UsageMeter:
         if error is not None:
             self._refusals.refuse(path, spawns, error)
             return
-        error = _find_siblings_error(len(spawns), ledger.given)
+        error = _find_child_count_error(len(spawns), ledger.given)
         error = error or ledger.admit_children(len(spawns), by_model=False)
         if error is not None:
             self._refusals.refuse(path, effects, error)
@@ -762,7 +762,7 @@ def _is_raised_in_handler(effect: Spawn, error: StepEngineError) -> bool:
     return not effect.tool_call_id and isinstance(error, LimitExceeded) and error.kind == "children"
 
 
-def _find_siblings_error(count: int, limits: Limits) -> LimitExceeded | None:
+def _find_child_count_error(count: int, limits: Limits) -> LimitExceeded | None:
     """Return the error if *count* children at once are more than an explicit ``max_children``, or ``None``."""
     most = limits.max_children
     if most is None or count <= most:

@@ -192,15 +192,15 @@ def child_path(path: str, seq: int) -> str:
     return f"{path}.{seq}" if path else str(seq)
 
 
-def run_compute(effect: Compute, keeps: RunObjects) -> Value | Failure:
+def run_compute(effect: Compute, run_objects: RunObjects) -> Value | Failure:
     """
-    Run the work of a ``Compute`` and return its outcome; its duration is not counted.
+    Run the work of a ``Compute`` in this thread and return its outcome, with the time 0.
 
     Raises:
         ReplayDivergence: when the recorded state of a body cannot be restored, so that its run must not continue.
     """
     try:
-        return Value(effect.work(keeps, effect.known))
+        return Value(effect.work(run_objects, effect.known))
     except ReplayDivergence:
         raise
     except StepEngineError as error:

@@ -20,7 +20,7 @@ from stepengine.evaluation import blame, impact
 from stepengine.evaluation.checks import Check
 from stepengine.journal import FileJournal, Journal, MemoryJournal
 from stepengine.journal.records import encode_line, format_address
-from stepengine.journal.show import redact_and_shorten_tree, render, run_tree
+from stepengine.journal.show import make_run_tree, redact_and_shorten_tree, render
 from stepengine.permissions import Policy, Rule
 from stepengine.testing import ScriptedModel, text, tool_call
 
@@ -81,7 +81,7 @@ async def record_run(*codes: str, answer: str = "yes") -> MemoryJournal:
 
 
 def shown(journal: Journal, *, whole: bool = False) -> str:
-    return render(redact_and_shorten_tree(run_tree(journal), keeps_long_texts=whole))
+    return render(redact_and_shorten_tree(make_run_tree(journal), keeps_long_texts=whole))
 
 
 def lines_of(journal: Journal) -> dict[str, int]:
