@@ -238,7 +238,7 @@ def _format_json(value: object) -> str:
     return json.dumps(plain(value), ensure_ascii=False)
 
 
-def _get_step_effects(history: History, shown: list[_ShownEffect], step: str) -> list[_ShownEffect]:
+def _get_step_effects(history: History, effects: list[_ShownEffect], step: str) -> list[_ShownEffect]:
     """
     Return the effects of one step of the root, or one effect.
 
@@ -246,17 +246,19 @@ def _get_step_effects(history: History, shown: list[_ShownEffect], step: str) ->
         InputError: when there is no such step.
     """
     if step.isdecimal():
-        chosen = [e for e in shown if not e.intent.path and str(e.step) == (step.lstrip("0") or "0")]
+        chosen = [e for e in effects if not e.intent.path and str(e.step) == (step.lstrip("0") or "0")]
     else:
-        chosen = [e for e in shown if e.address == step]
+        chosen = [e for e in effects if e.address == step]
     if not chosen:
-        last = max([e.step for e in shown if not e.intent.path], default=0)
+        last = max([e.step for e in effects if not e.intent.path], default=0)
         msg = f"{history.name} has no step {step!r}; use a step from 0 to {last}, or an effect such as '#0' or '3.2#1'"
         raise InputError(msg)
     return chosen
 
 
-def _step_header_to_dict(history: History, shown: list[_ShownEffect], chosen: list[_ShownEffect]) -> dict[str, object]:
+def _step_header_to_dict(
+    history: History, effects: list[_ShownEffect], chosen: list[_ShownEffect]
+) -> dict[str, object]:
     """Return the address of a step, the totals before it, and its complete model request; ``None`` without one."""
     request = history.form(chosen[0].intent)["request"] if chosen[0].kind == "model_call" else None
     if request is not None:
@@ -266,7 +268,7 @@ def _step_header_to_dict(history: History, shown: list[_ShownEffect], chosen: li
         "journal": history.name,
         "step": chosen[0].step,
         "address": chosen[0].address,
-        "so_far": _sum_earlier_effects(history, shown[: shown.index(chosen[0])]),
+        "so_far": _sum_earlier_effects(history, effects[: effects.index(chosen[0])]),
         "request": request,
     }
 

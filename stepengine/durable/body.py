@@ -153,7 +153,7 @@ async def execute_run_and_encode_result(
     else:
         form = encode_result(result)
     if order.turn and not order.spawns:
-        form["session"] = make_turn_record(order, result, rules, began=finished.began)
+        form["session"] = make_turn_record(order, result, rules, has_started=finished.began)
     print_ = run.prints.for_value(ended)
     # Named by the fingerprint of the result: a handler that returns something else when it is executed again diverges
     # here, at its very end (durable:U15).

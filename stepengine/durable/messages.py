@@ -99,8 +99,8 @@ class ReceivedMessages:
         """Return ``True`` and store nothing, since the message is in the database already."""
         return True
 
-    def refuse(self, message: Message, why: str) -> None:
-        """Mark a message as consumed without delivering it. The next outcome stores its key; *why* is not stored."""
+    def refuse(self, message: Message, reason: str) -> None:
+        """Mark a message as consumed without delivering it. The next outcome stores its key; *reason* is not stored."""
         self._refused += self._pop_key(message.id)
 
     def _pop_key(self, message_id: str) -> list[str]:

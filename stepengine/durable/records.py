@@ -323,18 +323,18 @@ async def follow_run(launcher: Launcher, deployment: Deployment, root: str) -> A
         raise played.fatal
 
 
-def create_replayed_run(launcher: Launcher, played: Playback) -> EngineRun:
-    """Return a run that replays the recorded effects; its start is recorded in the session of *played*."""
-    order, session = played.order, played.session
+def create_replayed_run(launcher: Launcher, playback: Playback) -> EngineRun:
+    """Return a run that replays the recorded effects; its start is recorded in the session of *playback*."""
+    order, session = playback.order, playback.session
     time = attrs.evolve(launcher.services.time, clock=_FixedClock(order.created))
     at_that_time = attrs.evolve(launcher, services=attrs.evolve(launcher.services, time=time))
     try:
         made = at_that_time.plan_root_run(make_root_request(launcher, order))
-        plan, state = played.with_recorded_prompt_and_window(made.plan, made.state)
+        plan, state = playback.with_recorded_prompt_and_window(made.plan, made.state)
         plan, state = start_run(
             session, plan, state, limits=order.limits, models=launcher.models.by_agent, own_models=order.models
         )
-        services = played.wrap_services(made.services)
+        services = playback.wrap_services(made.services)
         live = at_that_time.make_or_fill_engine_run(attrs.evolve(made, plan=plan, state=state, services=services))
     except BaseException:
         session.writer.close()
@@ -544,10 +544,10 @@ class _PlaybackPerformer:
             else self._start_recorded_questions(batch, asked)
         )
 
-    async def _start_recorded_questions(self, batch: Sequence[Item], asked: Sequence[Item]) -> None:
+    async def _start_recorded_questions(self, batch: Sequence[Item], questions: Sequence[Item]) -> None:
         """Start questions only after they are recorded, since they may be answered at once."""
         assert self._played.wait_for_more is not None  # noqa: S101 - it was looked
-        for item in asked:
+        for item in questions:
             while not self._played.is_effect_recorded(item) and await self._played.wait_for_more():
                 self._played.compare_with_record(item)
         await self._inner.begin(batch)

@@ -243,9 +243,9 @@ class Register:
         """Delete a run that was never submitted."""
         await self._database.fetch_rows(REMOVE, run)
 
-    async def record_refusal(self, run: str, why: str) -> None:
+    async def record_refusal(self, run: str, reason: str) -> None:
         """Record that a registered run cannot be submitted: it has failed."""
-        await self._database.fetch_rows(REFUSE, why.replace("\0", ""), run)
+        await self._database.fetch_rows(REFUSE, reason.replace("\0", ""), run)
 
     async def record_cancellation(self, run: str, reason: str) -> None:
         """Store why a run was cancelled."""

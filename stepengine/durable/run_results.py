@@ -133,11 +133,15 @@ class ResultReader:
             await asyncio.sleep(FIRST_POLL_SECONDS)
 
 
-def _make_suspended_result(run: str, asked: list[Waiting], left: list[Waits]) -> RunResult:
-    """Return the result of a suspended run with its open questions and the other waits in *left*."""
+def _make_suspended_result(run: str, asked: list[Waiting], other_waits: list[Waits]) -> RunResult:
+    """Return the result of a suspended run with its open questions and the other waits in *other_waits*."""
     questions = tuple([question for each in asked for question in each.questions])
     state = AgentState(run_id=run, pending=questions)
     waits = make_question_waits(asked)
     return RunResult(
-        status=RunStatus.SUSPENDED, state=state, pending_questions=questions, journal=run, waits_for=(*waits, *left)
+        status=RunStatus.SUSPENDED,
+        state=state,
+        pending_questions=questions,
+        journal=run,
+        waits_for=(*waits, *other_waits),
     )

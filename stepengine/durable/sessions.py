@@ -594,15 +594,17 @@ def with_previous_turn(order: SubmittedRun, found: Mapping[str, Any]) -> Submitt
     )
 
 
-def make_turn_record(order: SubmittedRun, result: RunResult, rules: Sequence[object], *, began: bool) -> dict[str, Any]:
+def make_turn_record(
+    order: SubmittedRun, result: RunResult, rules: Sequence[object], *, has_started: bool
+) -> dict[str, Any]:
     """
     Return the members that a turn stores for the next turn in addition to its state.
 
-    A turn that a hook refused (*began* is false) stores the members of the previous turn.
+    A turn that a hook refused (*has_started* is false) stores the members of the previous turn.
     """
     assert order.before is not None  # noqa: S101 - it has entered its session
     before = order.before["session"]
-    if not began:
+    if not has_started:
         return {**before, "state": order.before["state"], "is_saved": False}
     usage: Usage = decode_stored(before["usage"])
     return {

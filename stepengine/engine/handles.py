@@ -43,15 +43,15 @@ class EngineRuns:
         self.active.clear()
         self.handles.clear()
 
-    def start_in_background(self, live: EngineRun, turns: Turns | None = None) -> RunHandle:
+    def start_in_background(self, run: EngineRun, turns: Turns | None = None) -> RunHandle:
         """
         Start a run in the background of the running event loop; ``find_by_id`` finds the handle until the handle ends.
 
         Args:
-            live: The run.
+            run: The run.
             turns: Creates the later turns of a handle that is kept open; ``None`` for a single run.
         """
-        handle = live.start(turns)
+        handle = run.start(turns)
         self.handles[handle] = None
         handle.on_end(lambda: self.handles.pop(handle, None))
         return handle

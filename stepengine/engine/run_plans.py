@@ -680,14 +680,14 @@ def pop_run_info(options: dict[str, Any]) -> RunInfo:
     return RunInfo(session_id, user_id, _freeze_metadata(metadata) if metadata else JsonDict())
 
 
-def _freeze_metadata(given: Mapping[str, object]) -> JsonDict:
+def _freeze_metadata(metadata: Mapping[str, object]) -> JsonDict:
     try:
-        frozen = freeze(given, "metadata")
+        frozen = freeze(metadata, "metadata")
     except StepEngineError as error:
         msg = f"the metadata of a run must be a JSON object: {error.message}"
         raise InputError(msg, issues=(error.message,)) from error
     if not isinstance(frozen, JsonDict):
-        msg = f"the metadata of a run must be a JSON object, not a {type(given).__name__}"
+        msg = f"the metadata of a run must be a JSON object, not a {type(metadata).__name__}"
         raise InputError(msg, issues=("metadata should be an object",))
     return frozen
 

@@ -389,10 +389,10 @@ class Scheduler:
         times = [comes for s in self.schedules if s.enabled and (comes := s.next_after(moment)) is not None]
         return min(times, default=None)
 
-    async def _wait_for_next_time(self, looked: datetime) -> None:
-        """Wait until the next time after *looked*, a change of schedules, or the end of a run, for one minute at most."""
+    async def _wait_for_next_time(self, last_check: datetime) -> None:
+        """Wait until the next time after *last_check*, a change of schedules, or the end of a run, for one minute at most."""
         # From when it was looked: a time that came since then is one, too.
-        comes, seconds = self.next_after(looked), MAX_LOOK_SECONDS
+        comes, seconds = self.next_after(last_check), MAX_LOOK_SECONDS
         if comes is not None:
             seconds = max(0.0, min(seconds, (comes - self._clock.now()).total_seconds()))
         waits = [asyncio.ensure_future(self._clock.sleep(seconds)), asyncio.ensure_future(self._changed.wait())]

@@ -63,12 +63,12 @@ LOOKED_FROM = datetime(2001, 1, 1)  # noqa: DTZ001 - a time of the wall clock
 SECOND, WEEK = timedelta(seconds=1), timedelta(days=7)
 
 
-def _freeze_params(given: Any) -> JsonDict | None:
+def _freeze_params(params: Any) -> JsonDict | None:
     """Return params as immutable JSON; raise ``DefinitionError`` if they are not a JSON object."""
-    if given is None:
+    if params is None:
         return None
     try:
-        return freeze_object(model_to_json(given) if is_model(given) else given, "params")
+        return freeze_object(model_to_json(params) if is_model(params) else params, "params")
     except DataError as error:
         msg = f"Schedule(params=...): {error.message}"
         raise DefinitionError(msg) from None
@@ -254,12 +254,14 @@ def require_unique_ids(schedules: Iterable[Schedule]) -> tuple[Schedule, ...]:
     return tuple(found.values())
 
 
-def _to_utc(given: Any) -> datetime:
+def _to_utc(moment: Any) -> datetime:
     """Return a time in UTC; raise ``InputError`` for anything but a ``datetime`` with a time zone."""
-    if not isinstance(given, datetime) or given.utcoffset() is None:
-        msg = f"a time must be a datetime with a time zone, such as datetime.now(UTC), not {format_repr_or_type(given)}"
+    if not isinstance(moment, datetime) or moment.utcoffset() is None:
+        msg = (
+            f"a time must be a datetime with a time zone, such as datetime.now(UTC), not {format_repr_or_type(moment)}"
+        )
         raise InputError(msg, issues=("datetime without a zone",))
-    return given.astimezone(UTC)
+    return moment.astimezone(UTC)
 
 
 def _iterate_times_after(line: str, wall: datetime) -> CronSim:

@@ -373,10 +373,10 @@ class Turn:
         else:
             self._context.run(self._start_new, *self._make_new_request(), live)
 
-    async def save_result(self, result: RunResult, plan: RunPlan, *, began: bool) -> RunResult:
+    async def save_result(self, result: RunResult, plan: RunPlan, *, has_started: bool) -> RunResult:
         """Save the run in the session; return *result* with ``session_saved`` and the session's warnings."""
         session, is_saved = self._session, False
-        if (began or self._continues) and not isinstance(result.error, ReplayDivergence):
+        if (has_started or self._continues) and not isinstance(result.error, ReplayDivergence):
             metadata = self._request.info.metadata
             is_saved = await session.save_run(result, plan, self._name, metadata, is_new=not self._continues)
         return attrs.evolve(result, session_saved=is_saved, warnings=(*result.warnings, *session.warnings))

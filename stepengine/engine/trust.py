@@ -335,23 +335,23 @@ def normalise_package_name(name: str) -> str:
     return SEPARATORS.sub("-", name).lower()
 
 
-def _store_record(place: Path, name: str, record: dict[str, Any]) -> None:
+def _store_record(folder: Path, name: str, record: dict[str, Any]) -> None:
     """Store a record in a folder of the user's state; raise ``DefinitionError`` if that cannot be written."""
     from stepengine.workspace.atomic import create_folder_durably, replace_path
 
     try:
-        create_folder_durably(place, 0o700)
-        replace_path(place / name, json.dumps(record).encode(), mode=0o600)
+        create_folder_durably(folder, 0o700)
+        replace_path(folder / name, json.dumps(record).encode(), mode=0o600)
     except OSError as error:
-        msg = f"{place} cannot be written: {error.strerror or error}; set STEPENGINE_STATE_DIR to a folder of your own"
+        msg = f"{folder} cannot be written: {error.strerror or error}; set STEPENGINE_STATE_DIR to a folder of your own"
         raise DefinitionError(msg) from None
 
 
-def _remove_record(place: Path | None, name: str) -> bool:
+def _remove_record(folder: Path | None, name: str) -> bool:
     """Remove a record; return whether there was one."""
-    if place is None or not (place / name).exists():
+    if folder is None or not (folder / name).exists():
         return False
-    (place / name).unlink()
+    (folder / name).unlink()
     return True
 
 

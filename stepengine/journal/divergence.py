@@ -286,14 +286,14 @@ class DivergenceErrors:
         self._prints = prints
         self._running = running
 
-    def make_changed_error(self, known: Intent, requested: Intent, item: Item) -> ReplayDivergence:
+    def make_changed_error(self, recorded: Intent, requested: Intent, item: Item) -> ReplayDivergence:
         """Return the error for an effect that differs from the recorded one."""
         # All of them, here where the replay ends anyway: the guess at the cause says whether the same effect stands at
         # another address, so that it was inserted or removed before.
         for intent in self._history.intents.values():
             intent.fp = intent.fp or self._prints.for_effect(intent.effect)
-        fields = compare_effects(RecordedRequests(self._history), known, requested, self._prints.redactor)
-        old, new = describe_effect(known.effect), describe_effect(requested.effect)
+        fields = compare_effects(RecordedRequests(self._history), recorded, requested, self._prints.redactor)
+        old, new = describe_effect(recorded.effect), describe_effect(requested.effect)
         kind: DivergenceKind = "kind" if fields and fields[0].pointer == "/type" else "changed"
         hint = guess_cause(self._history, item.address, requested.fp, fields)
         said = f"{new} instead of {old}" if kind == "kind" else f"{new} changed"
@@ -316,13 +316,13 @@ class DivergenceErrors:
         said = f"the recorded outcome cannot be read: {reason}"
         return self._make_error("undecodable", said, item)
 
-    def make_child_end_error(self, known: Value, outcome: Single, item: Item) -> ReplayDivergence:
+    def make_child_end_error(self, recorded: Value, outcome: Single, item: Item) -> ReplayDivergence:
         """Return the error for a child whose end differs from the record."""
         ours: object = outcome.value if isinstance(outcome, Value) else None
         fields = (
-            compare_child_results(self._prints.redactor, known.value, ours) if isinstance(ours, ChildResult) else ()
+            compare_child_results(self._prints.redactor, recorded.value, ours) if isinstance(ours, ChildResult) else ()
         )
-        said = f"the child {known.value.agent_id} ended differently"
+        said = f"the child {recorded.value.agent_id} ended differently"
         hint = "the child's handler computes its output differently"
         return self._make_error("changed", said, item, fields=fields, hint=hint)
 
@@ -333,13 +333,13 @@ class DivergenceErrors:
 
     def make_different_result_error(
         self,
-        known: Value | Failure,
-        now: Value | Failure,
+        recorded: Value | Failure,
+        current: Value | Failure,
         item: Item,
         kind: DivergenceKind = "live_result",
     ) -> ReplayDivergence:
         """Return the error for a repeated effect or tool body with a different result."""
-        fields = compare_outcomes(self._prints.redactor, known, now)
+        fields = compare_outcomes(self._prints.redactor, recorded, current)
         said = f"{describe_effect(self._history.intents[item.address].effect)} has a different result than the recorded one"
         return self._make_error(kind, said, item, fields=fields)
 

@@ -197,9 +197,9 @@ def make_external_result_questions(history: History) -> list[Question]:
     return _make_call_questions(history, lambda i: i.address in history.facts.pending_results)
 
 
-def _make_call_questions(history: History, wanted: Callable[[Intent], bool]) -> list[Question]:
-    """Return a question about each started effect without result that *wanted* accepts, in runs that can continue."""
-    cut_off = [i for a, i in history.intents.items() if a not in history.results and wanted(i)]
+def _make_call_questions(history: History, is_wanted: Callable[[Intent], bool]) -> list[Question]:
+    """Return a question about each started effect without result that *is_wanted* accepts, in runs that can continue."""
+    cut_off = [i for a, i in history.intents.items() if a not in history.results and is_wanted(i)]
     found = []
     for intent in [intent for intent in cut_off if not history.tree.has_ended(intent.path)]:
         what, details = _get_name_and_arguments(history.form(intent))

@@ -140,12 +140,12 @@ class RecordPlayer:
     def _make_divergence_stop(self) -> Stop:
         return Stop("diverged", self._timing.last, self._writer.fatal)
 
-    async def _answer_from_record(self, known: Result, item: Item, io: IO) -> Single:
+    async def _answer_from_record(self, recorded_result: Result, item: Item, io: IO) -> Single:
         """Return a recorded outcome at the pace of the replay; a wait for children first waits for their recorded ends."""
         if self._timing.pace is not None:
-            await self._timing.pace.sleep_until(known.at)
+            await self._timing.pace.sleep_until(recorded_result.at)
         is_of_children = isinstance(item.effect, CHILD_ENDS)
-        waits = self._replayer.make_invalidation_future(known, item) if is_of_children else None
+        waits = self._replayer.make_invalidation_future(recorded_result, item) if is_of_children else None
         if waits is not None:
             cut, children = waits
             ended = await io.wait_for_children(item, children, cut)
@@ -155,17 +155,17 @@ class RecordPlayer:
                 return Stop(
                     "suspended" if self._writer.fatal is None else "diverged", self._timing.last, self._writer.fatal
                 )
-        outcome = self._replayer.answer_from_record(known, item)
+        outcome = self._replayer.answer_from_record(recorded_result, item)
         return await self._wait_for_child_ends(outcome, item, io) if is_of_children else outcome
 
-    async def _perform_and_compare(self, known: Result, item: Item, io: IO) -> Single:
+    async def _perform_and_compare(self, recorded_result: Result, item: Item, io: IO) -> Single:
         """Perform a recorded effect again and compare the results; raise for an effect that only an untrusted record requests."""
         if self._unknown_calls is not None and self._unknown_calls.needs_approval(item):
             raise self._writer.keep_first_fatal_error(self._unknown_calls.make_refusal_error(item))
         outcome = await self._inner.perform(item, io)
         if not isinstance(outcome, Stop):
-            outcome = self._recorder.to_replayed_outcome(item, outcome, known.at)
-        return self._replayer.confirm_repeated_outcome(known, outcome, item)
+            outcome = self._recorder.to_replayed_outcome(item, outcome, recorded_result.at)
+        return self._replayer.confirm_repeated_outcome(recorded_result, outcome, item)
 
     async def _wait_for_child_ends(self, outcome: Single, item: Item, io: IO) -> Single:
         """Wait until background children reach their recorded ends, and return the outcome with these ends added."""

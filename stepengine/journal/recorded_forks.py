@@ -480,12 +480,16 @@ class ForkReplayer(Replayer):
         raise self._writer.keep_first_fatal_error(error)
 
     def _append_intent_with_answer(
-        self, requested: Intent, outcome: Value | Failure, known: Result | None = None
+        self, requested: Intent, outcome: Value | Failure, recorded_result: Result | None = None
     ) -> None:
         """Append the intent of an effect, and store the recorded or simulated outcome, with which ``find_result`` answers it."""
         self._writer.append(requested)
-        at = max(self._timing.last, known.at if known is not None else 0)
-        attempts = {"attempts": known.attempts} if known is not None and known.attempts else NO_EXTRAS
+        at = max(self._timing.last, recorded_result.at if recorded_result is not None else 0)
+        attempts = (
+            {"attempts": recorded_result.attempts}
+            if recorded_result is not None and recorded_result.attempts
+            else NO_EXTRAS
+        )
         self._given[requested.address] = Result(*requested.address, at, attrs.evolve(outcome, at=at), attempts)
 
     def _simulate_outcome(self, requested: Intent) -> Value | Failure | None:
@@ -524,10 +528,12 @@ class ForkReplayer(Replayer):
         """Return whether the run stops before an effect without result: always before a question, as a fork asks no one."""
         return isinstance(item.effect, AskPerson) or super().stops_before(item)
 
-    def make_invalidation_future(self, known: Result, item: Item) -> tuple[asyncio.Future[None], Sequence[str]] | None:
+    def make_invalidation_future(
+        self, recorded_result: Result, item: Item
+    ) -> tuple[asyncio.Future[None], Sequence[str]] | None:
         """Return a future that is done when a result of background children no longer holds, and their paths."""
         try:
-            outcome = self._past.history.outcome(known)
+            outcome = self._past.history.outcome(recorded_result)
         except JournalCorrupt:
             return None  # who takes it says so
         if not isinstance(outcome, Value):
@@ -540,11 +546,11 @@ class ForkReplayer(Replayer):
         """Return False, so that a fork treats no effect as in doubt here; this is decided when the effect is requested."""
         return False
 
-    def confirm_child_end(self, known: Result, outcome: Single, item: Item) -> Single | None:
+    def confirm_child_end(self, recorded_result: Result, outcome: Single, item: Item) -> Single | None:
         """Return the result of a repeated run, or ``None`` if it differs from its record."""
-        error = self._find_child_end_difference(self._past.history.outcome(known), outcome, item)
+        error = self._find_child_end_difference(self._past.history.outcome(recorded_result), outcome, item)
         if error is None:
-            return super().confirm_child_end(known, outcome, item)
+            return super().confirm_child_end(recorded_result, outcome, item)
         self._leave_record_or_raise((item.path, item.effect.seq + 1), error, is_model_request=False)
         return None
 

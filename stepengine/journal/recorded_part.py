@@ -366,21 +366,21 @@ class RecordedPart:
         """Record that the run has reached this address."""
         self._used.add(address)
 
-    def is_same_effect(self, known: Intent, requested: Intent) -> bool:
+    def is_same_effect(self, recorded: Intent, requested: Intent) -> bool:
         """Return whether a requested effect equals the recorded one."""
         # Computed when first compared, and kept: a journal's intents carry their own, and only those that were edited
         # by hand have none.
-        known.fp = known.fp or self.prints.for_effect(known.effect)
+        recorded.fp = recorded.fp or self.prints.for_effect(recorded.effect)
         requested.fp = requested.fp or self.prints.for_effect(requested.effect)
-        return known.fp == requested.fp
+        return recorded.fp == requested.fp
 
     def was_difference_accepted(self, address: Address, fp: str) -> bool:
         """Return whether the record at an address was accepted for an effect with this fingerprint."""
         return (address, fp) in self.history.facts.accepted
 
-    def is_same_child_end(self, known: Value, child: ChildResult) -> bool:
+    def is_same_child_end(self, recorded: Value, child: ChildResult) -> bool:
         """Return whether the end of a repeated child equals the recorded one."""
-        return not compare_child_results(self.prints.redactor, known.value, child)
+        return not compare_child_results(self.prints.redactor, recorded.value, child)
 
     def list_reached_permissions(self, path: str, tool_call_id: str) -> list[Address]:
         """Return the addresses of a call's recorded permission questions that the run has reached."""
@@ -395,9 +395,9 @@ class RecordedPart:
         """Return the fingerprint of the result of a tool that yields."""
         return self.prints.for_value(encode_stored(result))
 
-    def is_same_outcome(self, known: Value | Failure, now: Value | Failure) -> bool:
+    def is_same_outcome(self, recorded: Value | Failure, current: Value | Failure) -> bool:
         """Return whether a repeated effect had the recorded result."""
-        return not compare_outcomes(self.prints.redactor, known, now)
+        return not compare_outcomes(self.prints.redactor, recorded, current)
 
     def find_end_difference(self, finished: Finished, *, is_record_only: bool) -> ReplayDivergence | None:
         """

@@ -151,8 +151,10 @@ class Recorder:
             self._record_wake_time(item)
         return is_new, must
 
-    async def _start_after_commit(self, waiting: asyncio.Future[None], owed: Outcomes, batch: Sequence[Item]) -> None:
-        await self._pending.wait(waiting, owed)
+    async def _start_after_commit(
+        self, waiting: asyncio.Future[None], owed_outcomes: Outcomes, batch: Sequence[Item]
+    ) -> None:
+        await self._pending.wait(waiting, owed_outcomes)
         await self._inner.begin(batch)
 
     def _is_recopied_intent(self, address: Address) -> bool:

@@ -108,12 +108,15 @@ class RunMailbox:
         """Register a started run, so that its messages are delivered."""
         self._begun.add(address)
 
-    def refuse(self, message: Message, why: str) -> None:
-        """Record that a message fits no receiver, with the reason *why*; it is not delivered again."""
+    def refuse(self, message: Message, reason: str) -> None:
+        """Record that a message fits no receiver, and the *reason*; it is not delivered again."""
         self._known.add(message.id)
         self._journal.writer.append(
             Input(
-                message.path, -1, self._journal.timing.last, {"type": "rejected_message", "id": message.id, "why": why}
+                message.path,
+                -1,
+                self._journal.timing.last,
+                {"type": "rejected_message", "id": message.id, "why": reason},
             )
         )
 

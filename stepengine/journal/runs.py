@@ -289,15 +289,15 @@ async def fork(
         raise
 
 
-def _drop_approvals_of_others(made: Journal, edited: int | str | None) -> None:
-    """Remove the recorded approvals of later calls from a fork, except that at *edited*, which the caller gave."""
+def _drop_approvals_of_others(fork: Journal, edited_address: int | str | None) -> None:
+    """Remove the recorded approvals of later calls from a fork, except the one at *edited_address*, which the caller gave."""
     from stepengine.journal.permission_reset import drop_approvals, find_effective_approvals
     from stepengine.journal.recorded_part import parse_result_address
 
-    history = made.history()
+    history = fork.history()
     if find_effective_approvals(history):
-        keep = None if edited is None else parse_result_address(history, edited)
-        replace_records_by_derived(made, list(drop_approvals(history, kept_question=keep)), made)
+        keep = None if edited_address is None else parse_result_address(history, edited_address)
+        replace_records_by_derived(fork, list(drop_approvals(history, kept_question=keep)), fork)
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -498,8 +498,8 @@ class CompleteMember(ModelCallMember):
         return self.handed_out
 
 
-def _is_summary_request(asked: y.Complete) -> bool:
-    last = asked.messages[-1] if asked.messages else None
+def _is_summary_request(complete: y.Complete) -> bool:
+    last = complete.messages[-1] if complete.messages else None
     return isinstance(last, UserMessage) and SUMMARY_REQUEST in last.tags
 
 

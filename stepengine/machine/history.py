@@ -554,9 +554,9 @@ def _is_single_call(message: AssistantMessage) -> bool:
     return len(message.content) == 1 and isinstance(message.content[0], ToolCallPart)
 
 
-def _make_transcript_if_changed(messages: Transcript, kept: list[Message]) -> Transcript:
-    """Return a transcript of *kept*, or *messages* itself if none of them is missing."""
-    return messages if len(kept) == len(messages) else Transcript(kept)
+def _make_transcript_if_changed(messages: Transcript, kept_messages: list[Message]) -> Transcript:
+    """Return a transcript of *kept_messages*, or *messages* itself if none of them is missing."""
+    return messages if len(kept_messages) == len(messages) else Transcript(kept_messages)
 
 
 def _get_effective_lifetime(message: Message) -> TimeToLive | None:

@@ -97,7 +97,7 @@ class MessageStore(Protocol):
     def store_message(self, message: Message) -> bool:
         """Store a message of this process; return False if its run has not started, so that it stays unread."""
 
-    def refuse(self, message: Message, why: str) -> None:
+    def refuse(self, message: Message, reason: str) -> None:
         """Record that a message was refused."""
 
     def send(self, message: Message) -> bool:
@@ -258,11 +258,11 @@ class RunMessages:
         self._waiting[key] = deque(sorted(waiting, key=lambda one: self._seen.get(one.id, -1)))
         self._notify_waiters()
 
-    def refuse(self, message: Message, why: str) -> None:
+    def refuse(self, message: Message, reason: str) -> None:
         """Remove a message that does not fit and record why."""
         self.remove(message)
         if self._box is not None:
-            self._box.refuse(message, why)
+            self._box.refuse(message, reason)
 
     def make_message_future(self) -> asyncio.Future[None]:
         """Return a future that is done when any message arrives."""
