@@ -372,7 +372,7 @@ class Provenance:
         if self._outer is not None:
             yield from self._outer._find_token_sources(tokens, trust, self._outer_end, is_id=is_id)  # noqa: SLF001
         if trust == "trusted":
-            yield from self._find_in_name_lists(tokens, end)
+            yield from self._find_name_list_sources(tokens, end)
         places = self._places[trust]
         counts = [(len(places.get(token, ())), number) for number, token in enumerate(tokens) if token != BREAK]
         count, rarest = min(counts, default=(0, 0))
@@ -395,8 +395,8 @@ class Provenance:
                 last = leaf
                 yield self._get_source(leaf)
 
-    def _find_in_name_lists(self, tokens: tuple[str, ...], end: int | None) -> Iterator[Source]:
-        """Yield the lists of names, before the place *end*, in which *tokens* are a whole entry."""
+    def _find_name_list_sources(self, tokens: tuple[str, ...], end: int | None) -> Iterator[Source]:
+        """Yield the sources that list names, before the token position *end*, with *tokens* as a whole entry."""
         for start in self._names.get(tokens, ()):
             if end is None or start < end:
                 yield self._get_source(bisect_right(self._leaf_starts, start) - 1)

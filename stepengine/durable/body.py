@@ -179,7 +179,7 @@ async def _prepare_execution(launcher: Launcher, order: SubmittedRun, run: Durab
         mail=run.messages,
     )
     execution.live = launcher.make_or_fill_engine_run(
-        attrs.evolve(root, plan=plan, state=state, services=services), shows=run.workflow.is_new_event
+        attrs.evolve(root, plan=plan, state=state, services=services), is_news=run.workflow.is_new_event
     )
     run.end.tree = execution.live.tree
     run.tree.questions.replace_session_rules_by_recorded(order.rules)

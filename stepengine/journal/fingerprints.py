@@ -102,10 +102,10 @@ class Fingerprints:
         """Return the parts of a request besides its messages, cached while the objects are those of the last request."""
         parts = (request.model, request.system_prompt, request.tools, request.tool_choice, request.settings)
         if self._last_parts is None or not all(map(is_, parts, self._last_parts)):
-            self._last_parts, self._last_rest = parts, self._build_non_message_parts(request)
+            self._last_parts, self._last_rest = parts, self._fingerprint_non_message_parts(request)
         return self._last_rest
 
-    def _build_non_message_parts(self, request: ModelRequest) -> Mapping[str, Any]:
+    def _fingerprint_non_message_parts(self, request: ModelRequest) -> Mapping[str, Any]:
         """Return the parts of a request besides its messages; prompt, tools and settings as their fingerprints."""
         view: dict[str, object] = {
             "type": "model_call",

@@ -94,7 +94,7 @@ def remove_approvals(journal: Journal) -> tuple[str, ...]:
     return tuple(found)
 
 
-def find_approvals(history: History) -> list[Intent]:
+def find_approving_permissions(history: History) -> list[Intent]:
     """Return the effects whose recorded answers approve a call, or may approve one because their fingerprint does not match."""
     prints = Fingerprints(Redactor({}, shapes=False))
     return [
@@ -115,7 +115,7 @@ def refuse_approvals_of_others(journal: Journal, history: History, *, trust: boo
     """
     if has_trusted_permissions(journal, trust=trust):
         return
-    found = [format_address(*intent.address) for intent in find_approvals(history)]
+    found = [format_address(*intent.address) for intent in find_approving_permissions(history)]
     if found:
         msg = (
             f"{journal.name} was written or changed by others, and its approvals would allow calls that you did not approve: "
@@ -135,7 +135,7 @@ def _may_be_permission(history: History, intent: Intent, prints: Fingerprints) -
 def _find_effective_permissions(calls: RecordedCalls, cut: JournalCut) -> Iterator[Intent]:
     """Yield the permission questions whose recorded approvals still have an effect."""
     history = calls.history
-    for intent in find_approvals(history):
+    for intent in find_approving_permissions(history):
         address = intent.address
         if not cut.keeps_result(address) or _has_kept_end(history, address[0], cut):
             continue

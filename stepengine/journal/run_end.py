@@ -145,7 +145,7 @@ def _warn_of_replaced_effects(run: JournaledRun) -> None:
 
 
 def _choose_root_end(run: JournaledRun, end: Value) -> Value:
-    """Return the outcome of the root run; a replay uses the recorded form if it is equal."""
+    """Return the outcome of the root run: the recorded one if a full repetition has an equal one, else *end*."""
     past = run.recorded_part
     if past is None or not run.mode.is_full_repetition(past):
         return end

@@ -659,7 +659,7 @@ class WaitMember(SingleEffectMember):
         run, asked = self.run, self._asked
         # Known are the children that this run has started itself: a reference that came from elsewhere (a param, a
         # message) raises here, at the handler's yield.
-        paths = tuple([run.children.background.require_own_child_path(ref) for ref in asked.refs])
+        paths = tuple([run.children.background.get_own_child_path(ref) for ref in asked.refs])
         wakes = self.compute_wake_time(asked.timeout)
         return ef.AwaitRuns(
             run.effects.allocate_number(), paths, asked.need, asked.timeout, wakes=wakes, asked=run.effects.now
@@ -688,7 +688,7 @@ class SendMember(SingleEffectMember):
     def make_effect(self) -> Leaf:
         """Return the ``SendToRun``."""
         asked = self._asked
-        path = self.run.children.background.require_own_child_path(asked.ref)
+        path = self.run.children.background.get_own_child_path(asked.ref)
         return ef.SendToRun(self.run.effects.allocate_number(), path, asked.value, asked.topic)
 
 
@@ -702,7 +702,7 @@ class CancelMember(SingleEffectMember):
         asked = self._asked
         return ef.EndRuns(
             self.run.effects.allocate_number(),
-            (self.run.children.background.require_own_child_path(asked.ref),),
+            (self.run.children.background.get_own_child_path(asked.ref),),
             asked.reason,
         )
 

@@ -206,7 +206,7 @@ class BackgroundChildren:
 
     async def stop_and_await_children(self, path: str, stop: Stop | None) -> list[ChildResult[Any]]:
         """
-        Stop a run's background children with *stop*, if given, await them; return those not reported to it.
+        Stop a run's background children with *stop*, unless it is ``None``, and await them; return the results not reported to it.
 
         Returns:
             The results of the children that were not reported to their parent.

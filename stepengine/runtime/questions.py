@@ -423,10 +423,10 @@ class OpenQuestions:
         loop = asyncio.get_running_loop()
         known = self._open[question.id] = _OpenQuestion(question, loop.create_future())
         if self.patience is not None:
-            known.timer = loop.call_later(self.patience, self._end_question_if_unattended, known)
+            known.timer = loop.call_later(self.patience, self._mark_late_and_end_if_unattended, known)
         return known
 
-    def _end_question_if_unattended(self, open_question: _OpenQuestion) -> None:
+    def _mark_late_and_end_if_unattended(self, open_question: _OpenQuestion) -> None:
         """Mark a question as late; without an attendant it ends unanswered."""
         open_question.is_late = True
         if not self._attending:
