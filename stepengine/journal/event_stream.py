@@ -180,7 +180,7 @@ class EventProjection:
         yield from self._pop_start_event("")
 
     def _register_run(self, path: str, form: Mapping[str, Any]) -> None:
-        """Register a run that may start; the body of a tool is not shown as a run."""
+        """Register a run that may start; the body of a tool is no run of its own."""
         above = self._runs[path.rpartition(".")[0]] if path else None
         own_id = f"{self._run_id}-{path.replace('.', '-')}" if path else self._run_id
         created = above.plan.created if above is not None else parse_created(self._head)  # type: ignore[arg-type]

@@ -201,7 +201,7 @@ class TurnSequence:
             inbox.clear()
 
     def _warn_of_unread_text(self, error: StepEngineError) -> None:
-        """Log, and show as an event, that a text could not start another turn."""
+        """Log, and emit as an event, that a text could not start another turn."""
         text = f"the text sent after the turn ended could not start another turn: {error.message}"
         LOGGER.warning(text)
         self.tree.hub.emit(Warned(message=text))
