@@ -63,7 +63,7 @@ from stepengine.data.transcript import Transcript
 from stepengine.data.visible import visible
 from stepengine.debugging.viewer.payload import _escape_invisible as shown_on_a_page
 from stepengine.durable.deployment import parse_recorded_json
-from stepengine.durable.messages import parse_message_form
+from stepengine.durable.messages import parse_message_json
 from stepengine.durable.step_names import NAMES as NAMES_OF_STEPS
 from stepengine.engine import load_agent
 from stepengine.engine.packages import ID as PUBLISHER
@@ -1689,7 +1689,7 @@ JSON_READERS: tuple[tuple[str, Callable[[str], Any]], ...] = (
     ("cli/commands/send.py", _sent),
     ("data/wire.py", imported_call),
     ("durable/deployment.py", lambda text: parse_recorded_json(text, "x")),
-    ("durable/messages.py", parse_message_form),
+    ("durable/messages.py", parse_message_json),
     ("engine/packages.py", of_bytes(parse_declaration)),
     ("models/_json.py", lambda text: make_call_part("x", text, {})),
     ("permissions/policy.py", of_bytes(loaded(Policy.load))),

@@ -523,14 +523,14 @@ def test_effects_are_recorded_decoded_and_described(row):
     played = play(agent(handler, tools=["add"]), setting, tools=[ADD])
     for effect in played.leaves:
         kind = KINDS[ROWS[type(effect)].kind].kind
-        assert "\n" not in moments.describe_effect(effect)
+        assert "\n" not in moments.format_effect_request(effect)
         assert "\n" not in invariants.describe_effect(effect)
         form = encoding.encode_effect(Item("", effect, played.plan))
         if not isinstance(form, CallModel):
             line = json.loads(compact(form))
             records.check_effect(line, is_start=False)
             intent = records.Intent("", effect.seq, line)
-            read = event_stream.effect_from_form(intent, line)
+            read = event_stream.effect_from_json(intent, line)
             assert type(effect) is type(read)
             assert kind in event_stream.EFFECTS or effect == read
 

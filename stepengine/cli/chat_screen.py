@@ -252,7 +252,7 @@ class Chat:
         name, _, rest = typed[1:].strip().partition(" ")
         command = self.commands.get(name)
         if command is None:
-            near = find_nearest(name, self.commands, n=1)
+            near = find_nearest(name, self.commands, max_count=1)
             hint = f"did you mean /{near[0]}?" if near else "/help lists the commands"
             self.print_text(
                 f"there is no command /{one_line(name, 40)}; {hint}  (//{one_line(name, 40)} sends it to the agent)"

@@ -222,7 +222,7 @@ class DebugScreen:
 
     def source_lines(self, frame: Frame, max_lines: int) -> Iterator[str]:
         """Yield a heading and up to *max_lines* source lines around the line of a frame."""
-        from stepengine.debugging.debugger import iter_source_lines_around
+        from stepengine.debugging.debugger import iterate_source_lines_around
 
         if frame.kind == "program":
             yield f"the program of {self._get_program_call_address()}, written by a model"
@@ -234,7 +234,7 @@ class DebugScreen:
         if frame.kind == "opaque":
             yield "  the suspended code here cannot be inspected"
             return
-        lines = list(iter_source_lines_around(frame, max_lines))
+        lines = list(iterate_source_lines_around(frame, max_lines))
         if frame.file and self._has_file_changed(frame.file):
             yield "  (the file was changed after its code was loaded)"
         if not lines:

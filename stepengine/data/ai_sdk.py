@@ -18,7 +18,7 @@ RENAMED = {"toolCallId": "tool_call_id", "toolName": "name"}
 
 
 def convert_to_wire_message(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a message of the AI SDK in the ``{"role", "content"}`` form; members that have no place in it are dropped."""
+    """Return a message of the AI SDK in the ``{"role", "content"}`` form; members that this form lacks are dropped."""
     content = message.get("content")
     blocks = [_convert_to_wire_block(part) for part in content] if isinstance(content, list | tuple) else content
     own = {RENAMED.get(name, name): value for name, value in message.items() if name not in DROPPED}

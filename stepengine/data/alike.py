@@ -18,35 +18,40 @@ MAX_COMPARED_NAMES: Final = 1_000
 
 
 def find_nearest(
-    word: str, known: Iterable[str], *, alike: float = SIMILAR_RATIO, n: int = MAX_SUGGESTIONS
+    word: str, known: Iterable[str], *, min_similarity: float = SIMILAR_RATIO, max_count: int = MAX_SUGGESTIONS
 ) -> tuple[str, ...]:
     """
-    Return up to *n* known names that are similar to *word*, the most similar first.
+    Return up to *max_count* known names that are at least *min_similarity* similar to *word* (0 to 1), the most similar first.
 
     Args:
         word: The unknown name.
         known: The known names.
-        alike: The lowest similarity of a returned name, from 0 to 1.
-        n: The largest number of names.
+        min_similarity: The lowest similarity of a returned name, from 0 to 1.
+        max_count: The largest number of names.
     """
     from difflib import get_close_matches  # noqa: PLC0415 - only a message about a mistake needs it
 
     return tuple(
-        get_close_matches(word[:MAX_COMPARED_CHARS], list(dict.fromkeys(known))[:MAX_COMPARED_NAMES], n=n, cutoff=alike)
+        get_close_matches(
+            word[:MAX_COMPARED_CHARS],
+            list(dict.fromkeys(known))[:MAX_COMPARED_NAMES],
+            n=max_count,
+            cutoff=min_similarity,
+        )
     )
 
 
-def did_you_mean(word: str, known: Iterable[str], *, alike: float = SIMILAR_RATIO, otherwise: str = "") -> str:
+def did_you_mean(word: str, known: Iterable[str], *, min_similarity: float = SIMILAR_RATIO, otherwise: str = "") -> str:
     """
     Return ``"; did you mean 'x'?"`` with the known name that is most like *word*; *otherwise* if none is similar.
 
     Args:
         word: The unknown name.
         known: The known names.
-        alike: The lowest similarity of a suggested name, from 0 to 1.
+        min_similarity: The lowest similarity of a suggested name, from 0 to 1.
         otherwise: The text that is returned if no name is that similar.
     """
-    near = find_nearest(word, known, alike=alike, n=1)
+    near = find_nearest(word, known, min_similarity=min_similarity, max_count=1)
     return f"; did you mean {near[0]!r}?" if near else otherwise
 
 

@@ -39,7 +39,7 @@ class FieldCheck(NamedTuple):
 
     def find_problem(self, name: str, value: object) -> str:
         """Return the problem with *value* for a message about *name*, or ``""``."""
-        return "" if self.test(value) else f"{name} must be {self.words}, not {format_literal(value)}"
+        return "" if self.test(value) else f"{name} must be {self.words}, not {format_repr_or_type(value)}"
 
 
 class WrongArguments(DefinitionError, TypeError):
@@ -83,7 +83,7 @@ def _find_argument_problem(
         if unknown in elsewhere:
             hint = f"write {elsewhere[unknown]}. Valid arguments"
         else:
-            near = find_nearest(unknown, fields, n=1)
+            near = find_nearest(unknown, fields, max_count=1)
             hint = f"did you mean {near[0]!r}? Valid arguments" if near else "valid arguments"
         return f"{cls.__name__} has no argument {unknown!r}; {hint}: {list_names(fields)}"
     try:
@@ -93,7 +93,7 @@ def _find_argument_problem(
     return ""
 
 
-def format_literal(value: object) -> str:
+def format_repr_or_type(value: object) -> str:
     """Return the repr of *value* for an error message, or a short description if the repr is long."""
     if isinstance(value, (dict, list, tuple, set)):
         text = repr(value)
@@ -110,7 +110,7 @@ def find_iteration_mistake(value: object) -> str:
     hint = getattr(type(value), "_not_json", "")
     if isinstance(value, Iterable) and not (hint or isinstance(value, str | bytes | bytearray | Mapping)):
         return ""
-    shown = format_literal(value)
+    shown = format_repr_or_type(value)
     return f"expected a list, not {shown}; {hint or f'write [{shown}]'}"
 
 
@@ -136,10 +136,10 @@ def make_instance_check(kind: type[object], example: str) -> FieldCheck:
     return FieldCheck(lambda value: isinstance(value, kind), f"{article} {kind.__name__} such as {example}")
 
 
-def make_word_check(*values: str) -> FieldCheck:
+def make_choice_check(*words: str) -> FieldCheck:
     """Return a check that accepts one of these words."""
     return FieldCheck(
-        lambda value: isinstance(value, str) and value in values, " or ".join([repr(value) for value in values])
+        lambda value: isinstance(value, str) and value in words, " or ".join([repr(value) for value in words])
     )
 
 

@@ -95,17 +95,17 @@ def list_choices(question: Question, *, can_confirm: bool = False) -> tuple[Choi
     return (allow, *lasting, Choice("no", "Deny", "deny", deny))
 
 
-def answer_for_choice(question: Question, chosen: str | None, *, is_confirmed: bool = False) -> Answer:
+def answer_for_choice(question: Question, choice_id: str | None, *, is_confirmed: bool = False) -> Answer:
     """
-    Return the answer of the choice with the id *chosen*; the last one, a denial, for any other id.
+    Return the answer of the choice with the id *choice_id*; for any other id that of the last choice, a denial.
 
     Args:
         question: The question.
-        chosen: The id; ``None`` if the person chose nothing.
+        choice_id: The id; ``None`` if the person chose nothing.
         is_confirmed: Whether the person confirmed ``Choice.confirm``. Otherwise such a choice denies the call.
     """
     choices = list_choices(question, can_confirm=is_confirmed)
-    return next((choice for choice in choices if choice.id == chosen), choices[-1]).answer
+    return next((choice for choice in choices if choice.id == choice_id), choices[-1]).answer
 
 
 def question_to_json(question: Question) -> dict[str, Any]:

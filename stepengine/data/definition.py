@@ -209,7 +209,7 @@ def normalised_id(agent_id: str) -> str:
     return agent_id.replace("_", "-")
 
 
-def check_handler(agent_id: str, handler: object) -> None:
+def require_generator_handler(agent_id: str, handler: object) -> None:
     """
     Raise unless *handler* is a generator function of one argument.
 
@@ -395,7 +395,7 @@ def _make_input_schema(value: Any) -> InputSchema | None:
 def _suggest_field(name: str, known: Sequence[str]) -> str:
     """Return a hint at the probable name of an unknown field, or ``""``."""
     ours = CAPITAL.sub("_", name).lower()
-    return ELSEWHERE.get(ours) or next(iter(find_nearest(ours, known, alike=NEAR_RATIO)), "")
+    return ELSEWHERE.get(ours) or next(iter(find_nearest(ours, known, min_similarity=NEAR_RATIO)), "")
 
 
 def _validate_list_field(agent_id: object, field: str, value: object) -> tuple[Any, ...]:
@@ -416,7 +416,7 @@ def _validate_agent(agent: AgentDefinition) -> None:
         msg = f"agent {agent.id!r}: {problem}"
         raise DefinitionError(msg)
     if agent.handle_steps is not None:
-        check_handler(agent.id, agent.handle_steps)
+        require_generator_handler(agent.id, agent.handle_steps)
 
 
 def _find_field_problem(agent: AgentDefinition) -> str | None:

@@ -48,15 +48,15 @@ def transcript_tokens(transcript: Transcript) -> int:
     return transcript.fold("tokens", lambda total, message: total + message_tokens(message), 0)
 
 
-def estimate_tokens_since(view: Transcript, sent: Transcript, reported: int) -> int | None:
+def estimate_continued_prompt_tokens(view: Transcript, sent: Transcript, reported_tokens: int) -> int | None:
     """
-    Return the estimated tokens of a prompt with *view*, given those *reported* for *sent*; ``None`` if it does not continue *sent*.
+    Return the estimated tokens of the prompt *view*, from the *reported_tokens* of *sent*, which it continues; else ``None``.
 
     The messages after *sent* are estimated; ``None`` if *view* does not continue it. O(1).
     """
     if view.shared_prefix_length(sent) < len(sent):
         return None
-    return reported + transcript_tokens(view) - transcript_tokens(sent)
+    return reported_tokens + transcript_tokens(view) - transcript_tokens(sent)
 
 
 def tool_tokens(tools: Iterable[ToolSpec]) -> int:
@@ -71,8 +71,8 @@ class Measured(NamedTuple):
     messages: Transcript
     tokens: int
 
-    def estimate_next_prompt(self, system_prompt: str, view: Transcript) -> int | None:
+    def estimate_next_prompt_size(self, system_prompt: str, view: Transcript) -> int | None:
         """Return the estimated size of the next prompt, or ``None`` if it does not continue this one."""
         if system_prompt != self.system_prompt:
             return None
-        return estimate_tokens_since(view, self.messages, self.tokens)
+        return estimate_continued_prompt_tokens(view, self.messages, self.tokens)

@@ -55,7 +55,7 @@ def _format_class_location(cls: type) -> str:
         return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def find_author_line(places: Iterable[tuple[str, int]]) -> str:
+def find_author_line(lines: Iterable[tuple[str, int]]) -> str:
     """
     Return ``file:line`` of the innermost line in the author's own code, else in the outermost installed package; else ``""``.
 
@@ -63,10 +63,10 @@ def find_author_line(places: Iterable[tuple[str, int]]) -> str:
     package. The installed package of the author's code itself is an exception.
 
     Args:
-        places: Files and lines of a stack, outermost first; the first one outside this package is the author's.
+        lines: Files and lines of a stack, outermost first; the first one outside this package is the author's.
     """
     own = at_home = home = ""
-    for file, line in places:
+    for file, line in lines:
         owner = _find_file_owner(file)
         if owner == OWN:
             own = f"{file}:{line}"

@@ -225,7 +225,7 @@ class Hooks:
         return any(getattr(self, p) for p in HOOK_POINTS)
 
     def find_prompt_limit(self, context_window: int | None) -> int | None:
-        """Return how many tokens a prompt may have: *context_window*, or less where a context policy allows less."""
+        """Return the most tokens that a prompt may have: *context_window*, or less by a context policy; ``None`` if both are unknown."""
         limits = [context_window]
         for hook in self.pre_step:
             find = getattr(hook, "find_prompt_limit", None)

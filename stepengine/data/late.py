@@ -13,16 +13,16 @@ from importlib import import_module
 
 
 def make_lazy_exports(
-    package: str, places: Mapping[str, Iterable[str]]
+    package: str, names_by_module: Mapping[str, Iterable[str]]
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """
     Return the ``__getattr__`` and ``__dir__`` of a package whose names are imported on first use.
 
     Args:
         package: Its ``__name__``.
-        places: Modules by their whole name, each with the names that the package has of it.
+        names_by_module: Modules by their whole name, each with the names that the package has of it.
     """
-    homes = {name: module for module, names in places.items() for name in names}
+    homes = {name: module for module, names in names_by_module.items() for name in names}
 
     def load_export(name: str) -> object:
         home = homes.get(name)

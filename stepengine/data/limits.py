@@ -16,15 +16,15 @@ from stepengine.data.checks import (
     FLAG,
     FieldCheck,
     allow_none,
+    make_choice_check,
     make_validator,
-    make_word_check,
     with_keyword_hints,
 )
 
 MAX_LEVELS = 100
 """The most levels of children. Readers of a run recurse through its children, and Python's stack has a few hundred levels."""
 OnMaxSteps: TypeAlias = Literal["final_answer", "stop", "raise"]
-ENDINGS = make_word_check("final_answer", "stop", "raise")
+ENDINGS = make_choice_check("final_answer", "stop", "raise")
 
 
 def _make_limit_field(check: FieldCheck, *, setting: str = "", tree_wide: bool = False) -> Any:

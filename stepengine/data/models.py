@@ -18,9 +18,9 @@ from stepengine.data.checks import (
     TEXT,
     FieldCheck,
     allow_none,
+    make_choice_check,
     make_instance_check,
     make_validator,
-    make_word_check,
     with_keyword_hints,
 )
 from stepengine.data.json import JsonDict, freeze_object
@@ -110,10 +110,10 @@ class Thinking:
         if effort == "enabled" or effort == "extended":  # noqa: PLR1714 - as type checkers narrow it
             mode, effort = effort, None
         for name, value, what in (
-            ("effort", effort, allow_none(make_word_check(*EFFORTS))),
+            ("effort", effort, allow_none(make_choice_check(*EFFORTS))),
             ("tokens", tokens, allow_none(COUNT)),
             ("show", show, FLAG),
-            ("mode", mode, allow_none(make_word_check(*MODES))),
+            ("mode", mode, allow_none(make_choice_check(*MODES))),
             ("budget_tokens", budget_tokens, allow_none(COUNT)),
         ):
             if problem := what.find_problem(f"Thinking({name}=...)", value):
@@ -186,8 +186,8 @@ def _to_tool_tuple(value: ServerTool | Sequence[ServerTool]) -> Any:
 ServiceTier: TypeAlias = Literal["auto", "standard", "flex", "priority", "fast"]
 """The price and speed class of a provider's answers; ``"auto"`` uses the provider's project setting."""
 
-TIER = make_word_check(*get_args(ServiceTier))
-CACHE = make_word_check("off", "5m", "1h")
+TIER = make_choice_check(*get_args(ServiceTier))
+CACHE = make_choice_check("off", "5m", "1h")
 WHOLE = FieldCheck(lambda value: isinstance(value, int) and not isinstance(value, bool), "a whole number")
 LIKELY = FieldCheck(lambda value: COUNT.test(value) and value <= MAX_TOP_LOGPROBS, "a whole number from 0 to 20")
 MAX_TOP_LOGPROBS = 20
@@ -260,7 +260,7 @@ class ModelSettings:
     response_schema: JsonDict | None = attrs.field(default=None, converter=_check_and_freeze_response_schema)
     continue_cut: bool = attrs.field(default=True, validator=make_validator(FLAG))
     output: Literal["native", "tool"] | None = attrs.field(
-        default=None, validator=make_validator(allow_none(make_word_check("native", "tool")))
+        default=None, validator=make_validator(allow_none(make_choice_check("native", "tool")))
     )
     service_tier: ServiceTier | None = attrs.field(default=None, validator=make_validator(allow_none(TIER)))
     seed: int | None = attrs.field(default=None, validator=make_validator(allow_none(WHOLE)))
@@ -276,10 +276,10 @@ class ModelSettings:
     )
     fallbacks: tuple[str, ...] = attrs.field(default=(), converter=to_texts, validator=make_validator(STOPS))
     unsupported: Literal["warn", "error"] = attrs.field(
-        default="warn", validator=make_validator(make_word_check("warn", "error"))
+        default="warn", validator=make_validator(make_choice_check("warn", "error"))
     )
     oversize: Literal["send", "refuse"] = attrs.field(
-        default="send", validator=make_validator(make_word_check("send", "refuse"))
+        default="send", validator=make_validator(make_choice_check("send", "refuse"))
     )
     extra: JsonDict = attrs.field(factory=JsonDict, converter=_freeze_extra)
 

@@ -34,7 +34,7 @@ def make_origin(provenance: Provenance, parameter: str, value: JsonValue, *, is_
     Its members are ``parameter``, the location in the input; ``value``; ``trusted``; ``sources``, each with the non-empty members of
     ``Source``; and ``more``, the number of further sources, if any.
     """
-    sources = provenance.find_sources(value, is_id=is_id, max_places=MAX_COUNTED_SOURCES)
+    sources = provenance.find_sources(value, is_id=is_id, max_sources_per_text=MAX_COUNTED_SOURCES)
     shown = [attrs.asdict(source, filter=lambda _, value: value not in (None, "")) for source in sources[:MAX_SOURCES]]
     found: dict[str, Any] = {
         "parameter": parameter,

@@ -324,12 +324,14 @@ class Provenance:
         self._tokens += tokens
         self._tokens.append(END)
 
-    def find_sources(self, value: object, *, is_id: bool = False, max_places: int | None = None) -> tuple[Source, ...]:
+    def find_sources(
+        self, value: object, *, is_id: bool = False, max_sources_per_text: int | None = None
+    ) -> tuple[Source, ...]:
         """
         Return the sources in which a value occurs, the trusted ones first.
 
         A text occurs as a whole, or by each address in it; of a list or object each member counts. *is_id* is as in ``is_trusted``.
-        At most *max_places* places count for each text and each kind of trust.
+        At most *max_sources_per_text* places count for each text and each kind of trust.
         """
         found: dict[Source, None] = {}
         for _, text in iterate_leaves(value):
@@ -338,7 +340,7 @@ class Provenance:
             for wanted in (tokens, *[one for one in addresses if one != tokens]):
                 for trust in ("trusted", "untrusted"):
                     sources = self._find_token_sources(wanted, trust, is_id=is_id and _is_short_number(text))
-                    found.update(dict.fromkeys(islice(sources, max_places)))
+                    found.update(dict.fromkeys(islice(sources, max_sources_per_text)))
         return tuple(found)
 
     def is_trusted(self, value: object, *, is_id: bool = False) -> bool:
@@ -370,7 +372,7 @@ class Provenance:
         if self._outer is not None:
             yield from self._outer._find_token_sources(tokens, trust, self._outer_end, is_id=is_id)  # noqa: SLF001
         if trust == "trusted":
-            yield from self._find_in_name_lists(tokens, end)
+            yield from self._find_name_list_sources(tokens, end)
         places = self._places[trust]
         counts = [(len(places.get(token, ())), number) for number, token in enumerate(tokens) if token != BREAK]
         count, rarest = min(counts, default=(0, 0))
@@ -380,7 +382,7 @@ class Provenance:
                 return
             start = place - rarest
             leaf = bisect_right(self._leaf_starts, place) - 1
-            if leaf == last or start < 0 or (is_id and not self._is_id_at(place)):
+            if leaf == last or start < 0 or (is_id and not self._is_number_an_id(place)):
                 continue
             is_long = len(tokens) > MAX_COMPARED_TOKENS
             if is_long:
@@ -393,8 +395,8 @@ class Provenance:
                 last = leaf
                 yield self._get_source(leaf)
 
-    def _find_in_name_lists(self, tokens: tuple[str, ...], end: int | None) -> Iterator[Source]:
-        """Yield the lists of names, before the place *end*, in which *tokens* are a whole entry."""
+    def _find_name_list_sources(self, tokens: tuple[str, ...], end: int | None) -> Iterator[Source]:
+        """Yield the sources that list names, before the token position *end*, with *tokens* as a whole entry."""
         for start in self._names.get(tokens, ()):
             if end is None or start < end:
                 yield self._get_source(bisect_right(self._leaf_starts, start) - 1)
@@ -409,8 +411,8 @@ class Provenance:
         own = self._tokens[starts[leaf] : starts[leaf + 1] - 1 if leaf + 1 < len(starts) else -1]
         return END.join(("", *tokens, "")) in END.join(("", *own, ""))
 
-    def _is_id_at(self, place: int) -> bool:
-        """Return whether a number is used as an id: it is a whole text, or follows a word such as "order" or "ids", also in a list."""
+    def _is_number_an_id(self, place: int) -> bool:
+        """Return whether the number at token *place* is an id: a whole text, or after a word such as "order" or "ids", also in a list."""
         first = self._leaf_starts[bisect_right(self._leaf_starts, place) - 1]
         if place == first and self._tokens[place + 1] == END:
             return True

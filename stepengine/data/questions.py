@@ -11,7 +11,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.alike import list_names
-from stepengine.data.checks import TEXT, format_literal, make_validator, with_keyword_hints
+from stepengine.data.checks import TEXT, format_repr_or_type, make_validator, with_keyword_hints
 from stepengine.data.functions import accepts_one_argument
 from stepengine.data.json import ABSENT, JsonDict, JsonValue, freeze, freeze_object
 from stepengine.data.messages import to_string_tuple, to_tuple
@@ -173,7 +173,7 @@ def find_answers_problem(answers: object) -> str:
     """Return the problem with a caller's answers by the ids or texts of their questions; ``""`` if there is none."""
     if answers is None or (isinstance(answers, Mapping) and all(isinstance(key, str) for key in answers)):
         return ""
-    shown = format_literal(answers)
+    shown = format_repr_or_type(answers)
     return f"answers must be a mapping from the id or text of a question, such as {{'q3': 'yes'}}, not {shown}"
 
 
@@ -319,21 +319,21 @@ class Interactor(Protocol):
         """Return the answer to *question*, now or later; it stays open after ``None`` or an exception."""
 
 
-def validate_interactor(given: Any, where: str) -> Interactor | None:
+def validate_interactor(value: Any, where: str) -> Interactor | None:
     """
-    Return *given* if it is an interactor or ``None``; else raise.
+    Return *value* if it is an interactor or ``None``; else raise.
 
     Raises:
         DefinitionError: if it is not an interactor; the message contains *where*.
     """
-    ask = getattr(given, "ask", None)
-    if given is None or (callable(ask) and accepts_one_argument(ask) and not isinstance(given, type)):
-        interactor: Interactor | None = given
+    ask = getattr(value, "ask", None)
+    if value is None or (callable(ask) and accepts_one_argument(ask) and not isinstance(value, type)):
+        interactor: Interactor | None = value
         return interactor
-    hint = "; pass an instance, not the class" if isinstance(given, type) and callable(ask) else ""
+    hint = "; pass an instance, not the class" if isinstance(value, type) and callable(ask) else ""
     msg = (
         f"{where} must be an object with a method ask(question), plain or async, that returns a string, a bool or an Answer, "
-        f"not {given!r}{hint}"
+        f"not {value!r}{hint}"
     )
     raise DefinitionError(msg)
 

@@ -93,7 +93,7 @@ def find_length_problem(value: object) -> str:
         return ""
     lengths: list[int] = []
     try:
-        rest = _extract_long_texts(value, lengths)
+        rest = _encode_without_long_texts(value, lengths)
         length = max([_count_json_bytes(rest), *lengths])
     except (RecursionError, ValueError):
         return ""  # not JSON, which is reported elsewhere
@@ -104,7 +104,7 @@ def find_length_problem(value: object) -> str:
     )
 
 
-def _extract_long_texts(value: Any, lengths: list[int]) -> object:
+def _encode_without_long_texts(value: Any, lengths: list[int]) -> object:
     """Return the stored JSON of *value* with long texts replaced by empty ones; their lengths are added to *lengths*."""
     if isinstance(value, str):
         if len(value) <= MAX_INLINE_CHARS:
@@ -116,13 +116,13 @@ def _extract_long_texts(value: Any, lengths: list[int]) -> object:
     if value is None or isinstance(value, float):
         return value if value is None or math.isfinite(value) else 0
     if isinstance(value, SEQUENCES):
-        return [_extract_long_texts(one, lengths) for one in value]
+        return [_encode_without_long_texts(one, lengths) for one in value]
     if isinstance(value, Mapping):
-        return {str(name): _extract_long_texts(one, lengths) for name, one in value.items()}
+        return {str(name): _encode_without_long_texts(one, lengths) for name, one in value.items()}
     if isinstance(value, bytes):
         lengths.append(len(value))
         return ""
-    return [_extract_long_texts(one, lengths) for one in _list_stored_values(value)]
+    return [_encode_without_long_texts(one, lengths) for one in _list_stored_values(value)]
 
 
 def _count_json_bytes(value: object) -> int:

@@ -28,17 +28,17 @@ SCHEMAS = frozenset(
 """Keywords of JSON Schema whose value is a schema, or a list of schemas. The value of any other keyword is data."""
 
 
-def find_subschemas(word: str, value: object, at: str) -> Iterator[tuple[object, str]]:
-    """Yield each schema directly below the keyword *word* of the schema at pointer *at*, with its own pointer."""
-    if word in NAMED_SCHEMAS and isinstance(value, Mapping):
+def find_subschemas(keyword: str, value: object, pointer: str) -> Iterator[tuple[object, str]]:
+    """Yield each schema directly below *keyword* of the schema at *pointer*, with its own pointer."""
+    if keyword in NAMED_SCHEMAS and isinstance(value, Mapping):
         for name, one in value.items():
-            if word != "dependencies" or not isinstance(one, list):
-                yield one, f"{at}/{word}/{name.replace('~', '~0').replace('/', '~1')}"
-    elif word in SCHEMAS:
+            if keyword != "dependencies" or not isinstance(one, list):
+                yield one, f"{pointer}/{keyword}/{name.replace('~', '~0').replace('/', '~1')}"
+    elif keyword in SCHEMAS:
         if isinstance(value, list):
-            yield from ((one, f"{at}/{word}/{index}") for index, one in enumerate(value))
+            yield from ((one, f"{pointer}/{keyword}/{index}") for index, one in enumerate(value))
         else:
-            yield value, f"{at}/{word}"
+            yield value, f"{pointer}/{keyword}"
 
 
 KEYWORDS = frozenset(
@@ -121,7 +121,7 @@ def _suggest_keyword(word: str, value: object) -> str:
     """Return a hint at the keyword that an unknown word of a schema stands for, or at ``properties``; ``""`` without one."""
     plain = {_to_lower_alphanumerics(known): known for known in KEYWORDS}
     same = plain.get(_to_lower_alphanumerics(word)) or OTHER_WORDS.get(word.lower())
-    near = (same,) if same else find_nearest(word, KEYWORDS - SHORT_KEYWORDS, alike=NEAR_RATIO, n=1)
+    near = (same,) if same else find_nearest(word, KEYWORDS - SHORT_KEYWORDS, min_similarity=NEAR_RATIO, max_count=1)
     if near:
         return f"did you mean {near[0]!r}?"
     kind = value.get("type") if isinstance(value, Mapping) else None

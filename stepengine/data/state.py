@@ -203,7 +203,7 @@ def estimate_next_prompt_tokens(state: AgentState, measured: Measured | None) ->
     It is the last number that the provider reported, plus an estimate of the newer messages. Without a report, or after the
     prompt was rewritten, the whole size is estimated.
     """
-    tokens = None if measured is None else measured.estimate_next_prompt(state.system_prompt, state.view)
+    tokens = None if measured is None else measured.estimate_next_prompt_size(state.system_prompt, state.view)
     return state.context_tokens if tokens is None else tokens
 
 
@@ -398,7 +398,7 @@ def label_warning(text: str, path: str, agent_id: str) -> str:
     return f"run {path} ({agent_id}): {text}" if path else text
 
 
-def join_warnings(own: Sequence[str], children: Iterable[ChildResult]) -> tuple[str, ...]:
+def join_run_and_child_warnings(own: Sequence[str], children: Iterable[ChildResult]) -> tuple[str, ...]:
     """Return a run's *own* warnings and those of its children, shortened if there are too many."""
     texts = [cut_end(text, MAX_WARNING_CHARS) for text in own]
     for child in children:

@@ -219,7 +219,7 @@ class Transcript(Sequence[Message]):
         return self.with_messages(messages)
 
     def with_messages(self, messages: Sequence[Message]) -> Transcript:
-        """Return this transcript with *messages* added; like ``extend``, but the result may be discarded."""
+        """Return this transcript with *messages* added; unlike ``extend``, it does not raise if a handler discards the result."""
         added = messages if isinstance(messages, tuple) else tuple(messages)
         if not added:
             return self
@@ -260,15 +260,15 @@ class Transcript(Sequence[Message]):
         free.append(slot)
         return False
 
-    def _fork_buffer(self, items: list[Message], kept: int) -> _Buffer:
-        """Return a claimed buffer with *items*, of which the first *kept* are this version's messages."""
+    def _fork_buffer(self, items: list[Message], kept_count: int) -> _Buffer:
+        """Return a claimed buffer with *items*, of which the first *kept_count* are this version's messages."""
         # Computed values of the unchanged messages (digests, sizes) are copied: a fork of a long conversation would otherwise
         # compute all of them again.
         old = self._buffer
-        buffer = _Buffer(items, old.list_ancestors(kept)[:KEPT_GENERATIONS], old.copy_calls_below(len(items)))
+        buffer = _Buffer(items, old.list_ancestors(kept_count)[:KEPT_GENERATIONS], old.copy_calls_below(len(items)))
         buffer.free.clear()
-        buffer.memos.update({key: values[:kept] for key, values in old.memos.items()})
-        buffer.folds.update({key: values[:kept] for key, values in old.folds.items()})
+        buffer.memos.update({key: values[:kept_count] for key, values in old.memos.items()})
+        buffer.folds.update({key: values[:kept_count] for key, values in old.folds.items()})
         return buffer
 
     def replace_result(self, call_id: str, result: ToolResult) -> Transcript:

@@ -36,7 +36,7 @@ def is_model(value: object) -> bool:
 
 def dump_model(model: Any) -> Any:
     """Return a pydantic model in its stored form, without a check that reading it returns an equal one."""
-    return sort_sets(model, _dump_with_alias(model, by_alias=True))
+    return sort_dumped_sets(model, _dump_with_alias(model, by_alias=True))
 
 
 def model_from_json(kind: Any, value: JsonValue) -> Any:
@@ -127,12 +127,12 @@ def to_round_trip_json(
     problem: DataError | None = None
     for dump in dumps:
         try:
-            stored = freeze(sort_sets(value, dump(value)), name)
+            stored = freeze(sort_dumped_sets(value, dump(value)), name)
             back = load(stored)
-            changed = list(find_changes(value, back, name))
+            changed = list(find_changed_parts(value, back, name))
             if not changed:
                 # Of the value that was read: a default that is no instance of its type is dumped in another way.
-                return cast("JsonValue", freeze(sort_sets(back, dump(back)), name))
+                return cast("JsonValue", freeze(sort_dumped_sets(back, dump(back)), name))
         except DataError as error:
             problem = problem or error
         except Exception as error:  # noqa: BLE001 - serializers and validators of the author's may raise anything
@@ -159,7 +159,7 @@ def _refuse_secrets(value: object, name: str, problem: DataError) -> None:
 
 def _survives_round_trip(value: object, source: JsonValue, load: Callable[[JsonValue], Any], name: str) -> bool:
     try:
-        return not any(find_changes(value, load(source), name))
+        return not any(find_changed_parts(value, load(source), name))
     except Exception:  # noqa: BLE001 - validators of the author's may raise anything
         return False
 
@@ -177,8 +177,8 @@ def _describe_load_failure(error: Exception, name: str) -> str:
     return f"the JSON of {'.'.join([name, *map(str, issue['loc'])])} is not read back: {issue['msg']}"
 
 
-def find_changes(before: Any, after: Any, path: str) -> Iterator[tuple[str, object]]:
-    """Yield place and former value of each part in which *after* differs from *before*, types included."""
+def find_changed_parts(before: Any, after: Any, path: str) -> Iterator[tuple[str, object]]:
+    """Yield the path and the former value of each part in which *after* differs from *before*, types included."""
     parts, others = _get_compared_parts(before), _get_compared_parts(after)
     same_kind = _get_comparison_type(before) is _get_comparison_type(after)
     if not same_kind:
@@ -191,7 +191,7 @@ def find_changes(before: Any, after: Any, path: str) -> Iterator[tuple[str, obje
         yield path, before
     elif same_kind and parts is not None and others is not None:
         for name, value in parts.items():
-            yield from find_changes(value, others[name], f"{path}.{name}")
+            yield from find_changed_parts(value, others[name], f"{path}.{name}")
 
 
 def _get_comparison_type(value: object) -> type[object]:
@@ -244,18 +244,18 @@ def get_compared_fields(value: Any) -> Mapping[str, object] | None:
 
 
 # The order of a set of texts differs between processes, and a resumed run is compared with stored values.
-def sort_sets(value: Any, dumped: Any) -> Any:
+def sort_dumped_sets(value: Any, dumped: Any) -> Any:
     """Return *dumped*, the JSON of *value*, with the items of each set sorted."""
     if hasattr(value, "root") and hasattr(type(value), "model_fields"):
-        return sort_sets(value.root, dumped)
+        return sort_dumped_sets(value.root, dumped)
     if isinstance(value, set | frozenset) and isinstance(dumped, list):
         of_sets = all(isinstance(one, frozenset) for one in value)
         return sorted([sorted(one, key=canonical) if of_sets else one for one in dumped], key=canonical)
     if isinstance(value, list | tuple) and isinstance(dumped, list) and len(value) == len(dumped):
-        return [sort_sets(one, other) for one, other in zip(value, dumped, strict=True)]
+        return [sort_dumped_sets(one, other) for one, other in zip(value, dumped, strict=True)]
     if not isinstance(dumped, dict):
         return dumped
     members = value if isinstance(value, Mapping) else get_compared_fields(value) or {}
     if len(members) == len(dumped):  # by their places, since names may be aliases
-        return {key: sort_sets(one, dumped[key]) for one, key in zip(members.values(), dumped, strict=True)}
-    return {key: sort_sets(members.get(key), one) for key, one in dumped.items()}
+        return {key: sort_dumped_sets(one, dumped[key]) for one, key in zip(members.values(), dumped, strict=True)}
+    return {key: sort_dumped_sets(members.get(key), one) for key, one in dumped.items()}

@@ -132,12 +132,14 @@ def _read_message(message: Any, names: Mapping[str, str]) -> list[Message]:
     ]
 
 
-def _copy_tags_and_lifetime(made: Message, given: Mapping[str, Any]) -> Message:
-    """Return *made* with the tags and the lifetime of the original message; a tool result has neither."""
-    tags = _read_tags(given.get("tags"))
-    own, ai_sdk = _read_lifetime(given, "ttl", LIFETIMES.values()), _read_lifetime(given, "timeToLive", LIFETIMES)
+def _copy_tags_and_lifetime(message: Message, original: Mapping[str, Any]) -> Message:
+    """Return *message* with the tags and the lifetime of the original message; a tool result has neither."""
+    tags = _read_tags(original.get("tags"))
+    own, ai_sdk = _read_lifetime(original, "ttl", LIFETIMES.values()), _read_lifetime(original, "timeToLive", LIFETIMES)
     ttl: Any = own or LIFETIMES.get(ai_sdk)
-    return made if isinstance(made, ToolMessage) or not (tags or ttl) else attrs.evolve(made, tags=tags, ttl=ttl)
+    return (
+        message if isinstance(message, ToolMessage) or not (tags or ttl) else attrs.evolve(message, tags=tags, ttl=ttl)
+    )
 
 
 def _read_tags(tags: object) -> list[str]:

@@ -29,10 +29,10 @@ from stepengine.debugging.expressions import (
     call_in_fork,
     compile_expression,
     evaluate_expression,
+    format_error_safely,
     has_read_only_syntax,
     merge_frame_variables,
     parse_condition,
-    safe_error_text,
 )
 from stepengine.debugging.run_places import RunPlaces
 from stepengine.debugging.texts import COMPARED_CHARS, MORE, WIDTH, SafeTexts
@@ -366,7 +366,7 @@ class Debugger:
                 raise
             except Exception as error:  # noqa: BLE001 - the expression is the user's own
                 if not self.problem:
-                    self.problem = f"{type(error).__name__}: {self.texts.clean(safe_error_text(error), 200)}"
+                    self.problem = f"{type(error).__name__}: {self.texts.clean(format_error_safely(error), 200)}"
             if found is not None and not backwards:
                 break
         if not has_read_only_syntax(condition):
@@ -570,7 +570,7 @@ def make_frame(frame: FrameType) -> Frame:
     )
 
 
-def iter_source_lines_around(frame: Frame, max_lines: int = 5) -> Iterator[tuple[int, str]]:
+def iterate_source_lines_around(frame: Frame, max_lines: int = 5) -> Iterator[tuple[int, str]]:
     """Yield up to *max_lines* source lines around the current line of a frame, with their numbers, from the cache of read files."""
     line = frame.line
     lines = frame.text.removesuffix("\n").split("\n") if frame.kind == "program" else linecache.getlines(frame.file)

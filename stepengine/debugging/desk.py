@@ -68,7 +68,7 @@ class EngineSpec:
         engine: Engine = getattr(made, "embedded_engine", made)
         return engine
 
-    def iter_watched_files(self) -> Iterator[str]:
+    def iterate_watched_files(self) -> Iterator[str]:
         """Yield the paths of the author's files; for a folder, those of its current Python files."""
         for one in self.files:
             path = Path(one)
@@ -77,7 +77,7 @@ class EngineSpec:
 
 def make_message_reader(descriptor: int) -> Callable[[float | None], list[Any] | None]:
     """
-    Return a function that waits up to some seconds for the next JSON line on a descriptor, and returns it in a list.
+    Return a function that reads the next JSON line from *descriptor*: ``[message]``, ``[]`` after a timeout, ``None`` at the end.
 
     The list is empty if no line arrives in time. At the end of the input the function returns ``None``.
     """
@@ -164,7 +164,9 @@ class _RunInspector:
         self._at = at
         tape = Tape(FileJournal(file))
         # The journal names the agent.
-        self._watched = WatchedMoment(lambda: (maker.create_engine(), None), tape, at, files=maker.iter_watched_files)
+        self._watched = WatchedMoment(
+            lambda: (maker.create_engine(), None), tape, at, files=maker.iterate_watched_files
+        )
 
     def serve_requests(self, read_message: Callable[[float | None], list[Any] | None]) -> None:
         """Send a preview, then answer requests and send a new preview when a file is saved, until the input ends."""

@@ -49,7 +49,7 @@ from stepengine.debugging.debugger import (
     Debugger,
     diff_summaries,
     format_message,
-    iter_source_lines_around,
+    iterate_source_lines_around,
     summarize_moment,
 )
 from stepengine.debugging.expressions import refuse_network
@@ -302,12 +302,12 @@ class _WalkerProcess:
         except _MissingPlace as error:
             return {"no_place": str(error)}
         except BaseException as error:  # noqa: BLE001 - any error of the author's code becomes a text
-            said = SafeTexts().clean(error_text_without_advice(error), CHARS)
+            said = SafeTexts().clean(format_error_without_advice(error), CHARS)
             if request["do"] == "next":
                 return attrs.asdict(NextRequest(why=said))
-            found = MomentPreview(problem=said, files=tuple([file for file, _ in iter_author_locations(error)]))
+            found = MomentPreview(problem=said, files=tuple([file for file, _ in iterate_author_locations(error)]))
         return _preview_to_dict(
-            attrs.evolve(found, files=tuple(sorted({*found.files, *author_files_imported_since(self._known)})))
+            attrs.evolve(found, files=tuple(sorted({*found.files, *find_author_files_imported_since(self._known)})))
         )
 
     async def _load_and_replay_to_next_request(self) -> NextRequest:
@@ -397,7 +397,7 @@ def _with_divergence(preview: MomentPreview, differs: ReplayDivergence | None) -
     if differs is None:
         return preview
     # The rest of the message explains how to resume the run, which does not help in the middle of an edit.
-    said = error_text_without_advice(differs).partition("\n  cause looks like:")[0]
+    said = format_error_without_advice(differs).partition("\n  cause looks like:")[0]
     return attrs.evolve(preview, differs=SafeTexts().clean(said), differs_at=differs.address)
 
 
@@ -443,7 +443,7 @@ def _move_and_preview(debugger: Debugger, position: int, *, with_details: bool) 
 def _preview_current_position(debugger: Debugger, *, is_before: bool, with_details: bool) -> MomentPreview:
     place, moment = debugger.to_dict(), debugger.moment()
     frame = next((frame for frame in moment.frames if frame.kind != "package"), None)
-    lines = () if frame is None else iter_source_lines_around(frame, AROUND)
+    lines = () if frame is None else iterate_source_lines_around(frame, AROUND)
     return MomentPreview(
         place=place,
         summary=summarize_moment(moment, debugger.texts),
@@ -453,7 +453,7 @@ def _preview_current_position(debugger: Debugger, *, is_before: bool, with_detai
     )
 
 
-def error_text_without_advice(error: BaseException) -> str:
+def format_error_without_advice(error: BaseException) -> str:
     """
     Return the message of an error of loading or replaying, without advice.
 
@@ -474,7 +474,7 @@ def find_error_location(error: BaseException) -> tuple[str, int]:
 
     An engine's error, and one that no code of the author raised, has the location of its cause or context, if Python shows that.
     """
-    places = list(_iter_own_author_locations(error))
+    places = list(_iterate_own_author_locations(error))
     inner = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if inner is not None and (not places or isinstance(error, StepEngineError)):
         found = find_error_location(inner)
@@ -503,14 +503,14 @@ def add_broken_files_to_error() -> Iterator[None]:
             raise AgentError(msg) from error
 
 
-def iter_author_locations(error: BaseException | None) -> Iterator[tuple[str, int]]:
+def iterate_author_locations(error: BaseException | None) -> Iterator[tuple[str, int]]:
     """Yield file and line of the author's frames in an error, innermost last, then those of its causes or contexts."""
     while error is not None:
-        yield from _iter_own_author_locations(error)
+        yield from _iterate_own_author_locations(error)
         error = error.__cause__ or error.__context__
 
 
-def _iter_own_author_locations(error: BaseException) -> Iterator[tuple[str, int]]:
+def _iterate_own_author_locations(error: BaseException) -> Iterator[tuple[str, int]]:
     """Yield file and line of the author's frames in the traceback of one error, without its causes."""
     for frame, line in traceback.walk_tb(error.__traceback__):
         if is_editable_source(frame.f_code.co_filename):
@@ -519,12 +519,12 @@ def _iter_own_author_locations(error: BaseException) -> Iterator[tuple[str, int]
         yield error.filename, error.lineno or 0
 
 
-def author_files_imported_since(known_modules: Iterable[str]) -> Iterator[str]:
+def find_author_files_imported_since(known_modules: Iterable[str]) -> Iterator[str]:
     """Yield the author's files that were imported after *known_modules*."""
-    return (file for _, file in author_modules_imported_since(known_modules))
+    return (file for _, file in find_author_modules_imported_since(known_modules))
 
 
-def author_modules_imported_since(known_modules: Iterable[str]) -> Iterator[tuple[str, str]]:
+def find_author_modules_imported_since(known_modules: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield name and file of the author's modules that were imported after *known_modules*."""
     before = frozenset(known_modules)
     for name, module in list(sys.modules.items()):

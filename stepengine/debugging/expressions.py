@@ -175,11 +175,13 @@ def evaluate_expression(expression: str, names: Mapping[str, object], *, pretty:
             "\n".join(texts.format_lines(value)) if pretty else texts.format_value(value, limit=MAX_TEXT)
         )
     except BaseException as error:  # noqa: BLE001 - the user sees any error
-        return ExpressionResult(f"{type(error).__name__}: {texts.clean(safe_error_text(error), 2_000)}", raised=True)
+        return ExpressionResult(
+            f"{type(error).__name__}: {texts.clean(format_error_safely(error), 2_000)}", raised=True
+        )
 
 
-def safe_error_text(error: BaseException) -> str:
-    """Return the text of an error, whose ``__str__`` may raise."""
+def format_error_safely(error: BaseException) -> str:
+    """Return the text of an error; a placeholder if its ``__str__`` raises."""
     try:
         return str(error)
     except BaseException:  # noqa: BLE001

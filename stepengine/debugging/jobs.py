@@ -25,7 +25,7 @@ from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Single, Value
 from stepengine.data.visible import cut_end
 from stepengine.debugging.desk import EngineSpec, move_stdio_to_json_channel, wait_for_message
-from stepengine.debugging.edits import add_broken_files_to_error, error_text_without_advice, replay_to_next_request
+from stepengine.debugging.edits import add_broken_files_to_error, format_error_without_advice, replay_to_next_request
 from stepengine.engine import Engine
 from stepengine.errors import DataError, LimitExceeded
 from stepengine.evaluation.blame import blame
@@ -118,14 +118,14 @@ async def _sample_and_report_impact(job: _JobRequest) -> dict[str, Any]:
     return {**made.to_json(), "lines": [*made.lines()]}
 
 
-async def _run_blame(job: _JobRequest) -> dict[str, Any]:
+async def _find_step_to_blame(job: _JobRequest) -> dict[str, Any]:
     """Find the step of the run to blame, after approval of the cost, and return the result as JSON."""
     check = Check.from_any(job.options["check"])
     made = await blame(job.engine, job.journal, check, k=job.options["samples"], confirm=job.request_approval)
     return {**made.to_json(), "lines": [*made.lines()]}
 
 
-async def _run_pin(job: _JobRequest) -> dict[str, Any]:
+async def _write_failure_test(job: _JobRequest) -> dict[str, Any]:
     """Write a test for the failed run, and return its files as JSON; raise ``DataError`` if the run passes."""
     asked = job.options
     made = await asyncio.to_thread(
@@ -164,8 +164,8 @@ async def _send_unrecorded_request(job: _JobRequest) -> dict[str, Any]:
 
 KINDS: Mapping[str, Callable[[_JobRequest], Awaitable[dict[str, Any]]]] = {
     "impact": _sample_and_report_impact,
-    "blame": _run_blame,
-    "pin": _run_pin,
+    "blame": _find_step_to_blame,
+    "pin": _write_failure_test,
     "ask": _send_unrecorded_request,
 }
 
@@ -216,7 +216,7 @@ def main() -> None:
     except (asyncio.CancelledError, KeyboardInterrupt):
         sys.exit(1)
     except Exception as error:  # noqa: BLE001 - any error of the author's code is reported
-        told = error_text_without_advice(error)
+        told = format_error_without_advice(error)
         for run, file in first["files"].items():
             told = told.replace(file, f"run {run}")
         report({"failed": make_redactor("all", os.environ).text(told)})

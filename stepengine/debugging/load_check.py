@@ -7,7 +7,7 @@ Only ``stepengine.server`` starts ``python -m stepengine.debugging.load_check``.
 from __future__ import annotations
 
 from stepengine.debugging.desk import EngineSpec, move_stdio_to_json_channel, wait_for_message
-from stepengine.debugging.edits import disable_bytecode, error_text_without_advice, find_error_location
+from stepengine.debugging.edits import disable_bytecode, find_error_location, format_error_without_advice
 
 
 def main() -> None:
@@ -21,7 +21,7 @@ def main() -> None:
         EngineSpec.from_json(first["maker"]).create_engine()
     except (Exception, SystemExit) as error:  # noqa: BLE001 - any error of the author's code is the result
         file, line = find_error_location(error)
-        write_message({"problem": error_text_without_advice(error), "file": file, "line": line})
+        write_message({"problem": format_error_without_advice(error), "file": file, "line": line})
     else:
         write_message({"problem": "", "file": "", "line": 0})
 

@@ -48,7 +48,7 @@ def describe_run(journal: JournalLike, *, step: str = "") -> dict[str, Any]:
         JournalError: when the journal cannot be read.
     """
     history = as_journal(journal).history()
-    shown = list(_iter_effects(history))
+    shown = list(_iterate_effects(history))
     chosen = _get_step_effects(history, shown, step) if step else shown
     told = _step_header_to_dict(history, shown, chosen) if step else _run_header_to_dict(history)
     return {**told, "effects": [_effect_to_dict(history, entry) for entry in chosen]}
@@ -66,13 +66,13 @@ def render_text(journal: JournalLike, *, step: str = "") -> str:
         InputError: when the run has no such step.
         JournalError: when the journal cannot be read.
     """
-    from stepengine.journal.show import redact_and_shorten_tree, render, render_effects, run_tree
+    from stepengine.journal.show import make_run_tree, redact_and_shorten_tree, render, render_effects
 
     opened = as_journal(journal)
     history = opened.history()
-    shown = list(_iter_effects(history))
+    shown = list(_iterate_effects(history))
     chosen = _get_step_effects(history, shown, step) if step else []
-    tree = redact_and_shorten_tree(run_tree(opened), keeps_long_texts=bool(step))
+    tree = redact_and_shorten_tree(make_run_tree(opened), keeps_long_texts=bool(step))
     lines, text = (
         (
             _step_request_lines(_step_header_to_dict(history, shown, chosen)),
@@ -135,7 +135,7 @@ class _ShownEffect:
     result: Result | None
 
 
-def _iter_effects(history: History) -> Iterator[_ShownEffect]:
+def _iterate_effects(history: History) -> Iterator[_ShownEffect]:
     """Yield every effect of a run and its children, in the order in which they started."""
     steps: dict[str, int] = {}
     for address, intent in history.intents.items():
@@ -238,7 +238,7 @@ def _format_json(value: object) -> str:
     return json.dumps(plain(value), ensure_ascii=False)
 
 
-def _get_step_effects(history: History, shown: list[_ShownEffect], step: str) -> list[_ShownEffect]:
+def _get_step_effects(history: History, effects: list[_ShownEffect], step: str) -> list[_ShownEffect]:
     """
     Return the effects of one step of the root, or one effect.
 
@@ -246,27 +246,29 @@ def _get_step_effects(history: History, shown: list[_ShownEffect], step: str) ->
         InputError: when there is no such step.
     """
     if step.isdecimal():
-        chosen = [e for e in shown if not e.intent.path and str(e.step) == (step.lstrip("0") or "0")]
+        chosen = [e for e in effects if not e.intent.path and str(e.step) == (step.lstrip("0") or "0")]
     else:
-        chosen = [e for e in shown if e.address == step]
+        chosen = [e for e in effects if e.address == step]
     if not chosen:
-        last = max([e.step for e in shown if not e.intent.path], default=0)
+        last = max([e.step for e in effects if not e.intent.path], default=0)
         msg = f"{history.name} has no step {step!r}; use a step from 0 to {last}, or an effect such as '#0' or '3.2#1'"
         raise InputError(msg)
     return chosen
 
 
-def _step_header_to_dict(history: History, shown: list[_ShownEffect], chosen: list[_ShownEffect]) -> dict[str, object]:
+def _step_header_to_dict(
+    history: History, effects: list[_ShownEffect], chosen: list[_ShownEffect]
+) -> dict[str, object]:
     """Return the address of a step, the totals before it, and its complete model request; ``None`` without one."""
     request = history.form(chosen[0].intent)["request"] if chosen[0].kind == "model_call" else None
     if request is not None:
-        messages = [*RecordedRequests(history).messages(chosen[0].intent), *request.get("tail", ())]
+        messages = [*RecordedRequests(history).get_messages(chosen[0].intent), *request.get("tail", ())]
         request = {**plain(request), "messages": plain(messages)}
     return {
         "journal": history.name,
         "step": chosen[0].step,
         "address": chosen[0].address,
-        "so_far": _sum_earlier_effects(history, shown[: shown.index(chosen[0])]),
+        "so_far": _sum_earlier_effects(history, effects[: effects.index(chosen[0])]),
         "request": request,
     }
 
@@ -287,7 +289,7 @@ def _sum_earlier_effects(history: History, before: list[_ShownEffect]) -> dict[s
 
 def _compaction_to_dict(history: History, found: Compaction, limit: ReadingLimit) -> dict[str, Any]:
     """Return a compaction as JSON, and count the size of its messages towards *limit*, which may raise."""
-    with history.report_damage(history.intents[found.address]):
+    with history.convert_damage_errors(history.intents[found.address]):
         left_out, instead = [
             [_message_to_dict_within_limit(message, limit) for message in messages]
             for messages in (found.left_out, found.instead)
@@ -310,7 +312,7 @@ def _message_to_dict_within_limit(message: Message, limit: ReadingLimit) -> dict
 
     told = {"role": message.role, "text": message_to_text(message), "message": to_json(message)}
     # A journal may leave out the same messages at each step.
-    limit.count_bytes(estimate_json_size(told))
+    limit.count_bytes_or_raise(estimate_json_size(told))
     return told
 
 

@@ -57,13 +57,13 @@ class PausedWalk:
         self.stepper = stepper
         self._paused: list[Stepper] = []
 
-    def move_to(self, position: int, **message: Any) -> None:
+    def move_to(self, position: int, **_ignored: Any) -> None:
         """
-        Move to *position* with the nearest stored stepper before it, or with a new one.
+        Move to *position*. A move backwards continues from the nearest stored stepper before it, or from a new one.
 
         Args:
             position: The position.
-            message: Ignored, since no other process is woken.
+            _ignored: Values for another process, as a ``ForkedWalk`` wakes; there is none.
 
         Raises:
             ReplayDivergence: when the run differs from its record before *position*; the walk is then at the last equal position.

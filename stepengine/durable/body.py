@@ -39,7 +39,7 @@ from stepengine.engine.launcher import Launcher
 from stepengine.engine.run import EngineRun, make_ended_machine
 from stepengine.engine.run_plans import PlannedRun, RunRequest, separate_earlier_answers, with_resolved_system_prompt
 from stepengine.errors import StepEngineError
-from stepengine.journal.encoding import to_comparable_form
+from stepengine.journal.encoding import to_comparable_json
 from stepengine.journal.fingerprints import definition_fingerprint
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.performer import child_path
@@ -141,7 +141,7 @@ async def execute_run_and_encode_result(
         # A child has no result of its own here, so its parent's takes what only this process knows of it.
         finished = finished.with_warnings(seen.live.tree.hub.failures.warnings)
     rules = seen.live.tree.questions.remembered.rules
-    ended = to_comparable_form(finished.to_child_result())
+    ended = to_comparable_json(finished.to_child_result())
     if plan.body is not None:
         given = finished.to_call_result(
             cast("Yielding", plan.tools[plan.body.tool_name].runs), is_typed=not plan.body.by_model
@@ -153,8 +153,8 @@ async def execute_run_and_encode_result(
     else:
         form = encode_result(result)
     if order.turn and not order.spawns:
-        form["session"] = make_turn_record(order, result, rules, began=finished.began)
-    print_ = run.prints.value(ended)
+        form["session"] = make_turn_record(order, result, rules, has_started=finished.began)
+    print_ = run.prints.for_value(ended)
     # Named by the fingerprint of the result: a handler that returns something else when it is executed again diverges
     # here, at its very end (durable:U15).
     mark = run.workflow.reserve_next_step(f"{END}:{print_}", {"at": run.clock.elapsed_ms()})
@@ -179,10 +179,10 @@ async def _prepare_execution(launcher: Launcher, order: SubmittedRun, run: Durab
         mail=run.messages,
     )
     execution.live = launcher.make_or_fill_engine_run(
-        attrs.evolve(root, plan=plan, state=state, services=services), shows=run.workflow.is_new_event
+        attrs.evolve(root, plan=plan, state=state, services=services), is_news=run.workflow.is_new_event
     )
     run.end.tree = execution.live.tree
-    run.tree.questions.use_recorded_rules(order.rules)
+    run.tree.questions.replace_session_rules_by_recorded(order.rules)
     # A wait of this run ends in this execution, so its tree is never suspended.
     run.tree.suspension.is_reachable = True
     return execution
@@ -195,7 +195,7 @@ async def _load_or_record_turn_order(run: DurableRun, order: SubmittedRun) -> Su
         run.workflow.is_live = True
         return await load_previous_turn(await run.sessions, order)
 
-    print_ = run.prints.value({"session": order.info.session_id, "turn": order.turn})
+    print_ = run.prints.for_value({"session": order.info.session_id, "turn": order.turn})
     return with_previous_turn(
         order, await run.workflow.reserve_and_load_or_perform_step(f"{ENTERED}:{print_}", load_turn_state, "its turn")
     )

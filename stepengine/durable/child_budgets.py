@@ -43,7 +43,7 @@ class ChildBudgets:
         """
         siblings = self._get_or_create_siblings(item)
         try:
-            with self.reserve_equal_part(item.path, siblings.count_start_and_get_sharers()) as share:
+            with self.reserve_equal_part(item.path, siblings.count_start_and_get_part_count()) as share:
                 yield share
         finally:
             siblings.count_end()
@@ -95,8 +95,8 @@ class _Siblings:
         self._to_come = sum(isinstance(effect, RUNS) for effect in together)
         self._running = 0
 
-    def count_start_and_get_sharers(self) -> int:
-        """Count a child as running, and return how many children share the remaining budgets, itself included."""
+    def count_start_and_get_part_count(self) -> int:
+        """Count a child as running. Return into how many parts to split the remaining budgets: one for each child that can start now."""
         # Only those of the group that may run at once share the remaining budgets: of ten children of which two run at
         # a time each gets half, and the next two get what these leave.
         among = max(1, min(self._width - self._running, self._to_come))

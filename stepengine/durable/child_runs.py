@@ -82,7 +82,7 @@ class ChildRuns:
         outcome, form = await self._outcomes.perform_and_record(item, steps, run_child_and_encode)
         self._add_remembered_rules(form)
         if "body" in form:
-            self._outcomes.compare_body_results(item, steps.seeded, form)
+            self._outcomes.require_equal_body_result(item, steps.seeded, form)
             body = parse_body_end(form["body"])
             run.started += form["started"]
             self._budgets.count_child_usage(item, body.spending.usage, body.spending.cost, form["started"])
@@ -313,8 +313,8 @@ class _RemoteIO(ForwardingIO):
         """Put a child on its queue and return the stored form of its end; raise ``UnrecordedStop`` if it stopped without a result."""
         run, workflow = self._run, self._run.workflow
         seed = run.seed.select_subtree(child.path)
-        more = [seed.to_form()] if seed.outcomes else []
-        handle = await workflow.dbos.enqueue_workflow_with_options_async(options, child.to_form(), *more)
+        more = [seed.to_json()] if seed.outcomes else []
+        handle = await workflow.dbos.enqueue_workflow_with_options_async(options, child.to_json(), *more)
         self._queued.set()
         try:
             form: dict[str, object] = await handle.get_result(polling_interval_sec=CHILD_POLL_SECONDS)

@@ -25,7 +25,7 @@ from stepengine.durable.database import (
     require_deployment_name,
 )
 from stepengine.durable.indexes import child_condition_sql, root_id_sql
-from stepengine.durable.messages import parse_message_form
+from stepengine.durable.messages import parse_message_json
 from stepengine.durable.queues import make_queue_options
 from stepengine.durable.wire import StartOutcomes, SubmittedRun
 from stepengine.errors import InputError, JournalCorrupt, JournalError, StepEngineError
@@ -206,15 +206,15 @@ class _EndWatcher:
                         self._notify_waiters(run, state)
             await asyncio.sleep(WAIT_SECONDS)
 
-    def _notify_waiters(self, run: str, news: str | Exception) -> None:
+    def _notify_waiters(self, run: str, state_or_error: str | Exception) -> None:
         """Resume all waiters of a run with its state or an error."""
         for future in self._waiting.get(run, ()):
             if future.done():
                 continue
-            if isinstance(news, str):
-                future.set_result(news)
+            if isinstance(state_or_error, str):
+                future.set_result(state_or_error)
             else:
-                future.set_exception(news)
+                future.set_exception(state_or_error)
 
     async def close(self) -> None:
         """Stop polling."""
@@ -306,7 +306,7 @@ class Deployment:
         refuse_asking_limits(order.limits, f"the run {order.id!r}", InputError)
         stored = {"agent": order.agent_id, **(attributes or {})}
         options = make_queue_options(order, stored, release=release, queue=queue)
-        await self.client.enqueue_async(options, order.to_form(), *([] if seed is None else [seed.to_form()]))
+        await self.client.enqueue_async(options, order.to_json(), *([] if seed is None else [seed.to_json()]))
 
     async def find_runs(self, runs: Sequence[str]) -> list[DurableRunView]:
         """
@@ -380,7 +380,7 @@ class Deployment:
     async def find_message(self, run: str, key: str) -> Mapping[str, object] | None:
         """Return the message that was sent to a run with a key; ``None`` if there is none."""
         rows = await self.fetch_rows(SENT_MESSAGE, run, f"{key}::{run}")
-        return parse_message_form(rows[0][0]) if rows else None
+        return parse_message_json(rows[0][0]) if rows else None
 
     async def wait_for_end(self, run: str, seconds: float) -> str | None:
         """

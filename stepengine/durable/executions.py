@@ -77,8 +77,8 @@ class ExecutionEnd:
         continues_elsewhere = self.is_leaving or self.parked is not None or self.fatal is not None
         return not continues_elsewhere and stop.kind in ("cancelled", "limit")
 
-    def end_without_result(self, error: BaseException) -> None:
-        """End this execution without a result; the run itself has not ended because of that."""
+    def stop_without_result(self, error: BaseException) -> None:
+        """Stop this execution and store *error* unless one is stored; the run itself does not end."""
         self.parked = self.parked or error
         if self.tree is not None:
             self.tree.root.stop(Stop("cancelled"))
@@ -172,7 +172,7 @@ class WorkflowSteps:
         # A database that is away is not the fault of the run: ended as failed it would be lost, parked it is tried again
         # (durable:UF18).
         except self._parks as error:
-            self._end.end_without_result(error)
+            self._end.stop_without_result(error)
             raise asyncio.CancelledError from None
 
     def reserve_next_step(self, name: str, mark: Mapping[str, object] | None = None) -> ReservedStep:

@@ -305,11 +305,11 @@ class DeploymentMaintenance:
         poison = sum([row[5] for row in rows])
         return DeploymentOverview(states, oldest, tuple(executors), tuple(releases), poison, unreadable)
 
-    async def queue_settings(self) -> list[QueueView]:
+    async def list_queue_settings(self) -> list[QueueView]:
         """Return the settings of each queue, as the database has them."""
         return [QueueView(*row) for row in await self._operator.deployment.fetch_rows(QUEUES, self._operator.app)]
 
-    async def rates(self) -> list[RateView]:
+    async def list_rates(self) -> list[RateView]:
         """Return the shared rate limits and their current use."""
         ((is_there,),) = await self._operator.deployment.fetch_rows(HAS_RATES)
         found = await self._operator.deployment.fetch_rows(RATES) if is_there else ()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from stepengine.durable.database import nul_free_sql
 from stepengine.durable.deployment import Deployment
 from stepengine.durable.executions import DurableRun
-from stepengine.durable.messages import TOPIC, find_text_problem, parse_database_topic, parse_message_form
+from stepengine.durable.messages import TOPIC, find_text_problem, parse_database_topic, parse_message_json
 from stepengine.errors import DatabaseUnavailable
 from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.messages import Message
@@ -83,7 +83,7 @@ async def _deliver_topic_messages(database: Deployment, live: Sequence[DurableRu
     received = [set(listening.messages.known_keys) for listening in live]
     for root, key, topic, said in await database.fetch_rows(POSTED, list(runs), list(set.intersection(*received))):
         path, name = parse_database_topic(topic)
-        form = parse_message_form(said)
+        form = parse_message_json(said)
         for listening in runs[root]:
             own = listening.order.path
             # The body of a tool may be part of the run of its caller, which alone knows of it.
@@ -104,5 +104,5 @@ async def _deliver_topic_messages(database: Deployment, live: Sequence[DurableRu
 
 def _parse_message_text(message: str) -> str | None:
     """Return the text of a message; ``None`` if it has none."""
-    text = parse_message_form(message).get("text")
+    text = parse_message_json(message).get("text")
     return text if isinstance(text, str) and not find_text_problem(text) else None

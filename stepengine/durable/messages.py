@@ -79,11 +79,11 @@ class ReceivedMessages:
 
     # --- as the mailbox of the run's tree, which polls nothing: `deliver_messages_until_cancelled` delivers -----------------------------
 
-    def list_unread(self) -> Sequence[Message]:
+    def list_unread_messages(self) -> Sequence[Message]:
         """Return an empty sequence, since unread messages are in the database."""
         return ()
 
-    def list_unreceived(self, path: str) -> Sequence[str]:
+    def list_unreceived_texts(self, path: str) -> Sequence[str]:
         """Return an empty sequence, since unread messages are in the database."""
         return ()
 
@@ -99,8 +99,8 @@ class ReceivedMessages:
         """Return ``True`` and store nothing, since the message is in the database already."""
         return True
 
-    def refuse(self, message: Message, why: str) -> None:
-        """Mark a message as consumed without delivering it. The next outcome stores its key; *why* is not stored."""
+    def refuse(self, message: Message, reason: str) -> None:
+        """Mark a message as consumed without delivering it. The next outcome stores its key; *reason* is not stored."""
         self._refused += self._pop_key(message.id)
 
     def _pop_key(self, message_id: str) -> list[str]:
@@ -125,7 +125,7 @@ def parse_database_topic(topic: str) -> tuple[str, str]:
     return path, name
 
 
-def parse_message_form(message: str) -> Mapping[str, object]:
+def parse_message_json(message: str) -> Mapping[str, object]:
     """Parse a message from JSON; return an empty mapping if the text is not a JSON object."""
     try:
         form = json.loads(message)

@@ -355,7 +355,7 @@ class Operator:
             raise JournalError(msg)
         # A cancelled run has lost its queue.
         found = await self.client.list_workflows_async(workflow_ids=[root.partition("/")[0]], load_output=False)
-        pool = SubmittedRun.from_form(found[0].input["args"][0]).pool
+        pool = SubmittedRun.from_json(found[0].input["args"][0]).pool
         async with self.sessions.lock_retryable_turn(tree[0]):
             for each in reversed(stopped):
                 is_turn = "turn" in each.attributes

@@ -194,9 +194,9 @@ class OutcomeRecorder:
         self._run.clock.advance_to(outcome.at)
         return outcome
 
-    def compare_body_results(self, item: Item, known: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
+    def require_equal_body_result(self, item: Item, known: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
         """
-        Compare the recorded result of a body with its present one, unless a limit stopped it.
+        Raise if the recorded result of a body differs from its present one *now*, unless there is none or a limit stopped it.
 
         Raises:
             ReplayDivergence: when they differ in value or error.
@@ -206,5 +206,5 @@ class OutcomeRecorder:
         # Time and usage may differ between two executions that did the same.
         was, is_ = ({name: form.get(name) for name in ("value", "error")} for form in (known, now))
         if was != is_:
-            names = [f"{RESULT}:{self._run.prints.value(each)}" for each in (was, is_)]
+            names = [f"{RESULT}:{self._run.prints.for_value(each)}" for each in (was, is_)]
             raise self._run.end.make_and_record_divergence(format_address(*item.address), names)

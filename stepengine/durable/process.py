@@ -267,11 +267,11 @@ class WorkerProcess:
             return
         for view in await self._deployment.find_runs(list(waiting)):
             if view.state == "CANCELLED":
-                waiting[view.id].end.end_without_result(
+                waiting[view.id].end.stop_without_result(
                     self._errors.DBOSWorkflowCancelledError(f"the run {view.id!r} was cancelled")
                 )
             elif view.state != "PENDING" or view.executor != self.setting.executor:
-                waiting[view.id].end.end_without_result(self._errors.DBOSWorkflowConflictIDError(view.id))
+                waiting[view.id].end.stop_without_result(self._errors.DBOSWorkflowConflictIDError(view.id))
 
     async def _acquire_locks(self, connection: Any) -> None:
         """Take the locks of the executor and its release, and check that commits are durable."""
@@ -328,8 +328,8 @@ class WorkerProcess:
 
     async def execute_submitted_run(self, form: dict[str, object], seed: dict[str, object] | None) -> dict[str, Any]:
         """Execute the run that *form* orders, starting from the outcomes in *seed*. Both are emptied."""
-        order = SubmittedRun.from_form(form)
-        known = StartOutcomes() if seed is None else StartOutcomes.from_form(seed)
+        order = SubmittedRun.from_json(form)
+        known = StartOutcomes() if seed is None else StartOutcomes.from_json(seed)
         # The package keeps what it gave until the run ends, and a conversation or a journal in it would be there twice.
         form.clear()
         if seed is not None:

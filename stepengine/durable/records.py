@@ -52,7 +52,7 @@ from stepengine.engine.launcher import Launcher
 from stepengine.engine.run import EngineRun, make_ended_machine, stream_run
 from stepengine.engine.run_plans import with_resolved_system_prompt
 from stepengine.errors import AgentError, JournalError, ReplayDivergence, StepEngineError
-from stepengine.journal.encoding import decode_stored, encode_effect, may_change_world_if_repeated, to_comparable_form
+from stepengine.journal.encoding import decode_stored, encode_effect, may_change_world_if_repeated, to_comparable_json
 from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.history import parse_recorded_start
 from stepengine.journal.journaled_run import JournaledRun
@@ -138,10 +138,10 @@ async def read_tree_record(deployment: Deployment, root: str) -> RunTreeRecord:
         msg = f"there is no root run {root!r} in this database"
         raise JournalError(msg)
     given = found[0].input["args"]
-    order = SubmittedRun.from_form(given[0])
+    order = SubmittedRun.from_json(given[0])
     tree_record = RunTreeRecord(order, is_begun=not order.turn)
     if len(given) > 1:
-        seed = StartOutcomes.from_form(given[1])
+        seed = StartOutcomes.from_json(given[1])
         tree_record.entries.update({address: EffectRecord(*found) for address, found in seed.outcomes.items()})
         tree_record.lookups.update(seed.lookups)
     await tree_record.refresh(deployment)
@@ -282,7 +282,7 @@ def _write_recorded_end(journal: Journal, recorded: RunResult) -> None:
         made, status=recorded.status, output=recorded.output, text=recorded.text,
         error=recorded.error if isinstance(recorded.error, StepEngineError) else made.error,
     )  # fmt: skip
-    if to_comparable_form(was) != to_comparable_form(made):
+    if to_comparable_json(was) != to_comparable_json(made):
         end = Result(end.path, end.seq, end.at, Value(was, end.at))
         replace_records_by_derived(journal, [*records[:-1], end], journal)
 
@@ -323,18 +323,18 @@ async def follow_run(launcher: Launcher, deployment: Deployment, root: str) -> A
         raise played.fatal
 
 
-def create_replayed_run(launcher: Launcher, played: Playback) -> EngineRun:
-    """Return a run that replays the recorded effects; its start is recorded in the session of *played*."""
-    order, session = played.order, played.session
+def create_replayed_run(launcher: Launcher, playback: Playback) -> EngineRun:
+    """Return a run that replays the recorded effects; its start is recorded in the session of *playback*."""
+    order, session = playback.order, playback.session
     time = attrs.evolve(launcher.services.time, clock=_FixedClock(order.created))
     at_that_time = attrs.evolve(launcher, services=attrs.evolve(launcher.services, time=time))
     try:
         made = at_that_time.plan_root_run(make_root_request(launcher, order))
-        plan, state = played.with_recorded_prompt_and_window(made.plan, made.state)
+        plan, state = playback.with_recorded_prompt_and_window(made.plan, made.state)
         plan, state = start_run(
             session, plan, state, limits=order.limits, models=launcher.models.by_agent, own_models=order.models
         )
-        services = played.wrap_services(made.services)
+        services = playback.wrap_services(made.services)
         live = at_that_time.make_or_fill_engine_run(attrs.evolve(made, plan=plan, state=state, services=services))
     except BaseException:
         session.writer.close()
@@ -544,10 +544,10 @@ class _PlaybackPerformer:
             else self._start_recorded_questions(batch, asked)
         )
 
-    async def _start_recorded_questions(self, batch: Sequence[Item], asked: Sequence[Item]) -> None:
+    async def _start_recorded_questions(self, batch: Sequence[Item], questions: Sequence[Item]) -> None:
         """Start questions only after they are recorded, since they may be answered at once."""
         assert self._played.wait_for_more is not None  # noqa: S101 - it was looked
-        for item in asked:
+        for item in questions:
             while not self._played.is_effect_recorded(item) and await self._played.wait_for_more():
                 self._played.compare_with_record(item)
         await self._inner.begin(batch)
@@ -591,7 +591,7 @@ class _PlaybackPerformer:
         return self._played.make_stop_at_record_end(item.path)
 
     async def _wait_for_outcome(self, item: Item) -> Single | None:
-        """Return the recorded outcome of an effect; wait for it while the run is active."""
+        """Return the recorded outcome of an effect, waiting for it while the run is active; ``None`` if the record ends before it."""
         known = self._played.find_outcome(item)
         while known is None and self._played.wait_for_more is not None and await self._played.wait_for_more():
             self._played.compare_with_record(item)

@@ -231,8 +231,8 @@ class Register:
         found = await self._database.fetch_rows(USAGE, {"app": self._app, "owner": owner})
         return int(found[0][0]), int(found[0][1])
 
-    async def count_client_bytes(self, run: str, size: int) -> None:
-        """Count bytes that a client sent to a run."""
+    async def add_client_bytes(self, run: str, size: int) -> None:
+        """Add *size* to the number of bytes that clients sent to a run."""
         await self._database.fetch_rows(MORE_BYTES, size, run)
 
     async def record_submitted(self, run: str) -> None:
@@ -243,16 +243,16 @@ class Register:
         """Delete a run that was never submitted."""
         await self._database.fetch_rows(REMOVE, run)
 
-    async def record_refusal(self, run: str, why: str) -> None:
+    async def record_refusal(self, run: str, reason: str) -> None:
         """Record that a registered run cannot be submitted: it has failed."""
-        await self._database.fetch_rows(REFUSE, why.replace("\0", ""), run)
+        await self._database.fetch_rows(REFUSE, reason.replace("\0", ""), run)
 
     async def record_cancellation(self, run: str, reason: str) -> None:
         """Store why a run was cancelled."""
         await self._database.fetch_rows(NOTE, reason.replace("\0", ""), run)
 
-    async def count_retry(self, run: str) -> None:
-        """Count a retry of a stopped run."""
+    async def increment_retry_count(self, run: str) -> None:
+        """Increase the number of retries of a stopped run by one."""
         await self._database.fetch_rows(COUNT_TRY, run)
 
     async def list_late_unsubmitted(self) -> list[RegisteredRun]:

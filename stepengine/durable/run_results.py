@@ -99,7 +99,7 @@ class ResultReader:
         said = status.attributes or {}
         if said.get("answered"):
             return await self.wait_for_result(said["answered"], waits=waits)
-        order = SubmittedRun.from_form(status.input["args"][0])
+        order = SubmittedRun.from_json(status.input["args"][0])
         session = order.info.session_id
         ended = partial(RunResult, state=AgentState(run_id=run, agent_id=order.agent_id), journal=run)
         if said.get("rejected"):
@@ -133,11 +133,15 @@ class ResultReader:
             await asyncio.sleep(FIRST_POLL_SECONDS)
 
 
-def _make_suspended_result(run: str, asked: list[Waiting], left: list[Waits]) -> RunResult:
-    """Return the result of a suspended run with its open questions and the other waits in *left*."""
+def _make_suspended_result(run: str, asked: list[Waiting], other_waits: list[Waits]) -> RunResult:
+    """Return the result of a suspended run with its open questions and the other waits in *other_waits*."""
     questions = tuple([question for each in asked for question in each.questions])
     state = AgentState(run_id=run, pending=questions)
     waits = make_question_waits(asked)
     return RunResult(
-        status=RunStatus.SUSPENDED, state=state, pending_questions=questions, journal=run, waits_for=(*waits, *left)
+        status=RunStatus.SUSPENDED,
+        state=state,
+        pending_questions=questions,
+        journal=run,
+        waits_for=(*waits, *other_waits),
     )

@@ -154,11 +154,11 @@ class Waiting:
         return f"ask:{self.path}:{self.seq}"
 
 
-def make_question_waits(asked: Iterable[Waiting]) -> list[Waits]:
-    """Return the questions of *asked* as things that a run waits for."""
+def make_question_waits(questions: Iterable[Waiting]) -> list[Waits]:
+    """Return *questions* as things that a run waits for."""
     return [
         Waits(kind="question", path=each.path, seq=each.seq, question=question)
-        for each in asked
+        for each in questions
         for question in each.questions
     ]
 

@@ -250,7 +250,7 @@ class Sessions:
 
     # --- looking ------------------------------------------------------------------------------------------------------
 
-    async def all(self) -> list[DurableSessionView]:
+    async def list_sessions(self) -> list[DurableSessionView]:
         """Return all sessions, in the order of their ids; raises ``DatabaseUnavailable``."""
         rows = await self._deployment.fetch_rows(SESSIONS, self._deployment.app)
         return [
@@ -258,7 +258,7 @@ class Sessions:
             for name, number, state, agent, updated in rows
         ]
 
-    async def turns(self, session: str) -> list[TurnView]:
+    async def list_turns(self, session: str) -> list[TurnView]:
         """Return the turns of a session in their order, none for one that is not known; raises ``DatabaseUnavailable``."""
         return [_parse_turn(row) for row in await self._deployment.fetch_rows(TURNS, self._deployment.app, session)]
 
@@ -429,7 +429,7 @@ class Sessions:
         if not asked:
             return None
         found = await self._deployment.client.list_workflows_async(workflow_ids=[turn.run], load_output=False)
-        order = SubmittedRun.from_form(found[0].input["args"][0])
+        order = SubmittedRun.from_json(found[0].input["args"][0])
         given = dict(order.answers) or ({asked[0].questions[0].id: order.prompt} if order.prompt else {})
         if not given or order.previous is not None:
             return None
@@ -509,7 +509,7 @@ class Sessions:
             return
         session = view.attributes["session"]
         async with self._lock_session(session):
-            turns = await self.turns(session)
+            turns = await self.list_turns(session)
             own = next((turn for turn in turns if turn.run == view.id), None)
             if own is not None and (own.answered is not None or own.rejected):
                 msg = f"the run {view.id!r} was a message to a run that waited for an answer, so it cannot be retried"
@@ -594,15 +594,17 @@ def with_previous_turn(order: SubmittedRun, found: Mapping[str, Any]) -> Submitt
     )
 
 
-def make_turn_record(order: SubmittedRun, result: RunResult, rules: Sequence[object], *, began: bool) -> dict[str, Any]:
+def make_turn_record(
+    order: SubmittedRun, result: RunResult, rules: Sequence[object], *, has_started: bool
+) -> dict[str, Any]:
     """
     Return the members that a turn stores for the next turn in addition to its state.
 
-    A turn that a hook refused (*began* is false) stores the members of the previous turn.
+    A turn that a hook refused (*has_started* is false) stores the members of the previous turn.
     """
     assert order.before is not None  # noqa: S101 - it has entered its session
     before = order.before["session"]
-    if not began:
+    if not has_started:
         return {**before, "state": order.before["state"], "is_saved": False}
     usage: Usage = decode_stored(before["usage"])
     return {

@@ -59,28 +59,28 @@ class RecordLooks:
         self._requested = asyncio.Event()
 
     def finish_look(self) -> None:
-        """End the look that was started last."""
+        """Mark the read of the record that was started last as ended."""
         self.ended = self.started
         ended, self._ended = self._ended, asyncio.Event()
         ended.set()
 
     def close(self) -> None:
-        """End all waits: there are no more looks."""
+        """End all waits, since no more reads of the record follow."""
         self._is_closed = True
         self._ended.set()
 
     def request_look(self) -> None:
-        """Let the next look start at once."""
+        """Let the next read of the record start immediately."""
         self._requested.set()
 
     async def wait_for_next_look(self) -> None:
-        """Wait for the end of a look that starts after this call, or of all looks."""
+        """Wait for the end of a read of the record that starts after this call, or until no more reads follow."""
         started = self.started
         while self.ended <= started and not self._is_closed:
             await self._ended.wait()
 
     async def sleep(self, pause: float) -> None:
-        """Sleep for *pause* seconds, or until a look is requested."""
+        """Sleep for *pause* seconds, or until a read of the record is requested."""
         try:
             async with asyncio.timeout(pause):
                 await self._requested.wait()
@@ -301,7 +301,7 @@ class SharedEvents:
             self._notify_readers()
 
     async def _wait_for_refresh(self, tree_record: RunTreeRecord) -> bool:
-        """Wait until the next look is over; return whether there may be another one."""
+        """Wait until the next read of the record has ended; return whether another one may follow."""
         was_over = tree_record.runs[""].is_over
         self._waiting += 1
         try:

@@ -182,7 +182,7 @@ class Steps:
         # `stepengine deploy status` has to see it meanwhile. A repeatable effect needs no mark: the step with its outcome
         # is enough.
         if isinstance(effect, WAITS):
-            reserved.append(run.workflow.reserve_next_step(f"{WAIT}:{print_}", _make_wait_form(item, together)))
+            reserved.append(run.workflow.reserve_next_step(f"{WAIT}:{print_}", _make_wait_json(item, together)))
         elif isinstance(effect, RUNS) and not _starts_background_child(item):
             return self._reserve_start_steps(item, name, seeded, reserved)
         elif not is_repeatable(item):
@@ -247,7 +247,7 @@ class Steps:
                 raise UnrecordedStop(outcome)
             open_ = [encode_stored(question) for question in render_questions(item)]
             form = {"seq": effect.seq, "path": item.path, "at": run.clock.elapsed_ms(), "questions": open_}
-            form |= _make_group_form(item, together)
+            form |= _make_group_json(item, together)
             return cast("dict[str, Any]", run.redactor.value(form))
 
         found = await run.workflow.reserve_and_load_or_perform_step(name, ask_and_encode, format_address(*item.address))
@@ -383,7 +383,7 @@ class Steps:
         known = steps.seeded or await run.workflow.reserve_and_load_or_perform_step(
             steps.name, make_result_record, where
         )
-        self._outcomes.compare_body_results(item, known, now)
+        self._outcomes.require_equal_body_result(item, known, now)
         return with_body_end(
             self._outcomes.load_outcome_and_advance_clock(known, where), getattr(outcome, "body", None)
         )
@@ -460,7 +460,7 @@ def _has_unrecorded_changes(item: Item, form: Mapping[str, Any]) -> bool:
     return "error" not in form and form["value"].get("status") != "cancelled"
 
 
-def _make_wait_form(item: Item, together: Sequence[int]) -> dict[str, Any]:
+def _make_wait_json(item: Item, together: Sequence[int]) -> dict[str, Any]:
     """Return the stored form of a wait, for operators; effects with the numbers *together* start with it."""
     wait = list_waits(item)[0]
     until = None if wait.wakes_at is None else wait.wakes_at.isoformat(timespec="milliseconds")
@@ -468,11 +468,11 @@ def _make_wait_form(item: Item, together: Sequence[int]) -> dict[str, Any]:
     form |= {"topic": wait.topic} if wait.topic else {}
     race = find_race_bounds(item)
     form |= {} if race is None or item.gather is None else {"race": _get_first_and_last_number(item.gather, race)}
-    form |= _make_group_form(item, together)
+    form |= _make_group_json(item, together)
     return form | ({"children": list(wait.children)} if wait.children else {})
 
 
-def _make_group_form(item: Item, together: Sequence[int]) -> dict[str, Any]:
+def _make_group_json(item: Item, together: Sequence[int]) -> dict[str, Any]:
     """Return the numbers of the effects that start *together* with *item*, and those of their races; empty if it starts alone."""
     if not together or item.gather is None:
         return {}

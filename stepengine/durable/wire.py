@@ -76,7 +76,7 @@ class Ancestor:
     source: Source = "model"
     values: Mapping[str, Any] | None = None
 
-    def to_form(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return it as JSON."""
         form = attrs.asdict(self, recurse=False)
         return form if self.tool_name else {name: form[name] for name in form if name not in OF_CALLS}
@@ -142,7 +142,7 @@ class SubmittedRun:
         """The run's own id in the database."""
         return f"{self.root}/{self.path}" if self.spawns else self.root
 
-    def to_form(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return it as JSON; raise ``DataError`` for a value that cannot be stored."""
         info = self.info
         form: dict[str, object] = {
@@ -161,11 +161,11 @@ class SubmittedRun:
         form |= {"turn": self.turn} if self.turn else {}
         form |= {"rules": list(self.rules)} if self.rules else {}
         form |= {"answers": {k: _encode_answer(v) for k, v in self.answers.items()}} if self.answers else {}
-        form |= {"pool": self.pool, "spawns": [spawn.to_form() for spawn in self.spawns]}
+        form |= {"pool": self.pool, "spawns": [spawn.to_json() for spawn in self.spawns]}
         return to_portable_json(form)
 
     @classmethod
-    def from_form(cls, form: Mapping[str, Any]) -> SubmittedRun:
+    def from_json(cls, form: Mapping[str, Any]) -> SubmittedRun:
         """
         Parse the stored form of an order.
 
@@ -226,13 +226,13 @@ class StartOutcomes:
     outcomes: Mapping[tuple[str, int], tuple[str, str, Mapping[str, Any] | None]] = attrs.field(factory=dict)
     lookups: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
 
-    def to_form(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return it as JSON."""
         outcomes = [[path, seq, *found] for (path, seq), found in self.outcomes.items()]
         return to_portable_json({"outcomes": outcomes, "lookups": self.lookups})
 
     @classmethod
-    def from_form(cls, form: Mapping[str, Any]) -> StartOutcomes:
+    def from_json(cls, form: Mapping[str, Any]) -> StartOutcomes:
         """Parse the stored form of a seed."""
         outcomes = {(path, seq): (kind, fp, found) for path, seq, kind, fp, found in form["outcomes"]}
         return cls(outcomes, form["lookups"])
@@ -317,10 +317,10 @@ def _encode_answer(value: AnswerLike) -> object:
     return value if isinstance(value, str | bool) else encode_stored(value)
 
 
-def encode_answers(questions: Sequence[Question], given: Mapping[str, AnswerLike]) -> dict[str, Any]:
+def encode_answers(questions: Sequence[Question], answers: Mapping[str, AnswerLike]) -> dict[str, Any]:
     """Return the answers to *questions* as they are sent, by question id."""
     return to_portable_json(
-        {question.id: encode_stored(to_answer(given[question.id], question)) for question in questions}
+        {question.id: encode_stored(to_answer(answers[question.id], question)) for question in questions}
     )
 
 

@@ -364,10 +364,10 @@ class Catalog:
         return JsonDict(freeze(told))
 
     def _compile_family(
-        self, given: Sequence[AgentDefinition], carried: Iterable[AgentDefinition] = ()
+        self, given: Sequence[AgentDefinition], carried_definitions: Iterable[AgentDefinition] = ()
     ) -> dict[str, Agent]:
         """Compile *given* and the agents that they may spawn. Other ids refer to agents of the engine."""
-        definitions = _collect_reachable_definitions(given, carried, self._agents)
+        definitions = _collect_reachable_definitions(given, carried_definitions, self._agents)
         # One mapping for all members, filled when all are made: agents may spawn each other, and each holds the mapping
         # and not its children.
         family: dict[str, Agent] = dict(self._agents)
@@ -820,10 +820,10 @@ def _list_child_definitions(definition: AgentDefinition) -> list[AgentDefinition
     ]
 
 
-def _index_definitions(given: Iterable[object]) -> dict[str, AgentDefinition]:
+def _index_definitions(definitions: Iterable[object]) -> dict[str, AgentDefinition]:
     """Return definitions by catalog id; raise ``DefinitionError`` for other objects and repeated ids."""
     found: dict[str, AgentDefinition] = {}
-    for definition in given:
+    for definition in definitions:
         if not isinstance(definition, AgentDefinition):
             msg = f"agents must contain AgentDefinition objects, not {definition!r}"
             raise DefinitionError(msg)

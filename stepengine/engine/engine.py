@@ -781,6 +781,6 @@ def _find_running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-def _pop_launch_options(asked: dict[str, Any]) -> dict[str, Any]:
-    """Remove the options of ``Launcher.create_run_from_record`` from *asked* and return them; the others are the journal's."""
-    return {name: asked.pop(name) for name in ("agent", "limits", "agent_models") if name in asked}
+def _pop_launch_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Remove the options of ``Launcher.create_run_from_record`` from *options* and return them; the others are the journal's."""
+    return {name: options.pop(name) for name in ("agent", "limits", "agent_models") if name in options}

@@ -128,21 +128,21 @@ def make_watcher(observer: ObserverLike) -> Watcher:
     return Watcher(observer)
 
 
-def make_rate_limits(given: RateLimitsLike, models: Models, clock: TimeSource) -> RateLimits | None:
+def make_rate_limits(argument: RateLimitsLike, models: Models, clock: TimeSource) -> RateLimits | None:
     """
-    Return the limiters for the argument ``Engine(rate_limits=...)``.
+    Return the limiters for the argument ``Engine(rate_limits=...)``; ``None`` if it is ``None``.
 
     Raises:
         DefinitionError: when that names a provider that *models* does not have.
     """
-    if given is None:
+    if argument is None:
         return None
-    unknown = [] if isinstance(given, RateLimit) else [name for name in given if name not in models.providers]
+    unknown = [] if isinstance(argument, RateLimit) else [name for name in argument if name not in models.providers]
     if unknown:
         known = list_names(models.providers, unknown[0], quoted=True)
         msg = f"rate_limits names the provider {unknown[0]!r}, which is not registered; registered providers: {known}"
         raise DefinitionError(msg)
-    return RateLimits(given, clock)
+    return RateLimits(argument, clock)
 
 
 def make_engine_sessions(store: SessionsLike, *, children: bool) -> EngineSessions | None:

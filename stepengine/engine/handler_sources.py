@@ -184,7 +184,7 @@ def _warn_about_function_source(fn: object, owner: str, scope: _FunctionScope | 
         met.add(function.__code__)
         for line, text in _find_source_problems(function, owner, scope):
             _emit_source_warning(text, function.__code__.co_filename, line)
-        called = [_resolve_name(function, one.name) for one in _find_name_uses(function) if one.is_call]
+        called = [_resolve_name(function, one.name) for one in _find_dotted_name_uses(function) if one.is_call]
         waiting += [_find_python_function(one) for one in called if inspect.isgeneratorfunction(one)]
 
 
@@ -202,7 +202,7 @@ def _find_source_problems(
     function: FunctionType, owner: str, scope: _FunctionScope | None
 ) -> Iterator[tuple[int, str]]:
     """Yield line and text of each problem of a function: values without effect, and, with *scope*, wrong tool and agent names."""
-    for one in _find_name_uses(function):
+    for one in _find_dotted_name_uses(function):
         value = _resolve_name(function, one.name)
         problems = [_find_unused_value_problem(one, value) if one.is_statement else ""]
         if scope is not None and one.is_call:
@@ -268,8 +268,8 @@ def _find_python_function(fn: object) -> FunctionType | None:
     return found if isinstance(found, FunctionType) else None
 
 
-def _find_name_uses(function: FunctionType) -> tuple[_NameUse, ...]:
-    """Return the calls by name and the bare names in a function, without names that it binds itself."""
+def _find_dotted_name_uses(function: FunctionType) -> tuple[_NameUse, ...]:
+    """Return the calls of dotted names in a function, and the statements that are only such a name, except names it binds itself."""
     code = function.__code__
     if code not in PARSED:
         found = _parse_name_uses(_read_function_file(function)).get((code.co_firstlineno, code.co_name), ())
@@ -307,13 +307,15 @@ def _parse_name_uses(text: str) -> Mapping[tuple[int, str], tuple[_NameUse, ...]
         return {}
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     return {
-        (min([node.lineno, *[d.lineno for d in node.decorator_list]]), node.name): tuple(_iterate_name_uses(node))
+        (min([node.lineno, *[d.lineno for d in node.decorator_list]]), node.name): tuple(
+            _iterate_dotted_name_uses(node)
+        )
         for node in functions
     }
 
 
-def _iterate_name_uses(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[_NameUse]:
-    """Yield the calls by name, and the statements that consist of a name, in a function."""
+def _iterate_dotted_name_uses(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[_NameUse]:
+    """Yield each call of a dotted name in a function, such as ``f()`` or ``module.f()``, and each statement that is only such a name."""
     nodes = [inner for part in (*function.body, function.args) for inner in ast.walk(part)]
     dropped = {id(node.value): node.value for node in nodes if isinstance(node, ast.Expr)}
     for node in nodes:

@@ -43,24 +43,24 @@ class EngineRuns:
         self.active.clear()
         self.handles.clear()
 
-    def start_in_background(self, live: EngineRun, turns: Turns | None = None) -> RunHandle:
+    def start_in_background(self, run: EngineRun, turns: Turns | None = None) -> RunHandle:
         """
         Start a run in the background of the running event loop; ``find_by_id`` finds the handle until the handle ends.
 
         Args:
-            live: The run.
+            run: The run.
             turns: Creates the later turns of a handle that is kept open; ``None`` for a single run.
         """
-        handle = live.start(turns)
+        handle = run.start(turns)
         self.handles[handle] = None
         handle.on_end(lambda: self.handles.pop(handle, None))
         return handle
 
-    def find_by_id(self, run: str) -> tuple[list[RunHandle], list[EngineRun]]:
-        """Return the handles and the running runs whose session or run has the id *run*."""
+    def find_by_id(self, session_or_run_id: str) -> tuple[list[RunHandle], list[EngineRun]]:
+        """Return the handles and the running runs whose session or run has the id *session_or_run_id*."""
         roots = [(live, live.tree.root) for live in list(self.active)]
-        lives = [live for live, root in roots if run in (root.plan.info.session_id, root.state.run_id)]
-        return [h for h in list(self.handles) if run in (h.session_id, h.run_id)], lives
+        lives = [live for live, root in roots if session_or_run_id in (root.plan.info.session_id, root.state.run_id)]
+        return [h for h in list(self.handles) if session_or_run_id in (h.session_id, h.run_id)], lives
 
     def list_ids(self) -> tuple[str, ...]:
         """Return the ids of the sessions that are running or idle here, and of runs without a session."""
@@ -68,16 +68,18 @@ class EngineRuns:
         roots = [live.tree.root for live in list(self.active)]
         return tuple(dict.fromkeys([*handles, *[root.plan.info.session_id or root.state.run_id for root in roots]]))
 
-    async def shutdown(self, run: str | None = None) -> bool:
+    async def shutdown(self, session_or_run_id: str | None = None) -> bool:
         """End the session or run with this id, or all without one, and wait; return whether there was one."""
-        handles, lives = self.request_shutdown(run)
+        handles, lives = self.request_shutdown(session_or_run_id)
         for live in lives:
             await live.wait_until_ended()
         return bool(handles or lives)
 
-    def request_shutdown(self, run: str | None = None) -> tuple[list[RunHandle], list[EngineRun]]:
+    def request_shutdown(self, session_or_run_id: str | None = None) -> tuple[list[RunHandle], list[EngineRun]]:
         """Request the end of the session or run with this id, or of all without one; return the handles and the running runs."""
-        handles, lives = (list(self.handles), list(self.active)) if run is None else self.find_by_id(run)
+        handles, lives = (
+            (list(self.handles), list(self.active)) if session_or_run_id is None else self.find_by_id(session_or_run_id)
+        )
         for handle in handles:
             handle.send(Shutdown())
         for live in lives:

@@ -256,7 +256,7 @@ class Launcher:
                     workspace="" if place is None or place.system is None else place.name,
                 ),
                 wrap=session.wrap_services,
-                shows=session.mode.make_new_event_filter(session.recorded_part),
+                is_news=session.mode.make_new_event_filter(session.recorded_part),
                 waiting_run=waiting_run,
             )
         except BaseException:
@@ -319,7 +319,7 @@ class Launcher:
         *,
         prepare: Prepare | None = None,
         wrap: Wrap | None = None,
-        shows: Callable[[Event], bool] | None = None,
+        is_news: Callable[[Event], bool] | None = None,
         waiting_run: EngineRun | None = None,
     ) -> EngineRun:
         """
@@ -330,7 +330,7 @@ class Launcher:
             prepare: Returns the plan and the state that the root starts with in place of those of *planned*.
             wrap: Returns the services of the run in place of those of *planned*: with recorders among the ``middlewares``, inside the
                 meter of limits and outside the gate; with another ``time`` or ``machine``.
-            shows: Returns whether an event is news; by default all are.
+            is_news: Returns whether an event is news; by default all are.
             waiting_run: The run to fill, if it waited for its turn in a session.
         """
         plan, state, services = planned.plan, planned.state, planned.services
@@ -348,21 +348,25 @@ class Launcher:
         if wrap is not None:
             services = wrap(services)
         ready = PlannedRun(request=planned.request, hub=planned.hub, plan=plan, state=state, services=services)
-        return self.make_or_fill_engine_run(ready, shows=shows, waiting_run=waiting_run)
+        return self.make_or_fill_engine_run(ready, is_news=is_news, waiting_run=waiting_run)
 
     def make_or_fill_engine_run(
-        self, planned: PlannedRun, *, shows: Callable[[Event], bool] | None = None, waiting_run: EngineRun | None = None
+        self,
+        planned: PlannedRun,
+        *,
+        is_news: Callable[[Event], bool] | None = None,
+        waiting_run: EngineRun | None = None,
     ) -> EngineRun:
         """
         Return the ``EngineRun`` of a plan; *waiting_run*, a run that waited for its turn, is filled instead.
 
         Args:
             planned: Its plan.
-            shows: Returns whether an event is news; by default all are.
+            is_news: Returns whether an event is news; by default all are.
             waiting_run: The run to fill, if it waited for its turn in a session.
         """
         request, services = planned.request, planned.services
-        planned.hub.set_news_filter(shows)
+        planned.hub.set_news_filter(is_news)
         # A run that waited for its turn has a handle already, which somebody holds: so its tree is filled and not
         # replaced.
         if waiting_run is None:

@@ -186,49 +186,51 @@ def find_agent_location(agent_id: str, *, folders: Iterable[Path] = ()) -> Agent
     )
 
 
-def _find_agent_in_folders(wanted: str, places: Iterable[Path], broken: list[str]) -> AgentLocation | None:
+def _find_agent_in_folders(agent_id: str, folders: Iterable[Path], broken: list[str]) -> AgentLocation | None:
     """Return the location in the first folder that has the agent, and warn of files skipped there; ``None`` if no folder has it."""
-    for folder in places:
-        found = _find_agent_in_folder(folder, wanted, broken)
+    for folder in folders:
+        found = _find_agent_in_folder(folder, agent_id, broken)
         if found is not None:
             for said in broken:
                 warn_of_skipped_file(said)
-            _report_shadowed_bundled_agent(found, wanted)
+            _report_shadowed_bundled_agent(found, agent_id)
             return found
     return None
 
 
-def _locate_by_id(agent_id: str, places: tuple[Path, ...]) -> AgentLocation:
+def _locate_by_id(agent_id: str, folders: tuple[Path, ...]) -> AgentLocation:
     """Return the location of the agent with this id; raise ``DefinitionError`` that lists the searched folders."""
     wanted = normalised_id(_strip_versioned_publisher(agent_id))
     broken: list[str] = []
-    if (found := _find_agent_in_folders(wanted, places, broken)) is not None:
+    if (found := _find_agent_in_folders(wanted, folders, broken)) is not None:
         return found
-    names = [normalised_id(file.stem) for folder in places for file in _iterate_agent_files(folder)]
-    searched = ", ".join([str(f) for f in places]) or "no folder, because ./agents does not exist"
+    names = [normalised_id(file.stem) for folder in folders for file in _iterate_agent_files(folder)]
+    searched = ", ".join([str(f) for f in folders]) or "no folder, because ./agents does not exist"
     beside = Path(f"{agent_id}.py")
     near = (
-        f"; did you mean ./{beside.as_posix()}?" if beside.is_file() else did_you_mean(wanted, names, alike=NEAR_RATIO)
+        f"; did you mean ./{beside.as_posix()}?"
+        if beside.is_file()
+        else did_you_mean(wanted, names, min_similarity=NEAR_RATIO)
     )
     having = " and ".join(
         [f"{p.publisher}/{wanted}" for p in packages.list_installed_agent_packages().packages if wanted in p.agents]
     )
     having = f". An installed package has {having}: use that id" if having else ""
     msg = f"no agent has the id {agent_id!r}; searched: {searched}{having}. Give a path such as './agents/reviewer.py', or an id{near}"
-    foreign = trust.find_untrusted_folder(trust.LOCAL) if trust.LOCAL not in places else None
+    foreign = trust.find_untrusted_folder(trust.LOCAL) if trust.LOCAL not in folders else None
     if foreign is not None:
         msg = f"{msg}. Not searched, because it is not trusted: {foreign}; to trust it, run `{foreign.trust_command}`"
     raise DefinitionError("\n  not read: ".join([msg, *broken]))
 
 
-def _report_shadowed_bundled_agent(found: AgentLocation, wanted: str) -> None:
+def _report_shadowed_bundled_agent(found: AgentLocation, agent_id: str) -> None:
     """Report it if an agent of the working folder hides the bundled agent with the same id."""
     if (
         found.file.parent == trust.LOCAL
-        and find_bundled_id(wanted)
+        and find_bundled_id(agent_id)
         and found.file.resolve().parent not in _list_resolved_bundled_folders()
     ):
-        trust.print_or_log_message(f"the agent {wanted!r} is loaded from {found.file}, not from stepengine")
+        trust.print_or_log_message(f"the agent {agent_id!r} is loaded from {found.file}, not from stepengine")
 
 
 @frozen
@@ -577,7 +579,7 @@ def find_file_named_like(agent_id: str, folder: Path) -> Path | None:
     return file if file.is_file() and file in _iterate_agent_files(folder) else None
 
 
-def _find_agent_in_folder(folder: Path, wanted: str, broken: list[str]) -> AgentLocation | None:
+def _find_agent_in_folder(folder: Path, agent_id: str, broken: list[str]) -> AgentLocation | None:
     """
     Return the location of an agent in a folder, or ``None``; append load errors of other files to *broken*.
 
@@ -586,17 +588,17 @@ def _find_agent_in_folder(folder: Path, wanted: str, broken: list[str]) -> Agent
     Raises:
         DefinitionError: when the file that is named like the id cannot be loaded.
     """
-    named = find_file_named_like(wanted, folder)
+    named = find_file_named_like(agent_id, folder)
     if named is not None:
-        return AgentLocation(named, wanted if len(load_agents_of_file(named)) > 1 else "")
+        return AgentLocation(named, agent_id if len(load_agents_of_file(named)) > 1 else "")
     for file in _iterate_agent_files(folder):
         try:
             found = load_agents_of_file(file)
         except DefinitionError as error:
             broken.append(_format_load_error(file, error))
             continue
-        if wanted in [normalised_id(agent.id) for agent in found]:
-            return AgentLocation(file, wanted if len(found) > 1 else "")
+        if agent_id in [normalised_id(agent.id) for agent in found]:
+            return AgentLocation(file, agent_id if len(found) > 1 else "")
     return None
 
 

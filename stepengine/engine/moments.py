@@ -156,10 +156,10 @@ EFFECT_TEXTS: Mapping[type[Leaf], Callable[[Any], str]] = {
     EndRuns: lambda effect: f"the end of the children at {', '.join(effect.children)}",
     RunInBackground: lambda effect: f"the end of agent {effect.agent_id} in the background",
 }
-"""Texts for ``describe_effect``; an effect without an entry is described by its row."""
+"""Texts for ``format_effect_request``; an effect without an entry is described by its row."""
 
 
-def describe_effect(effect: Leaf) -> str:
+def format_effect_request(effect: Leaf) -> str:
     """Return the request of an effect in one line, with nothing redacted."""
     return EFFECT_TEXTS.get(type(effect), summarize_effect)(effect)
 

@@ -517,11 +517,11 @@ def packaged_agent_from_definition(definition: AgentDefinition) -> PackagedAgent
     return None if found is None else found[1]
 
 
-def register_in_same_package(made: AgentDefinition, original: AgentDefinition) -> None:
-    """Register *made*, evolved from *original*, as an agent of the same package, if that is of one."""
+def register_in_same_package(variant: AgentDefinition, original: AgentDefinition) -> None:
+    """Register *variant*, evolved from *original*, as an agent of the same package, if that is of one."""
     member = packaged_agent_from_definition(original)
     if member is not None:
-        _MEMBERS[id(made)] = made, member
+        _MEMBERS[id(variant)] = variant, member
 
 
 def get_published_id(definition: AgentDefinition) -> str:
@@ -665,13 +665,13 @@ def _list_tools_with_categories(agent: AgentDefinition) -> Iterator[tuple[str, s
         yield tool.spec.name, tool.spec.category
 
 
-def find_declaration_mismatches(package: Package, held: PackageAgents) -> list[str]:
+def find_declaration_mismatches(package: Package, agents: PackageAgents) -> list[str]:
     """Return a sentence for each difference between a package's code and its declaration."""
     problems: list[str] = []
-    for agent_id in sorted({*package.agents} - {*held.agents}):
-        why = f" ({'; '.join(held.problems)})" if held.problems else ""
+    for agent_id in sorted({*package.agents} - {*agents.agents}):
+        why = f" ({'; '.join(agents.problems)})" if agents.problems else ""
         problems.append(f"its code has no agent {agent_id!r}{why}")
-    for agent_id, agent in held.agents.items():
+    for agent_id, agent in agents.agents.items():
         said, there = package.agents.get(agent_id), make_declaration(agent)
         if said is None:
             problems.append(f"its agent {agent_id!r} is not declared")

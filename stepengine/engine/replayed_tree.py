@@ -228,19 +228,19 @@ class ReplayedTree:
         if len(run.slots) == len(run.waits):
             self._send_outcomes(run)
 
-    def _advance_position(self, known: Result) -> None:
+    def _advance_position(self, recorded_result: Result) -> None:
         """Count a result as applied, and advance the time to it."""
         self.position += 1
-        self.at = max(self.at, known.at)
+        self.at = max(self.at, recorded_result.at)
 
-    def _replay_outcome(self, run: ReplayedRun, item: Item, known: Result) -> Single:
+    def _replay_outcome(self, run: ReplayedRun, item: Item, recorded_result: Result) -> Single:
         """Return the recorded outcome of an effect; replay the child runs that it starts or waits for."""
         effect = item.effect
         if isinstance(effect, Spawn) and effect.is_background:
-            return self._replay_background_start(run, item, known)
+            return self._replay_background_start(run, item, recorded_result)
         if isinstance(effect, RUNS):
-            return self._replay_child_end(item, known)
-        outcome = self._replayer.answer_from_record(known, item)
+            return self._replay_child_end(item, recorded_result)
+        outcome = self._replayer.answer_from_record(recorded_result, item)
         return self._add_child_results(run, item, outcome) if isinstance(effect, (AwaitRuns, EndRuns)) else outcome
 
     def _make_unexpected_result_error(self, run: ReplayedRun, address: Address) -> StepEngineError:
@@ -251,7 +251,7 @@ class ReplayedTree:
         if unused is None:
             said = "the run does not wait for the recorded result"
             location = find_waiting_location(run.machine)
-            unused = make_divergence_error(self._history, address, "unused", asked=said, location=location)
+            unused = make_divergence_error(self._history, address, "unused", problem=said, location=location)
         return self._writer.keep_first_fatal_error(unused)
 
     def _send_outcomes(self, run: ReplayedRun) -> None:
@@ -305,7 +305,7 @@ class ReplayedTree:
 
     # --- children -----------------------------------------------------------------------------------------------------
 
-    def _replay_background_start(self, run: ReplayedRun, item: Item, known: Result) -> Single:
+    def _replay_background_start(self, run: ReplayedRun, item: Item, recorded_result: Result) -> Single:
         """Start a recorded background child and return the outcome of its start, a reference to it."""
         refused = self._replayer.consume_unstarted_outcome(item.address, item)
         if refused is not None:
@@ -317,15 +317,17 @@ class ReplayedTree:
             except ReplayDivergence:
                 raise
             except StepEngineError as error:
-                return self._confirm_child_outcome(known, Failure(error, known.at), item)
-        return self._replayer.answer_from_record(known, item)
+                return self._confirm_child_outcome(recorded_result, Failure(error, recorded_result.at), item)
+        return self._replayer.answer_from_record(recorded_result, item)
 
-    def _apply_background_end(self, run: ReplayedRun, known: Result) -> None:
+    def _apply_background_end(self, run: ReplayedRun, recorded_result: Result) -> None:
         """Apply the end of a background child, which is recorded at the child's own path."""
         parent = self.runs.get(get_starter_address(run.path)[0])
         if parent is None or run.path not in parent.background:
             raise self._make_unexpected_result_error(run, (run.path, -1))
-        ended = self._confirm_child_outcome(known, Value(self._finish_run(run).to_child_result(), known.at), run.end)
+        ended = self._confirm_child_outcome(
+            recorded_result, Value(self._finish_run(run).to_child_result(), recorded_result.at), run.end
+        )
         parent.background[run.path] = ended.value  # type: ignore[union-attr]  # how a run ended is a value
         self.close(run.path)
 
@@ -342,7 +344,7 @@ class ReplayedTree:
             run.background.pop(path, None)
         return attrs.evolve(outcome, value=attrs.evolve(outcome.value, ended=ended))
 
-    def _replay_child_end(self, item: Item, known: Result) -> Single:
+    def _replay_child_end(self, item: Item, recorded_result: Result) -> Single:
         """Replay a child or tool body to its end, and return its recorded outcome."""
         effect, address = item.effect, item.address
         path = child_path(*address)
@@ -361,15 +363,15 @@ class ReplayedTree:
             if isinstance(effect, CallBody):
                 raise
             child: ChildResult = ChildResult(agent_id=effect.agent_id, status=RunStatus.FAILED, error=error)  # type: ignore[union-attr]
-            given = Value(child, known.at)
+            given = Value(child, recorded_result.at)
         else:
-            given = _outcome_from_run_end(self._finish_run(run), item, known.at)
+            given = _outcome_from_run_end(self._finish_run(run), item, recorded_result.at)
             del self.runs[path]
-        return self._confirm_child_outcome(known, given, item)
+        return self._confirm_child_outcome(recorded_result, given, item)
 
-    def _confirm_child_outcome(self, known: Result, outcome: Value | Failure, item: Item) -> Single:
+    def _confirm_child_outcome(self, recorded_result: Result, outcome: Value | Failure, item: Item) -> Single:
         """Return the recorded outcome of a child run, if *outcome* is the same; raise ``ReplayDivergence`` if not."""
-        confirmed = self._replayer.confirm_child_end(known, outcome, item)
+        confirmed = self._replayer.confirm_child_end(recorded_result, outcome, item)
         assert confirmed is not None  # noqa: S101 - nothing is performed, so nothing can be new
         return confirmed
 

@@ -166,7 +166,7 @@ class EngineRun:
                 )
             await turn.load_session_and_start(self)
             result = self._make_result(await self._run_and_record_end())
-            return await self._await_despite_cancel(turn.save_result(result, tree.root.plan, began=self.began))
+            return await self._await_despite_cancel(turn.save_result(result, tree.root.plan, has_started=self.began))
         finally:
             turn.access.leave()
 
@@ -229,11 +229,11 @@ def make_undelivered_messages_warning(count: int) -> str:
     return f"the run ended before it received {count} of the messages sent to it"
 
 
-async def stream_run(live: EngineRun) -> AsyncGenerator[Event, None]:
+async def stream_run(run: EngineRun) -> AsyncGenerator[Event, None]:
     """Run, and yield the events; closing the generator cancels the run and waits for its end."""
     require_event_loop("stream()", "run_sync()")
-    subscription = live.tree.hub.subscribe()
-    task = asyncio.create_task(live.run())
+    subscription = run.tree.hub.subscribe()
+    task = asyncio.create_task(run.run())
     try:
         # As `Subscription.events`, whose generator inside of this one would cost every token.
         while True:
@@ -243,7 +243,7 @@ async def stream_run(live: EngineRun) -> AsyncGenerator[Event, None]:
                 return
     finally:
         subscription.close()
-        live.tree.root.stop(Stop("cancelled"))
+        run.tree.root.stop(Stop("cancelled"))
         while not task.done():
             await asyncio.wait((task,))
         if not task.cancelled():

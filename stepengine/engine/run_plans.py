@@ -323,7 +323,9 @@ class Planner:
         named = [one.definition for one in (request.agent, *reversed(request.predecessors))]
         model = next(filter(None, map(self._models.find_agent_model, named)), None) or self._models.find_default_model()
         agent, run_id = request.agent, request.run_id or make_random_run_id()
-        if why := find_length_problem((request.info, request.previous and _collect_long_state_parts(request.previous))):
+        if why := find_length_problem(
+            (request.info, request.previous and _list_unbounded_state_parts(request.previous))
+        ):
             msg = f"metadata and previous state of agent {agent.definition.id!r} are too long: {why}; start a new conversation"
             raise InputError(msg, issues=(why,))
         if agent.at_provider is not None:
@@ -376,7 +378,7 @@ class Planner:
             created=parent.created,
             starts_at=effect.at,
             info=parent.info,
-            shown=self._get_inherited_tools(agent, inherited.tool_definitions) if inherits else None,
+            inherited_tools=self._get_inherited_tools(agent, inherited.tool_definitions) if inherits else None,
             is_inline=effect.is_inline,
             provenance=effect.provenance,
         )
@@ -398,7 +400,7 @@ class Planner:
         created: datetime,
         info: RunInfo,
         starts_at: int = 0,
-        shown: _InheritedTools | None = None,
+        inherited_tools: _InheritedTools | None = None,
         is_inline: bool = False,
         provenance: Provenance | None = None,
     ) -> RunPlan:
@@ -431,8 +433,8 @@ class Planner:
             model=model,
             # A copy where hooks may add tools to this run, so that they are not in the agent for all later ones.
             tools=agent.tools.copy() if agent.hooks.pre_run else agent.tools,
-            sent=None if shown is None else shown.specs,
-            note=agent.instructions_note if shown is None else shown.note,
+            sent=None if inherited_tools is None else inherited_tools.specs,
+            note=agent.instructions_note if inherited_tools is None else inherited_tools.note,
             is_inline=is_inline,
             limits=limits,
             input=RunInput(prompt=prompt, params=given.value, json=given.json),
@@ -514,7 +516,7 @@ class Planner:
             )
             if parent.body is not None:
                 # The name is cut because it comes from a model: the cost of comparing grows with its square.
-                near = find_nearest(effect.agent_id, agents, n=1)
+                near = find_nearest(effect.agent_id, agents, max_count=1)
                 meant = f"; did you mean {near[0]!r}? Else" if near else ";"
                 hint = f"{meant} list it in uses=[...] of the tool {parent.body.tool_name!r}"
             raise make_spawn_not_allowed_error(parent.agent.definition.id, effect.agent_id, agents, hint)
@@ -530,19 +532,19 @@ OVERRIDDEN = frozenset({"model", "tools", "settings", "limits"})
 """In what the agent of an ``AgentCall`` may differ from the listed one (requirements:A5). Another handler or prompt is another agent."""
 
 
-def _require_listed_variant(parent_id: str, given: AgentDefinition, listed: AgentDefinition) -> None:
+def _require_listed_variant(parent_id: str, variant: AgentDefinition, listed: AgentDefinition) -> None:
     """
-    Raise ``AgentError`` unless *given* differs from the listed agent in model, tools, settings and limits only.
+    Raise ``AgentError`` unless *variant* differs from the listed agent in model, tools, settings and limits only.
 
     Raises:
         AgentError: naming the fields in which they differ.
     """
     names = [field.name for field in attrs.fields(AgentDefinition) if field.name not in OVERRIDDEN]
-    other = [name for name in names if getattr(given, name) != getattr(listed, name)]
+    other = [name for name in names if getattr(variant, name) != getattr(listed, name)]
     if other:
         msg = (
-            f"AgentCall has another agent {given.id!r} than spawnable_agents of {parent_id!r}: they differ in "
-            f"{', '.join(other)}. Give one of them its own id and list both, or write AgentCall({given.id!r}, ...)"
+            f"AgentCall has another agent {variant.id!r} than spawnable_agents of {parent_id!r}: they differ in "
+            f"{', '.join(other)}. Give one of them its own id and list both, or write AgentCall({variant.id!r}, ...)"
         )
         raise AgentError(msg)
 
@@ -678,14 +680,14 @@ def pop_run_info(options: dict[str, Any]) -> RunInfo:
     return RunInfo(session_id, user_id, _freeze_metadata(metadata) if metadata else JsonDict())
 
 
-def _freeze_metadata(given: Mapping[str, object]) -> JsonDict:
+def _freeze_metadata(metadata: Mapping[str, object]) -> JsonDict:
     try:
-        frozen = freeze(given, "metadata")
+        frozen = freeze(metadata, "metadata")
     except StepEngineError as error:
         msg = f"the metadata of a run must be a JSON object: {error.message}"
         raise InputError(msg, issues=(error.message,)) from error
     if not isinstance(frozen, JsonDict):
-        msg = f"the metadata of a run must be a JSON object, not a {type(given).__name__}"
+        msg = f"the metadata of a run must be a JSON object, not a {type(metadata).__name__}"
         raise InputError(msg, issues=("metadata should be an object",))
     return frozen
 
@@ -727,8 +729,8 @@ def _make_body_state(plan: RunPlan, caller: AgentState) -> AgentState:
     )
 
 
-def _collect_long_state_parts(state: AgentState) -> object:
-    """Return the parts of a previous state that may be long, as the start of a run records them."""
+def _list_unbounded_state_parts(state: AgentState) -> object:
+    """Return the parts of a previous state whose length must be checked; ``None`` for an invalid state."""
     if not isinstance(state, AgentState):
         return None  # refused elsewhere
     view = () if state.view is state.message_history else tuple(state.view)

@@ -21,7 +21,7 @@ from attrs import frozen
 
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.engine.schedule_book import CLAIMED, STARTED, ClaimedTime, KnownSchedule, ScheduleBook
-from stepengine.engine.schedules import Schedule, make_run_metadata, newest_times_between, require_unique_ids
+from stepengine.engine.schedules import Schedule, list_newest_times, make_run_metadata, require_unique_ids
 from stepengine.engine.waker import LEASE
 from stepengine.errors import (
     DefinitionError,
@@ -212,7 +212,7 @@ class Scheduler:
         if not schedule.enabled:
             self.book.skip_times_until(schedule.id, now)
             return ()
-        times = newest_times_between(schedule, passed, now)
+        times = list_newest_times(schedule, passed, now)
         if not times:
             return ()
         if schedule.catch_up == "all":
@@ -366,7 +366,7 @@ class Scheduler:
     # --- the loop -----------------------------------------------------------------------------------------------------
 
     async def run_forever(self) -> None:
-        """Start due runs until this is cancelled; an error is logged, and the next look tries again."""
+        """Start due runs until this is cancelled; an error is logged, and the next attempt follows."""
         while True:
             self._changed.clear()
             now = self._clock.now()
@@ -389,10 +389,10 @@ class Scheduler:
         times = [comes for s in self.schedules if s.enabled and (comes := s.next_after(moment)) is not None]
         return min(times, default=None)
 
-    async def _wait_for_next_time(self, looked: datetime) -> None:
-        """Wait until the next time after *looked*, a change of schedules, or the end of a run, for one minute at most."""
+    async def _wait_for_next_time(self, last_check: datetime) -> None:
+        """Wait until the next time after *last_check*, a change of schedules, or the end of a run, for one minute at most."""
         # From when it was looked: a time that came since then is one, too.
-        comes, seconds = self.next_after(looked), MAX_LOOK_SECONDS
+        comes, seconds = self.next_after(last_check), MAX_LOOK_SECONDS
         if comes is not None:
             seconds = max(0.0, min(seconds, (comes - self._clock.now()).total_seconds()))
         waits = [asyncio.ensure_future(self._clock.sleep(seconds)), asyncio.ensure_future(self._changed.wait())]

@@ -22,9 +22,9 @@ from stepengine.data.checks import (
     FLAG,
     TEXT,
     FieldCheck,
-    format_literal,
+    format_repr_or_type,
+    make_choice_check,
     make_validator,
-    make_word_check,
     with_keyword_hints,
 )
 from stepengine.data.definition import AgentDefinition, find_published_name, normalised_id
@@ -63,12 +63,12 @@ LOOKED_FROM = datetime(2001, 1, 1)  # noqa: DTZ001 - a time of the wall clock
 SECOND, WEEK = timedelta(seconds=1), timedelta(days=7)
 
 
-def _freeze_params(given: Any) -> JsonDict | None:
+def _freeze_params(params: Any) -> JsonDict | None:
     """Return params as immutable JSON; raise ``DefinitionError`` if they are not a JSON object."""
-    if given is None:
+    if params is None:
         return None
     try:
-        return freeze_object(model_to_json(given) if is_model(given) else given, "params")
+        return freeze_object(model_to_json(params) if is_model(params) else params, "params")
     except DataError as error:
         msg = f"Schedule(params=...): {error.message}"
         raise DefinitionError(msg) from None
@@ -107,7 +107,7 @@ class Schedule:
     timezone: str = attrs.field(default="UTC", validator=make_validator(TEXT))
     prompt: str = attrs.field(default="", validator=make_validator(TEXT))
     params: JsonDict | None = attrs.field(default=None, converter=_freeze_params)
-    catch_up: CatchUp = attrs.field(default="one", validator=make_validator(make_word_check("one", "all", "none")))
+    catch_up: CatchUp = attrs.field(default="one", validator=make_validator(make_choice_check("one", "all", "none")))
     id: str = attrs.field(default="", validator=make_validator(TEXT))
     enabled: bool = attrs.field(default=True, validator=make_validator(FLAG))
     line: str = attrs.field(init=False, eq=False, repr=False)
@@ -120,7 +120,7 @@ class Schedule:
         if not self.id:
             fill(self, "id", self._make_id())
         elif ID.fullmatch(self.id) is None:
-            msg = f"Schedule(id=...) must be 1 to 40 lower-case letters, digits and hyphens, such as 'nightly-triage', not {format_literal(self.id)}"
+            msg = f"Schedule(id=...) must be 1 to 40 lower-case letters, digits and hyphens, such as 'nightly-triage', not {format_repr_or_type(self.id)}"
             raise DefinitionError(msg)
 
     @property
@@ -214,8 +214,8 @@ class Schedule:
         return other.replace(microsecond=0)
 
 
-def newest_times_between(schedule: Schedule, after: datetime, until: datetime) -> tuple[datetime, ...]:
-    """Return the newest 1,000 times after *after* up to *until*, oldest first, however long ago that was."""
+def list_newest_times(schedule: Schedule, after: datetime, until: datetime) -> tuple[datetime, ...]:
+    """Return up to 1,000 of the newest times after *after* and up to *until*, in ascending order."""
     span = timedelta(hours=12)
     few = until
     while True:
@@ -254,12 +254,14 @@ def require_unique_ids(schedules: Iterable[Schedule]) -> tuple[Schedule, ...]:
     return tuple(found.values())
 
 
-def _to_utc(given: Any) -> datetime:
+def _to_utc(moment: Any) -> datetime:
     """Return a time in UTC; raise ``InputError`` for anything but a ``datetime`` with a time zone."""
-    if not isinstance(given, datetime) or given.utcoffset() is None:
-        msg = f"a time must be a datetime with a time zone, such as datetime.now(UTC), not {format_literal(given)}"
+    if not isinstance(moment, datetime) or moment.utcoffset() is None:
+        msg = (
+            f"a time must be a datetime with a time zone, such as datetime.now(UTC), not {format_repr_or_type(moment)}"
+        )
         raise InputError(msg, issues=("datetime without a zone",))
-    return given.astimezone(UTC)
+    return moment.astimezone(UTC)
 
 
 def _iterate_times_after(line: str, wall: datetime) -> CronSim:
@@ -274,7 +276,7 @@ def _validate_and_normalise_cron(cron: str) -> str:
     from cronsim import CronSimError
 
     if len(cron) > MAX_CRON_CHARS or not cron.isascii():
-        msg = f"Schedule(cron=...) must be at most {MAX_CRON_CHARS} ASCII characters, {EXAMPLE}, not {format_literal(cron)}"
+        msg = f"Schedule(cron=...) must be at most {MAX_CRON_CHARS} ASCII characters, {EXAMPLE}, not {format_repr_or_type(cron)}"
         raise DefinitionError(msg)
     line = NAMED.get(cron.strip().lower(), " ".join(cron.split()))
     if line.startswith("@"):
@@ -316,7 +318,7 @@ def _load_time_zone(name: str) -> tzinfo:
         return zoneinfo.ZoneInfo(name if 0 < len(name) <= MAX_ZONE_CHARS else "/")
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
         near = did_you_mean(name[:MAX_ZONE_CHARS], sorted(zoneinfo.available_timezones()))
-        msg = f"Schedule(timezone=...) must be the name of a time zone, such as 'Europe/Berlin' or 'UTC', not {format_literal(name)}{near}"
+        msg = f"Schedule(timezone=...) must be the name of a time zone, such as 'Europe/Berlin' or 'UTC', not {format_repr_or_type(name)}{near}"
         raise DefinitionError(msg) from None
 
 

@@ -132,36 +132,36 @@ def _make_params_validator(agent_id: str, schema: object) -> Callable[[Any], Par
     return lambda given: _validate_model_params(agent_id, model, given)
 
 
-def _params_to_json(agent_id: str, given: object) -> JsonDict:
+def _params_to_json(agent_id: str, params: object) -> JsonDict:
     """Return params as immutable JSON, ``{}`` for ``None``; raise ``InputError`` if they are not a JSON object."""
-    if given is None:
+    if params is None:
         return JsonDict()
     try:
-        value = model_to_json(given) if is_model(given) else given
+        value = model_to_json(params) if is_model(params) else params
         if not isinstance(value, Mapping):
-            raise _make_params_error(agent_id, [f"params should be an object, not a {type(given).__name__}"])
+            raise _make_params_error(agent_id, [f"params should be an object, not a {type(params).__name__}"])
         frozen: JsonDict = freeze(value, "params")
     except DataError as error:
         raise _make_params_error(agent_id, [error.message]) from error
     return frozen
 
 
-def _validate_json_params(agent_id: str, find_issues: Callable[[Any], list[str]] | None, given: object) -> Params:
+def _validate_json_params(agent_id: str, find_issues: Callable[[Any], list[str]] | None, params: object) -> Params:
     """Return params that fit a JSON Schema, or any JSON object where there is none."""
-    value = _params_to_json(agent_id, given)
+    value = _params_to_json(agent_id, params)
     if find_issues is not None and (found := find_issues(value)):
         raise _make_params_error(agent_id, found)
-    return Params(value, None if given is None else value)
+    return Params(value, None if params is None else value)
 
 
-def _validate_model_params(agent_id: str, model: Any, given: Any) -> Params:
+def _validate_model_params(agent_id: str, model: Any, params: Any) -> Params:
     """Return params as an instance of *model* and as JSON; raise ``InputError`` with every problem."""
-    is_fresh = not isinstance(given, model)
-    value = _parse_or_list_problems(model, _params_to_json(agent_id, given)) if is_fresh else given
+    is_fresh = not isinstance(params, model)
+    value = _parse_or_list_problems(model, _params_to_json(agent_id, params)) if is_fresh else params
     if isinstance(value, list):
         raise _make_params_error(agent_id, value)
     try:
-        return Params(value, None if given is None else model_to_json(value, kind=model, is_fresh=is_fresh))
+        return Params(value, None if params is None else model_to_json(value, kind=model, is_fresh=is_fresh))
     except DataError as error:
         raise _make_params_error(agent_id, [error.message]) from error
 

@@ -373,10 +373,10 @@ class Turn:
         else:
             self._context.run(self._start_new, *self._make_new_request(), live)
 
-    async def save_result(self, result: RunResult, plan: RunPlan, *, began: bool) -> RunResult:
+    async def save_result(self, result: RunResult, plan: RunPlan, *, has_started: bool) -> RunResult:
         """Save the run in the session; return *result* with ``session_saved`` and the session's warnings."""
         session, is_saved = self._session, False
-        if (began or self._continues) and not isinstance(result.error, ReplayDivergence):
+        if (has_started or self._continues) and not isinstance(result.error, ReplayDivergence):
             metadata = self._request.info.metadata
             is_saved = await session.save_run(result, plan, self._name, metadata, is_new=not self._continues)
         return attrs.evolve(result, session_saved=is_saved, warnings=(*result.warnings, *session.warnings))
@@ -393,8 +393,8 @@ class Turn:
             return (OPEN,) if find_suspended_reply_index(before.messages) is not None else ()
         return before.state.pending if before.info.agent_id == request.agent.definition.id else ()
 
-    def _get_answers_by_question(self) -> Mapping[str, AnswerLike]:
-        """Return the answers by question; a message to a run that has asked something answers its first question."""
+    def _get_answers_or_prompt_as_answer(self) -> Mapping[str, AnswerLike]:
+        """Return the caller's answers; if there are none, the prompt as the answer to the session's first open question."""
         given, said = self._request.answers, self._request.prompt
         if given or not said or not self._open_questions:
             return given or {}
@@ -440,7 +440,7 @@ class Turn:
             remove_approvals(journal)
         asked = self._request.on_divergence
         recording = JournaledRun.resume(
-            journal, self._get_answers_by_question(), accepts_edited_effects=asked == "keep"
+            journal, self._get_answers_or_prompt_as_answer(), accepts_edited_effects=asked == "keep"
         )
         recording.raises = asked != "stop"
         self._name = name
@@ -471,7 +471,7 @@ class Turn:
         """Return the request of a new run, and the journal that it is recorded in."""
         request, waiting = self._request, self._open_questions
         before, journals = self._session.before, self._session.journals
-        answers = self._get_answers_by_question()
+        answers = self._get_answers_or_prompt_as_answer()
         if answers and not request.answers:
             request = attrs.evolve(request, answers=answers, prompt="")
         if request.previous is None:

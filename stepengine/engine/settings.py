@@ -384,7 +384,7 @@ def get_setting_definition(name: str, origin: SettingOrigin | None = None) -> Se
     hint = did_you_mean(
         name,
         [key.name for key in KEYS],
-        alike=NEAR_KEY_RATIO,
+        min_similarity=NEAR_KEY_RATIO,
         otherwise="; `stepengine config show` lists all settings",
     )
     msg = f"{f'{origin}: ' if origin else ''}there is no setting {name!r}{hint}"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 
 from stepengine.data.effects import Leaf
 from stepengine.data.outcomes import Failure, Value
-from stepengine.engine.moments import TOPS, Frame, Moment, describe_effect, describe_end, iterate_author_frames
+from stepengine.engine.moments import TOPS, Frame, Moment, describe_end, format_effect_request, iterate_author_frames
 from stepengine.engine.options import AgentLike
 from stepengine.engine.replayed_tree import ReplayedRun, ReplayedTree
 from stepengine.engine.tape import Tape
@@ -139,7 +139,7 @@ class Stepper:
         run, known = self._get_run(address), self._find_result(address)
         effect, state = self.effect(), run.state
         if address is not None:
-            step, text = self.tape.get_step_number(address), "" if effect is None else describe_effect(effect)
+            step, text = self.tape.get_step_number(address), "" if effect is None else format_effect_request(effect)
             at = self._tree.at if known is None else known.at
         else:
             step, at, text = self.tape.count_steps(), self.tape.history.last_at, "nothing that is recorded"

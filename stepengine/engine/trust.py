@@ -157,7 +157,7 @@ def may_run_agent_files(folder: Path) -> bool:
     gate = GATE.get()
     if gate is not None:
         return gate.allows(foreign)
-    if _is_project_code_running(foreign):
+    if _is_trusted_without_asking(foreign):
         return True
     log_once(f"{foreign} was not run: it is not trusted; to trust it, run `{foreign.trust_command}`")
     return False
@@ -175,16 +175,16 @@ def mark_folder_as_run(file: Path) -> None:
         _RAN.add(file.resolve().parent)
 
 
-def _is_project_code_running(foreign: UntrustedFolder) -> bool:
-    """Return whether this process already runs code from a folder or its project, or runs tests."""
+def _is_trusted_without_asking(untrusted: UntrustedFolder) -> bool:
+    """Return whether this process runs tests, or already runs code from this user's (or root's) folder or project."""
     if PLUGIN in sys.modules:
         return True
-    if foreign.owner not in (0, os.geteuid()):
+    if untrusted.owner not in (0, os.geteuid()):
         return False
     main = getattr(sys.modules.get("__main__"), "__file__", None)
-    if main is not None and Path(main).resolve().is_relative_to(foreign.project):
+    if main is not None and Path(main).resolve().is_relative_to(untrusted.project):
         return True
-    return any(Path(entry).resolve() in (foreign.project, foreign.folder) for entry in sys.path)
+    return any(Path(entry).resolve() in (untrusted.project, untrusted.folder) for entry in sys.path)
 
 
 def refuse_inside_tool(operation: str) -> None:
@@ -335,23 +335,23 @@ def normalise_package_name(name: str) -> str:
     return SEPARATORS.sub("-", name).lower()
 
 
-def _store_record(place: Path, name: str, record: dict[str, Any]) -> None:
+def _store_record(folder: Path, name: str, record: dict[str, Any]) -> None:
     """Store a record in a folder of the user's state; raise ``DefinitionError`` if that cannot be written."""
     from stepengine.workspace.atomic import create_folder_durably, replace_path
 
     try:
-        create_folder_durably(place, 0o700)
-        replace_path(place / name, json.dumps(record).encode(), mode=0o600)
+        create_folder_durably(folder, 0o700)
+        replace_path(folder / name, json.dumps(record).encode(), mode=0o600)
     except OSError as error:
-        msg = f"{place} cannot be written: {error.strerror or error}; set STEPENGINE_STATE_DIR to a folder of your own"
+        msg = f"{folder} cannot be written: {error.strerror or error}; set STEPENGINE_STATE_DIR to a folder of your own"
         raise DefinitionError(msg) from None
 
 
-def _remove_record(place: Path | None, name: str) -> bool:
+def _remove_record(folder: Path | None, name: str) -> bool:
     """Remove a record; return whether there was one."""
-    if place is None or not (place / name).exists():
+    if folder is None or not (folder / name).exists():
         return False
-    (place / name).unlink()
+    (folder / name).unlink()
     return True
 
 

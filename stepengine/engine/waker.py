@@ -151,7 +151,7 @@ class Waker:
             await self._cancel_and_close()
 
     async def _resume_due_runs(self, every: float) -> float:
-        """Resume due runs up to the limit; return the seconds until the next look."""
+        """Resume due runs up to the limit; return the seconds to wait before the next call, at most *every*."""
         room = self._at_once - len(self._under_way)
         if room <= 0:
             return every
@@ -213,7 +213,7 @@ class Waker:
         self._notify(outcome)
 
     def _notify(self, outcome: WakeResult) -> None:
-        """Call ``tell``; if it raises, log the error, which says nothing about the run."""
+        """Call ``tell`` with the outcome of a run; an error that it raises is only logged."""
         try:
             self._tell(outcome)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is not an error of the run

@@ -106,7 +106,7 @@ def list_answered_calls(journal: Journal) -> list[RecordedCall]:
         result = history.results.get(address) if intent.type == "model_call" else None
         if result is None:
             continue
-        request = requests.get(intent)
+        request = requests.get_request(intent)
         shared = _cacheable_share(before.get(address[0]), request)
         before[address[0]] = request
         reply = getattr(history.outcome(result), "value", None)

@@ -50,7 +50,7 @@ def verify_and_restore_chain(key: SigningKey, content: bytes, history: History) 
     scan.scan_lines(content)
     if scan.problems:
         msg = (
-            f"{history.name} does not match its signatures: {'; '.join(limit_shown_problems(scan.problems))}. Nothing was run. `stepengine journal check --key` "
+            f"{history.name} does not match its signatures: {'; '.join(truncate_problems(scan.problems))}. Nothing was run. `stepengine journal check --key` "
             "lists the problems"
         )
         raise JournalCorrupt(msg)
@@ -78,7 +78,7 @@ def find_head(content: bytes, name: str) -> Head | None:
     return records[0] if records and isinstance(records[0], Head) else None
 
 
-def limit_shown_problems(problems: Sequence[str]) -> list[str]:
+def truncate_problems(problems: Sequence[str]) -> list[str]:
     """Return the first 20 problems, then a sentence with the number of omitted problems."""
     more = len(problems) - SHOWN_CHANGES
     return [*problems[:SHOWN_CHANGES], *([f"and {more} more"] if more > 0 else [])]
@@ -170,7 +170,7 @@ class JournalScan:
         self.last, self.signature, self.marks = self.count, signature, []
         self.digests.append(self.hash.hexdigest())
 
-    def describe_unsigned(self) -> Iterator[str]:
+    def describe_unsigned_parts(self) -> Iterator[str]:
         """Yield a sentence for each part of the journal that no signature covers."""
         yield from self._found
         if self._torn:

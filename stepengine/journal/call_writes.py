@@ -33,11 +33,11 @@ class CallWrites:
         """Store a write until the result of its call is recorded."""
         self.pending.setdefault((run_path, seq), []).append(write)
 
-    def pop_write_forms(self, item: Item, *, is_start_recorded: bool) -> list[Mapping[str, Any]]:
-        """Remove and return the stored form of a call's writes; *is_start_recorded*: an earlier process started the call."""
+    def pop_writes_as_json(self, item: Item, *, was_started_earlier: bool) -> list[Mapping[str, Any]]:
+        """Remove and return a call's writes as JSON; if an earlier process may have started the call, they may be marked doubtful."""
         forms = list[Mapping[str, Any]]()
         for write in self.pending.pop(item.address, ()):
             # Done twice, a call that is like one done once finds its own work, or nothing of it.
-            doubtful = is_start_recorded and (write.hash_before == write.after or not is_repeatable(item))
+            doubtful = was_started_earlier and (write.hash_before == write.after or not is_repeatable(item))
             forms.append(attrs.evolve(drop_secret_old_content(write, self._redactor), doubtful=doubtful).to_json())
         return forms

@@ -88,7 +88,7 @@ def find_compactions(history: History) -> Iterator[Compaction]:
             continue
         sent = before.get(intent.path)
         if intent.type == "model_call" and history.form(intent)["purpose"] in OF_A_STEP:
-            request = requests.get(intent)
+            request = requests.get_request(intent)
             goes_on = any(isinstance(message, AssistantMessage) for message in request.tail)
             if sent is not None and not goes_on:
                 found = _make_compaction(sent, request.messages, address)

@@ -78,7 +78,7 @@ class DiskReserve:
                     self.is_short = False
             return not self.is_short
 
-    def reserve_remaining(self) -> None:
+    def reserve_remaining_space(self) -> None:
         """Reserve as much as fits of the remaining disk space, for results of running effects."""
         with self._lock:
             self._release_space()

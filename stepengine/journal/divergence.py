@@ -18,7 +18,7 @@ from stepengine.data.outcomes import Failure, Single, Value
 from stepengine.data.state import ChildResult
 from stepengine.data.visible import cut_after
 from stepengine.errors import ReplayDivergence
-from stepengine.journal.encoding import encode_outcome_members, get_sandbox_name, to_comparable_form
+from stepengine.journal.encoding import encode_outcome_members, get_sandbox_name, to_comparable_json
 from stepengine.journal.fingerprints import UNSEEN, Fingerprints, select_fingerprinted_part
 from stepengine.journal.history import History
 from stepengine.journal.recorded_requests import RecordedRequests
@@ -67,7 +67,7 @@ def make_divergence_error(
     address: Address,
     kind: DivergenceKind,
     *,
-    asked: str,
+    problem: str,
     agent_id: str = "",
     location: str = "",
     fields: Sequence[FieldDifference] = (),
@@ -81,7 +81,7 @@ def make_divergence_error(
         history: The recorded run.
         address: The address of the first difference.
         kind: The kind of the difference.
-        asked: The action of the run, in a few words.
+        problem: The action of the run, in a few words.
         agent_id: The agent whose handler requested the effect.
         location: ``file:line`` of the ``yield``, or of a handler that has ended.
         fields: The differing fields.
@@ -94,7 +94,7 @@ def make_divergence_error(
     step = len(calls) + now_calls_model
     whose = f" of {agent_id}" if agent_id else ""
     where = f"at its end, after step {step}" if at_end else f"at step {step}, effect {format_address(*address)}"
-    lines = [f"the run diverged from {history.name} {where}{whose}: {asked}"]
+    lines = [f"the run diverged from {history.name} {where}{whose}: {problem}"]
     if location:
         lines.append(f"  {location}")
     lines += [f"    {f.pointer:<34} recorded {f.recorded}   now {f.now}" for f in fields[:SHOWN_FIELDS]]
@@ -156,7 +156,7 @@ def compare_effects(
     if recorded["type"] != asked["type"]:
         return [FieldDifference("/type", format_value(recorded["type"]), format_value(asked["type"]))]
     if recorded["type"] == "model_call":
-        old = {**recorded["request"], "messages": requests.messages(intent)}
+        old = {**recorded["request"], "messages": requests.get_messages(intent)}
         return compare_requests(redactor.value(old), redactor.value(asked["request"]))
     return list(
         compare_values(
@@ -258,7 +258,7 @@ CAUSES = {
 def compare_child_results(redactor: Redactor, recorded: ChildResult, current: ChildResult) -> list[FieldDifference]:
     """Return the differences between the recorded and the current end of a child."""
     return list(
-        compare_values(redactor.value(to_comparable_form(recorded)), redactor.value(to_comparable_form(current)))
+        compare_values(redactor.value(to_comparable_json(recorded)), redactor.value(to_comparable_json(current)))
     )
 
 
@@ -286,29 +286,29 @@ class DivergenceErrors:
         self._prints = prints
         self._running = running
 
-    def make_changed_error(self, known: Intent, asked: Intent, item: Item) -> ReplayDivergence:
+    def make_changed_error(self, recorded: Intent, requested: Intent, item: Item) -> ReplayDivergence:
         """Return the error for an effect that differs from the recorded one."""
         # All of them, here where the replay ends anyway: the guess at the cause says whether the same effect stands at
         # another address, so that it was inserted or removed before.
         for intent in self._history.intents.values():
             intent.fp = intent.fp or self._prints.for_effect(intent.effect)
-        fields = compare_effects(RecordedRequests(self._history), known, asked, self._prints.redactor)
-        old, new = describe_effect(known.effect), describe_effect(asked.effect)
+        fields = compare_effects(RecordedRequests(self._history), recorded, requested, self._prints.redactor)
+        old, new = describe_effect(recorded.effect), describe_effect(requested.effect)
         kind: DivergenceKind = "kind" if fields and fields[0].pointer == "/type" else "changed"
-        hint = guess_cause(self._history, item.address, asked.fp, fields)
+        hint = guess_cause(self._history, item.address, requested.fp, fields)
         said = f"{new} instead of {old}" if kind == "kind" else f"{new} changed"
         return self._make_error(kind, said, item, fields=fields, hint=hint)
 
-    def make_start_error(self, asked: Intent) -> ReplayDivergence:
+    def make_start_error(self, requested: Intent) -> ReplayDivergence:
         """Return the error for a root run that starts differently from its record."""
         known = self._history.intents[ROOT]
-        fields = compare_effects(RecordedRequests(self._history), known, asked, self._prints.redactor)
+        fields = compare_effects(RecordedRequests(self._history), known, requested, self._prints.redactor)
         said = "the run starts with different arguments"
-        return make_divergence_error(self._history, ROOT, "changed", asked=said, fields=fields)
+        return make_divergence_error(self._history, ROOT, "changed", problem=said, fields=fields)
 
-    def make_extra_effect_error(self, asked: Intent, item: Item) -> ReplayDivergence:
+    def make_extra_effect_error(self, requested: Intent, item: Item) -> ReplayDivergence:
         """Return the error for an effect after the recorded end of a run."""
-        said = f"{describe_effect(asked.effect)} is requested, but the recorded run ended before it"
+        said = f"{describe_effect(requested.effect)} is requested, but the recorded run ended before it"
         return self._make_error("extra", said, item)
 
     def make_undecodable_error(self, reason: str, item: Item) -> ReplayDivergence:
@@ -316,30 +316,30 @@ class DivergenceErrors:
         said = f"the recorded outcome cannot be read: {reason}"
         return self._make_error("undecodable", said, item)
 
-    def make_child_end_error(self, known: Value, outcome: Single, item: Item) -> ReplayDivergence:
+    def make_child_end_error(self, recorded: Value, outcome: Single, item: Item) -> ReplayDivergence:
         """Return the error for a child whose end differs from the record."""
         ours: object = outcome.value if isinstance(outcome, Value) else None
         fields = (
-            compare_child_results(self._prints.redactor, known.value, ours) if isinstance(ours, ChildResult) else ()
+            compare_child_results(self._prints.redactor, recorded.value, ours) if isinstance(ours, ChildResult) else ()
         )
-        said = f"the child {known.value.agent_id} ended differently"
+        said = f"the child {recorded.value.agent_id} ended differently"
         hint = "the child's handler computes its output differently"
         return self._make_error("changed", said, item, fields=fields, hint=hint)
 
-    def make_unrecorded_error(self, asked: Intent, item: Item) -> ReplayDivergence:
+    def make_unrecorded_error(self, requested: Intent, item: Item) -> ReplayDivergence:
         """Return the error for an unrecorded effect that must not be performed."""
-        said = f"{describe_effect(asked.effect)} with this input is not recorded, has no simulated result, and must not be performed here"
+        said = f"{describe_effect(requested.effect)} with this input is not recorded, has no simulated result, and must not be performed here"
         return self._make_error("extra", said, item)
 
     def make_different_result_error(
         self,
-        known: Value | Failure,
-        now: Value | Failure,
+        recorded: Value | Failure,
+        current: Value | Failure,
         item: Item,
         kind: DivergenceKind = "live_result",
     ) -> ReplayDivergence:
         """Return the error for a repeated effect or tool body with a different result."""
-        fields = compare_outcomes(self._prints.redactor, known, now)
+        fields = compare_outcomes(self._prints.redactor, recorded, current)
         said = f"{describe_effect(self._history.intents[item.address].effect)} has a different result than the recorded one"
         return self._make_error(kind, said, item, fields=fields)
 
@@ -359,7 +359,7 @@ class DivergenceErrors:
             self._history,
             item.address,
             kind,
-            asked=action,
+            problem=action,
             agent_id=item.plan.agent.definition.id,
             location=find_waiting_location(self._running.get(item.path)),
             fields=fields,

@@ -58,7 +58,7 @@ from stepengine.journal.records import (
     Record,
     Result,
     encode_line,
-    escape_separators,
+    escape_line_separators,
     format_address,
 )
 from stepengine.machine.plan import RunPlan
@@ -81,10 +81,10 @@ __all__ = (
     "get_name_without_module",
     "get_recorded_questions",
     "get_sandbox_name",
-    "make_call_form",
+    "make_stored_call",
     "may_change_world_if_repeated",
     "must_start_be_durable",
-    "to_comparable_form",
+    "to_comparable_json",
     "to_storable_error",
 )
 
@@ -114,7 +114,7 @@ def encode_effect(item: Item) -> CallModel | Form:
 def encode_call_with_durability(effect: CallTool, plan: RunPlan) -> tuple[Form, bool]:
     """Return the stored form of a tool call, and whether its start must be durable (see ``must_start_be_durable``)."""
     tool = effect.tool_name
-    form = make_call_form(tool, effect.input, effect.tool_call_id, effect.source)
+    form = make_stored_call(tool, effect.input, effect.tool_call_id, effect.source)
     binding, lasts = plan.tools.get(tool), True
     if binding is not None:
         spec = binding.spec
@@ -132,8 +132,8 @@ def encode_call_with_durability(effect: CallTool, plan: RunPlan) -> tuple[Form, 
     return form, False
 
 
-def make_call_form(tool_name: str, tool_input: JsonDict, tool_call_id: str, source: str) -> dict[str, Any]:
-    """Return the members that the stored form of every tool call has."""
+def make_stored_call(tool_name: str, tool_input: JsonDict, tool_call_id: str, source: str) -> dict[str, Any]:
+    """Return the members that every stored tool call has."""
     return {
         "type": "tool_call",
         "tool_name": tool_name,
@@ -363,9 +363,9 @@ def _replace_output_by_json(child: ChildResult) -> ChildResult:
     return attrs.evolve(child, output=output, error=error)
 
 
-def to_comparable_form(child: ChildResult) -> Form:
+def to_comparable_json(child: ChildResult) -> Form:
     """
-    Return the form of a child's result for comparison with another run of the child.
+    Return a child's result as JSON for comparison with another run of the child.
 
     An error is reduced to class, kind and message, without folders, lines and memory addresses, which differ by machine and edit.
     Derived texts are left out, since their rules may change: the text of the run, and the description of a spent budget.
@@ -508,7 +508,7 @@ class Encoder:
             members["effect"]["request"].update({name: {"$blob": fp} for name, fp in shared.items()})
             text = ""
         # Encoding takes most of the time of a record: a text that is still right is not made again.
-        yield escape_separators(text) if text else members
+        yield escape_line_separators(text) if text else members
 
     def _redact(self, members: dict[str, object], kind: str) -> dict[str, object]:
         """Return the members with secrets redacted; raise if the rules look for shapes and one is left."""
@@ -578,9 +578,9 @@ class Encoder:
         """Return the fingerprints of a request's system prompt and tools, by member, if it has them."""
         shared: dict[str, str] = {}
         if request.system_prompt:
-            shared["system_prompt"] = self.prints.prompt(request.system_prompt)
+            shared["system_prompt"] = self.prints.for_prompt(request.system_prompt)
         if request.tools:
-            shared["tools"] = self.prints.tools(request.tools)
+            shared["tools"] = self.prints.for_tools(request.tools)
         return shared
 
     def _encode_new_request_blobs(
@@ -648,21 +648,21 @@ def encode_request_members(
 
 # A long output of a tool stands in its result, in the next request, and in each one that is not a difference to it;
 # named by its fingerprint it stands in the journal once.
-def encode_with_blobs(value: object, blobs: dict[str, object], inline: int = MAX_INLINE_CHARS) -> Any:
+def encode_with_blobs(value: object, blobs: dict[str, object], max_inline_chars: int = MAX_INLINE_CHARS) -> Any:
     """
-    Encode *value* for a journal: move texts of more than *inline* characters to *blobs*, and escape reserved forms.
+    Encode *value* for a journal: move texts of more than *max_inline_chars* to *blobs*, and escape reserved objects.
 
     Each moved text is replaced by ``{"$blob": fp}``. An object with a single member whose name starts with ``$`` is wrapped in
     ``{"$obj": ...}`` (replay:J8).
     """
     if isinstance(value, str):
-        return _move_to_blob(value, blobs) if len(value) > inline else value
+        return _move_to_blob(value, blobs) if len(value) > max_inline_chars else value
     if isinstance(value, list | tuple):
-        return [encode_with_blobs(v, blobs, inline) for v in value]
+        return [encode_with_blobs(v, blobs, max_inline_chars) for v in value]
     if not isinstance(value, Mapping):
         return value
-    members = {k: encode_with_blobs(v, blobs, inline) for k, v in value.items()}
-    return {"$obj": members} if _is_reserved_form(members) else members
+    members = {k: encode_with_blobs(v, blobs, max_inline_chars) for k, v in value.items()}
+    return {"$obj": members} if _is_reserved_object(members) else members
 
 
 def _move_to_blob(value: object, blobs: dict[str, object]) -> dict[str, str]:
@@ -671,7 +671,7 @@ def _move_to_blob(value: object, blobs: dict[str, object]) -> dict[str, str]:
     return {"$blob": fp}
 
 
-def _is_reserved_form(members: Mapping[str, object]) -> bool:
+def _is_reserved_object(members: Mapping[str, object]) -> bool:
     """Return whether an object has exactly one member, whose name starts with ``$``, as in the stored form ``$blob``."""
     return len(members) == 1 and next(iter(members)).startswith("$")
 
@@ -692,7 +692,7 @@ def decode_with_blobs(value: object, blobs: Mapping[str, object], depth: int = 0
         return [decode_with_blobs(v, blobs, depth + 1) for v in value]
     if not isinstance(value, dict):
         return value
-    if _is_reserved_form(value):
+    if _is_reserved_object(value):
         name, inner = next(iter(value.items()))
         if name == "$blob":
             blob = blobs[inner]
@@ -848,7 +848,7 @@ class _KnownRequests:
     ) -> Iterator[object]:
         """Yield *transcript* from *start* on, with the parts that *known* has as slices."""
         places: dict[bytes, int] = {}
-        theirs, ours = self._prints.digests(known), self._prints.digests(transcript)
+        theirs, ours = self._prints.list_digests(known), self._prints.list_digests(transcript)
         for index in range(len(known)):
             places.setdefault(theirs[index], index)
         index = start

@@ -146,7 +146,7 @@ class EventProjection:
         """
         for record in records:
             try:
-                events = list(self._make_record_events(history, record))
+                events = list(self._apply_record_and_make_events(history, record))
             except UNREADABLE as error:
                 msg = f"{history.name} contains an invalid record: {type(error).__name__}: {error}"
                 raise JournalCorrupt(msg) from error
@@ -159,8 +159,8 @@ class EventProjection:
                 self.index += 1
                 yield event
 
-    def _make_record_events(self, history: History, record: Record) -> Iterator[Event]:
-        """Yield the events of any record."""
+    def _apply_record_and_make_events(self, history: History, record: Record) -> Iterator[Event]:
+        """Apply any record to the state of the projection, and yield its events."""
         if isinstance(record, Intent):
             yield from self._make_intent_events(history, record)
         elif isinstance(record, Result):
@@ -172,7 +172,7 @@ class EventProjection:
 
     # --- runs and their steps -----------------------------------------------------------------------------------------
 
-    def _make_root_start_events(self, form: Mapping[str, Any]) -> Iterator[Event]:
+    def _apply_root_start_and_make_events(self, form: Mapping[str, Any]) -> Iterator[Event]:
         """Yield the start event of the root run, and set the run id and the epoch."""
         self._run_id = str(form["run_id"])
         self.epoch = hashlib.blake2b(self._run_id.encode(), digest_size=EPOCH_BYTES).hexdigest()
@@ -180,7 +180,7 @@ class EventProjection:
         yield from self._pop_start_event("")
 
     def _register_run(self, path: str, form: Mapping[str, Any]) -> None:
-        """Register a run that may start; the body of a tool is not shown as a run."""
+        """Register a run that may start; the body of a tool is no run of its own."""
         above = self._runs[path.rpartition(".")[0]] if path else None
         own_id = f"{self._run_id}-{path.replace('.', '-')}" if path else self._run_id
         created = above.plan.created if above is not None else parse_created(self._head)  # type: ignore[arg-type]
@@ -244,7 +244,7 @@ class EventProjection:
         """Yield the events of an effect's start."""
         form, path, seq = history.form(intent), intent.path, intent.seq
         if (path, seq) == ROOT:
-            yield from self._make_root_start_events(form)
+            yield from self._apply_root_start_and_make_events(form)
             return
         yield from self._make_resumed_events(path, seq)
         yield from self._pop_start_event(path)
@@ -256,7 +256,7 @@ class EventProjection:
             run.step += 1
             run.is_open, run.ended_turn = True, False
             yield StepStarted(path=path, seq=seq, step=run.step, steps_remaining=UNKNOWN_STEPS)
-        item = Item(path, effect_from_form(intent, form), run.plan)
+        item = Item(path, effect_from_json(intent, form), run.plan)
         opened = self._open[path, seq] = _OpenEffect(item, form, run.last)
         if form["type"] == "sleep" or form.get("timeout") is not None:
             opened.is_shown = False  # until when it waits stands in a record of its own, which comes next
@@ -285,7 +285,7 @@ class EventProjection:
         """Yield the events of an effect's result."""
         path, seq, outcome = result.path, result.seq, history.outcome(result)
         if (path, seq) == ROOT:
-            yield from self._make_root_end_events(outcome)
+            yield from self._apply_root_end_and_make_events(outcome)
             return
         if seq == ROOT[1]:
             yield from self._make_resumed_events(path.rpartition(".")[0], int(path.rpartition(".")[2]))
@@ -303,9 +303,11 @@ class EventProjection:
         if isinstance(opened.item.effect, AskPerson) and opened.item.effect.purpose == "permission":
             yield from _make_decision_events(opened.item.effect, path, getattr(outcome, "value", ()))
         if isinstance(opened.item.effect, CallModel):
-            yield from self._make_reply_events(run, result, opened.form["purpose"], getattr(outcome, "value", None))
+            yield from self._apply_reply_and_make_events(
+                run, result, opened.form["purpose"], getattr(outcome, "value", None)
+            )
 
-    def _make_reply_events(
+    def _apply_reply_and_make_events(
         self, run: _KnownRun, result: Result, purpose: str, reply: ModelReply | None
     ) -> Iterator[Event]:
         """Add the usage of a reply and its failed attempts to the run, and yield the reply's events."""
@@ -332,7 +334,7 @@ class EventProjection:
                 yield _make_failed_event(path, child.error)
         yield from make_child_end_events(item, outcome)
 
-    def _make_root_end_events(self, outcome: Value | Failure) -> Iterator[Event]:
+    def _apply_root_end_and_make_events(self, outcome: Value | Failure) -> Iterator[Event]:
         """Yield the end events of the root run, and set ``is_over``."""
         child = outcome.value if isinstance(outcome, Value) else None
         if not isinstance(child, ChildResult):
@@ -454,12 +456,12 @@ class _RecordedPerform:
     is_trusted: bool = False
 
 
-def _tool_call_from_form(intent: Intent, form: Mapping[str, Any]) -> Leaf:
+def _tool_call_from_json(intent: Intent, form: Mapping[str, Any]) -> Leaf:
     kind = CallBody if "yields" in form else CallTool
     return kind(intent.seq, form["tool_name"], form["input"], form["tool_call_id"], form["source"])
 
 
-def _spawn_from_form(intent: Intent, form: Mapping[str, Any]) -> Leaf:
+def _spawn_from_json(intent: Intent, form: Mapping[str, Any]) -> Leaf:
     return Spawn(
         intent.seq,
         form["agent_id"],
@@ -471,7 +473,7 @@ def _spawn_from_form(intent: Intent, form: Mapping[str, Any]) -> Leaf:
     )
 
 
-def effect_from_form(intent: Intent, form: Mapping[str, Any]) -> Leaf:
+def effect_from_json(intent: Intent, form: Mapping[str, Any]) -> Leaf:
     """Return a recorded effect for events and origins of values; a model call has the model's name alone as its request."""
     if intent.type in EFFECTS:
         return EFFECTS[intent.type](intent, form)
@@ -486,8 +488,8 @@ EFFECTS: Mapping[str, Callable[[Intent, Mapping[str, Any]], Leaf]] = {
     "model_call": lambda intent, form: CallModel(
         intent.seq, ModelRequest(str(form["request"]["model"])), form["purpose"]
     ),
-    "tool_call": _tool_call_from_form,
-    "agent_call": _spawn_from_form,
+    "tool_call": _tool_call_from_json,
+    "agent_call": _spawn_from_json,
     "perform": lambda intent, form: CallFunction(intent.seq, cast("Perform[Any]", _RecordedPerform(form["name"]))),
     "ask": lambda intent, form: AskPerson(
         intent.seq, get_recorded_questions(form), form["purpose"], form.get("tool_call_id", "")

@@ -158,7 +158,7 @@ class FileJournal(LineJournal):
         return unlock
 
     def append_bytes(self, data: bytes, at: int) -> None:
-        """Append to the file at once, and sync it if the journal asks for it."""
+        """Append *data* to the file immediately, and sync it if the journal's ``sync`` requires it."""
         if self._file is not None:
             self._file.append(data, at)
             return

@@ -85,7 +85,7 @@ class Fingerprints:
         """Return the fingerprint of an effect in its stored form, or of a model call of this process."""
         if isinstance(effect, CallModel):
             return self.for_request(effect.request)
-        return self.value(select_fingerprinted_part(effect))
+        return self.for_value(select_fingerprinted_part(effect))
 
     def for_request(self, request: ModelRequest) -> str:
         """Return the fingerprint of a model call."""
@@ -102,47 +102,47 @@ class Fingerprints:
         """Return the parts of a request besides its messages, cached while the objects are those of the last request."""
         parts = (request.model, request.system_prompt, request.tools, request.tool_choice, request.settings)
         if self._last_parts is None or not all(map(is_, parts, self._last_parts)):
-            self._last_parts, self._last_rest = parts, self._build_non_message_parts(request)
+            self._last_parts, self._last_rest = parts, self._fingerprint_non_message_parts(request)
         return self._last_rest
 
-    def _build_non_message_parts(self, request: ModelRequest) -> Mapping[str, Any]:
+    def _fingerprint_non_message_parts(self, request: ModelRequest) -> Mapping[str, Any]:
         """Return the parts of a request besides its messages; prompt, tools and settings as their fingerprints."""
         view: dict[str, object] = {
             "type": "model_call",
             "model": request.model,
-            "system_prompt": self.prompt(request.system_prompt),
-            "tools": self.tools(request.tools),
+            "system_prompt": self.for_prompt(request.system_prompt),
+            "tools": self.for_tools(request.tools),
         }
         if request.tool_choice is not None:
             view["tool_choice"] = request.tool_choice
         if request.settings != DEFAULT_SETTINGS:
             # The request holds the tool choice in force; the settings may hold a default of the agent.
-            view["settings"] = self.value(encode_stored(attrs.evolve(request.settings, tool_choice=None)))
+            view["settings"] = self.for_value(encode_stored(attrs.evolve(request.settings, tool_choice=None)))
         return view
 
-    def tools(self, specs: Sequence[ToolSpec]) -> str:
+    def for_tools(self, specs: Sequence[ToolSpec]) -> str:
         """Return the fingerprint of the tools of a request, as a model sees them."""
         kept = self._kept.get(id(specs))
         if kept is not None and kept[0] is specs:
             return kept[1]
-        return self._memoize(specs, self.value([describe_tool(s) for s in specs]))
+        return self._memoize(specs, self.for_value([describe_tool(s) for s in specs]))
 
-    def prompt(self, text: str) -> str:
+    def for_prompt(self, text: str) -> str:
         """Return the fingerprint of a system prompt."""
         # By `id`, and the thing itself is kept, so that the number cannot be given to another one meanwhile; to hash a
         # long prompt at each step would be the work that this saves.
         kept = self._kept.get(id(text))
-        return kept[1] if kept is not None and kept[0] is text else self._memoize(text, self.value(text))
+        return kept[1] if kept is not None and kept[0] is text else self._memoize(text, self.for_value(text))
 
-    def value(self, value: Any) -> str:
+    def for_value(self, value: Any) -> str:
         """Return the fingerprint of a JSON value with secrets removed."""
         return _hash_text(self._to_redacted_text(value))
 
-    def digests(self, transcript: Transcript) -> Sequence[bytes]:
+    def list_digests(self, transcript: Transcript) -> Sequence[bytes]:
         """Return the digest of each message."""
-        return transcript.memo(self._digest_key, self.digest)
+        return transcript.memo(self._digest_key, self.digest_message)
 
-    def digest(self, message: Message) -> bytes:
+    def digest_message(self, message: Message) -> bytes:
         """Return the digest of a message as a model sees it: without its tags and lifetime."""
         data = encode_stored(message)
         return sha256(
@@ -153,7 +153,7 @@ class Fingerprints:
         """Return the chain value after each of *messages*; step-scoped ones are last."""
         chain: list[bytes] = []
         for message in messages:
-            value = sha256(value + self.digest(message)).digest()
+            value = sha256(value + self.digest_message(message)).digest()
             chain.append(value)
         return chain
 

@@ -236,21 +236,21 @@ class OffsetPosition(JournalPosition):
         self._is_behind = not new_bytes.is_all
         return NewRecords(reading.records, is_behind=self._is_behind)
 
-    def _read_after(self, most: int) -> BytesAfter:
-        """Return about *most* bytes after the position, or the reason why the position is no longer valid."""
+    def _read_after(self, max_size: int) -> BytesAfter:
+        """Return about *max_size* bytes after the position, or the reason why the position is no longer valid."""
         found = None if self._seen is None else self._seen[0]
         known, self._found = self._found, found
         if known not in (None, found):
-            return self._report_replaced_store("replaced")
+            return self._make_restart_result("replaced")
         # The last bytes that were read are read once more: a store may have been replaced by a longer one, under
         # the same name and even as the same file.
-        size = len(self._last) + most
+        size = len(self._last) + max_size
         data = self._store.read_piece(self._reading.end - len(self._last), size)
         if not data.startswith(self._last):
-            return self._report_replaced_store("cut" if len(data) < len(self._last) else "rewritten")
+            return self._make_restart_result("cut" if len(data) < len(self._last) else "rewritten")
         return BytesAfter(data[len(self._last) :], len(data) != size)
 
-    def _report_replaced_store(self, again: Again) -> BytesAfter:
+    def _make_restart_result(self, again: Again) -> BytesAfter:
         """Return *again*, the reason why the store must be read from its start; raise if the store is missing."""
         if not self._store.is_there():
             raise self._store.make_missing_error()

@@ -190,18 +190,18 @@ class History:
             case Input():
                 if not self.tree.has_run(record.path):
                     return f"there is no run at path {record.path!r}"
-                self._append_input(record)
+                self._append_external_input(record)
             case Blob():
                 self.blobs.values[record.fp] = record.data
             case _ as never:
                 assert_never(never)
         return ""
 
-    def _append_input(self, record: Input) -> None:
-        """Append an input with its blobs filled in, and its fact; raise if it is invalid."""
+    def _append_external_input(self, record: Input) -> None:
+        """Append an external input, such as an answer or a stop, with its blobs filled in, and store its fact; raise if it is invalid."""
         if record.line is not None:
-            with self.report_damage(record):
-                record = attrs.evolve(record, input=self.fill_input(record))
+            with self.convert_damage_errors(record):
+                record = attrs.evolve(record, input=self.get_filled_input(record))
                 check_input(record.input)
         self.inputs.append(record)
         self.last_at = max(self.last_at, record.at)
@@ -275,7 +275,7 @@ class History:
         if not intent.is_stored:
             return effect
         address = (intent.path, intent.seq)
-        with self.report_damage(intent):
+        with self.convert_damage_errors(intent):
             form: Mapping[str, object] = decode_with_blobs(effect, self.blobs.get_counted_texts("intent", intent))
             # A checksum finds damage and no intent: whoever made the file may have put anything into it. So each form
             # is looked at before it is believed, once, and when it is first needed.
@@ -288,8 +288,8 @@ class History:
         return form
 
     @contextlib.contextmanager
-    def report_damage(self, record: Record) -> Iterator[None]:
-        """Raise ``JournalCorrupt`` for *record* if the block cannot read its content."""
+    def convert_damage_errors(self, record: Record) -> Iterator[None]:
+        """In the block, convert an error in reading the content of *record* to ``JournalCorrupt``."""
         try:
             yield
         except JournalError:
@@ -314,7 +314,7 @@ class History:
         if known is not None:
             return known
         # Not kept: what of it is still needed stands in the state of the run.
-        with self.report_damage(result):
+        with self.convert_damage_errors(result):
             made = decode_outcome(self._read_filled_members(result))
             if result.seq == -1 and result.path:
                 check_outcome("agent_call", made)
@@ -329,16 +329,16 @@ class History:
                 _check_child_path(intent, told)
         return made
 
-    def _check_reported_children(self, intent: Intent, told: Awaited) -> None:
+    def _check_reported_children(self, intent: Intent, awaited: Awaited) -> None:
         """Raise ``ValueError`` unless a wait reports its own children, enough of them ended, and each ended one has a recorded end."""
         asked = self.form(intent)
         children = asked["children"]
-        for path in told.done:
+        for path in awaited.done:
             if (path, -1) not in self.results:
                 msg = f"it reports the end of the child at {path[:SHOWN_CHARS]!r}, which has not ended"
                 raise ValueError(msg)
         need = 0 if "timeout" in asked else asked.get("need", len(children))
-        if len(told.done) < need or sorted((*told.done, *told.open)) != sorted(children):
+        if len(awaited.done) < need or sorted((*awaited.done, *awaited.open)) != sorted(children):
             msg = "it reports too few ended children, or children that the wait does not name"
             raise ValueError(msg)
 
@@ -351,7 +351,7 @@ class History:
         check_same_address(result, members)
         return members
 
-    def fill_input(self, record: Input) -> dict[str, Any]:
+    def get_filled_input(self, record: Input) -> dict[str, Any]:
         """
         Return the content of an input with its blobs filled in.
 
@@ -369,7 +369,7 @@ class History:
         Raises:
             JournalCorrupt: when the writes cannot be read, or a blob is missing.
         """
-        with self.report_damage(result):
+        with self.convert_damage_errors(result):
             return [FileWrite.from_json(form) for form in self.extras(result).get("writes", ())]
 
     def extras(self, result: Result) -> Mapping[str, Any]:
@@ -381,7 +381,7 @@ class History:
         """
         if result.given is not None or not result.extras:
             return result.extras
-        with self.report_damage(result):
+        with self.convert_damage_errors(result):
             return cast(
                 "Mapping[str, Any]", decode_with_blobs(result.extras, self.blobs.get_counted_texts("extras", result))
             )
@@ -389,7 +389,7 @@ class History:
     def model(self, intent: Intent) -> str:
         """Return the name of the model of a recorded model call."""
         # The stored form as it is: putting blobs back in would cost more than the model is worth.
-        with self.report_damage(intent):
+        with self.convert_damage_errors(intent):
             model = intent.subject
         return str(model if isinstance(model, str) else self.form(intent)["request"]["model"])
 

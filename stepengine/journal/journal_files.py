@@ -161,10 +161,10 @@ def make_missing_file_error(path: Path) -> JournalMissing:
     return JournalMissing(msg, path=str(path), beside=near)
 
 
-def suggest_names(wanted: str, names: Iterable[str]) -> tuple[str, ...]:
+def suggest_names(name: str, names: Iterable[str]) -> tuple[str, ...]:
     """Return up to five of the names, similar ones first."""
     known = sorted(islice(names, MAX_COMPARED_NAMES))
-    return tuple(dict.fromkeys([*find_nearest(wanted, known), *known]))[:MAX_SUGGESTIONS]
+    return tuple(dict.fromkeys([*find_nearest(name, known), *known]))[:MAX_SUGGESTIONS]
 
 
 def format_names_with_verb(names: Sequence[str], count: int) -> str:

@@ -294,7 +294,11 @@ def _recompute_fingerprints(records: list[Record], numbers: set[int], source: Jo
         is_request = record.type == "model_call"
         stale = blobs or any(f"{record.path}.".startswith(f"{path}." if path else "") for path in touched)
         if number in numbers or (is_request and stale):
-            fp = prints.for_request(requests.get(record)) if is_request else prints.for_effect(history.form(record))
+            fp = (
+                prints.for_request(requests.get_request(record))
+                if is_request
+                else prints.for_effect(history.form(record))
+            )
             yield _rebuild_record(record, {**(record.line or {}), "fp": fp})
         else:
             yield record

@@ -290,7 +290,7 @@ class JournaledRun:
         mode, machines, is_stable, past = self.mode, self.machines, self.writer.source.stable, self.recorded_part
         computed = None if self.replayer is None else self.replayer.find_computed_value
         writes = CallWrites(self.writer.source.redactor)
-        recorder = partial(self._make_journal_performer, writes=writes)
+        recorder = partial(self._make_recording_or_replaying_performer, writes=writes)
         # The whole of recording is built in here, by what the engine lends to the tree. Driver and machine have no flag
         # for it, so there is none that could be wrong (docs/the-machine.md).
         return attrs.evolve(
@@ -322,8 +322,8 @@ class JournaledRun:
 
         return find_parallel_record(replayer, past)
 
-    def _make_journal_performer(self, inner: Performer, *, writes: CallWrites) -> Performer:
-        """Return a performer that records effects and, for a recorded run, answers them from the record."""
+    def _make_recording_or_replaying_performer(self, inner: Performer, *, writes: CallWrites) -> Performer:
+        """Return a performer that records effects and, for a recorded run, answers recorded ones from the record."""
         recorder = Recorder(inner, self._journal, self.mail, writes, self.replayer)
         if self.recorded_part is None or self.replayer is None:
             return recorder

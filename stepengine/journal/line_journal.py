@@ -192,7 +192,7 @@ class LockedStore:
         reading = self.journal.read_records()
         return reading, reading.end + reading.torn
 
-    def repair_and_read(self) -> Reading:
+    def repair_and_read_records(self) -> Reading:
         """Cut off a torn tail, add a missing newline, reserve disk space, and return the stored records."""
         journal = self.journal
         reading, self.size = self._read_records()
@@ -244,7 +244,7 @@ class LockedStore:
             self.append_bytes(data)
         except OSError as again:
             raise self.make_write_error(describe_os_error(again), again) from again
-        self.reserve.reserve_remaining()
+        self.reserve.reserve_remaining_space()
 
     def make_write_error(self, reason: str, error: Exception | None = None) -> JournalWriteFailed:
         """Return the error for lines that cannot be stored; its message tells how to continue."""
@@ -291,7 +291,7 @@ class LineWriter(Writer):
 
     def _open(self, journal: LineJournal) -> None:
         """Read the stored records, and prepare the encoder and the chain of signatures to continue them."""
-        reading = self.store.repair_and_read()
+        reading = self.store.repair_and_read_records()
         self.repaired = self.store.repaired
         self.history = History(reading.records, journal.name, journal.make_missing_error)
         head = self.history.head

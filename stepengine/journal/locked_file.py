@@ -33,7 +33,7 @@ OPEN_FILES_DIVISOR = 4
 """Of the files that a process may have open, one in so many may be a journal's: runs need sockets and pipes, too."""
 
 
-def get_held_file_limit() -> int:
+def get_open_file_limit() -> int:
     """Return the number of journal files that this process may keep open."""
     most = get_max_open_files()
     return MAX_HELD_FILES if most is None else max(MIN_HELD_FILES, min(MAX_HELD_FILES, most // OPEN_FILES_DIVISOR))
@@ -74,7 +74,7 @@ class LockedFile:
             if len(self._open) > 1:
                 # Tried while there are descriptors to try it with, and not when the first file has to be closed for lack of one.
                 self._locks_outlive_close()
-            self._close_idle_files(get_held_file_limit())
+            self._close_idle_files(get_open_file_limit())
 
     def ensure_open(self) -> int:
         """
@@ -87,7 +87,7 @@ class LockedFile:
             if self.descriptor is None:
                 self.descriptor = self._reopen()
                 self._open[self] = None
-                self._close_idle_files(get_held_file_limit())
+                self._close_idle_files(get_open_file_limit())
             elif self in self._open:
                 self._open.move_to_end(self)
             if LockedFile._last is not None:
@@ -109,8 +109,8 @@ class LockedFile:
                 _unmap_page(mapping)
 
     @classmethod
-    def close_least_recently_used(cls) -> bool:
-        """Close the least recently used file; return False if none can be closed."""
+    def close_least_recently_used_file(cls) -> bool:
+        """Close the least recently used idle file, keeping its lock; return False if none can be closed."""
         with cls._lock:
             return cls._close_idle_files(len(cls._open) - 1)
 
@@ -218,7 +218,7 @@ def open_closing_idle_files(path: Path) -> int:
             if (
                 not isinstance(cause, OSError)
                 or cause.errno != errno.EMFILE
-                or not LockedFile.close_least_recently_used()
+                or not LockedFile.close_least_recently_used_file()
             ):
                 raise
 

@@ -381,9 +381,9 @@ class Mailbox(abc.ABC):
             msg = f"{self.name} has another mailbox message with the id {stored.message.id!r}; give every message its own id"
             raise InputError(msg)
 
-    def _require_capacity(self, count: int, size: int) -> None:
-        """Raise if the mailbox would be over its limit with *count* messages of *size* bytes in total."""
-        if count > MAX_LETTERS or size > MAX_MAILBOX_BYTES:
+    def _require_within_limits(self, total_count: int, total_size: int) -> None:
+        """Raise ``JournalWriteFailed`` if a mailbox with *total_count* messages and *total_size* bytes exceeds a limit."""
+        if total_count > MAX_LETTERS or total_size > MAX_MAILBOX_BYTES:
             msg = f"{self.name} is full: it holds at most {MAX_LETTERS:,} mailbox messages and {MAX_MAILBOX_BYTES:,} bytes; nothing was sent"
             raise JournalWriteFailed(msg)
 
@@ -420,7 +420,7 @@ class MemoryMailbox(Mailbox):
                 self._refuse_changed_duplicate(new.pop(key), self._known[key])
             size = sum([len(stored.line) for stored in new.values()])
             if new:
-                self._require_capacity(len(self._letters) + len(new), self._size + size)
+                self._require_within_limits(len(self._letters) + len(new), self._size + size)
             self._letters += new.values()
             self._known |= new
             self._size += size
@@ -552,7 +552,7 @@ class StoreMailbox(Mailbox):
         if end < len(content):
             self._store.truncate_bytes(end)
         lines = b"".join([stored.line for stored in new.values()])
-        self._require_capacity(count + len(new), end + len(lines))
+        self._require_within_limits(count + len(new), end + len(lines))
         return lines, end
 
     def _lock_store(self) -> Callable[[], None]:
@@ -694,14 +694,14 @@ class _MailboxFile:
                     MAILBOX_FILE.check(self._path, descriptor)
                     make_private(self._path, descriptor)
                     self._locked.descriptor = descriptor
-                    return partial(self._unlock_or_remove_empty, descriptor)
+                    return partial(self._remove_if_empty_and_close, descriptor)
             except BaseException:
                 unlock_and_close(descriptor)
                 raise
             unlock_and_close(descriptor)
 
-    def _unlock_or_remove_empty(self, descriptor: int) -> None:
-        """Unlock and close the file; remove it before if it is empty."""
+    def _remove_if_empty_and_close(self, descriptor: int) -> None:
+        """Remove the file if it is empty, then unlock and close it."""
         # One that was made for nothing would else stand beside the next journal of that name.
         if not os.fstat(descriptor).st_size:
             self._path.unlink(missing_ok=True)

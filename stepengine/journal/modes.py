@@ -89,11 +89,13 @@ class Mode:
         """Return the wrappers of live effects that come in addition to those of the services."""
         return ()
 
-    def write_start(self, writer: RunWriter, history: History, head: Head, asked: Intent, *, is_equal: bool) -> None:
-        """Record the start of a recorded run, with the current intent *asked* unless *is_equal*."""
+    def write_start(
+        self, writer: RunWriter, history: History, head: Head, requested: Intent, *, is_equal: bool
+    ) -> None:
+        """Record the start of a recorded run, with the current intent *requested* unless *is_equal*."""
         if self.copies:
             writer.append(attrs.evolve(head, line=None, signed=""))
-            writer.append(asked)
+            writer.append(requested)
 
     def finalize_journal(self, writer: RunWriter, past: RecordedPart | None, *, is_whole: bool) -> None:
         """Sort or replace the journal of an ended run as the mode requires; *is_whole*: it did not fail or leave records unused."""
@@ -157,13 +159,15 @@ class Replaying(Mode):
         """Return True: a replay answers the whole run from the record."""
         return True
 
-    def write_start(self, writer: RunWriter, history: History, head: Head, asked: Intent, *, is_equal: bool) -> None:
+    def write_start(
+        self, writer: RunWriter, history: History, head: Head, requested: Intent, *, is_equal: bool
+    ) -> None:
         """Copy the recorded start."""
         writer.append(head)
         # Whatever is taken over first may name one; the end puts all in order.
         for blob in [record for record in drop_trailing_blobs(history.records) if isinstance(record, Blob)]:
             writer.append(blob)
-        writer.append(history.intents[ROOT] if is_equal else asked)
+        writer.append(history.intents[ROOT] if is_equal else requested)
 
 
 class _Replacing(Mode):

@@ -17,7 +17,7 @@ from stepengine.data.json import JsonDict, JsonValue
 from stepengine.data.origins import make_origins
 from stepengine.data.provenance import Provenance, Source
 from stepengine.data.state import AgentState
-from stepengine.journal.event_stream import effect_from_form
+from stepengine.journal.event_stream import effect_from_json
 from stepengine.journal.history import History
 from stepengine.journal.records import ROOT, Address, Intent, Record, Result, format_address
 from stepengine.journal.sources import JournalLike, as_journal
@@ -112,7 +112,7 @@ class RecordedSources:
 
     def _trace_call(self, run: _TracedRun, intent: Intent) -> Iterator[CallOrigins]:
         """Yield the origins of a started call's arguments, and register the run that it starts."""
-        form, index = self._get_form_without_request(intent), run.sources.index
+        form, index = self._get_effect_without_request(intent), run.sources.index
         at = format_address(intent.path, intent.seq)
         below = child_path(intent.path, intent.seq)
         if intent.type == "tool_call":
@@ -136,8 +136,8 @@ class RecordedSources:
                     at, question.get("tool_name") or "", is_question=True, origins=make_origins(index, details.items())
                 )
 
-    def _get_form_without_request(self, intent: Intent) -> Mapping[str, Any]:
-        """Return the stored form of an effect, without the request of a model call: requests repeat the history and are no source."""
+    def _get_effect_without_request(self, intent: Intent) -> Mapping[str, Any]:
+        """Return an effect as JSON, without the request of a model call: requests repeat the history and are no source."""
         return {"request": {"model": ""}, "purpose": ""} if intent.type == "model_call" else self._history.form(intent)
 
     def _add_ended_outcomes(self, run: _TracedRun) -> None:
@@ -150,7 +150,7 @@ class RecordedSources:
                 continue
             result = self._history.results[address]
             run.sources.add_outcome(
-                effect_from_form(intent, self._get_form_without_request(intent)), self._history.outcome(result)
+                effect_from_json(intent, self._get_effect_without_request(intent)), self._history.outcome(result)
             )
 
 

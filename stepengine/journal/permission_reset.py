@@ -94,7 +94,7 @@ def remove_approvals(journal: Journal) -> tuple[str, ...]:
     return tuple(found)
 
 
-def find_approvals(history: History) -> list[Intent]:
+def find_approving_permissions(history: History) -> list[Intent]:
     """Return the effects whose recorded answers approve a call, or may approve one because their fingerprint does not match."""
     prints = Fingerprints(Redactor({}, shapes=False))
     return [
@@ -115,7 +115,7 @@ def refuse_approvals_of_others(journal: Journal, history: History, *, trust: boo
     """
     if has_trusted_permissions(journal, trust=trust):
         return
-    found = [format_address(*intent.address) for intent in find_approvals(history)]
+    found = [format_address(*intent.address) for intent in find_approving_permissions(history)]
     if found:
         msg = (
             f"{journal.name} was written or changed by others, and its approvals would allow calls that you did not approve: "
@@ -135,7 +135,7 @@ def _may_be_permission(history: History, intent: Intent, prints: Fingerprints) -
 def _find_effective_permissions(calls: RecordedCalls, cut: JournalCut) -> Iterator[Intent]:
     """Yield the permission questions whose recorded approvals still have an effect."""
     history = calls.history
-    for intent in find_approvals(history):
+    for intent in find_approving_permissions(history):
         address = intent.address
         if not cut.keeps_result(address) or _has_kept_end(history, address[0], cut):
             continue
@@ -164,19 +164,19 @@ def _approves_later_calls(answer: Answer, *, has_call_started: bool) -> bool:
     return answer.agrees and (not has_call_started or answer.remember is not None)
 
 
-def _has_call_started(calls: RecordedCalls, asked: Intent, answer: Answer, cut: JournalCut) -> bool:
+def _has_call_started(calls: RecordedCalls, permission: Intent, answer: Answer, cut: JournalCut) -> bool:
     """Return whether the call that an answer to a permission question approves has started after it."""
     history = calls.history
-    form = history.form(asked)
-    if asked.type != "ask" or form["purpose"] != PERMISSION:
+    form = history.form(permission)
+    if permission.type != "ask" or form["purpose"] != PERMISSION:
         return False
     # The id alone may be that of another call, as no fingerprint covers it; the name may be an alias.
     approved = [
         question.details if answer.edited_input is None else answer.edited_input
         for question in get_recorded_questions(form)
     ]
-    same_id = calls.find_effects_of_call("tool_call", asked.path, form.get("tool_call_id"))
-    later = [history.form(call) for call in same_id if call.seq > asked.seq and cut.keeps_intent(call.address)]
+    same_id = calls.find_effects_of_call("tool_call", permission.path, form.get("tool_call_id"))
+    later = [history.form(call) for call in same_id if call.seq > permission.seq and cut.keeps_intent(call.address)]
     return any(call["input"] in approved for call in later)
 
 

@@ -47,7 +47,7 @@ SHOWN_CHARS = 1_000
 YES_OR_NO = ("yes", "no")
 
 
-def split_answers(
+def split_answers_and_decisions(
     given: Mapping[str, AnswerLike] | None,
 ) -> tuple[dict[str, AnswerLike], dict[str, AnswerLike]]:
     """
@@ -79,11 +79,11 @@ class GivenAnswers:
         in_doubt: The policy for effects in doubt without a decision.
 
     Raises:
-        AnswerRejected: as ``split_answers``.
+        AnswerRejected: as ``split_answers_and_decisions``.
     """
 
     def __init__(self, given: Mapping[str, AnswerLike] | None = None, in_doubt: InDoubt = "fail") -> None:
-        self.by_question, self.decisions = split_answers(given)
+        self.by_question, self.decisions = split_answers_and_decisions(given)
         self.in_doubt: InDoubt = in_doubt
 
     def find_answer(self, question: Question) -> AnswerLike | None:
@@ -188,18 +188,18 @@ def make_doubt_questions(history: History, *, trusts_calls: bool = True) -> list
     return _make_call_questions(history, is_in_doubt)
 
 
-def make_pending_call_questions(history: History) -> list[Question]:
+def make_external_result_questions(history: History) -> list[Question]:
     """
-    Return questions, as ``make_doubt_questions`` does, about calls whose bodies returned and whose results come from outside.
+    Return a question about each call that waits for a result from outside the process, as ``make_doubt_questions`` does.
 
     These calls are not in doubt: a resumed run continues to wait. An answer with a result ends the wait.
     """
     return _make_call_questions(history, lambda i: i.address in history.facts.pending_results)
 
 
-def _make_call_questions(history: History, wanted: Callable[[Intent], bool]) -> list[Question]:
-    """Return a question about each started effect without result that *wanted* accepts, in runs that can continue."""
-    cut_off = [i for a, i in history.intents.items() if a not in history.results and wanted(i)]
+def _make_call_questions(history: History, is_wanted: Callable[[Intent], bool]) -> list[Question]:
+    """Return a question about each started effect without result that *is_wanted* accepts, in runs that can continue."""
+    cut_off = [i for a, i in history.intents.items() if a not in history.results and is_wanted(i)]
     found = []
     for intent in [intent for intent in cut_off if not history.tree.has_ended(intent.path)]:
         what, details = _get_name_and_arguments(history.form(intent))
@@ -220,7 +220,7 @@ def _get_name_and_arguments(form: Any) -> tuple[str, Mapping[str, Any]]:
 def _check_decision(history: History, key: str, answer: object, *, trusts_calls: bool) -> None:
     """Raise unless *answer* decides clearly whether an effect in doubt is repeated."""
     known = [question.id for question in make_doubt_questions(history, trusts_calls=trusts_calls)]
-    if key not in (*known, *[question.id for question in make_pending_call_questions(history)]):
+    if key not in (*known, *[question.id for question in make_external_result_questions(history)]):
         msg = f"{key!r} is not an effect in doubt of this run; effects in doubt: {list_names(known, key)}"
         raise AnswerRejected(msg)
     if isinstance(answer, Answer) and answer.result is not ABSENT:

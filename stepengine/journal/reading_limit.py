@@ -42,9 +42,9 @@ class ReadingLimit:
         """Return a limit for the same journal with a count of zero."""
         return ReadingLimit(self._stored)
 
-    def count_bytes(self, size: int) -> None:
+    def count_bytes_or_raise(self, size: int) -> None:
         """
-        Count *size* more bytes.
+        Count *size* more bytes; raise ``DataError`` if the total exceeds the limit.
 
         Raises:
             DataError: when the total exceeds the limit.
@@ -86,7 +86,7 @@ class _CountedTexts(Mapping[str, Any]):
         if name not in self._sizes:
             self._sizes[name] = estimate_json_size(text)
             self._limit.mark_counted(self._record)
-        self._limit.count_bytes(self._sizes[name])
+        self._limit.count_bytes_or_raise(self._sizes[name])
         return text
 
     def __iter__(self) -> Iterator[str]:

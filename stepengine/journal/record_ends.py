@@ -29,18 +29,20 @@ class RecordEnds:
     Args:
         past: The recorded part of the run.
         timing: The run's own clock.
-        is_closed: Whether nothing is performed after the end of the record.
+        is_record_only: Whether nothing is performed after the end of the record.
     """
 
-    def __init__(self, past: RecordedPart, timing: RunClock, *, is_closed: bool) -> None:
+    def __init__(self, past: RecordedPart, timing: RunClock, *, is_record_only: bool) -> None:
         self._past = past
         self._timing = timing
-        self._is_closed = is_closed
+        self._is_record_only = is_record_only
         self._given_up: set[str] = set()
 
     def can_perform_effects(self, path: str) -> bool:
         """Return whether effects without result may be performed: not in a run recorded to its end."""
-        return not self._is_closed and self.find_own_or_enclosing_end(path) is None and not self.is_race_loser(path)
+        return (
+            not self._is_record_only and self.find_own_or_enclosing_end(path) is None and not self.is_race_loser(path)
+        )
 
     def find_own_or_enclosing_end(self, path: str) -> Result | None:
         """Return the recorded end of the child at *path*, or of the nearest run around it."""

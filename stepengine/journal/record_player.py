@@ -125,7 +125,7 @@ class RecordPlayer:
         self._record_result_author(item, decided)
         return await self._recorder.commit_outcome(item, replace_failure_by_denial(item, decided), [])
 
-    def find_record(self, item: Item) -> RecordState:
+    def get_record_state(self, item: Item) -> RecordState:
         """Return ``"answered"`` if the record answers an effect, ``"begun"`` if it has only its start, else ``"new"``."""
         replayer, address = self._replayer, item.address
         lost = item.gather is not None and replayer.ends.has_lost_race(item)
@@ -140,12 +140,12 @@ class RecordPlayer:
     def _make_divergence_stop(self) -> Stop:
         return Stop("diverged", self._timing.last, self._writer.fatal)
 
-    async def _answer_from_record(self, known: Result, item: Item, io: IO) -> Single:
+    async def _answer_from_record(self, recorded_result: Result, item: Item, io: IO) -> Single:
         """Return a recorded outcome at the pace of the replay; a wait for children first waits for their recorded ends."""
         if self._timing.pace is not None:
-            await self._timing.pace.sleep_until(known.at)
+            await self._timing.pace.sleep_until(recorded_result.at)
         is_of_children = isinstance(item.effect, CHILD_ENDS)
-        waits = self._replayer.make_invalidation_future(known, item) if is_of_children else None
+        waits = self._replayer.make_invalidation_future(recorded_result, item) if is_of_children else None
         if waits is not None:
             cut, children = waits
             ended = await io.wait_for_children(item, children, cut)
@@ -155,17 +155,17 @@ class RecordPlayer:
                 return Stop(
                     "suspended" if self._writer.fatal is None else "diverged", self._timing.last, self._writer.fatal
                 )
-        outcome = self._replayer.answer_from_record(known, item)
+        outcome = self._replayer.answer_from_record(recorded_result, item)
         return await self._wait_for_child_ends(outcome, item, io) if is_of_children else outcome
 
-    async def _perform_and_compare(self, known: Result, item: Item, io: IO) -> Single:
+    async def _perform_and_compare(self, recorded_result: Result, item: Item, io: IO) -> Single:
         """Perform a recorded effect again and compare the results; raise for an effect that only an untrusted record requests."""
         if self._unknown_calls is not None and self._unknown_calls.needs_approval(item):
             raise self._writer.keep_first_fatal_error(self._unknown_calls.make_refusal_error(item))
         outcome = await self._inner.perform(item, io)
         if not isinstance(outcome, Stop):
-            outcome = self._recorder.to_recorded_form(item, outcome, known.at)
-        return self._replayer.confirm_repeated_outcome(known, outcome, item)
+            outcome = self._recorder.to_replayed_outcome(item, outcome, recorded_result.at)
+        return self._replayer.confirm_repeated_outcome(recorded_result, outcome, item)
 
     async def _wait_for_child_ends(self, outcome: Single, item: Item, io: IO) -> Single:
         """Wait until background children reach their recorded ends, and return the outcome with these ends added."""
@@ -228,7 +228,7 @@ class RecordPlayer:
             return add_ended_run(self._make_divergence_stop(), find_ended_run(outcome))
         if known is not None:
             if self._recorder.cleans and isinstance(outcome, Value) and isinstance(item.effect, CallBody):
-                outcome = self._recorder.to_recorded_form(item, outcome, known.at)
+                outcome = self._recorder.to_replayed_outcome(item, outcome, known.at)
             confirmed = replayer.confirm_child_end(known, outcome, item)
             if confirmed is not None:
                 return confirmed
@@ -321,4 +321,6 @@ class RecordPlayer:
         given = self._answers.find_decision((item.path, seq))
         if not isinstance(outcome, Stop) and isinstance(given, Answer) and given.result is not ABSENT:
             said = {"by": given.by, "reason": given.reason}
-            self._recorder.append_input(Input(item.path, seq, self._timing.last, {"type": "manual_result", **said}))
+            self._recorder.append_external_input(
+                Input(item.path, seq, self._timing.last, {"type": "manual_result", **said})
+            )

@@ -44,7 +44,7 @@ class RecordedFacts:
         self._results = results
 
     def add(self, record: Input) -> None:
-        """Add the fact in an input record, if it has one."""
+        """Store the fact in an input record, such as a system prompt or a computed value; ignore input of other types."""
         said, address = record.input, record.address
         match said.get("type"):
             case "system_prompt":

@@ -110,7 +110,7 @@ class SharedBudget:
             LimitExceeded: when the limit does not allow it.
         """
         call = MeteredCall(self._ledger, estimate)
-        self._queue.start_refuse_or_queue(call)
+        self._queue.admit_refuse_or_queue(call)
         await self._queue.wait_for_turn(call)
         if call.error is None:
             return call
@@ -374,7 +374,7 @@ class ForkReplayer(Replayer):
         super().__init__(journal, past, machines)
         self._rules = rules
         self._count = count
-        self.ends = _ForkEnds(past, journal.timing, is_closed=False)
+        self.ends = _ForkEnds(past, journal.timing, is_record_only=False)
         # Results that are given to effects which are not recorded at their own address.
         self._given: dict[Address, Result] = {}
         self._by_name: dict[tuple[str, str], list[ExternalCall]] | None = None
@@ -384,7 +384,7 @@ class ForkReplayer(Replayer):
     def _has_left_record(self) -> bool:
         return bool(self._past.cut)
 
-    def match_with_record(self, item: Item, asked: Intent) -> bool:
+    def match_with_record(self, item: Item, requested: Intent) -> bool:
         """
         Match an effect with the record; return True if a record or a rule answers it, or the run stops before it.
 
@@ -398,35 +398,35 @@ class ForkReplayer(Replayer):
             self._discard_record_from(address)
         known = self._past.find_intent(address)
         if known is None:
-            return self._try_answer_unrecorded(asked, item)
-        if self._has_left_record and not asked.starts_child_or_body and self._past.find_result(address) is None:
-            return self._try_answer_by_rules(asked, item)  # it was begun when a crash ended the record
-        if self._past.is_same_effect(known, asked) or self._past.was_difference_accepted(address, asked.fp):
+            return self._try_answer_unrecorded(requested, item)
+        if self._has_left_record and not requested.starts_child_or_body and self._past.find_result(address) is None:
+            return self._try_answer_by_rules(requested, item)  # it was begun when a crash ended the record
+        if self._past.is_same_effect(known, requested) or self._past.was_difference_accepted(address, requested.fp):
             self._past.mark_used(address)
-            self._writer.append(asked)
+            self._writer.append(requested)
             return True
-        error = self._errors.make_changed_error(known, asked, item)
-        self._leave_record_or_raise(address, error, is_model_request=known.type == asked.type == "model_call")
-        return self._try_answer_by_rules(asked, item)
+        error = self._errors.make_changed_error(known, requested, item)
+        self._leave_record_or_raise(address, error, is_model_request=known.type == requested.type == "model_call")
+        return self._try_answer_by_rules(requested, item)
 
-    def _try_answer_unrecorded(self, asked: Intent, item: Item) -> bool:
+    def _try_answer_unrecorded(self, requested: Intent, item: Item) -> bool:
         """
         Return True if an effect without a valid record is answered, or its run stops before it; False if it is performed.
 
         Raises:
             ReplayDivergence: when the fork has not reached its address, or nothing may answer the effect.
         """
-        if asked.address in self._past.history.intents:
-            return self._try_answer_by_rules(asked, item)
+        if requested.address in self._past.history.intents:
+            return self._try_answer_by_rules(requested, item)
         ended = self.ends.find_own_or_enclosing_end(item.path)
         if ended is not None and self.ends.find_stop(ended) is not None:
             return True  # it stops there, as it did
         if not self._has_left_record or ended is not None:
             if ended is None and not self._past.history.is_complete:
                 return True
-            error = self._errors.make_extra_effect_error(asked, item)
-            self._leave_record_or_raise(asked.address, error, is_model_request=False)
-        return self._try_answer_by_rules(asked, item)
+            error = self._errors.make_extra_effect_error(requested, item)
+            self._leave_record_or_raise(requested.address, error, is_model_request=False)
+        return self._try_answer_by_rules(requested, item)
 
     def _leave_record_or_raise(self, address: Address, error: ReplayDivergence, *, is_model_request: bool) -> None:
         """Leave the record at an effect that differs; raise *error* if the fork has an address that is not reached yet."""
@@ -451,48 +451,56 @@ class ForkReplayer(Replayer):
 
     # --- after the place ----------------------------------------------------------------------------------------------
 
-    def _try_answer_by_rules(self, asked: Intent, item: Item) -> bool:
+    def _try_answer_by_rules(self, requested: Intent, item: Item) -> bool:
         """Answer an effect by a recorded or simulated outcome; return False for one to be performed, or raise."""
         count, past, rules = self._count, self._past, self._rules
         # Which children have ended, and who was told or ended, is so of the children of today.
-        if asked.starts_child_or_body or KINDS[asked.type].follows_children:
+        if requested.starts_child_or_body or KINDS[requested.type].follows_children:
             return False
-        place = past.pop_equal_unused(asked, includes_model_calls=rules.reuse and asked.address != rules.at)
+        place = past.pop_equal_unused_address(
+            requested, includes_model_calls=rules.reuse and requested.address != rules.at
+        )
         if place is not None:
             known = past.history.results[place]
-            self._append_intent_with_answer(asked, past.history.outcome(known), known)
-            count.reused += asked.type == "model_call"
-            count.served += KINDS[asked.type].changes_world
+            self._append_intent_with_answer(requested, past.history.outcome(known), known)
+            count.reused += requested.type == "model_call"
+            count.served += KINDS[requested.type].changes_world
             return True
-        if not KINDS[asked.type].changes_world:
+        if not KINDS[requested.type].changes_world:
             return False
-        made = self._simulate_outcome(asked)
+        made = self._simulate_outcome(requested)
         if made is not None:
             count.simulated += 1
-            self._append_intent_with_answer(asked, made)
+            self._append_intent_with_answer(requested, made)
             return True
         if rules.tools == "working-copy" or (rules.tools == "idempotent" and is_repeatable(item)):
             return False
-        error = self._errors.make_unrecorded_error(asked, item)
-        count.refused = count.refused or _external_call_from_form(past.history.form(asked), asked)
+        error = self._errors.make_unrecorded_error(requested, item)
+        count.refused = count.refused or _external_call_from_json(past.history.form(requested), requested)
         raise self._writer.keep_first_fatal_error(error)
 
-    def _append_intent_with_answer(self, asked: Intent, outcome: Value | Failure, known: Result | None = None) -> None:
-        """Append the intent of an effect, and keep the recorded or simulated outcome, with which ``find_result`` answers it."""
-        self._writer.append(asked)
-        at = max(self._timing.last, known.at if known is not None else 0)
-        attempts = {"attempts": known.attempts} if known is not None and known.attempts else NO_EXTRAS
-        self._given[asked.address] = Result(*asked.address, at, attrs.evolve(outcome, at=at), attempts)
+    def _append_intent_with_answer(
+        self, requested: Intent, outcome: Value | Failure, recorded_result: Result | None = None
+    ) -> None:
+        """Append the intent of an effect, and store the recorded or simulated outcome, with which ``find_result`` answers it."""
+        self._writer.append(requested)
+        at = max(self._timing.last, recorded_result.at if recorded_result is not None else 0)
+        attempts = (
+            {"attempts": recorded_result.attempts}
+            if recorded_result is not None and recorded_result.attempts
+            else NO_EXTRAS
+        )
+        self._given[requested.address] = Result(*requested.address, at, attrs.evolve(outcome, at=at), attempts)
 
-    def _simulate_outcome(self, asked: Intent) -> Value | Failure | None:
+    def _simulate_outcome(self, requested: Intent) -> Value | Failure | None:
         """Return the caller's simulated result of a call, or ``None`` if there is none."""
         if self._rules.simulate is None:
             return None
         history = self._past.history
-        call = _external_call_from_form(history.form(asked), asked)
+        call = _external_call_from_json(history.form(requested), requested)
         try:
-            said = self._rules.simulate(call, tuple(self._find_recorded_calls(asked.type, call.name)))
-            return None if said is None else make_edited_outcome(history, asked, said, 0)
+            said = self._rules.simulate(call, tuple(self._find_recorded_calls(requested.type, call.name)))
+            return None if said is None else make_edited_outcome(history, requested, said, 0)
         except Exception as error:
             msg = f"simulate= failed for {call.name} {call.address}: {type(error).__name__}: {error}"
             raise self._writer.keep_first_fatal_error(JournalError(msg)) from error
@@ -506,7 +514,7 @@ class ForkReplayer(Replayer):
                 if KINDS[intent.type].changes_world and address in history.results:
                     outcome = history.outcome(history.results[address])
                     result = outcome.value if isinstance(outcome, Value) else outcome.error
-                    called = attrs.evolve(_external_call_from_form(history.form(intent), intent), result=result)
+                    called = attrs.evolve(_external_call_from_json(history.form(intent), intent), result=result)
                     self._by_name.setdefault((intent.type, called.name), []).append(called)
         return self._by_name.get((kind, name), ())
 
@@ -520,10 +528,12 @@ class ForkReplayer(Replayer):
         """Return whether the run stops before an effect without result: always before a question, as a fork asks no one."""
         return isinstance(item.effect, AskPerson) or super().stops_before(item)
 
-    def make_invalidation_future(self, known: Result, item: Item) -> tuple[asyncio.Future[None], Sequence[str]] | None:
+    def make_invalidation_future(
+        self, recorded_result: Result, item: Item
+    ) -> tuple[asyncio.Future[None], Sequence[str]] | None:
         """Return a future that is done when a result of background children no longer holds, and their paths."""
         try:
-            outcome = self._past.history.outcome(known)
+            outcome = self._past.history.outcome(recorded_result)
         except JournalCorrupt:
             return None  # who takes it says so
         if not isinstance(outcome, Value):
@@ -536,11 +546,11 @@ class ForkReplayer(Replayer):
         """Return False, so that a fork treats no effect as in doubt here; this is decided when the effect is requested."""
         return False
 
-    def confirm_child_end(self, known: Result, outcome: Single, item: Item) -> Single | None:
+    def confirm_child_end(self, recorded_result: Result, outcome: Single, item: Item) -> Single | None:
         """Return the result of a repeated run, or ``None`` if it differs from its record."""
-        error = self._find_child_end_difference(self._past.history.outcome(known), outcome, item)
+        error = self._find_child_end_difference(self._past.history.outcome(recorded_result), outcome, item)
         if error is None:
-            return super().confirm_child_end(known, outcome, item)
+            return super().confirm_child_end(recorded_result, outcome, item)
         self._leave_record_or_raise((item.path, item.effect.seq + 1), error, is_model_request=False)
         return None
 
@@ -557,9 +567,9 @@ class ForkReplayer(Replayer):
             return None if same else self._errors.make_different_result_error(recorded, ended, item, "changed")
         return None
 
-    def accept_or_raise_start_difference(self, asked: Intent) -> None:
+    def accept_or_raise_start_difference(self, requested: Intent) -> None:
         """Discard the record because the run starts with something other than recorded."""
-        error = self._errors.make_start_error(asked)
+        error = self._errors.make_start_error(requested)
         self._leave_record_or_raise(("", 0), error, is_model_request=False)
         self._past.history.facts.system_prompts.clear()
         self._past.history.facts.context_windows.clear()
@@ -570,7 +580,7 @@ class ForkReplayer(Replayer):
 
     def confirm_root_end(self, finished: Finished) -> Finished:
         """Return *finished*; store a difference from the recorded end as the difference of the fork."""
-        self._store_end_difference(self._past.find_end_difference(finished, is_closed=False))
+        self._store_end_difference(self._past.find_end_difference(finished, is_record_only=False))
         return finished
 
     def _store_end_difference(self, error: ReplayDivergence | None) -> None:
@@ -579,7 +589,7 @@ class ForkReplayer(Replayer):
             self._count.difference, self._count.broke_at = error, error.address
 
 
-def _external_call_from_form(form: Mapping[str, Any], intent: Intent) -> ExternalCall:
+def _external_call_from_json(form: Mapping[str, Any], intent: Intent) -> ExternalCall:
     """Return the tool or function call of a stored effect, without its result."""
     where = format_address(intent.path, intent.seq)
     if intent.type == "tool_call":

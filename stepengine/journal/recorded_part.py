@@ -27,7 +27,7 @@ from stepengine.journal.divergence import (
     format_value,
     make_divergence_error,
 )
-from stepengine.journal.encoding import encode_stored, may_change_world_if_repeated, to_comparable_form
+from stepengine.journal.encoding import encode_stored, may_change_world_if_repeated, to_comparable_json
 from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.history import History, find_outside_stop
 from stepengine.journal.recorded_calls import RecordedCalls
@@ -115,7 +115,7 @@ class JournalCut:
             if not self._tree.is_background(path):
                 starter = get_starter_address(path)
                 self._lower_run_end(starter[0], self._tree.find_group_end(starter) + 1)
-            elif (report := self._tree.find_first_report(path)) is not None:
+            elif (report := self._tree.find_first_report_address(path)) is not None:
                 self._lower_run_end(*report)
             else:
                 break
@@ -323,19 +323,19 @@ class RecordedPart:
         """The number of recorded effects that the run did not reach."""
         return len(self.history.intents) - len(self._used)
 
-    def pop_equal_unused(self, asked: Intent, *, includes_model_calls: bool = False) -> Address | None:
+    def pop_equal_unused_address(self, requested: Intent, *, includes_model_calls: bool = False) -> Address | None:
         """
         Return the address of an equal recorded effect with a result that the run has not reached, each address once; or ``None``.
 
         Effects on the same path have priority, so that siblings do not use each other's.
 
         Args:
-            asked: The effect.
+            requested: The effect.
             includes_model_calls: Whether recorded model calls may be returned, too; by default each model call is new.
         """
         # A child is not an answer but a run, with effects of its own below it. And a model that is asked the same twice
         # may say two things, so its recorded reply serves only where it is said to.
-        if asked.starts_child_or_body or (asked.type == "model_call" and not includes_model_calls):
+        if requested.starts_child_or_body or (requested.type == "model_call" and not includes_model_calls):
             return None
         if self._by_print is None:
             self._by_print = {}
@@ -343,11 +343,11 @@ class RecordedPart:
                 if not intent.starts_child_or_body and self._has_final_result(address, intent):
                     intent.fp = intent.fp or self.prints.for_effect(intent.effect)
                     self._by_print.setdefault(intent.fp, {}).setdefault(address[0], []).append(address)
-        asked.fp = asked.fp or self.prints.for_effect(asked.effect)
+        requested.fp = requested.fp or self.prints.for_effect(requested.effect)
         # Siblings run at once and often ask for the same. Each has its own records first, so that they do not take each
         # other's in an order that depends on who is faster.
-        paths = self._by_print.get(asked.fp, {})
-        own = [asked.path] if asked.path in paths else []
+        paths = self._by_print.get(requested.fp, {})
+        own = [requested.path] if requested.path in paths else []
         # Each address is popped as it is looked at, so the whole search of a long run looks at each once (it was a scan
         # of all of them for each effect).
         for waiting in (paths[path] for path in [*own, *reversed(paths)]):
@@ -366,21 +366,21 @@ class RecordedPart:
         """Record that the run has reached this address."""
         self._used.add(address)
 
-    def is_same_effect(self, known: Intent, asked: Intent) -> bool:
+    def is_same_effect(self, recorded: Intent, requested: Intent) -> bool:
         """Return whether a requested effect equals the recorded one."""
         # Computed when first compared, and kept: a journal's intents carry their own, and only those that were edited
         # by hand have none.
-        known.fp = known.fp or self.prints.for_effect(known.effect)
-        asked.fp = asked.fp or self.prints.for_effect(asked.effect)
-        return known.fp == asked.fp
+        recorded.fp = recorded.fp or self.prints.for_effect(recorded.effect)
+        requested.fp = requested.fp or self.prints.for_effect(requested.effect)
+        return recorded.fp == requested.fp
 
     def was_difference_accepted(self, address: Address, fp: str) -> bool:
         """Return whether the record at an address was accepted for an effect with this fingerprint."""
         return (address, fp) in self.history.facts.accepted
 
-    def is_same_child_end(self, known: Value, child: ChildResult) -> bool:
+    def is_same_child_end(self, recorded: Value, child: ChildResult) -> bool:
         """Return whether the end of a repeated child equals the recorded one."""
-        return not compare_child_results(self.prints.redactor, known.value, child)
+        return not compare_child_results(self.prints.redactor, recorded.value, child)
 
     def list_reached_permissions(self, path: str, tool_call_id: str) -> list[Address]:
         """Return the addresses of a call's recorded permission questions that the run has reached."""
@@ -389,23 +389,23 @@ class RecordedPart:
 
     def fingerprint_child_end(self, child: ChildResult) -> str:
         """Return the fingerprint of a child's end."""
-        return self.prints.value(to_comparable_form(child))
+        return self.prints.for_value(to_comparable_json(child))
 
     def fingerprint_result(self, result: ToolResult) -> str:
         """Return the fingerprint of the result of a tool that yields."""
-        return self.prints.value(encode_stored(result))
+        return self.prints.for_value(encode_stored(result))
 
-    def is_same_outcome(self, known: Value | Failure, now: Value | Failure) -> bool:
+    def is_same_outcome(self, recorded: Value | Failure, current: Value | Failure) -> bool:
         """Return whether a repeated effect had the recorded result."""
-        return not compare_outcomes(self.prints.redactor, known, now)
+        return not compare_outcomes(self.prints.redactor, recorded, current)
 
-    def find_end_difference(self, finished: Finished, *, is_closed: bool) -> ReplayDivergence | None:
+    def find_end_difference(self, finished: Finished, *, is_record_only: bool) -> ReplayDivergence | None:
         """
-        Return the error for a root run whose end differs from the recorded end, or ``None``.
+        Return the error if a root run ends differently than recorded, or ``None``; also if it left out records or was stopped.
 
         Args:
             finished: The end of the run.
-            is_closed: Whether a recorded stop counts as an end, since nothing is performed after it.
+            is_record_only: Whether a recorded stop counts as an end, since nothing is performed after it.
         """
         # Whoever leaves records out has another end, too, and was allowed that. A stop from outside is none of the code's.
         if self.unreached_count or find_outside_stop(finished.status, finished.error) is not None:
@@ -413,7 +413,7 @@ class RecordedPart:
         recorded, stop = self.find_root_end(), self.history.stop
         if recorded is not None:
             fields = compare_child_results(self.prints.redactor, recorded, finished.to_child_result())
-        elif is_closed and stop is not None and stop.input["kind"] != "suspended":
+        elif is_record_only and stop is not None and stop.input["kind"] != "suspended":
             was, now = f"stopped: {stop.input['kind']}", finished.status.value
             fields = [FieldDifference("/status", format_value(was), format_value(now))]
         else:
@@ -423,7 +423,7 @@ class RecordedPart:
         said = "every effect matches its record, but the run ends differently"
         location = getattr(finished.error, "where", "") or self.handler_line
         return make_divergence_error(
-            self.history, ROOT, "end", asked=said, agent_id=finished.state.agent_id, location=location, fields=fields
+            self.history, ROOT, "end", problem=said, agent_id=finished.state.agent_id, location=location, fields=fields
         )
 
     def find_root_end(self) -> ChildResult | None:
@@ -460,7 +460,7 @@ class RecordedPart:
             self.history,
             address,
             "unused",
-            asked=said,
+            problem=said,
             agent_id=agent_id,
             location=where,
             now_calls_model=left_calls_model,

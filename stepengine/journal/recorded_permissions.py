@@ -149,11 +149,11 @@ class RecordedPermissions:
         calls = self._past.calls.find_effects_of_call("tool_call", path, tool_call_id)
         return any((path, call.seq) in self._past.history.results for call in calls)
 
-    def _has_approved_result(self, asked: Address, answer: Answer) -> bool:
-        """Return whether the record has a result for the call that the permission at *asked* allowed, with the same input."""
-        form = self._past.history.form(self._past.history.intents[asked])
+    def _has_approved_result(self, permission_address: Address, answer: Answer) -> bool:
+        """Return whether the record has a result for the call that the permission at *permission_address* allowed, with the same input."""
+        form = self._past.history.form(self._past.history.intents[permission_address])
         (question,) = get_recorded_questions(form)
         wanted = question.details if answer.edited_input is None else answer.edited_input
-        calls = self._past.calls.find_effects_of_call("tool_call", asked[0], form.get("tool_call_id"))
+        calls = self._past.calls.find_effects_of_call("tool_call", permission_address[0], form.get("tool_call_id"))
         forms = [self._past.history.form(call) for call in calls if call.address in self._past.history.results]
         return any((call["tool_name"], call["input"]) == (question.tool_name, wanted) for call in forms)

@@ -52,7 +52,7 @@ class RecordedRequests:
         self._order: dict[Address, int] = {}
         self._limit = history.blobs.limit.copy_with_zero_count()
 
-    def messages(self, intent: Intent) -> list[Mapping[str, Any]]:
+    def get_messages(self, intent: Intent) -> list[Mapping[str, Any]]:
         """
         Return the history of a recorded request as JSON, with its slices expanded.
 
@@ -62,7 +62,7 @@ class RecordedRequests:
         if intent.live is not None:
             return [encode_stored(m) for m in intent.live.request.messages]
         # Each request by itself: who looks at all of them keeps none.
-        with self.history.report_damage(intent):
+        with self.history.convert_damage_errors(intent):
             return self._expand_messages(intent, self._limit.copy_with_zero_count())
 
     def _expand_messages(self, intent: Intent, limit: ReadingLimit) -> list[Mapping[str, Any]]:
@@ -75,12 +75,12 @@ class RecordedRequests:
             if isinstance(entry, _MessageRange):
                 # Nothing of that stays, but it takes time: the whole line is parsed again.
                 line = self.history.intents[entry.address]
-                limit.count_bytes(
+                limit.count_bytes_or_raise(
                     OPENED_BYTES + (getattr(line, "end", 0) - getattr(line, "start", 0)) // OPENED_BYTES_DIVISOR
                 )
                 waiting.extend(self._expand_range(entry))
             else:
-                limit.count_bytes(estimate_json_size(entry))
+                limit.count_bytes_or_raise(estimate_json_size(entry))
                 found.append(entry)
         found.reverse()
         return found
@@ -128,12 +128,12 @@ class RecordedRequests:
         items: list[Mapping[str, object]] = self.history.form(intent)["request"]["messages"]
         return items
 
-    def get(self, intent: Intent) -> ModelRequest:
+    def get_request(self, intent: Intent) -> ModelRequest:
         """Return the request of a recorded model call."""
         if intent.live is not None:
             return intent.live.request
         members = self.history.form(intent)["request"]
-        with self.history.report_damage(intent):
+        with self.history.convert_damage_errors(intent):
             return self._build_request(intent, members)
 
     def _build_request(self, intent: Intent, members: Mapping[str, Any]) -> ModelRequest:
@@ -156,7 +156,7 @@ class RecordedRequests:
         grew = base is not None and (first["start"], first["stop"]) == (0, len(base))
         if base is not None and grew and all(item["type"] != "slice" for item in items[1:]):
             # The first that grows from a request shares its list of messages, each later one has a copy.
-            self._limit.count_bytes(SHARED_BYTES * len(base) if source in self._extended else 0)
+            self._limit.count_bytes_or_raise(SHARED_BYTES * len(base) if source in self._extended else 0)
             self._extended.add(source)
             made = base.extend([decode_stored(m) for m in items[1:]])
         else:
@@ -185,7 +185,7 @@ class RecordedRequests:
             if base is None or stop > len(base):
                 return None
             self._check_refers_to_earlier(source, intent.address)
-            self._limit.count_bytes(SHARED_BYTES * (stop - start))
+            self._limit.count_bytes_or_raise(SHARED_BYTES * (stop - start))
             found += base[start:stop]
         return found
 

@@ -82,19 +82,19 @@ class RecordedRun(NamedTuple):
         """Whether the run has ended, so that it cannot be resumed."""
         return self.status in ENDED
 
-    def get_text(self, *names: str) -> str:
+    def get_text(self, *keys: str) -> str:
         """Return the text in the companion file at this path of keys; ``""`` if there is none."""
-        value = self._find_value(names)
+        value = self._find_value(keys)
         return value if isinstance(value, str) else ""
 
-    def get_flag(self, *names: str) -> bool:
+    def get_flag(self, *keys: str) -> bool:
         """Return whether the value in the companion file at this path of keys is true."""
-        return self._find_value(names) is True
+        return self._find_value(keys) is True
 
-    def _find_value(self, names: tuple[str, ...]) -> object:
+    def _find_value(self, keys: tuple[str, ...]) -> object:
         """Return the value in the companion file at this path of keys, or ``None``."""
         value: object = self.info
-        for name in names:
+        for name in keys:
             value = value.get(name) if isinstance(value, Mapping) else None
         return value
 

@@ -72,7 +72,7 @@ class RecordedTree:
             seq += 1
         return seq
 
-    def find_first_report(self, path: str) -> Address | None:
+    def find_first_report_address(self, path: str) -> Address | None:
         """Return the address where a run first received the end of its background child at *path*."""
         if self._reports is None:
             self._reports = {}

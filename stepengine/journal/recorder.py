@@ -139,7 +139,7 @@ class Recorder:
         if is_new:
             if seq != self._next.get(path, 0):
                 # Numbers that the machine gave to effects which it then did not ask for are recorded.
-                self.append_input(Input(path, seq, self._timing.last, {"type": "gap"}))
+                self.append_external_input(Input(path, seq, self._timing.last, {"type": "gap"}))
             try:
                 self._writer.append(intent)
             except StepEngineError as error:
@@ -151,8 +151,10 @@ class Recorder:
             self._record_wake_time(item)
         return is_new, must
 
-    async def _start_after_commit(self, waiting: asyncio.Future[None], owed: Outcomes, batch: Sequence[Item]) -> None:
-        await self._pending.wait(waiting, owed)
+    async def _start_after_commit(
+        self, waiting: asyncio.Future[None], owed_outcomes: Outcomes, batch: Sequence[Item]
+    ) -> None:
+        await self._pending.wait(waiting, owed_outcomes)
         await self._inner.begin(batch)
 
     def _is_recopied_intent(self, address: Address) -> bool:
@@ -167,10 +169,10 @@ class Recorder:
         wakes = item.effect.wakes  # type: ignore[union-attr]
         if wakes is not None:
             said = {"type": "wake_time", "until": wakes}
-            self.append_input(Input(*item.address, self._timing.last, said))
+            self.append_external_input(Input(*item.address, self._timing.last, said))
 
-    def append_input(self, record: Input) -> None:
-        """Append an input record; an error is raised and stops the run."""
+    def append_external_input(self, record: Input) -> None:
+        """Append the record of an external input or fact; an error is raised and stops the run."""
         try:
             self._writer.append(record)
         except StepEngineError as error:
@@ -205,7 +207,9 @@ class Recorder:
         # Each value is short enough for a record; where all together are not, a replay works the program out again.
         if computed and not find_length_problem(computed):
             address = item.address
-            self.append_input(make_computed_record(address, self._timing.record_time(*address, outcome.at), computed))
+            self.append_external_input(
+                make_computed_record(address, self._timing.record_time(*address, outcome.at), computed)
+            )
         return await self.commit_outcome(item, outcome, [])
 
     async def _record_deferred_body_end(self, item: Item) -> None:
@@ -217,7 +221,7 @@ class Recorder:
 
     def append_result_pending(self, item: Item) -> None:
         """Record that the body of a deferred call returned."""
-        self.append_input(Input(*item.address, self._timing.last, {"type": "result_pending"}))
+        self.append_external_input(Input(*item.address, self._timing.last, {"type": "result_pending"}))
 
     # --- live ---------------------------------------------------------------------------------------------------------
 
@@ -228,11 +232,11 @@ class Recorder:
             with contextlib.suppress(StepEngineError):
                 self.append_stopped_usage(item, begun, self._timing.last)
 
-    def append_stopped_usage(self, item: Item, begun: PartialUsage, at: int) -> None:
+    def append_stopped_usage(self, item: Item, usage: PartialUsage, at: int) -> None:
         """Record the usage of a stopped model call."""
-        cost = {} if begun.cost is None else {"cost": str(begun.cost)}
-        said = {"type": "partial_usage", "usage": encode_stored(begun.usage), **cost}
-        self.append_input(Input(*item.address, at, said))
+        cost = {} if usage.cost is None else {"cost": str(usage.cost)}
+        said = {"type": "partial_usage", "usage": encode_stored(usage.usage), **cost}
+        self.append_external_input(Input(*item.address, at, said))
 
     # What was used is written down also where the call is stopped: the exception takes nothing along, and nobody who
     # comes later could know.
@@ -270,7 +274,7 @@ class Recorder:
         return kept
 
     # Encoded before anybody sees it: what cannot be stored must fail here, at the effect that gave it, and not when the
-    # run is read back. What the machine gets is what a replay will get (`to_recorded_form`).
+    # run is read back. What the machine gets is what a replay will get (`to_replayed_outcome`).
     def _append_outcome_and_start_commit(
         self,
         item: Item,
@@ -291,13 +295,15 @@ class Recorder:
         """
         path, effect, seq = item.path, item.effect, item.effect.seq
         at = self._timing.record_time(path, seq, outcome.at)
-        writes = self._writes.pop_write_forms(item, is_start_recorded=is_start_recorded) if self._writes.pending else ()
+        writes = (
+            self._writes.pop_writes_as_json(item, was_started_earlier=is_start_recorded) if self._writes.pending else ()
+        )
         if isinstance(outcome, Stop):
             self._record_partial_answers(item, outcome, at)
             if outcome.begun is not None:
                 self.append_stopped_usage(item, outcome.begun, at)
             return attrs.evolve(outcome, at=at), (), None
-        settled = self.to_recorded_form(item, outcome, at)
+        settled = self.to_replayed_outcome(item, outcome, at)
         given: Any = settled
         if isinstance(settled, Value) and not settled.inputs and settled.value is not None:
             given = settled.value
@@ -323,7 +329,7 @@ class Recorder:
     # Live and replay must see the same value, or a handler would take another way the second time. So what storing
     # changes (secrets that are taken out, errors of classes that only this process knows) is changed before the machine
     # sees it, too. The first `return` is for nearly every outcome: there nothing is changed.
-    def to_recorded_form(self, item: Item, outcome: Value | Failure, at: int) -> Value | Failure:
+    def to_replayed_outcome(self, item: Item, outcome: Value | Failure, at: int) -> Value | Failure:
         """Return an outcome as a replay reads it: without secrets, with errors that can be stored, at the run's time (replay:K14)."""
         if isinstance(outcome, Value) and outcome.at == at and not self.cleans:
             # The run's clock started with this process, as it does in nearly every run.
@@ -362,7 +368,7 @@ class Recorder:
             given = self._answers.find_answer(question)
             if question.id not in waiting and given is not None:
                 said = {"question_id": question.id, "answer": encode_stored(to_answer(given, question))}
-                self.append_input(Input(item.path, effect.seq, at, {"type": "answer", **said}))
+                self.append_external_input(Input(item.path, effect.seq, at, {"type": "answer", **said}))
 
 
 def _make_intent_with_durability(item: Item, gather_seq: int | None) -> tuple[Intent, bool]:

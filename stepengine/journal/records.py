@@ -625,10 +625,10 @@ def get_starter_address(path: str) -> Address:
 
 def to_compact_json(value: object) -> str:
     """Return a JSON value as compact, unsorted text without line separators."""
-    return escape_separators(compact(value))
+    return escape_line_separators(compact(value))
 
 
-def escape_separators(text: str) -> str:
+def escape_line_separators(text: str) -> str:
     """Return JSON text with all line separators escaped."""
     return text if text.isascii() else text.translate(SEPARATORS)
 

@@ -34,14 +34,14 @@ def _redact_record(history: History, requests: RecordedRequests, record: Record,
         case Intent():
             form: Any = history.form(record)
             if form["type"] == "model_call":
-                form = CallModel(record.seq, requests.get(record), form["purpose"])
+                form = CallModel(record.seq, requests.get_request(record), form["purpose"])
             return attrs.evolve(record, given=form, fp="", read_from=None)
         case Result():
             writes = [drop_secret_old_content(write, redactor).to_json() for write in history.writes(record)]
             extras = {**history.extras(record), "writes": writes} if writes else history.extras(record)
             return attrs.evolve(record, given=history.outcome(record), extras=extras, read_from=None)
         case Input():
-            with history.report_damage(record):
-                return attrs.evolve(record, input=history.fill_input(record), line=None)
+            with history.convert_damage_errors(record):
+                return attrs.evolve(record, input=history.get_filled_input(record), line=None)
         case Head() | Blob():
             return attrs.evolve(record, line=None)

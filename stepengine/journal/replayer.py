@@ -103,11 +103,11 @@ class Replayer:
         self._leeway = past.leeway
         # Asked once: whether the record has an end does not change while it is read.
         self._closed = self._mode.is_record_only(past.history)
-        self.ends = RecordEnds(past, journal.timing, is_closed=self._closed)
+        self.ends = RecordEnds(past, journal.timing, is_record_only=self._closed)
         self._permissions = RecordedPermissions(journal, past)
         self._errors = DivergenceErrors(past.history, past.prints, machines.running)
 
-    def match_with_record(self, item: Item, asked: Intent) -> bool:
+    def match_with_record(self, item: Item, requested: Intent) -> bool:
         """
         Match an effect with the record; return True if it is recorded or the run stops before it, False if it is new.
 
@@ -115,12 +115,12 @@ class Replayer:
             ReplayDivergence: when the effect differs from the record, or a run continues after its recorded end.
             JournalError: when a new call would start on a permission that this user did not give.
         """
-        is_matched = self._match_or_cut_off(item, asked)
+        is_matched = self._match_or_cut_off(item, requested)
         if not is_matched:
             self._permissions.refuse_untrusted_call(item)
         return is_matched
 
-    def _match_or_cut_off(self, item: Item, asked: Intent) -> bool:
+    def _match_or_cut_off(self, item: Item, requested: Intent) -> bool:
         """Return whether an effect is recorded or the run stops before it; cut the record off, or raise, if it differs."""
         past = self._past
         address = item.address
@@ -139,54 +139,54 @@ class Replayer:
                 self._cut_off_record(address)
                 return False
             if over:
-                raise self._writer.keep_first_fatal_error(self._errors.make_extra_effect_error(asked, item))
+                raise self._writer.keep_first_fatal_error(self._errors.make_extra_effect_error(requested, item))
             ends = self._closed or ended is not None
             past.has_new_effects = past.has_new_effects or not ends
             return ends
-        is_equal = past.is_same_effect(known, asked)
+        is_equal = past.is_same_effect(known, requested)
         # The comparison is by fingerprint of what the outside world would see (replay:D2). Compared by all fields, each
         # new default of ours would break every journal.
-        if (not is_equal and not self._accepts_difference(known, asked, item)) or self._permissions.must_ask_again(
+        if (not is_equal and not self._accepts_difference(known, requested, item)) or self._permissions.must_ask_again(
             item
         ):
             self._cut_off_record(address)
             return False
         past.mark_used(address)
         if self._mode.copies:
-            self._writer.append(known if is_equal and self._mode.takes_over else asked)
+            self._writer.append(known if is_equal and self._mode.takes_over else requested)
         # Nothing is written again, but later requests are stored as differences to this one, so its messages have to be
         # known.
         elif is_equal:
-            self._writer.set_request_base(asked)
+            self._writer.set_request_base(requested)
         return True
 
-    def _accepts_difference(self, known: Intent, asked: Intent, item: Item) -> bool:
+    def _accepts_difference(self, recorded: Intent, requested: Intent, item: Item) -> bool:
         """Return whether the outcome of a different recorded effect answers this one; False to cut the record off; else raise."""
-        past, address = self._past, asked.address
+        past, address = self._past, requested.address
         # Somebody has looked at this difference before and accepted it; the journal says so, and for exactly this
         # fingerprint.
-        if past.was_difference_accepted(address, asked.fp):
+        if past.was_difference_accepted(address, requested.fp):
             return True
         if self._mode.cuts_off:
             return False
-        is_kept_kind = self._leeway.keeps or (self._leeway.keeps_replies and asked.type == "model_call")
-        keeps = is_kept_kind and known.type == asked.type and not self._permissions.has_wider_approval(item)
-        error = self._errors.make_changed_error(known, asked, item)
-        self.acceptance.accept_or_raise(error, address, asked.fp, keeps=keeps)
+        is_kept_kind = self._leeway.keeps or (self._leeway.keeps_replies and requested.type == "model_call")
+        keeps = is_kept_kind and recorded.type == requested.type and not self._permissions.has_wider_approval(item)
+        error = self._errors.make_changed_error(recorded, requested, item)
+        self.acceptance.accept_or_raise(error, address, requested.fp, keeps=keeps)
         return True
 
-    def accept_or_raise_start_difference(self, asked: Intent) -> None:
+    def accept_or_raise_start_difference(self, requested: Intent) -> None:
         """
         Raise the error for a root run that starts differently from its record, unless the difference is or was accepted.
 
         Raises:
             ReplayDivergence: when the caller does not keep recorded effects.
         """
-        if self._past.was_difference_accepted(ROOT, asked.fp):
+        if self._past.was_difference_accepted(ROOT, requested.fp):
             return
         if not self._leeway.keeps:
-            raise self._errors.make_start_error(asked)
-        self.acceptance.record_accepted_difference(ROOT, asked.fp)
+            raise self._errors.make_start_error(requested)
+        self.acceptance.record_accepted_difference(ROOT, requested.fp)
 
     def _cut_off_record(self, address: Address) -> None:
         """Discard the record from an address on; stop the run if an effect would be repeated that must not be."""
@@ -203,7 +203,9 @@ class Replayer:
         """Return whether the run stops before an effect without result."""
         return not self.ends.can_perform_effects(item.path)
 
-    def make_invalidation_future(self, known: Result, item: Item) -> tuple[asyncio.Future[None], Sequence[str]] | None:
+    def make_invalidation_future(
+        self, recorded_result: Result, item: Item
+    ) -> tuple[asyncio.Future[None], Sequence[str]] | None:
         """Return a future, done when a result of background children no longer holds, and their paths; ``None`` if it always holds."""
         return None
 
@@ -221,10 +223,10 @@ class Replayer:
         """Return whether the start of an effect is recorded; without a result, it is unknown whether the effect happened."""
         return self._past.find_intent(address) is not None
 
-    def answer_from_record(self, known: Result, item: Item) -> Value | Failure:
+    def answer_from_record(self, recorded_result: Result, item: Item) -> Value | Failure:
         """Return the recorded outcome of an effect; count it, notify a model's provider, and copy the result if the mode copies."""
         try:
-            outcome = self._past.history.outcome(known)
+            outcome = self._past.history.outcome(recorded_result)
         # Read only now: a journal of 10,000 steps is compared by fingerprints, and what nobody asks for is never
         # decoded. So what does not decode any more shows here, and is told as a divergence with its place, which ends
         # the run like one.
@@ -235,19 +237,19 @@ class Replayer:
         # Providers that count (a rehearsed model, a test's script) have to be at the right place when the run goes
         # live; so they are told of each call that the record answers, with its lost attempts.
         if isinstance(item.effect, CallModel):
-            _notify_provider(self.models, item.effect.request, 1 + len(known.attempts))
+            _notify_provider(self.models, item.effect.request, 1 + len(recorded_result.attempts))
         # Written anew without its "for good", so that whoever goes on from this journal does not find it again.
         if self._leeway.doubts_yes and isinstance(outcome, Value) and is_permission(item):
             once = attrs.evolve(outcome, value=tuple(map(limit_to_one_call, outcome.value)))
             if once != outcome:
-                self._writer.append(Result(*item.address, known.at, once, known.extras))
-                self._timing.advance_to(known.at)
+                self._writer.append(Result(*item.address, recorded_result.at, once, recorded_result.extras))
+                self._timing.advance_to(recorded_result.at)
                 self._past.answered += 1
                 return once
-        self._count_and_copy_result(known, outcome, item)
+        self._count_and_copy_result(recorded_result, outcome, item)
         return outcome
 
-    def confirm_repeated_outcome(self, known: Result, outcome: Single, item: Item) -> Single:
+    def confirm_repeated_outcome(self, recorded_result: Result, outcome: Single, item: Item) -> Single:
         """
         Return the recorded outcome of a repeated effect, counted as answered; return a new stop unchanged.
 
@@ -257,23 +259,25 @@ class Replayer:
         past = self._past
         # The recorded value is what the run goes on with, though it was performed again: what is only equal may still
         # differ in what nobody compares.
-        recorded = self.answer_from_record(known, item)
+        recorded = self.answer_from_record(recorded_result, item)
         if isinstance(outcome, Stop):
             return outcome
         if not past.is_same_outcome(recorded, outcome):
             raise self._writer.keep_first_fatal_error(self._errors.make_different_result_error(recorded, outcome, item))
         return recorded
 
-    def _count_and_copy_result(self, known: Result, outcome: Value | Failure, item: Item) -> None:
+    def _count_and_copy_result(self, recorded_result: Result, outcome: Value | Failure, item: Item) -> None:
         """Count an effect as answered, advance the clock, and copy its result into the new journal if the mode copies."""
-        self._timing.advance_to(known.at)
+        self._timing.advance_to(recorded_result.at)
         self._past.answered += 1
         # The very record is taken over, without its outcome being encoded again: a replay keeps no second copy of what
         # equals the first, and its journal is byte-equal by construction.
         if self._mode.takes_over:
-            self._writer.append(known)
+            self._writer.append(recorded_result)
         elif self._mode.copies:
-            self._writer.append(Result(*item.address, known.at, outcome, self._past.history.extras(known)))
+            self._writer.append(
+                Result(*item.address, recorded_result.at, outcome, self._past.history.extras(recorded_result))
+            )
 
     def consume_unstarted_outcome(self, address: Address, item: Item) -> Single | None:
         """Return the recorded outcome, counted as answered, of a child or tool body that never started, or ``None``."""
@@ -303,7 +307,7 @@ class Replayer:
         path = address[0] if address[1] == -1 else child_path(*address)
         return (past.find_result(address) or past.find_intent((path, 0))) is not None
 
-    def confirm_child_end(self, known: Result, outcome: Single, item: Item) -> Single | None:
+    def confirm_child_end(self, recorded_result: Result, outcome: Single, item: Item) -> Single | None:
         """
         Return the recorded end of a repeated child or tool body, or ``None`` if it differs and the record is cut off after it.
 
@@ -314,7 +318,7 @@ class Replayer:
         # A child is run again over its own records, although its parent's record has its result: only so are its
         # effects compared, and only so does its output exist as the author's own type, which no journal holds. What the
         # parent recorded is the check.
-        recorded: Any = past.history.outcome(known)
+        recorded: Any = past.history.outcome(recorded_result)
         if isinstance(item.effect, CallBody):
             if isinstance(outcome, Value):
                 outcome = attrs.evolve(
@@ -324,14 +328,14 @@ class Replayer:
         else:
             same = isinstance(outcome, Value) and past.is_same_child_end(recorded, outcome.value)
         if same:
-            self._copy_computed_values(known, outcome)
-            self._count_and_copy_result(known, recorded, item)
-            return Value(outcome.value, known.at, recorded.inputs, outcome.body)  # type: ignore[union-attr]  # it is the same
+            self._copy_computed_values(recorded_result, outcome)
+            self._count_and_copy_result(recorded_result, recorded, item)
+            return Value(outcome.value, recorded_result.at, recorded.inputs, outcome.body)  # type: ignore[union-attr]  # it is the same
         if self._mode.cuts_off:
-            told = past.history.tree.find_first_report(item.path) if item.effect.seq == -1 else None
+            told = past.history.tree.find_first_report_address(item.path) if item.effect.seq == -1 else None
             self._cut_off_record(told or (item.path, item.effect.seq + 1))
             return None
-        return self._accept_or_raise_child_end(known, recorded, outcome, item)
+        return self._accept_or_raise_child_end(recorded_result, recorded, outcome, item)
 
     def confirm_root_end(self, finished: Finished) -> Finished:
         """
@@ -341,7 +345,7 @@ class Replayer:
             ReplayDivergence: when the end differs, and the caller does not accept that.
         """
         past = self._past
-        error = past.find_end_difference(finished, is_closed=self._closed)
+        error = past.find_end_difference(finished, is_record_only=self._closed)
         if error is None:
             return finished
         self.acceptance.accept_or_raise(error, ROOT, past.fingerprint_child_end(finished.to_child_result()))
@@ -362,11 +366,11 @@ class Replayer:
         except Exception as cause:
             raise self._writer.keep_first_fatal_error(error) from cause
 
-    def _accept_or_raise_child_end(self, known: Result, recorded: Any, outcome: Single, item: Item) -> Single:
+    def _accept_or_raise_child_end(self, recorded_result: Result, recorded: Any, outcome: Single, item: Item) -> Single:
         """Return the recorded end of a child that ended differently now, if the caller accepts it; else raise."""
         past, address = self._past, item.address
         if isinstance(item.effect, CallBody):
-            return self._accept_or_raise_body_result(known, recorded, outcome, item)
+            return self._accept_or_raise_body_result(recorded_result, recorded, outcome, item)
         error = self._errors.make_child_end_error(recorded, outcome, item)
         child: object = outcome.value if isinstance(outcome, Value) else None
         if not isinstance(child, ChildResult):
@@ -379,11 +383,13 @@ class Replayer:
         # how to make it.
         was: ChildResult = recorded.value
         output = self._decode_output(path, was, error)
-        self._count_and_copy_result(known, recorded, item)
+        self._count_and_copy_result(recorded_result, recorded, item)
         ended = attrs.evolve(child, status=was.status, output=output, text=was.text, error=was.error)
-        return Value(ended, known.at, recorded.inputs)
+        return Value(ended, recorded_result.at, recorded.inputs)
 
-    def _accept_or_raise_body_result(self, known: Result, recorded: Any, outcome: Single, item: Item) -> Single:
+    def _accept_or_raise_body_result(
+        self, recorded_result: Result, recorded: Any, outcome: Single, item: Item
+    ) -> Single:
         """Return the recorded result of a tool body that gave another one now, if accepted; else raise."""
         past = self._past
         if not isinstance(outcome, Value):
@@ -393,15 +399,15 @@ class Replayer:
         fp = past.fingerprint_result(outcome.value)
         if not past.was_difference_accepted(item.address, fp):
             self.acceptance.accept_or_raise(error, item.address, fp)
-        self._copy_computed_values(known, outcome)
-        self._count_and_copy_result(known, recorded, item)
-        return Value(recorded.value, known.at, recorded.inputs, outcome.body)
+        self._copy_computed_values(recorded_result, outcome)
+        self._count_and_copy_result(recorded_result, recorded, item)
+        return Value(recorded.value, recorded_result.at, recorded.inputs, outcome.body)
 
-    def _copy_computed_values(self, known: Result, outcome: Single) -> None:
+    def _copy_computed_values(self, recorded_result: Result, outcome: Single) -> None:
         """Copy the computed values of a tool body into a rewritten journal, before its result."""
         body = getattr(outcome, "body", None)
         if self._mode.copies and body is not None and body.computed:
-            self._writer.append(make_computed_record(known.address, known.at, body.computed))
+            self._writer.append(make_computed_record(recorded_result.address, recorded_result.at, body.computed))
 
     def find_stopped_call_usage(self, item: Item) -> PartialUsage | None:
         """Return the known usage of a model call without a result; ``None`` if no request was sent."""

@@ -186,7 +186,7 @@ def _compare_effect_fields(
 ) -> list[FieldDifference]:
     """Return the fields in which effect *effect_a* of journal *a* and effect *effect_b* of journal *b* differ."""
     if effect_a.type == "model_call":
-        now = Intent(effect_b.path, effect_b.seq, CallModel(effect_b.seq, b.get(effect_b)))
+        now = Intent(effect_b.path, effect_b.seq, CallModel(effect_b.seq, b.get_request(effect_b)))
         return compare_effects(a, effect_a, now, plain)
     return compare_effects(a, effect_a, Intent(effect_b.path, effect_b.seq, b.history.form(effect_b)), plain)
 

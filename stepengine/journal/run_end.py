@@ -45,7 +45,9 @@ async def finish_run(run: JournaledRun, finished: Finished, waits: Sequence[Wait
     if not run.writer.has_opened:
         return finished
     # In a thread, as it writes and syncs; the loop has other runs.
-    return await run.writer.run_blocking(partial(_write_end_and_close, run, finished, waits), blocks=run.mode.replaces)
+    return await run.writer.run_in_thread_if_blocking(
+        partial(_write_end_and_close, run, finished, waits), blocks=run.mode.replaces
+    )
 
 
 def _write_end_and_close(run: JournaledRun, finished: Finished, waits: Sequence[Waits]) -> Finished:
@@ -143,7 +145,7 @@ def _warn_of_replaced_effects(run: JournaledRun) -> None:
 
 
 def _choose_root_end(run: JournaledRun, end: Value) -> Value:
-    """Return the outcome of the root run; a replay uses the recorded form if it is equal."""
+    """Return the outcome of the root run: the recorded one if a full repetition has an equal one, else *end*."""
     past = run.recorded_part
     if past is None or not run.mode.is_full_repetition(past):
         return end

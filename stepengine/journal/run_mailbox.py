@@ -56,13 +56,13 @@ class RunMailbox:
         self.was_answered = False
         self._left_open: dict[str, tuple[Address, Question]] = {}
 
-    def list_unread(self) -> list[Message]:
+    def list_unread_messages(self) -> list[Message]:
         """Return the recorded messages that no run received, and remove and return the new ones collected before the start."""
         first, self._first = self._first, []
         kept = [] if self._history is None else [Message(**one) for one in find_unread_messages(self._history)]
         return [*kept, *first]
 
-    def list_unreceived(self, path: str) -> Sequence[str]:
+    def list_unreceived_texts(self, path: str) -> Sequence[str]:
         """Return the texts sent to the run at *path* before this process resumed it and not received."""
         if self._history is None or not self._journal.mode.appends_to_source(self._history):
             return ()
@@ -80,7 +80,7 @@ class RunMailbox:
         if box is None or not self._journal.writer.has_opened:
             return ()
         async with self._looking:  # two at once would find and act on the same messages
-            mailbox_messages, self._place = await self._journal.writer.run_blocking(
+            mailbox_messages, self._place = await self._journal.writer.run_in_thread_if_blocking(
                 partial(_read_new_messages, box, self._place)
             )
         # Messages to a child that has not started are tried again at each call, until it has.
@@ -108,12 +108,15 @@ class RunMailbox:
         """Register a started run, so that its messages are delivered."""
         self._begun.add(address)
 
-    def refuse(self, message: Message, why: str) -> None:
-        """Record that a message fits no receiver, with the reason *why*; it is not delivered again."""
+    def refuse(self, message: Message, reason: str) -> None:
+        """Record that a message fits no receiver, and the *reason*; it is not delivered again."""
         self._known.add(message.id)
         self._journal.writer.append(
             Input(
-                message.path, -1, self._journal.timing.last, {"type": "rejected_message", "id": message.id, "why": why}
+                message.path,
+                -1,
+                self._journal.timing.last,
+                {"type": "rejected_message", "id": message.id, "why": reason},
             )
         )
 
@@ -259,7 +262,7 @@ class RunMailbox:
         self._journal.writer.append(Input(path, seq, self._journal.timing.last, {"type": "answer", **said}))
 
     def record_collected_messages(self) -> None:
-        """Record the collected mailbox messages once the run has started; ``list_unread`` returns them."""
+        """Record the collected mailbox messages once the run has started; ``list_unread_messages`` returns them."""
         if self._came:
             self._first = self._record_new_messages(self._came)
             self._came = []

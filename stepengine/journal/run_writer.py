@@ -165,7 +165,7 @@ class RunWriter:
         self._append_unwritten(self._writer)
         self._writer.commit()
 
-    async def run_blocking(self, work: Callable[[], T], *, blocks: bool = False) -> T:
+    async def run_in_thread_if_blocking(self, work: Callable[[], T], *, blocks: bool = False) -> T:
         """Run *work* in a thread if the journal is on a disk or *blocks* is set, else directly."""
         assert self._writer is not None  # noqa: S101 - asked for an open journal
         assert self._commits is not None  # noqa: S101 - made with the writer
@@ -248,14 +248,14 @@ class PendingOutcomes:
         except StepEngineError as error:
             raise self.stop_with_unrecorded(error, owed) from error.__cause__
 
-    async def wait(self, waiting: asyncio.Future[None], owed: Outcomes) -> None:
-        """Wait until a commit is done. If it fails, stop the run and raise an error that lists the *owed* outcomes."""
+    async def wait(self, waiting: asyncio.Future[None], owed_outcomes: Outcomes) -> None:
+        """Wait until a commit is done. If it fails, stop the run and raise an error that lists *owed_outcomes*."""
         try:
             await waiting
         except StepEngineError as error:
-            raise self.stop_with_unrecorded(error, owed) from error.__cause__
+            raise self.stop_with_unrecorded(error, owed_outcomes) from error.__cause__
 
-    async def wait_ignoring_cancellation(self, waiting: asyncio.Future[None] | None, owed: Outcomes) -> None:
+    async def wait_ignoring_cancellation(self, waiting: asyncio.Future[None] | None, owed_outcomes: Outcomes) -> None:
         """
         Wait until a commit is done, even when the run is stopped meanwhile.
 
@@ -269,12 +269,12 @@ class PendingOutcomes:
                     # Cancelling took the future along. The commit goes on, and the next one ends no sooner.
                     waiting = self._writer.request_commit()
         except StepEngineError as error:
-            raise self.stop_with_unrecorded(error, owed) from error.__cause__
+            raise self.stop_with_unrecorded(error, owed_outcomes) from error.__cause__
         return None
 
-    def stop_with_unrecorded(self, error: StepEngineError, owed: Outcomes) -> StepEngineError:
+    def stop_with_unrecorded(self, error: StepEngineError, owed_outcomes: Outcomes) -> StepEngineError:
         """Stop the run, and note in the error the outcomes that could not be recorded (reliability:JR08)."""
-        for item, outcome in owed:
+        for item, outcome in owed_outcomes:
             _add_outcome_note(error, item, outcome)
         return self._writer.keep_first_fatal_error(error)
 

@@ -19,7 +19,7 @@ from stepengine.errors import InputError, JournalError, ReplayDivergence, StepEn
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.pending_items import find_open_questions
 from stepengine.journal.provenance import are_calls_trusted, has_trusted_permissions, replace_records_by_derived
-from stepengine.journal.questions import InDoubt, split_answers
+from stepengine.journal.questions import InDoubt, split_answers_and_decisions
 from stepengine.journal.recorded_clock import ReplayPace
 from stepengine.journal.sources import JournalLike, as_journal
 from stepengine.journal.store import Journal
@@ -262,7 +262,7 @@ async def fork(
     # With it comes what brings files back, which no other run needs.
     from stepengine.journal.forks import branch
 
-    given, _ = split_answers(answers)
+    given, _ = split_answers_and_decisions(answers)
     source = as_journal(journal)
     asks_again = not has_trusted_permissions(source, trust=trust)
     asks_about_calls = asks_again or not are_calls_trusted(source, trust=trust)
@@ -289,15 +289,15 @@ async def fork(
         raise
 
 
-def _drop_approvals_of_others(made: Journal, edited: int | str | None) -> None:
-    """Remove the recorded approvals of later calls from a fork, except that at *edited*, which the caller gave."""
+def _drop_approvals_of_others(fork: Journal, edited_address: int | str | None) -> None:
+    """Remove the recorded approvals of later calls from a fork, except the one at *edited_address*, which the caller gave."""
     from stepengine.journal.permission_reset import drop_approvals, find_effective_approvals
     from stepengine.journal.recorded_part import parse_result_address
 
-    history = made.history()
+    history = fork.history()
     if find_effective_approvals(history):
-        keep = None if edited is None else parse_result_address(history, edited)
-        replace_records_by_derived(made, list(drop_approvals(history, kept_question=keep)), made)
+        keep = None if edited_address is None else parse_result_address(history, edited_address)
+        replace_records_by_derived(fork, list(drop_approvals(history, kept_question=keep)), fork)
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -1,5 +1,5 @@
 """
-A recorded run as one JSON value (``run_tree``) and as text for people: one fact per line.
+A recorded run as one JSON value (``make_run_tree``) and as text for people: one fact per line.
 
 Effects stand in the order of their addresses, a child's inside the effect that spawned it, so that concurrency changes
 nothing; times, durations and provider ids are left out. Nothing in the text steers a terminal, no line ends with a space,
@@ -113,7 +113,7 @@ HASH_DIGITS = 8
 EMPTY: Any = (None, "", [], {}, ())
 
 
-def run_tree(journal: Journal) -> Tree:
+def make_run_tree(journal: Journal) -> Tree:
     """
     Return the recorded run as a JSON tree: agent, status, numbers, prompt, effects in the order of their addresses, output.
 
@@ -126,7 +126,7 @@ def run_tree(journal: Journal) -> Tree:
         history = MemoryJournal(journal.lines()).history()
     root, spending = history.root, compute_spending(history)
     ended = find_root_end(history)
-    tree = _run_heading_tree(str(root["agent_id"]), get_run_status(history), spending)
+    tree = _make_run_heading_tree(str(root["agent_id"]), get_run_status(history), spending)
     calls = sum(intent.type == "model_call" for intent in history.intents.values())
     tree |= {"effects": len(history.intents) - 1, "model_calls": calls}
     tree |= (
@@ -134,26 +134,28 @@ def run_tree(journal: Journal) -> Tree:
         | _RunEffects(history, "", results=not journal.records_tools).to_steps_tree()
     )
     if ended is not None:
-        tree |= _run_end_tree(ended)
+        tree |= _make_run_end_tree(ended)
     elif not history.is_complete:
         tree |= _drop_empty(questions=[_question_tree(q) for _, q in find_open_questions(history).values()])
     return tree
 
 
-def result_tree(result: RunResult) -> Tree:
+def make_result_tree(result: RunResult) -> Tree:
     """Return a result without a journal as a tree: messages and children in place of effects."""
     state = result.state
-    tree = _run_heading_tree(state.agent_id, result.status.value, result.spending)
+    tree = _make_run_heading_tree(state.agent_id, result.status.value, result.spending)
     tree["messages"] = [_message_tree(m) for m in state.message_history]
     if result.children:
-        tree["children"] = [{"agent": c.agent_id, "status": c.status.value} | _run_end_tree(c) for c in result.children]
+        tree["children"] = [
+            {"agent": c.agent_id, "status": c.status.value} | _make_run_end_tree(c) for c in result.children
+        ]
     error = None if result.error is None else _error_tree(result.error)
     output = plain(result.output)
     questions = [_question_tree(q) for q in result.pending_questions]
     return tree | _drop_empty(output=output if output != result.text else None, error=error, questions=questions)
 
 
-def _run_heading_tree(agent: str, status: str, spending: Spending) -> Tree:
+def _make_run_heading_tree(agent: str, status: str, spending: Spending) -> Tree:
     usage = spending.usage
     tree: Tree = {"agent": agent, "status": status}
     if usage.total_tokens:
@@ -287,10 +289,15 @@ class _RunEffects:
             tree: Tree = {"address": format_address(*intent.address)}
             if intent.program_line:
                 tree["program_line"] = intent.program_line
-            tree |= self._model_call_tree(form) if form["type"] == "model_call" else self._effect_tree(form, intent.seq)
+            tree |= (
+                self._make_tree_of_new_request_parts(form)
+                if form["type"] == "model_call"
+                else self._effect_tree(form, intent.seq)
+            )
             if result is not None:
                 tree |= _drop_empty(
-                    retries=[_describe_attempt(a) for a in result.attempts], outcome=self._outcome_tree(result)
+                    retries=[_describe_attempt(a) for a in result.attempts],
+                    outcome=self._make_outcome_tree_and_mark_shown(result),
                 )
             yield tree
 
@@ -326,11 +333,13 @@ class _RunEffects:
         path = child_path(self._path, seq)
         if form.get("background"):
             ended = self._history.results.get((path, -1))
-            tree |= {"background": True} | _drop_empty(ended=None if ended is None else self._outcome_tree(ended))
+            tree |= {"background": True} | _drop_empty(
+                ended=None if ended is None else self._make_outcome_tree_and_mark_shown(ended)
+            )
         return tree | _RunEffects(self._history, path).to_steps_tree()
 
-    def _model_call_tree(self, form: Mapping[str, Any]) -> Tree:
-        """Return a model call with the parts of its request that are new: tools, system prompt, messages."""
+    def _make_tree_of_new_request_parts(self, form: Mapping[str, Any]) -> Tree:
+        """Count a step, and return its model call with the parts of the request that no earlier call had; remember these parts."""
         self._step += 1
         request = form["request"]
         items = request["messages"]
@@ -371,7 +380,7 @@ class _RunEffects:
         """Return a short name for a call id, such as ``c1``, numbered in order of appearance; ``None`` for ``""``."""
         return self._calls.setdefault(call_id, f"c{len(self._calls) + 1}") if call_id else None
 
-    def _outcome_tree(self, result: Result) -> Tree:
+    def _make_outcome_tree_and_mark_shown(self, result: Result) -> Tree:
         """Return the outcome of an effect as a tree, and record its parts as shown."""
         outcome = self._history.outcome(result)
         if isinstance(outcome, Failure):
@@ -390,7 +399,7 @@ class _RunEffects:
                 "parts": parts
             }
         if isinstance(value, ChildResult):
-            return {"status": value.status.value} | _run_end_tree(value)
+            return {"status": value.status.value} | _make_run_end_tree(value)
         if isinstance(value, tuple) and value and isinstance(value[0], Answer):
             return {"answers": [a.value or "(declined)" for a in value]}
         return {"value": plain(value)}
@@ -420,7 +429,7 @@ def _settings_tree(stored: object) -> object:
     return None if stored is None else {k: v for k, v in plain(stored).items() if k != "type"}
 
 
-def _run_end_tree(ended: ChildResult) -> Tree:
+def _make_run_end_tree(ended: ChildResult) -> Tree:
     """Return output or text of a run that ended, its error and its open questions."""
     output = plain(ended.output)
     said = {"text": ended.text} if ended.text and output is None else _drop_empty(output=output)
@@ -583,12 +592,12 @@ def _shorten_text(text: str) -> str:
 
 def render(tree: Mapping[str, object]) -> str:
     """
-    Return a tree of ``run_tree`` or ``result_tree`` as text that ends with a line end.
+    Return a tree of ``make_run_tree`` or ``make_result_tree`` as text that ends with a line end.
 
     Missing members are left out, and members of an unusual type are shown unchanged, since the filters of a snapshot may have
     removed or replaced them.
     """
-    return "".join([f"{_escape_line(line)}\n" for line in _run_lines(tree)])
+    return "".join([f"{_escape_line(line)}\n" for line in _iterate_run_lines(tree)])
 
 
 def render_effects(tree: Mapping[str, object], addresses: Collection[str]) -> str:
@@ -618,7 +627,7 @@ def _mark_trailing_spaces(line: str) -> str:
     return bare + BLANK * (len(line) - len(bare))
 
 
-def _run_lines(tree: Mapping[str, Any]) -> Iterator[str]:
+def _iterate_run_lines(tree: Mapping[str, Any]) -> Iterator[str]:
     words = [
         f"run {tree.get('agent', '')}",
         tree.get("status"),
@@ -640,13 +649,13 @@ def _run_lines(tree: Mapping[str, Any]) -> Iterator[str]:
         yield from _message_lines(message)
     for child in _get_list_or_empty(tree, "children"):
         yield _join_words([f"child {child.get('agent', '')}", child.get("status")])
-        yield from _indent("  ", _run_end_lines(child))
+        yield from _indent("  ", _iterate_run_end_lines(child))
     for effect in _get_list_or_empty(tree, "steps"):
         yield from _effect_lines(effect)
-    yield from _run_end_lines(tree)
+    yield from _iterate_run_end_lines(tree)
 
 
-def _run_end_lines(tree: Mapping[str, Any]) -> Iterator[str]:
+def _iterate_run_end_lines(tree: Mapping[str, Any]) -> Iterator[str]:
     if "output" in tree:
         yield from _named_value_lines("output", tree["output"], quoted=True)
     yield from _named_value_lines("text", tree.get("text"))
@@ -805,7 +814,7 @@ def _outcome_lines(outcome: object) -> Iterator[str]:
     if "value" in outcome:
         yield from _value_lines(outcome["value"])
     yield from [_to_json(answer) for answer in _get_list_or_empty(outcome, "answers")]
-    yield from _run_end_lines(outcome)
+    yield from _iterate_run_end_lines(outcome)
     yield from [f"side effect {each}" for each in _get_list_or_empty(outcome, "side_effects")]
     if outcome.get("stop"):
         yield f"stop {outcome['stop']}"

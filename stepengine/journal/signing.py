@@ -99,7 +99,7 @@ class SigningKey:
         """The components of the resolved path of the folder that contains the key file."""
         return tuple([part for part in os.path.realpath(self.path.parent).split("/") if part])
 
-    def signature(self, data: bytes) -> str:
+    def sign(self, data: bytes) -> str:
         """Return the signature of *data* as base64."""
         return base64.b64encode(self._key.sign(PURPOSE + data)).decode()
 
@@ -318,7 +318,7 @@ class SignatureChain:
         }
         text = to_compact_json({"kind": "input", "path": "", "seq": -1, "at": self._at, "input": members})[:-2]
         self._is_closed = closes
-        return f'{text},"sig":"{self._key.signature(text.encode())}"}}}}'
+        return f'{text},"sig":"{self._key.sign(text.encode())}"}}}}'
 
     def add_signature(self, line: bytes) -> None:
         """Add the line of a signature and start the next span."""

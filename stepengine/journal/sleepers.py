@@ -116,29 +116,29 @@ def is_backup_name(run: str) -> bool:
     return bool(found) and before.endswith((".", "-")) and number.isdecimal()
 
 
-def open_wake_index(place: str | Path, journals: Journals | None = None) -> WakeIndex:
+def open_wake_index(store_path: str | Path, journals: Journals | None = None) -> WakeIndex:
     """
     Return the wake index of a store; a missing one is built from the journals.
 
     Args:
-        place: The folder or database of the index.
-        journals: The journals of the store by name; by default those in *place*.
+        store_path: The folder or database of the index.
+        journals: The journals of the store by name; by default those in *store_path*.
 
     Raises:
-        JournalError: when *place* is neither a folder nor a database.
+        JournalError: when *store_path* is neither a folder nor a database.
     """
-    where = Path(place)
+    where = Path(store_path)
     return WakeIndex.for_store(where, lambda: find_sleeping_runs(where, journals))
 
 
-def open_journal(place: str | Path, run: str, journals: Journals | None = None) -> Journal:
+def open_journal(store_path: str | Path, run: str, journals: Journals | None = None) -> Journal:
     """
     Return the journal of a run by its name in a store.
 
     Raises:
         JournalMissing: when *journals* has no journal of this name.
     """
-    where = Path(place)
+    where = Path(store_path)
     if journals is not None:
         if run not in journals:
             msg = f"the store of {str(where)!r} no longer has a journal {run!r}"
@@ -147,9 +147,11 @@ def open_journal(place: str | Path, run: str, journals: Journals | None = None) 
     return FileJournal(where / run) if where.is_dir() else SqliteJournal(where, run)
 
 
-def find_sleeping_runs(place: str | Path, journals: Journals | None = None) -> Iterator[Sleeping]:
+def find_sleeping_runs(store_path: str | Path, journals: Journals | None = None) -> Iterator[Sleeping]:
     """Yield the sleeping runs of a store; an unreadable journal is logged and skipped."""
-    found_journals = _list_journals(Path(place)) if journals is None else ((journals[name], name) for name in journals)
+    found_journals = (
+        _list_journals(Path(store_path)) if journals is None else ((journals[name], name) for name in journals)
+    )
     for journal, name in found_journals:
         try:
             found = read_wake_row(journal, name)
@@ -160,16 +162,16 @@ def find_sleeping_runs(place: str | Path, journals: Journals | None = None) -> I
             yield found
 
 
-def _list_journals(place: Path) -> Iterator[tuple[Journal, str]]:
+def _list_journals(store_path: Path) -> Iterator[tuple[Journal, str]]:
     """Yield the journals of a folder or database, each with its run's name, without backups."""
-    if not place.is_dir():
-        for run in SqliteJournal(place).runs():
+    if not store_path.is_dir():
+        for run in SqliteJournal(store_path).runs():
             if not is_backup_name(run):
-                yield SqliteJournal(place, run), run
+                yield SqliteJournal(store_path, run), run
         return
-    for path in sorted(place.iterdir()):
+    for path in sorted(store_path.iterdir()):
         if path.is_file() and (_is_journal_name(path.name) or _has_journal_content(path)):
-            yield open_journal(place, path.name), path.name
+            yield open_journal(store_path, path.name), path.name
 
 
 def _has_journal_content(path: Path) -> bool:

@@ -225,7 +225,7 @@ class SqliteJournal(LineJournal):
             delete_mailbox(database, run)
 
     def writer(self) -> Writer:
-        """Lock the run for writing; a missing file is created."""
+        """Lock the run and return its writer. A missing file is created."""
         return SqliteWriter(LockedRun(self))
 
     def make_backup(self) -> Journal:

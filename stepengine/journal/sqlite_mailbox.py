@@ -121,7 +121,7 @@ class SqliteMailbox(Mailbox):
             msg = f"the last mailbox message to the run {name!r} in {self._path} is damaged"
             raise JournalCorrupt(msg)
         count, size = last[0] + 1, last[1] + len(stored.line)
-        self._require_capacity(count, size)
+        self._require_within_limits(count, size)
         database.execute(
             "INSERT INTO letters (run, id, nth, bytes, line) VALUES (?, ?, ?, ?, ?)",
             (name, stored.message.id, count, size, stored.line),

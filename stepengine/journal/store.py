@@ -257,7 +257,7 @@ class Journal(abc.ABC):
     @abc.abstractmethod
     def writer(self) -> Writer:
         """
-        Lock the journal for writing.
+        Lock the journal and return its writer.
 
         Raises:
             JournalLocked: when another writer has locked the journal.
@@ -478,7 +478,7 @@ class MemoryJournal(Journal):
         return list(self._records)
 
     def writer(self) -> Writer:
-        """Lock the journal for writing."""
+        """Lock the journal and return its writer."""
         if self._writer is not None:
             msg = f"{self.name} is being written by another run; every run needs its own journal"
             raise JournalLocked(msg)

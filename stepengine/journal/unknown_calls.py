@@ -55,7 +55,7 @@ def find_unknown_calls(history: History) -> list[Address]:
             found.append(intent.address)
     for path, asked in last.items():
         ended = None if history.tree.has_ended(path) else _list_ended_call_ids(history, path)
-        found += [each.address for each in asked if ended is not None and _asks_for_open_call(history, each, ended)]
+        found += [each.address for each in asked if ended is not None and _requests_open_call(history, each, ended)]
     return found
 
 
@@ -87,11 +87,11 @@ def _list_ended_call_ids(history: History, path: str) -> set[str]:
     }
 
 
-def _asks_for_open_call(history: History, asked: Intent, ended: set[str]) -> bool:
-    """Return whether the recorded reply to a model call requests a tool call whose id is not in *ended*."""
-    result = history.results.get(asked.address)
+def _requests_open_call(history: History, model_call: Intent, ended_call_ids: set[str]) -> bool:
+    """Return whether the recorded reply to a model call requests a tool call whose id is not in *ended_call_ids*."""
+    result = history.results.get(model_call.address)
     reply: Any = None if result is None else getattr(history.outcome(result), "value", None)
-    return reply is not None and any(call.tool_call_id not in ended for call in reply.tool_calls)
+    return reply is not None and any(call.tool_call_id not in ended_call_ids for call in reply.tool_calls)
 
 
 class UnknownCalls:

@@ -11,7 +11,7 @@ from attrs import frozen
 
 from stepengine.data.faults import SHOWN_CHARS
 from stepengine.errors import JournalError, StepEngineError
-from stepengine.journal.alterations import JournalScan, find_head, limit_shown_problems
+from stepengine.journal.alterations import JournalScan, find_head, truncate_problems
 from stepengine.journal.history import History
 from stepengine.journal.line_reader import read_lines
 from stepengine.journal.signing import BLOB_BEGIN, MAX_KEY_BYTES, key_fingerprint
@@ -117,8 +117,8 @@ def verify(
         key="" if last is None else key_fingerprint(last.key),
         time="" if last is None else last.time,
         digest="" if last is None else scan.digests[-1],
-        problems=tuple(limit_shown_problems(problems)),
-        unsigned=tuple(scan.describe_unsigned()),
+        problems=tuple(truncate_problems(problems)),
+        unsigned=tuple(scan.describe_unsigned_parts()),
     )
 
 

@@ -126,24 +126,24 @@ class WakeIndex:
         self._using = Lock()
 
     @classmethod
-    def for_store(cls, place: str | Path, rebuild: Rebuild) -> Self:
+    def for_store(cls, store_path: str | Path, rebuild: Rebuild) -> Self:
         """
         Return the index of a folder or an SQLite file of journals. It is created on first use.
 
         Args:
-            place: The folder or the file.
+            store_path: The folder or the file.
             rebuild: Reads the journals and returns the sleeping runs; called if the index is missing or damaged. It must not use
                 the index.
 
         Raises:
-            JournalError: when *place* is neither.
+            JournalError: when *store_path* is neither.
         """
-        path = Path(place)
+        path = Path(store_path)
         if path.is_dir():
             return cls(path / WAKING, rebuild, is_own=True)
-        if parse_database_path(str(place)) == (str(place), ""):
+        if parse_database_path(str(store_path)) == (str(store_path), ""):
             return cls(path, rebuild, is_own=False)
-        msg = f"{str(place)!r} is neither a folder nor a database of journals, such as runs.db"
+        msg = f"{str(store_path)!r} is neither a folder nor a database of journals, such as runs.db"
         raise JournalError(msg)
 
     def __repr__(self) -> str:

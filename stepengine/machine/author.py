@@ -68,10 +68,10 @@ def find_waiting_line(steps: object, program: RunningProgram | None = None) -> s
     """
     if program is not None and program.file:
         return f"{program.file}:{program.line}"
-    return find_author_line(_iter_generator_lines(steps))
+    return find_author_line(_iterate_generator_lines(steps))
 
 
-def _iter_generator_lines(steps: object) -> Iterator[tuple[str, int]]:
+def _iterate_generator_lines(steps: object) -> Iterator[tuple[str, int]]:
     while steps is not None:
         frame = getattr(steps, "gi_frame", None)
         if frame is not None:
@@ -79,7 +79,7 @@ def _iter_generator_lines(steps: object) -> Iterator[tuple[str, int]]:
         steps = getattr(steps, "gi_yieldfrom", None)
 
 
-def _iter_program_lines(frame: FrameType) -> Iterator[tuple[str, int]]:
+def _iterate_program_lines(frame: FrameType) -> Iterator[tuple[str, int]]:
     """Yield file and line of the sandboxed program that *frame* runs, since the program has no frames in this process."""
     if frame.f_globals.get("__package__") == "stepengine.sandbox":
         found = [value for value in frame.f_locals.values() if isinstance(value, RunningProgram) and value.file]
@@ -88,14 +88,14 @@ def _iter_program_lines(frame: FrameType) -> Iterator[tuple[str, int]]:
 
 def find_raise_line(error: BaseException) -> str:
     """Return ``file:line`` where *error* was raised, in the innermost frame of the author's code; ``""`` if none."""
-    return find_author_line(_iter_traceback_lines(error))
+    return find_author_line(_iterate_traceback_lines(error))
 
 
-def _iter_traceback_lines(error: BaseException) -> Iterator[tuple[str, int]]:
+def _iterate_traceback_lines(error: BaseException) -> Iterator[tuple[str, int]]:
     trace = error.__traceback__
     while trace is not None:
         yield trace.tb_frame.f_code.co_filename, trace.tb_lineno
-        yield from _iter_program_lines(trace.tb_frame)
+        yield from _iterate_program_lines(trace.tb_frame)
         trace = trace.tb_next
 
 
@@ -287,7 +287,7 @@ class Author:
         except BaseException as error:
             if _is_passed_through(error):
                 raise
-            raise self._to_step_error(error) from _strip_frame_or_get_cause(error)
+            raise self._to_step_error(error) from _find_cause_to_chain(error)
 
     def throw(self, error: BaseException) -> Any:
         """
@@ -303,7 +303,7 @@ class Author:
         except BaseException as raised:
             if _is_passed_through(raised):
                 raise
-            raise self._to_step_error(raised) from _strip_frame_or_get_cause(raised)
+            raise self._to_step_error(raised) from _find_cause_to_chain(raised)
 
     def _to_step_error(self, error: BaseException) -> StepEngineError:
         """Return an exception of the author's as a ``StepEngineError`` with the author's line."""
@@ -346,8 +346,8 @@ def _is_passed_through(error: BaseException) -> bool:
     return belongs_to_caller(error)
 
 
-def _strip_frame_or_get_cause(error: BaseException) -> BaseException | None:
-    """Return *error* itself without the machine's own frame, or the cause of one of ours."""
+def _find_cause_to_chain(error: BaseException) -> BaseException | None:
+    """Return the cause for a new error: *error* without the machine's own frame, or the cause of a ``StepEngineError``."""
     if isinstance(error, StepEngineError):
         return error.__cause__
     # The first frame is the machine's own.

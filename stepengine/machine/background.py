@@ -35,9 +35,9 @@ class BackgroundChildRefs:
         self._refs[ref.path] = ref
         self._running[ref.path] = on_return
 
-    def require_own_child_path(self, ref: ChildRef[Any]) -> str:
+    def get_own_child_path(self, ref: ChildRef[Any]) -> str:
         """
-        Return the path of a child that this run started in the background.
+        Return the path of a child that this run started in the background; raise ``AgentError`` for any other child.
 
         Raises:
             AgentError: for any other child.

@@ -150,7 +150,7 @@ def _only_starts_children(tool: ToolBinding) -> bool:
 
 
 def _run_one_by_one(run: RunState, calls: Sequence[ToolMember]) -> Flow[None]:
-    """Run calls one after another, each through judging, execution and hooks; one that may not run is only shown."""
+    """Run calls one after another, each with its permission check and hooks. One that may not run only gets a result and events."""
     # `before` is the limit that was spent already when the batch began, such as the steps of a final answer: only one
     # that is spent within this batch skips the calls behind it.
     why, before, points = "", run.budget.reached, run.plan.agent.hooks
@@ -264,7 +264,7 @@ def _run_batch_concurrently(
 def _judge_and_run_together(
     run: RunState, members: Sequence[EffectMember], calls: Sequence[ToolMember], parallel: Parallel[object] | None
 ) -> Flow[None]:
-    """Judge all calls, ask all questions, number all effects and run them at once, then hand out outcomes and call hooks."""
+    """Check all calls, ask all questions, number all effects and perform them at once, then apply outcomes and call hooks."""
     # Each pass ends for all members before the next begins, because a number, a question and a hook's change must come
     # in an order that does not depend on who is faster.
     fail_fast, concurrency = (False, None) if parallel is None else (parallel.fail_fast, parallel.concurrency)
@@ -305,7 +305,7 @@ def _judge_and_run_together(
 
 
 def _judge_and_ask_calls(run: RunState, calls: Sequence[ToolMember]) -> Flow[None]:
-    """Judge calls and ask all of their questions at once."""
+    """Check the permissions of calls, and ask all of their questions at once."""
     asking: list[_AskedCall] = []
     for call in calls:
         asking += yield from _run_pre_tool_hooks(call)
@@ -349,7 +349,7 @@ def _was_refused_by_child_limit(outcome: Single) -> bool:
 
 
 def _make_effects_or_run_member(member: EffectMember) -> Flow[Sequence[Leaf]]:
-    """Return the effects of a member; a control tool runs here, a call with a result is shown here, and both have none."""
+    """Return the effects of a member. A control tool runs here, a call with a result emits its events here, and both have none."""
     if isinstance(member, RaceMember):
         return (yield from _make_race_effects(member))
     if not isinstance(member, ToolMember):

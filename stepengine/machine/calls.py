@@ -110,7 +110,7 @@ class EffectMember(ABC):
 
 def run_single_member(member: EffectMember) -> Flow[Any]:
     """
-    Run a member outside a group and return its result.
+    Run a member outside a group, emit the events that the driver does not, and return its result.
 
     Raises:
         Stopped: when the run was stopped meanwhile.
@@ -123,11 +123,11 @@ def run_single_member(member: EffectMember) -> Flow[Any]:
         how = member.binding.runs.how  # type: ignore[union-attr]  # a call without a tool has its error result already
         if CALLS[how].is_shown:
             return _run_driving_call(member) if how == "drives" else _run_call_with_events(member)
-    return _run_member(member)
+    return _perform_member_effects(member)
 
 
-def _run_member(member: EffectMember) -> Flow[Any]:
-    """Run a member and return its result, or raise its failure."""
+def _perform_member_effects(member: EffectMember) -> Flow[Any]:
+    """Perform the effects of a member and return its result, or raise its failure; emit no events."""
     run, effects = member.run, member.make_effects()
     # A single effect is yielded as it is, not as a Gather of one: a Gather creates tasks and a window in the driver, and
     # is recorded as `gather`. Only members that may have several effects (candidates, children in the background, calls
@@ -176,7 +176,7 @@ def _run_driving_call(call: ToolMember) -> Flow[ToolResult]:
 
 
 def _run_steps_and_set_result(call: ToolMember, steps: Any) -> Flow[None]:
-    """Run the steps of a call in the calling run, show its events and set its result; errors as for ``finish_pending_call``."""
+    """Run the steps of a call in the calling run, emit its events and set its result; errors as for ``finish_pending_call``."""
     yield Notify(call.make_started_event())
     # Driven like a handler, by the same class: its frames stand in the traceback, it is closed on every way out, and
     # what it yields wrongly is told with its line.
@@ -228,10 +228,10 @@ def _advance_steps_to_result(call: ToolMember, author: Author) -> Flow[ToolResul
 
 
 def _run_call_with_events(call: ToolMember) -> Flow[Any]:
-    """Run a call and show its start and end."""
+    """Run a call, and emit its start and end events."""
     yield Notify(call.make_started_event())
     try:
-        return (yield from _run_member(call))
+        return (yield from _perform_member_effects(call))
     finally:
         # After a stop nothing is shown of a call: its end is told when the run goes on and the call really ends.
         if call.run.effects.stop is None and call.result is not None:
@@ -498,8 +498,8 @@ class CompleteMember(ModelCallMember):
         return self.handed_out
 
 
-def _is_summary_request(asked: y.Complete) -> bool:
-    last = asked.messages[-1] if asked.messages else None
+def _is_summary_request(complete: y.Complete) -> bool:
+    last = complete.messages[-1] if complete.messages else None
     return isinstance(last, UserMessage) and SUMMARY_REQUEST in last.tags
 
 
@@ -659,7 +659,7 @@ class WaitMember(SingleEffectMember):
         run, asked = self.run, self._asked
         # Known are the children that this run has started itself: a reference that came from elsewhere (a param, a
         # message) raises here, at the handler's yield.
-        paths = tuple([run.children.background.require_own_child_path(ref) for ref in asked.refs])
+        paths = tuple([run.children.background.get_own_child_path(ref) for ref in asked.refs])
         wakes = self.compute_wake_time(asked.timeout)
         return ef.AwaitRuns(
             run.effects.allocate_number(), paths, asked.need, asked.timeout, wakes=wakes, asked=run.effects.now
@@ -688,7 +688,7 @@ class SendMember(SingleEffectMember):
     def make_effect(self) -> Leaf:
         """Return the ``SendToRun``."""
         asked = self._asked
-        path = self.run.children.background.require_own_child_path(asked.ref)
+        path = self.run.children.background.get_own_child_path(asked.ref)
         return ef.SendToRun(self.run.effects.allocate_number(), path, asked.value, asked.topic)
 
 
@@ -702,7 +702,7 @@ class CancelMember(SingleEffectMember):
         asked = self._asked
         return ef.EndRuns(
             self.run.effects.allocate_number(),
-            (self.run.children.background.require_own_child_path(asked.ref),),
+            (self.run.children.background.get_own_child_path(asked.ref),),
             asked.reason,
         )
 
@@ -1191,7 +1191,7 @@ def make_unavailable_author_call_error(run: RunState, name: str) -> ToolNotAvail
     # An author can be told more than a model: what was probably meant, and which line to write; a model is told what it
     # may call.
     known = tuple(run.tools.offered)
-    near = find_nearest(name, [*known, *run.tools.bindings], n=1, alike=NEAR_RATIO)
+    near = find_nearest(name, [*known, *run.tools.bindings], max_count=1, min_similarity=NEAR_RATIO)
     body = run.plan.body
     if body is not None and (name in run.tools.bindings or not near):
         hint = f" List it in uses=[...] of the tool {body.tool_name!r}."
@@ -1220,7 +1220,7 @@ def run_tool_call_of_hook(run: RunState, yielded: y.ToolCall) -> Flow[ToolResult
     # turn while it is being decided.
     if binding is None or binding.runs.how != "ordinary":
         ordinary = tuple([name for name, b in run.tools.bindings.items() if b.runs.how == "ordinary"])
-        near = find_nearest(yielded.tool, ordinary, n=1, alike=NEAR_RATIO)
+        near = find_nearest(yielded.tool, ordinary, max_count=1, min_similarity=NEAR_RATIO)
         raise make_unavailable_tool_error(run, yielded.tool, ordinary, f" Did you mean {near[0]!r}?" if near else "")
     call = ToolMember(run, ToolCallPart(run.tools.call_ids.allocate_id(), yielded.tool, yielded.input), "hook", binding)
     # Past hooks and rules, as whoever installed the hook is trusted as its host is (reliability:PM39); judged by hooks

@@ -24,7 +24,7 @@ MAX_REPORT_CHARS = 8_000
 """About 2,000 tokens of a child's answer are shown to the parent's model, and ``wait_agents`` returns all of it."""
 
 
-def report_ended_children(run: RunState) -> Flow[bool]:
+def append_ended_children_report(run: RunState) -> Flow[bool]:
     """Append a report for the model about children that ended since the last one; return whether there were any."""
     return (yield from _wait_and_report(run, 0, 0.0)) if _has_reportable_children(run) else False
 
@@ -60,10 +60,12 @@ def _has_reportable_children(run: RunState) -> bool:
     )
 
 
-def _wait_and_report(run: RunState, need: int, timeout: float | None) -> Flow[bool]:
-    """Wait for *need* background children; append a report about those that ended, return whether any did."""
+def _wait_and_report(run: RunState, min_ended: int, timeout: float | None) -> Flow[bool]:
+    """Wait for *min_ended* background children; append a report about those that ended, return whether any did."""
     refs = run.children.background.running
-    waited: Waited[Any] = yield from run_single_member(make_single_member(run, Wait(*refs, need=need, timeout=timeout)))
+    waited: Waited[Any] = yield from run_single_member(
+        make_single_member(run, Wait(*refs, need=min_ended, timeout=timeout))
+    )
     if not waited.done:
         return False
     paths = {ref.id: ref.path for ref in refs}

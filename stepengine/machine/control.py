@@ -105,7 +105,7 @@ def _task_completed(_: RunState, __: JsonDict) -> ToolResult:
 
 
 def _write_todos(run: RunState, value: JsonDict) -> ToolResult:
-    """Replace the todos in the context, show them, and return how many are done."""
+    """Replace the todos in the context, queue an event with them, and return how many are done."""
     run.apply_change(Change(context=JsonDict({"todos": value["todos"]})))
     if run.plan.body is None:
         # What the body of a tool writes down is shown when its caller has it.

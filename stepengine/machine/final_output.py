@@ -98,13 +98,13 @@ def set_or_request_output(run: RunState, returned: object) -> Flow[None]:
         return
     remedy = "" if run.progress.has_asked else REMEDY
     if run.progress.has_asked or (run.output.issues and run.plan.model):
-        yield from _find_or_request_output(run, returned, remedy)
+        yield from _read_or_request_output(run, returned, remedy)
     if not run.output.is_given and run.budget.reached is None:
         raise run.output.make_missing_error(remedy)
 
 
-def _find_or_request_output(run: RunState, returned: object, remedy: str) -> Flow[None]:
-    """Look for the output in the final text, and request it as often as agent and budget allow."""
+def _read_or_request_output(run: RunState, returned: object, remedy: str) -> Flow[None]:
+    """Set the output from the final text; while that fails, request it as often as agent and budget allow."""
     # The final text first: a model that wrote the JSON as text has done the work, and to ask it to say it again by a
     # call costs a step (generator-contract:S12).
     if returned is None and not run.output.is_given:

@@ -176,7 +176,9 @@ def _perform_yield(run: RunState, author: Author, yielded: y.Yieldable | Compute
     """Perform what the handler yielded and return the answer; its table row decides whether it is allowed."""
     if type(yielded) is Compute:
         author.program = yielded.program
-        return _compute_or_recall(run, yielded) if run.plan.body is not None else _run_sandboxed_turn(run, yielded)
+        return (
+            _compute_or_restore_result(run, yielded) if run.plan.body is not None else _run_sandboxed_turn(run, yielded)
+        )
     row = (YIELDS if run.plan.body is None else OF_TOOLS).get(type(yielded)) or _refuse_yield(run, author, yielded)
     # Counted before it is carried out, and also where it is refused: a handler that catches all errors and asks again
     # must come to an end (generator-contract:G47).
@@ -188,8 +190,8 @@ def _perform_yield(run: RunState, author: Author, yielded: y.Yieldable | Compute
     return ANSWERS[type(yielded)](run, author, yielded)
 
 
-def _compute_or_recall(run: RunState, compute: Compute) -> Answer:
-    """Run work in a thread, or return its recorded result."""
+def _compute_or_restore_result(run: RunState, compute: Compute) -> Answer:
+    """Let the driver run work in a thread, or restore its recorded result; return the result as the answer."""
     # What a sandbox worked out is recorded, unlike a turn of a handler: a replay then needs no sandbox, and one of
     # another version cannot come to something else.
     body = cast("BodyProgress", run.body)

@@ -237,8 +237,8 @@ class RunHistory:
         self.inbox = []
         return True
 
-    def remove_inbox(self) -> list[UserMessage]:
-        """Empty the inbox; return its messages."""
+    def pop_inbox_messages(self) -> list[UserMessage]:
+        """Empty the inbox and return its messages."""
         messages, self.inbox = self.inbox, []
         return messages
 
@@ -554,13 +554,13 @@ def _is_single_call(message: AssistantMessage) -> bool:
     return len(message.content) == 1 and isinstance(message.content[0], ToolCallPart)
 
 
-def _make_transcript_if_changed(messages: Transcript, kept: list[Message]) -> Transcript:
-    """Return a transcript of *kept*, or *messages* itself if none of them is missing."""
-    return messages if len(kept) == len(messages) else Transcript(kept)
+def _make_transcript_if_changed(messages: Transcript, kept_messages: list[Message]) -> Transcript:
+    """Return a transcript of *kept_messages*, or *messages* itself if none of them is missing."""
+    return messages if len(kept_messages) == len(messages) else Transcript(kept_messages)
 
 
 def _get_effective_lifetime(message: Message) -> TimeToLive | None:
-    """Return the time-to-live of a message; one with calls stays, since its results follow it."""
+    """Return the lifetime that applies to a message; ``None`` if it stays: without one, or with calls, whose results follow it."""
     if message.ttl is None or (isinstance(message, AssistantMessage) and message.tool_calls):
         return None
     return message.ttl

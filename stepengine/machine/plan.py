@@ -20,7 +20,7 @@ from stepengine.data.outcomes import BodyEnd, Stop
 from stepengine.data.placeholders import Placeholders
 from stepengine.data.provenance import Provenance, Trust
 from stepengine.data.questions import Question
-from stepengine.data.state import ChildResult, EndedRun, RunInfo, RunResult, RunStatus, join_warnings
+from stepengine.data.state import ChildResult, EndedRun, RunInfo, RunResult, RunStatus, join_run_and_child_warnings
 from stepengine.data.tools import ToolBinding, ToolSpec, Yielding
 from stepengine.data.transcript import Transcript
 from stepengine.errors import HandlerError, LimitExceeded, StepEngineError, UnknownModel
@@ -269,13 +269,13 @@ class Finished(EndedRun[Any]):
     def with_warnings(self, texts: Iterable[str]) -> Finished:
         """Return this end with more warnings of the run itself."""
         own = (*self.own_warnings, *texts)
-        return attrs.evolve(self, own_warnings=own, warnings=join_warnings(own, self.children))
+        return attrs.evolve(self, own_warnings=own, warnings=join_run_and_child_warnings(own, self.children))
 
     def with_children(self, children: Sequence[ChildResult]) -> Finished:
         """Return this end with the spending and warnings of *children* that its machine does not know."""
         every = (*self.children, *children)
         spending = sum([child.spending for child in children], self.spending)
-        warnings = join_warnings(self.own_warnings, every)
+        warnings = join_run_and_child_warnings(self.own_warnings, every)
         return attrs.evolve(self, spending=spending, children=every, warnings=warnings)
 
     def _merge_with_successor(self) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from stepengine.data.state import (
     ChildResult,
     RunPhase,
     RunStatus,
-    join_warnings,
+    join_run_and_child_warnings,
     mark_suspended_as_cancelled,
 )
 from stepengine.data.tools import format_timeout_text
@@ -160,10 +160,10 @@ def _run_body(run: RunState, body: ToolBody) -> Flow[Finished]:
         if ending.stop is not None and ending.status is RunStatus.SUSPENDED:
             run.questions.set_pending(ending.stop.questions)
         if run.side_events.waiting:
-            yield from map(Notify, run.side_events.pop_waiting())
+            yield from map(Notify, run.side_events.pop_waiting_events())
         if run.history.inbox:
             # What was sent to the body belongs to the conversation of its caller.
-            done.changes.extend(run.history.remove_inbox())
+            done.changes.extend(run.history.pop_inbox_messages())
         return _make_finished(run, ending)
     finally:
         run.side_events.close()
@@ -292,7 +292,7 @@ def _run_to_end(run: RunState) -> Flow[_Ending]:
         returned = yield from (
             run_without_handler(run)
             if run.plan.agent.definition.handle_steps is None
-            else run_handler(run, _start_handler_author(run))
+            else run_handler(run, _make_handler_author(run))
         )
         if run.children.successor is not None and run.budget.reached is None:
             _warn_of_dropped_output(run, returned, run.children.successor)
@@ -456,8 +456,8 @@ def _render_instructions(run: RunState) -> str:
     return "\n\n".join(filter(None, parts))
 
 
-def _start_handler_author(run: RunState) -> Author:
-    """Start the handler."""
+def _make_handler_author(run: RunState) -> Author:
+    """Create the generator of ``handle_steps`` and return it as an ``Author``; none of its code runs yet."""
     what = f"handle_steps of agent {run.plan.agent.definition.id!r}"
     return Author(
         what,
@@ -497,7 +497,7 @@ def _make_step_context(run: RunState) -> StepContext:
 
 
 def _finish_run(run: RunState, ending: _Ending) -> Flow[Finished]:
-    """End background children, append unread messages, show the end, call the ``post_run`` hooks and return the end of the run."""
+    """End background children, append unread messages, emit the end events, call the ``post_run`` hooks and return the end of the run."""
     if run.children.background is not NO_CHILDREN:
         ending = yield from _end_children(run, ending)
     # Said too late to be answered, but said: the next run of the conversation reads it.
@@ -518,7 +518,7 @@ def _finish_run(run: RunState, ending: _Ending) -> Flow[Finished]:
             ending = _ending_from_stop(stop)._replace(output=kept)
             yield from _emit_end_or_suspend(run, ending)
     if run.side_events.waiting:
-        yield from map(Notify, run.side_events.pop_waiting())
+        yield from map(Notify, run.side_events.pop_waiting_events())
     return _make_finished(run, ending)
 
 
@@ -550,9 +550,9 @@ def _emit_end_or_suspend(run: RunState, ending: _Ending) -> Flow[None]:
         case RunStatus.FAILED:
             error, path = ending.error, run.plan.path
             yield Notify(ev.RunFailed(path=path, seq=run.effects.seq, error=str(error), kind=type(error).__name__))
-            yield from map(Notify, run.side_events.enter_phase(RunPhase.FAILED, "", run.effects.seq))
+            yield from map(Notify, run.side_events.enter_phase_and_make_event(RunPhase.FAILED, "", run.effects.seq))
         case RunStatus.COMPLETED | RunStatus.MAX_STEPS | RunStatus.TRUNCATED | RunStatus.CANCELLED:
-            yield from map(Notify, run.side_events.enter_phase(RunPhase.DONE, "", run.effects.seq))
+            yield from map(Notify, run.side_events.enter_phase_and_make_event(RunPhase.DONE, "", run.effects.seq))
         case _:
             assert_never(ending.status)
 
@@ -583,7 +583,7 @@ def _make_finished(run: RunState, ending: _Ending) -> Finished:
         thinking=tuple(run.progress.thinking),
         children=tuple(children),
         own_warnings=own,
-        warnings=join_warnings(own, children) if own or children else (),
+        warnings=join_run_and_child_warnings(own, children) if own or children else (),
         opening=run.history.opening,
         successor=run.children.successor_end,
         changes=() if body is None else tuple(body.changes),

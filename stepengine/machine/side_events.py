@@ -46,7 +46,7 @@ class SideEvents:
         """Refuse log lines and notifications from now on, since the run has ended."""
         self._is_closed = True
 
-    def pop_waiting(self) -> list[ev.Event]:
+    def pop_waiting_events(self) -> list[ev.Event]:
         """Return and clear the waiting events."""
         waiting, self.waiting = self.waiting, []
         return waiting
@@ -65,7 +65,7 @@ class SideEvents:
             if type(first) in PHASES
             else None
         )
-        # As `enter_phase`, which most effects of a watched run would call.
+        # As `enter_phase_and_make_event`, which most effects of a watched run would call.
         if phase is not None and phase != self._phase and self._plan.host.is_watched():
             self._phase = phase
             entered = ev.PhaseChanged(path=self._plan.path, seq=first.seq, phase=phase[0], detail=phase[1])  # type: ignore[union-attr]
@@ -74,8 +74,8 @@ class SideEvents:
             self.waiting = []
         return waiting
 
-    def enter_phase(self, phase: RunPhase, detail: str, seq: int) -> Sequence[ev.Event]:
-        """Return the event for a new phase of the run, if there is one and anyone watches."""
+    def enter_phase_and_make_event(self, phase: RunPhase, detail: str, seq: int) -> Sequence[ev.Event]:
+        """Store the phase of a watched run and return its event in a tuple; an empty one if the phase is unchanged or nobody watches."""
         if self._phase == (phase, detail) or not self._plan.host.is_watched():
             return ()
         self._phase = (phase, detail)

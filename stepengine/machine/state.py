@@ -255,7 +255,7 @@ class Snapshot:
             output=self._output.value,
             steps_remaining=self._budget.steps_left,
             step_index=self._progress.step_index,
-            usage=spent.usage(),
+            usage=spent.get_total_usage(),
             cost=spent.cost,
             credits_used=spent.credits_used,
             context=self._shared.context,

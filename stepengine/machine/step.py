@@ -41,7 +41,7 @@ from stepengine.machine.batch import make_reply_calls, run_batch
 from stepengine.machine.blocks import find_call_mark
 from stepengine.machine.calls import ToolMember
 from stepengine.machine.ceilings import ask_for_more_steps
-from stepengine.machine.child_reports import report_ended_children, wait_for_child_report
+from stepengine.machine.child_reports import append_ended_children_report, wait_for_child_report
 from stepengine.machine.placeholders import fill_prompt_text
 from stepengine.machine.protocol import Flow
 from stepengine.machine.signals import Stopped, status_from_error
@@ -150,7 +150,7 @@ def _request_final_answer(run: RunState) -> Flow[None]:
     except (StepEngineError, LimitReached):
         return
     reply = _assign_call_ids(run, model)
-    yield from _record_and_show_reply(run, reply)
+    yield from _record_and_emit_reply(run, reply)
     # Some models call tools that they were not offered. The calls stay, with a result each that says why nothing was
     # done, or the history would not pair.
     calls = make_reply_calls(run, reply.calls, ())
@@ -169,7 +169,7 @@ def _run_step(run: RunState, options: StepWith) -> Flow[TurnComplete]:
     # broken for steps that an error left).
     try:
         if run.children.background is not NO_CHILDREN:
-            yield from report_ended_children(run)
+            yield from append_ended_children_report(run)
         if watched():
             # Not yielded: it is shown before the next effect, which follows without anybody's code in between but that
             # of hooks, and what they say is shown behind it.
@@ -194,7 +194,7 @@ def _run_step(run: RunState, options: StepWith) -> Flow[TurnComplete]:
         reply, calls = _count_step_and_make_calls(run, model, request)
         # A reply of calls alone has nothing to hear. The question saves a generator for most steps of an agent at work.
         if reply.has_words or not calls:
-            yield from _record_and_show_reply(run, reply)
+            yield from _record_and_emit_reply(run, reply)
         spent = yield from _run_calls_and_commit_reply(run, reply, calls)
         yield from hooks.call_post_step_hooks(run, reply.model) if points.post_step else ()
         # After the `post_step` hooks: they may have done I/O while somebody sent a message, which keeps the turn open.
@@ -255,7 +255,7 @@ def _emit_abandoned_step(run: RunState, error: BaseException) -> Flow[None]:
 def _make_step_finished_event(run: RunState, ended: bool, status: RunStatus) -> ev.Event:  # noqa: FBT001 - by keyword it takes longer
     # Sums are made when they are asked for, and only where somebody watches: kept up to date with each reply they would
     # be made for nobody.
-    usage, cost = run.spent.usage(), run.spent.cost
+    usage, cost = run.spent.get_total_usage(), run.spent.cost
     return ev.StepFinished(
         path=run.plan.path,
         seq=run.effects.seq,
@@ -517,8 +517,8 @@ def _assign_call_ids(run: RunState, reply: ModelReply) -> StepReply:
     return StepReply(reply, AssistantMessage(tuple(parts)), calls, len(calls) < len(parts))
 
 
-def _record_and_show_reply(run: RunState, reply: StepReply) -> Flow[None]:
-    """Record the thoughts of a reply and show its texts."""
+def _record_and_emit_reply(run: RunState, reply: StepReply) -> Flow[None]:
+    """Record the thoughts of a reply, and emit events with its thoughts and text; warn of an empty reply or a call written as text."""
     thinking, text = reply.message.thinking, reply.message.text
     # One look for a character, in place of a search for tags in every reply; the tags themselves are sorted out only
     # where there may be some.

@@ -103,22 +103,22 @@ class UsageTotals:
         if stop.child is not None:
             self.count_child(mark_stopped_as_cancelled(stop.child))
 
-    def usage(self) -> Usage:
+    def get_total_usage(self) -> Usage:
         """Return the usage of the run and its children."""
         # Added up when somebody looks: at each step of a run that nobody watches nobody does.
         if self._usage is None:
             if len(self._by_model) == 1:
                 (only,) = self._by_model.values()
-                own = only.usage()
+                own = only.compute_usage()
             else:
-                own = sum([tally.usage() for tally in self._by_model.values()], Usage())
+                own = sum([tally.compute_usage() for tally in self._by_model.values()], Usage())
             self._usage = own + self._children.usage if self._children is not NOTHING else own
         return self._usage
 
     def make_spending(self, agent_id: str) -> Spending:
         """Return all spending, by agent and by model; *agent_id* is the run's own agent."""
-        by_model = JsonDict({model: tally.usage() for model, tally in self._by_model.items()})
-        own = self.usage() if self._children is NOTHING else sum(by_model.values(), Usage())
+        by_model = JsonDict({model: tally.compute_usage() for model, tally in self._by_model.items()})
+        own = self.get_total_usage() if self._children is NOTHING else sum(by_model.values(), Usage())
         by_agent = JsonDict({agent_id: own})
         agent_costs = filter_known_costs(by_agent, {agent_id: self._own_cost})
         model_costs = filter_known_costs(by_model, {model: tally.cost for model, tally in self._by_model.items()})
@@ -154,7 +154,7 @@ class _Tally:
         numbers[4] += usage.reasoning_tokens
         self._at_least = self._at_least or usage.at_least
 
-    def usage(self) -> Usage:
+    def compute_usage(self) -> Usage:
         sent, said, read, written, thought, requests = self._numbers
         return Usage(sent, said, read, written, thought, requests, self._at_least)
 

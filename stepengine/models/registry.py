@@ -474,7 +474,7 @@ class Models:
 
     def _suggest_names(self, word: str, min_similarity: float = 0.6) -> str:
         """Return a clause with the providers and aliases that are similar to *word*; ``""`` if there are none."""
-        return did_you_mean(word, [*self.providers, *self.aliases], alike=min_similarity)
+        return did_you_mean(word, [*self.providers, *self.aliases], min_similarity=min_similarity)
 
     def _suggest_openrouter_name(self, model: str) -> str:
         """Return a clause with the model string at OpenRouter; ``""`` if OpenRouter does not list *model*."""

@@ -901,7 +901,7 @@ def _describe_match(rule: Rule, request: Request) -> str:
 
 
 def _format_suggestion(word: str, known: Iterable[str]) -> str:
-    near = find_nearest(word, known, n=1)
+    near = find_nearest(word, known, max_count=1)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 

@@ -94,7 +94,7 @@ class BackgroundChildren:
     async def _run_child_and_report_end(
         self, child: BackgroundChild, item: Item, run_item: Item, performer: Performer
     ) -> None:
-        """Run a child, store its outcome, show its end and wake those that wait for it; an error stops the tree."""
+        """Run a child, store its outcome, emit its end and wake those that wait for it; an error stops the tree."""
         tree = self._tree
         try:
             outcome = await performer.perform(run_item, tree)
@@ -115,7 +115,7 @@ class BackgroundChildren:
         for future in ends:
             if not future.done():
                 future.set_result(None)
-        tree.suspension.resolve_idle_tree()
+        tree.suspension.release_or_suspend_idle_tree()
 
     def iterate_running_paths(self) -> Iterator[str]:
         """Yield the paths of running children, the youngest first."""
@@ -206,7 +206,7 @@ class BackgroundChildren:
 
     async def stop_and_await_children(self, path: str, stop: Stop | None) -> list[ChildResult[Any]]:
         """
-        Stop a run's background children with *stop*, if given, await them; return those not reported to it.
+        Stop a run's background children with *stop*, unless it is ``None``, and await them; return the results not reported to it.
 
         Returns:
             The results of the children that were not reported to their parent.
@@ -233,7 +233,7 @@ class BackgroundChildren:
         is_spared = self._tree.root.is_in_grace and not run.is_cut
         stop = None if is_spared or run.stopping is None else _make_stop_for_children(run)
         work = asyncio.create_task(self.stop_and_await_children(run.path, stop))
-        self._tree.suspension.resolve_idle_tree()
+        self._tree.suspension.release_or_suspend_idle_tree()
         while not work.done():
             try:
                 await asyncio.wait((work,))

@@ -256,7 +256,7 @@ class CorePerformer:
             attempt += 1
 
     async def _wait_before_retry(self, item: Item, io: IO, event: ModelRetry, spent: Usage | None) -> None:
-        """Show *event* and sleep its delay; if the sleep is cancelled, *spent* is stored as the usage of the call."""
+        """Emit *event* and sleep its delay; if the sleep is cancelled, *spent* is stored as the usage of the call."""
         if io.watched:
             io.emit(event)
         await self._await_or_store_usage(item, self._services.time.clock.sleep(event.wait), spent)
@@ -273,7 +273,7 @@ class CorePerformer:
 
     def _convert_or_raise(self, item: Item, model: str, raised: BaseException, spent: Usage | None) -> StepEngineError:
         """
-        Convert a provider's error. Re-raise an interruption after adding its usage to that *spent* by failed attempts.
+        Return a provider's error as a ``StepEngineError``; re-raise an interruption after storing the call's usage, with *spent*.
 
         Raises:
             BaseException: *raised* itself, when the call was stopped; what it had used is kept for its outcome.
@@ -435,7 +435,7 @@ class CorePerformer:
             deferred.mark_waiting(item)
             if delivered.done():
                 return delivered.result()
-            with self._tree.mail.polling():
+            with self._tree.mail.poll_in_block():
                 return await delivered
         finally:
             deferred.forget_call(item)
@@ -470,7 +470,7 @@ class CorePerformer:
         return self._outcomes.make_value_or_stop(item, value)
 
     def _make_project_guard(self, item: Item) -> CallGuard | None:
-        """Return the guard of the project's rules about files, as for a tool that reads them."""
+        """Return the guard of the rules about files for reading the project, or ``None`` if the engine has no such rules."""
         guard = self._services.tools.guard
         if guard is None:
             return None
@@ -490,10 +490,10 @@ class CorePerformer:
 
     async def _ask_questions_or_suspend(self, item: Item, io: IO) -> Single:
         """Ask the questions of an effect; the outcome is a suspension if any of them stays open."""
-        questions = self._tree.questions.get_shown_questions(item)
+        questions = self._tree.questions.get_or_render_questions(item)
         try:
             # Only while somebody waits for something is the mailbox looked into, which is a look at a disk.
-            with self._tree.mail.polling():
+            with self._tree.mail.poll_in_block():
                 if item.effect.purpose == "limit":  # type: ignore[union-attr]
                     answers = [
                         await self._tree.questions.limits.ask_or_share_answer(questions[0], self._tree.questions.ask)
@@ -503,7 +503,7 @@ class CorePerformer:
         except LimitExceeded as error:
             return self._outcomes.make_failure_or_stop(item, error)
         finally:
-            self._tree.questions.forget_shown(item)
+            self._tree.questions.forget_rendered_questions(item)
         waiting = tuple([q for q, answer in zip(questions, answers, strict=True) if answer is None])
         # Some are open: the run is suspended with those, and what was answered is kept (`_record_partial_answers` of the
         # recorder).
@@ -682,7 +682,7 @@ class _StreamedChars:
 
 
 def _emit_whole_reply(reply: ModelReply, item: Item, io: IO) -> ModelReply:
-    """Show the events of a reply that arrived in one piece, and return it."""
+    """Emit the events of a reply that arrived in one piece, and return it."""
     calls = 0
     if isinstance(
         reply, ModelReply
@@ -710,7 +710,7 @@ def _predict_call_id(item: Item, number: int) -> str:
 
 
 async def _stream_reply(provider: ModelProvider, request: ModelRequest, item: Item, io: IO) -> ModelReply:
-    """Stream a reply, show its events and return it."""
+    """Stream a reply, emit its events and return it."""
     shown, heard = False, _StreamedChars()
     calls: dict[int, tuple[str, str]] = {}
     try:
@@ -735,7 +735,7 @@ async def _stream_reply(provider: ModelProvider, request: ModelRequest, item: It
 
 
 def _emit_delta(delta: ModelDelta, calls: dict[int, tuple[str, str]], item: Item, io: IO) -> bool:
-    """Show a piece of a reply and return True; the start of a call is only stored in *calls*, and an end has no event."""
+    """Emit a piece of a reply and return True; False for the start of a call, which is only stored in *calls*, and for the end."""
     path, seq = item.path, item.effect.seq
     match delta:
         case TextChunk(text=text):
@@ -769,7 +769,7 @@ def _make_retry_event(item: Item, request: ModelRequest, attempt: int, wait: flo
 
 
 def _make_rate_limit_callback(item: Item, io: IO, request: ModelRequest) -> Notice:
-    """Return a function that shows waits for a rate limit."""
+    """Return a function that emits an event for a wait for a rate limit."""
 
     def emit_wait(provider: str, obstacle: WaitReason) -> None:
         if io.watched:
@@ -919,14 +919,14 @@ class _ToolOutput(LineLogger):
         self._tree = tree
 
     def emit(self, event: Event) -> None:
-        """Show an event with the address of the call; a ``ToolLog`` is also logged."""
+        """Emit an event with the address of the call; a ``ToolLog`` is also logged."""
         event = attrs.evolve(event, path=self._item.path, seq=self._effect.seq)
         if isinstance(event, ToolLog):
             self._tree.hub.log.write(event, step=self._effect.step_index)
         self._tree.loop.call_or_schedule(self._tree.emit, event)
 
     def log_line(self, level: str, message: str, data: dict[str, object]) -> None:
-        """Show a line, and log it."""
+        """Emit a log line as an event, and log it."""
         event = ToolLog(
             path=self._item.path,
             seq=self._effect.seq,

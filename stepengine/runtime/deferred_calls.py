@@ -82,7 +82,7 @@ class DeferredCalls:
 
     def deliver_now_or_later(self, call_address: tuple[str, int], result: object) -> None:
         """
-        Deliver a result to the effect at a place, or keep it until that effect waits; later results are ignored.
+        Deliver a result to the waiting call at an address, or store it until that call waits; later results are ignored.
 
         In a resumed run a message may arrive before its call starts, and may be read more than once.
         """

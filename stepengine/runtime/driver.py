@@ -250,8 +250,8 @@ class RunTask:
         is_child = isinstance(item.effect, RUNS) and child_path(item.path, item.effect.seq) in self.tree.runs.by_path
         return is_child or self._would_be_in_doubt(item)
 
-    def must_stop(self) -> bool:
-        """Return whether nothing more may be performed; an exceeded time limit stops the run here."""
+    def apply_time_limit_and_must_stop(self) -> bool:
+        """Return whether nothing more may be performed; record the stop if a time limit of the run is exceeded."""
         if self.stopping is None and self.tree.clock.deadlines:
             self.stopping = self.tree.clock.find_time_limit_stop(self.path)
         return self.stopping is not None
@@ -348,7 +348,7 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask)
                 continue
             # Asked before each effect and not only by the timer: a model that answers without waiting never lets the
             # loop turn, so no timer fires.
-            if run.must_stop():
+            if run.apply_time_limit_and_must_stop():
                 outcome = run.make_stopped_outcome(effect)
                 continue
             if isinstance(effect, Gather):
@@ -374,7 +374,7 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask)
 
 async def _run_body_compute(run: RunTask, effect: Compute) -> Single:
     """Run work in a thread; if the run is stopped, stop the work and wait for it."""
-    if run.must_stop():
+    if run.apply_time_limit_and_must_stop():
         return run.make_stop()
     tree = run.tree
     # A body has the path of its call. What its sandbox keeps (a process, a loaded program) belongs to the run around
@@ -456,12 +456,12 @@ def _run_recorded_compute_in_place(run: RunTask, effect: Compute, run_objects: R
 
 
 async def _perform_alone(run: RunTask, item: Item) -> Single:
-    """Perform one effect in the run's own task and show its events; exceptions become outcomes."""
+    """Perform one effect in the run's own task and emit its events; exceptions become outcomes."""
     tree, effect = run.tree, item.effect
-    shows = tree.hub.watched and not (isinstance(effect, AskPerson) and _record_and_is_already_asked(tree, effect))
+    shows = tree.hub.watched and not (isinstance(effect, AskPerson) and _register_and_is_already_asked(tree, effect))
     # Before its intent is durable for everything but questions: who watches a call has nothing to do yet, and must not
     # wait for the disk to see it begin.
-    began = _announce_start(tree, item) if shows and not isinstance(effect, AskPerson) else None
+    began = _emit_start_events_and_get_time(tree, item) if shows and not isinstance(effect, AskPerson) else None
     direct = run.direct if type(effect) in DIRECT else None
     performer = tree.performers.outermost if direct is None else direct
     outcome: Single
@@ -474,7 +474,7 @@ async def _perform_alone(run: RunTask, item: Item) -> Single:
             await tree.suspension.hold_effect_if_new(item, begins=False)
         if shows and began is None:
             # Who is shown a question can answer it: it is durable by now, and open before anybody gets to see it.
-            began = _announce_start(tree, item)
+            began = _emit_start_events_and_get_time(tree, item)
         outcome = await performer.perform(item, tree)
         if run.cancellation.task.cancelling():  # type: ignore[union-attr]  # it is driven
             run.record_outside_cancel()
@@ -494,8 +494,8 @@ async def _perform_alone(run: RunTask, item: Item) -> Single:
 async def _perform_member(run: RunTask, item: Item) -> Single:
     """Perform a member of a ``Gather`` and show its events; exceptions become outcomes."""
     tree, effect = run.tree, item.effect
-    shows = tree.hub.watched and not (isinstance(effect, AskPerson) and _record_and_is_already_asked(tree, effect))
-    began = _announce_start(tree, item) if shows else None
+    shows = tree.hub.watched and not (isinstance(effect, AskPerson) and _register_and_is_already_asked(tree, effect))
+    began = _emit_start_events_and_get_time(tree, item) if shows else None
     outcome: Single
     try:
         if tree.suspension.is_replaying:
@@ -509,15 +509,15 @@ async def _perform_member(run: RunTask, item: Item) -> Single:
     return outcome
 
 
-def _apply_outcome_to_tree(tree: DrivenTree, item: Item, outcome: Single, began: int | None) -> None:
-    """Apply an outcome to the tree, and emit the end event of an effect whose start event was emitted (*began*)."""
+def _apply_outcome_to_tree(tree: DrivenTree, item: Item, outcome: Single, start_ms: int | None) -> None:
+    """Apply an outcome to the tree; emit the end events of an effect whose start events were emitted at *start_ms*, if they were."""
     # Here, outside of all performers, since an answer that comes out of a record passes by those that would notice it.
     if isinstance(item.effect, AskPerson):
         _record_permissions_and_limits(tree, item.effect, outcome)
     elif isinstance(item.effect, AwaitMessage):
         _remove_received_message(tree, item, outcome)
-    if began is not None:
-        _emit_end_events(tree, item, outcome, began)
+    if start_ms is not None:
+        _emit_end_events(tree, item, outcome, start_ms)
 
 
 def _record_permissions_and_limits(tree: DrivenTree, effect: AskPerson, outcome: Single) -> None:
@@ -541,31 +541,31 @@ def _remove_received_message(tree: DrivenTree, item: Item, outcome: Single) -> N
         tree.mail.remove(message)
 
 
-def _record_and_is_already_asked(tree: DrivenTree, effect: AskPerson) -> bool:
-    """Return True if a question is not shown: it has a lasting answer, or its limit was announced before. Record a new limit."""
+def _register_and_is_already_asked(tree: DrivenTree, effect: AskPerson) -> bool:
+    """Register a limit's question; return True if no question is shown: that limit was asked about, or rules answer all."""
     if effect.purpose == "limit":
         return not tree.questions.limits.register_if_first(effect.questions[0])
     return all(map(tree.questions.has_answering_rule, effect.questions))
 
 
-def _announce_start(tree: DrivenTree, item: Item) -> int:
-    """Emit the start events of an effect and let a deferred call receive its result; return the start time in monotonic ms."""
+def _emit_start_events_and_get_time(tree: DrivenTree, item: Item) -> int:
+    """Emit the start events of an effect, and let a deferred call receive its result; return the time in monotonic ms."""
     if isinstance(item.effect, CallTool) and is_deferred_call(item):
         # Whoever sees that it began may have its result at once, before the call has come to its body.
         tree.deferred.expect_result(item)
-    questions = tree.questions.get_shown_questions(item) if isinstance(item.effect, AskPerson) else ()
+    questions = tree.questions.get_or_render_questions(item) if isinstance(item.effect, AskPerson) else ()
     for event in make_start_events(item, questions):
         tree.emit(event)
     return tree.clock.now_ms()
 
 
-def _emit_end_events(tree: DrivenTree, item: Item, outcome: Single, began: int) -> None:
-    """Show the end of an effect that started at *began*, and forget its shown questions or deferred call."""
-    duration_ms = tree.clock.now_ms() - began
+def _emit_end_events(tree: DrivenTree, item: Item, outcome: Single, start_ms: int) -> None:
+    """Emit the end events of an effect that started at *start_ms*, and forget its rendered questions or deferred call."""
+    duration_ms = tree.clock.now_ms() - start_ms
     if isinstance(item.effect, CallTool) and tree.deferred.expected:
         tree.deferred.forget_call(item)
     elif isinstance(item.effect, AskPerson):
-        tree.questions.forget_shown(item)
+        tree.questions.forget_rendered_questions(item)
     for event in make_end_events(item, outcome, duration_ms):
         tree.emit(event)
 
@@ -790,7 +790,7 @@ class _RunningGroup:
             self._ended.set_result(None)
         suspension = self._run.tree.suspension
         if suspension.parked or suspension.held:
-            suspension.resolve_idle_tree()
+            suspension.release_or_suspend_idle_tree()
 
     async def _wait_for_one_end(self) -> None:
         """Wait until a member ends."""

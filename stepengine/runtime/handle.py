@@ -87,7 +87,7 @@ class TurnSequence:
 
     def _start_turn(self, tree: RunTree, runner: ResultMaker) -> None:
         """Make *tree* the current turn, which keeps events and has the attendants, and start its task."""
-        tree.hub.keep_events()
+        tree.hub.start_storing_events()
         tree.suspension.is_reachable = True
         self.tree = tree
         for _ in range(self._attending):
@@ -152,7 +152,7 @@ class TurnSequence:
         (self.tree.questions.add_attendant if change > 0 else self.tree.questions.remove_attendant)()
         if self.tree.suspension.parked:
             # Whoever attended kept a run here that only waits.
-            self.tree.suspension.resolve_idle_tree()
+            self.tree.suspension.release_or_suspend_idle_tree()
 
     def _deliver_or_start_turn_in_loop(self, message: UserMessage) -> None:
         """In the event loop, add a message to the running turn or start the next one with it; after the last turn raise."""
@@ -201,7 +201,7 @@ class TurnSequence:
             inbox.clear()
 
     def _warn_of_unread_text(self, error: StepEngineError) -> None:
-        """Log, and show as an event, that a text could not start another turn."""
+        """Log, and emit as an event, that a text could not start another turn."""
         text = f"the text sent after the turn ended could not start another turn: {error.message}"
         LOGGER.warning(text)
         self.tree.hub.emit(Warned(message=text))

@@ -109,9 +109,9 @@ class Watcher:
         self.name = getattr(observer, "__qualname__", type(observer).__qualname__)
         self.errors = 0
 
-    def record_error(self, event: Event, error: BaseException) -> str | None:
+    def log_and_count_error(self, event: Event, error: BaseException) -> str | None:
         """
-        Log and count that the observer raised *error* at *event*; return a warning when it is dropped for too many errors.
+        Log and count an *error* of the observer at *event*; return a warning if it is dropped now for too many errors, else ``None``.
 
         Raises:
             BaseException: *error*, if it is meant for the caller of the run, such as what ``pytest.fail`` raises.
@@ -165,7 +165,7 @@ class EventRedactor:
         self._histories: dict[str, tuple[str, Transcript, Transcript]] = {}
 
     def can_pass_unchanged(self, events: Sequence[Event]) -> bool:
-        """Return whether *events* may be shown unchanged, with no held text before them; False if unsure."""
+        """Return whether *events* need no redaction and no held text comes before them; False if unsure."""
         if self._flows:
             return False
         tools, clean = self._offer
@@ -189,7 +189,7 @@ class EventRedactor:
 
     def redact_event(self, event: Event) -> Sequence[Event]:
         """
-        Return the events to show for *event*, redacted; text held back for its model call comes first.
+        Return the redacted events for *event*, which may be none; text held back for its model call comes first.
 
         Of a delta, a possible start of a secret is held back, so the result may be empty.
         """
@@ -201,7 +201,7 @@ class EventRedactor:
         return (*self._flush_ended_calls(event), clean) if self._flows else (clean,)
 
     def _redact_delta(self, delta: Delta) -> list[Event]:
-        """Return the part of a delta that can be shown now; a possible start of a secret is held back."""
+        """Return the part of a delta that needs no more text to be redacted; a possible start of a secret is held back."""
         shown: list[Event] = []
         part = None
         if isinstance(delta, ToolInputDelta):
@@ -353,7 +353,7 @@ class EventBuffer:
             self.start = (oldest.last if isinstance(oldest, _StoredDeltas) else oldest).index + 1
             self._remove_entry(next(iter(self._entries)))
 
-    def events_after(self, index: int) -> Iterator[Event]:
+    def iterate_events_after(self, index: int) -> Iterator[Event]:
         """Yield the events after *index* in order, with consecutive deltas joined."""
         for entry, _ in self._entries.values():
             if isinstance(entry, _StoredDeltas):
@@ -473,20 +473,20 @@ class WatcherFailures:
         self.crash: BaseException | None = None
         self.on_crash: Callable[[BaseException], Any] | None = None
 
-    def record_failure(self, receiver: Receiver, event: Event, error: BaseException) -> None:
-        """Record that an observer raised *error* at *event*, with a warning if it is dropped; any other receiver's error is raised."""
+    def record_observer_error_or_raise(self, receiver: Receiver, event: Event, error: BaseException) -> None:
+        """Count the *error* of an observer at *event*, and add a warning if it is dropped; raise the error of any other receiver."""
         if not isinstance(receiver, Watcher):
             raise error
         try:
-            warning = receiver.record_error(event, error)
+            warning = receiver.log_and_count_error(event, error)
         except BaseException as raised:  # noqa: BLE001
-            self.record_crash(raised)
+            self.report_crash(raised)
         else:
             if warning is not None:
                 self.warnings.append(warning)
 
-    def record_crash(self, error: BaseException) -> None:
-        """Call ``on_crash`` with an error that belongs to the caller of the run; only the first one is stored."""
+    def report_crash(self, error: BaseException) -> None:
+        """Store the first error that must reach the caller of the run, and call ``on_crash`` with each."""
         self.crash = self.crash or error
         if self.on_crash is not None:
             self.on_crash(error)
@@ -531,7 +531,7 @@ class TreeLogger:
         except Exception as error:  # noqa: BLE001
             LOGGER.error("the logger of the engine raised", exc_info=error)
         except BaseException as error:  # noqa: BLE001 - it is the caller's
-            self._failures.record_crash(error)
+            self._failures.report_crash(error)
 
 
 class EventNumbers:
@@ -645,9 +645,9 @@ class RootStatus:
         self.is_resumed = False
         self.history: Callable[[], Transcript] | None = None
 
-    def set_history(self, history: Callable[[], Transcript]) -> None:
-        """Register the function that returns the history; called by the machine of the run."""
-        self.history = history
+    def set_history(self, get_history: Callable[[], Transcript]) -> None:
+        """Register the function that returns the current history; called by the machine of the run."""
+        self.history = get_history
 
 
 class Hub:
@@ -691,11 +691,11 @@ class Hub:
         self.numbers.run_id = run_id
 
     def set_news_filter(self, is_news: Callable[[Event], bool] | None) -> None:
-        """Show and log only events that are news from now on; ``None`` shows all."""
+        """Emit and log only events that are news from now on; ``None`` emits all."""
         self._news = None if is_news is None else NewsFilter(is_news)
         self._reset_only_reader()
 
-    def keep_events(self) -> None:
+    def start_storing_events(self) -> None:
         """Store the newest events from now on, for later subscribers."""
         if self._ring is None:
             self._ring = EventBuffer()
@@ -745,7 +745,7 @@ class Hub:
         return [receiver for receiver in self._receivers if isinstance(receiver, Subscription)]
 
     def emit(self, event: Event, is_clean: bool = False) -> None:  # noqa: C901, FBT001, FBT002 - each event of a run
-        """Assign an index to *event* and show it if it is news; *is_clean* skips redaction."""
+        """Assign an index to *event* and send it to all receivers if it is news; *is_clean* skips redaction."""
         # Every event of a watched run and every token passes here, so what is done for each stands in this one
         # function, which takes nothing by name. What only waits for one reader gets its place, and is looked at for
         # secrets, when that reader takes it: nobody sees it before.
@@ -755,7 +755,7 @@ class Hub:
             queue = reader.queue  # type: ignore[union-attr]
             if len(queue) < MAX_QUEUED_EVENTS:
                 if isinstance(event, NOTED):
-                    self._update_root_or_log(event)
+                    self._update_root_status_or_log(event)
                 elif isinstance(event, DELTAS) and len(queue) > LAG_EVENTS and isinstance(queue[-1], JOINED_TO):
                     self._mark_joinable(reader)  # type: ignore[arg-type]
                 queue.append(event)
@@ -773,7 +773,7 @@ class Hub:
                 self.emit(clean, True)
             return
         if isinstance(event, NOTED):
-            self._update_root_or_log(event)
+            self._update_root_status_or_log(event)
         if self.watched:
             if is_queued:
                 self.redact_and_index_waiting()
@@ -788,8 +788,8 @@ class Hub:
             for receiver in self._receivers:
                 try:
                     receiver.put(event)
-                except BaseException as error:  # noqa: BLE001 - only what is the caller's comes out of `record_failure`
-                    self.failures.record_failure(receiver, event, error)
+                except BaseException as error:  # noqa: BLE001 - only what is the caller's comes out of `record_observer_error_or_raise`
+                    self.failures.record_observer_error_or_raise(receiver, event, error)
             if reader is not None:
                 reader.indexed = len(reader.queue)
 
@@ -808,7 +808,7 @@ class Hub:
 
     def finish(self, result: RunResult) -> None:
         """
-        Show *result* in the last event and end all subscriptions, unless another turn follows.
+        Emit the last event with *result* and end all subscriptions, unless another turn follows.
 
         Later subscribers get that event, too.
         """
@@ -858,7 +858,7 @@ class Hub:
             missing = self._ring.start - (-1 if index is None else index) - 1
             if missing > 0 or index is None:
                 subscription.report_missed(max(0, missing), "epoch" if index is None else "buffer")
-            for event in self._ring.events_after(-1 if index is None else index):
+            for event in self._ring.iterate_events_after(-1 if index is None else index):
                 subscription.put(event)
         elif self._last is not None:
             if not self._last.epoch:
@@ -879,8 +879,8 @@ class Hub:
             self.watched = bool(self._receivers)
             self._reset_only_reader()
 
-    def _update_root_or_log(self, event: Event) -> None:
-        """Update the state of the root run from an event, or write it to the log."""
+    def _update_root_status_or_log(self, event: Event) -> None:
+        """Apply a phase or start event to the status of the root run, or write a log line or hook failure to the log; ignore others."""
         match event:
             case PhaseChanged(path=""):
                 self.root.phase = event.phase
@@ -1098,7 +1098,7 @@ class Subscription:
 
     def _make_room(self, event: Event) -> bool:
         """
-        Make room for *event* in a full queue; return False if it is dropped.
+        Drop waiting events to make room for *event* in a full queue; return False if *event* itself is dropped.
 
         A delta is dropped. Any other event drops all waiting deltas once; without any it is dropped, too. ``RunFinished`` always fits.
         """

@@ -99,7 +99,7 @@ class RunningCalls:
         self.unbounded_costs += change * (call.max_cost is None)
 
     def fits(self, call: CallEstimate, tokens_left: int | None, dollars_left: Decimal | None) -> bool:
-        """Return whether a call and the running calls stay within the remaining limit; ``None`` is no limit. A single call always fits."""
+        """Return whether *call* fits into what is left beside the running calls, ``None`` for no limit; True if no call runs."""
         if not self.count:
             return True
         if tokens_left is not None and (
@@ -333,7 +333,7 @@ class Refusals:
         self.errors: dict[tuple[str, int], StepEngineError] = {}
 
     def refuse(self, path: str, effects: Iterable[Leaf], error: StepEngineError) -> None:
-        """Store *error* as the reason why *effects* of the run at *path* must not start."""
+        """Store *error* as the outcome of *effects* of the run at *path*, which then do not start; raise nothing."""
         self.errors.update({(path, effect.seq): error for effect in effects})
 
     def pop_refusal_error(self, item: Item) -> StepEngineError | None:
@@ -387,8 +387,8 @@ class MeteredCall:
     is_late: bool = False
     settled: tuple[int, Decimal] = (0, FREE)
 
-    def find_room_error(self) -> LimitExceeded | None:
-        """Return the error if there is no room even without the running calls, or ``None``."""
+    def find_permanent_limit_error(self) -> LimitExceeded | None:
+        """Return the limit error if a call would not even fit once no other call runs, or ``None``."""
         return self.ledger.find_limit_error(self.estimate.tokens, self.estimate.cost, self.estimate.model)
 
 
@@ -406,9 +406,9 @@ class CallQueue:
         """Return whether a call would run at once."""
         return not self._line and call.ledger.has_room(call.estimate)
 
-    def start_refuse_or_queue(self, call: MeteredCall) -> None:
-        """Start a call that has room, refuse one that never will by its ``error``, or put it in line."""
-        call.error = call.find_room_error()
+    def admit_refuse_or_queue(self, call: MeteredCall) -> None:
+        """Reserve room for a call, set the ``error`` of one that will never have room, or put it in line."""
+        call.error = call.find_permanent_limit_error()
         if call.error is None:
             if self.has_room(call):
                 self._mark_running(call)
@@ -442,7 +442,7 @@ class CallQueue:
             call = self._line[0]
             assert call.turn is not None  # noqa: S101 - it is in line
             if not call.turn.done():
-                call.error = call.find_room_error()
+                call.error = call.find_permanent_limit_error()
                 if call.error is None:
                     if not call.ledger.has_room(call.estimate):
                         return
@@ -490,7 +490,7 @@ class UsageMeter:
         ledgers: The ledgers of the tree.
         prices: What model calls cost, for limits in US dollars.
         find_output_limit: Returns how many tokens the reply to a request has at most, or ``None`` if nothing bounds it.
-        find_record: Says whether a record answers an effect or has its start; ``None`` without a record.
+        get_record_state: Says whether a record answers an effect or has its start; ``None`` without a record.
     """
 
     def __init__(
@@ -501,14 +501,14 @@ class UsageMeter:
         prices: Prices,
         *,
         find_output_limit: Callable[[ModelRequest], int | None],
-        find_record: Callable[[Item], RecordState] | None = None,
+        get_record_state: Callable[[Item], RecordState] | None = None,
     ) -> None:
         self._inner = inner
         self._refusals = refusals
         self._ledgers = ledgers
         self._prices = prices
         self._find_output_limit = find_output_limit
-        self._find_record = find_record
+        self._find_record = get_record_state
         self._calls: dict[str, dict[int, MeteredCall]] = {}
         self._queue = CallQueue()
         # Children that were counted and have not started, by path: their numbers, and whether a model asked for them.
@@ -525,7 +525,7 @@ class UsageMeter:
         for item in batch:
             effect = item.effect
             if isinstance(effect, CallModel):
-                call = self._start_or_refuse_call(item)
+                call = self._meter_and_admit_call(item)
                 if call is not None and call.turn is not None and len(batch) == 1:
                     return self._begin_after_turn(item, call)
             elif isinstance(effect, Spawn) and effect.tool_call_id:
@@ -540,7 +540,7 @@ class UsageMeter:
         count = 0
         for item in items:
             call = self._make_metered_call(item) if isinstance(item.effect, CallModel) else None
-            if call is not None and self._get_record_state(item) == "new" and call.find_room_error() is None:
+            if call is not None and self._get_record_state(item) == "new" and call.find_permanent_limit_error() is None:
                 if count and not self._queue.has_room(call):
                     break
                 call.ledger.count_call(call.estimate, 1)
@@ -553,7 +553,7 @@ class UsageMeter:
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Perform an effect and count its usage if it was reserved for."""
         if isinstance(item.effect, Spawn):
-            return self._perform_child(item, io)
+            return self._perform_child_and_correct_count(item, io)
         if self._calls and item.effect.seq in self._calls.get(item.path, ()):
             return self._perform_metered(item, io)
         return self._inner.perform(item, io)
@@ -570,7 +570,7 @@ class UsageMeter:
         self._queue.start_waiting_calls()
 
     def _get_record_state(self, item: Item) -> RecordState:
-        """Return whether the record has the outcome of an effect, or its start; ``"new"`` without a record."""
+        """Return ``"answered"`` or ``"begun"`` if the record has the outcome or only the start of an effect; else ``"new"``."""
         return "new" if self._find_record is None else self._find_record(item)
 
     def _make_metered_call(self, item: Item) -> MeteredCall | None:
@@ -581,8 +581,8 @@ class UsageMeter:
         request = cast("CallModel", item.effect).request
         return MeteredCall(ledger, estimate_call(request, self._prices, self._find_output_limit))
 
-    def _start_or_refuse_call(self, item: Item) -> MeteredCall | None:
-        """Reserve for a call if there is room; else refuse it or put it in line."""
+    def _meter_and_admit_call(self, item: Item) -> MeteredCall | None:
+        """Return the metered call of an effect, whose room is reserved, waited for or refused; ``None`` if no limit applies to it."""
         call = self._make_metered_call(item)
         if call is None:
             return None
@@ -593,13 +593,13 @@ class UsageMeter:
         # What a record answers is paid for. What it has the start of may have to wait until all runs have reached the end of
         # their records, so it reserves nothing before it is performed.
         if state == "new":
-            self._queue.start_refuse_or_queue(call)
-            self._refuse_if_error(item, call)
+            self._queue.admit_refuse_or_queue(call)
+            self._register_refusal_if_error(item, call)
         elif state == "begun":
             call.is_late = True
         return call
 
-    def _refuse_if_error(self, item: Item, call: MeteredCall) -> None:
+    def _register_refusal_if_error(self, item: Item, call: MeteredCall) -> None:
         if call.error is not None:
             self._refusals.refuse(item.path, (item.effect,), call.error)
 
@@ -615,7 +615,7 @@ class UsageMeter:
     async def _wait_for_turn(self, item: Item, call: MeteredCall) -> None:
         """Wait until a model call runs or is refused; a refusal is registered for the gate."""
         await self._queue.wait_for_turn(call)
-        self._refuse_if_error(item, call)
+        self._register_refusal_if_error(item, call)
 
     def _count_or_refuse_child(self, item: Item, effect: Spawn, spawned: dict[str, int]) -> None:
         """Count a child that a model requested, or refuse it alone."""
@@ -654,15 +654,15 @@ class UsageMeter:
         if error is not None:
             self._refusals.refuse(path, spawns, error)
             return
-        error = _find_siblings_error(len(spawns), ledger.given)
+        error = _find_child_count_error(len(spawns), ledger.given)
         error = error or ledger.admit_children(len(spawns), by_model=False)
         if error is not None:
             self._refusals.refuse(path, effects, error)
         else:
             self._admitted.setdefault(path, {}).update({effect.seq: False for effect in spawns})
 
-    async def _perform_child(self, item: Item, io: IO) -> Single:
-        """Perform a child; one that never started does not count."""
+    async def _perform_child_and_correct_count(self, item: Item, io: IO) -> Single:
+        """Perform a child, and remove it from the number of children if it never started."""
         by_model = self._admitted.get(item.path, {}).pop(item.effect.seq, None)
         outcome = await self._inner.perform(item, io)
         child = outcome.value if isinstance(outcome, Value) else None
@@ -677,8 +677,8 @@ class UsageMeter:
         """Perform a model call once it has room, and count what it used, also if it is cancelled."""
         call = self._calls[item.path].pop(item.effect.seq)
         if call.is_late:
-            self._queue.start_refuse_or_queue(call)
-            self._refuse_if_error(item, call)
+            self._queue.admit_refuse_or_queue(call)
+            self._register_refusal_if_error(item, call)
         if call.turn is not None:
             await self._wait_for_turn(item, call)
         tokens, cost = call.estimate.tokens, call.estimate.cost or FREE
@@ -708,7 +708,7 @@ class UsageMeter:
         call.settled = call.settled[0] + usage.total_tokens, call.settled[1] + cost
         call.ledger.add_usage(usage.total_tokens, cost)
         self._queue.end_call(call)
-        self._queue.start_refuse_or_queue(call)
+        self._queue.admit_refuse_or_queue(call)
         return partial(self._wait_for_retry, call)
 
     async def _wait_for_retry(self, call: MeteredCall) -> LimitExceeded | None:
@@ -762,7 +762,7 @@ def _is_raised_in_handler(effect: Spawn, error: StepEngineError) -> bool:
     return not effect.tool_call_id and isinstance(error, LimitExceeded) and error.kind == "children"
 
 
-def _find_siblings_error(count: int, limits: Limits) -> LimitExceeded | None:
+def _find_child_count_error(count: int, limits: Limits) -> LimitExceeded | None:
     """Return the error if *count* children at once are more than an explicit ``max_children``, or ``None``."""
     most = limits.max_children
     if most is None or count <= most:

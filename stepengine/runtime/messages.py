@@ -74,10 +74,10 @@ def parse_answer(value: JsonValue) -> AnswerLike:
 class MessageStore(Protocol):
     """The store for messages of a run that outlive its process, to which other processes add theirs."""
 
-    def list_unread(self) -> Sequence[Message]:
+    def list_unread_messages(self) -> Sequence[Message]:
         """Return the stored messages that no run of the tree has received."""
 
-    def list_unreceived(self, path: str) -> Sequence[str]:
+    def list_unreceived_texts(self, path: str) -> Sequence[str]:
         """Return the texts sent to the run at *path* before this process resumed it and not received."""
 
     def has_message(self, message_id: str) -> bool:
@@ -97,7 +97,7 @@ class MessageStore(Protocol):
     def store_message(self, message: Message) -> bool:
         """Store a message of this process; return False if its run has not started, so that it stays unread."""
 
-    def refuse(self, message: Message, why: str) -> None:
+    def refuse(self, message: Message, reason: str) -> None:
         """Record that a message was refused."""
 
     def send(self, message: Message) -> bool:
@@ -167,7 +167,7 @@ class RunMessages:
         self._is_over = False
         self._first: Sequence[Message] = ()
         if box is not None:
-            self._first = box.list_unread()
+            self._first = box.list_unread_messages()
             self._enqueue_new([message for message in self._first if message.kind == "message"])
 
     def apply_earlier_messages(self) -> None:
@@ -226,9 +226,9 @@ class RunMessages:
             self._notify_waiters()
         self._apply_all([message for message in found if message.kind != "message"])
 
-    def list_unreceived(self, path: str) -> Sequence[str]:
+    def list_unreceived_texts(self, path: str) -> Sequence[str]:
         """Return the texts sent to the run at *path* before this process resumed it and not received."""
-        return () if self._box is None else self._box.list_unreceived(path)
+        return () if self._box is None else self._box.list_unreceived_texts(path)
 
     def _notify_waiters(self) -> None:
         """Wake everything that waits for a message."""
@@ -258,11 +258,11 @@ class RunMessages:
         self._waiting[key] = deque(sorted(waiting, key=lambda one: self._seen.get(one.id, -1)))
         self._notify_waiters()
 
-    def refuse(self, message: Message, why: str) -> None:
+    def refuse(self, message: Message, reason: str) -> None:
         """Remove a message that does not fit and record why."""
         self.remove(message)
         if self._box is not None:
-            self._box.refuse(message, why)
+            self._box.refuse(message, reason)
 
     def make_message_future(self) -> asyncio.Future[None]:
         """Return a future that is done when any message arrives."""
@@ -272,7 +272,7 @@ class RunMessages:
         return future
 
     @contextlib.contextmanager
-    def polling(self) -> Iterator[None]:
+    def poll_in_block(self) -> Iterator[None]:
         """Poll the mailbox for the duration of the block, since a run waits in it."""
         self._watchers += 1
         if self._box is not None and self._polling is None:

@@ -65,7 +65,7 @@ class IO(Protocol):
         """Whether anyone receives events; without receivers they need not be created."""
 
     def emit(self, event: Event) -> None:
-        """Show an event; call it in the run's event loop."""
+        """Emit an event to all receivers; call it in the run's event loop."""
 
     def report_failed_attempt(self, failure: Failure, usage: Usage | None) -> RoomWait | None:
         """
@@ -109,7 +109,7 @@ class ForwardingIO:
         return self._io.watched
 
     def emit(self, event: Event) -> None:
-        """Show an event."""
+        """Emit an event to all receivers."""
         self._io.emit(event)
 
     def report_failed_attempt(self, failure: Failure, usage: Usage | None) -> RoomWait | None:
@@ -192,15 +192,15 @@ def child_path(path: str, seq: int) -> str:
     return f"{path}.{seq}" if path else str(seq)
 
 
-def run_compute(effect: Compute, keeps: RunObjects) -> Value | Failure:
+def run_compute(effect: Compute, run_objects: RunObjects) -> Value | Failure:
     """
-    Run the work of a ``Compute`` and return its outcome; its duration is not counted.
+    Run the work of a ``Compute`` in this thread and return its outcome, with the time 0.
 
     Raises:
         ReplayDivergence: when the recorded state of a body cannot be restored, so that its run must not continue.
     """
     try:
-        return Value(effect.work(keeps, effect.known))
+        return Value(effect.work(run_objects, effect.known))
     except ReplayDivergence:
         raise
     except StepEngineError as error:

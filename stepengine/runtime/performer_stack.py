@@ -113,14 +113,14 @@ class PerformerStack:
         for wrap in self._middlewares:
             performer = wrap(performer)
         recording = performer
-        find_record: Callable[[Item], RecordState] | None = getattr(recording, "find_record", None)
+        get_record_state: Callable[[Item], RecordState] | None = getattr(recording, "get_record_state", None)
         meter = UsageMeter(
             recording,
             refusals,
             self._ledgers,
             self.prices,
             find_output_limit=self._find_output_limit,
-            find_record=find_record,
+            get_record_state=get_record_state,
         )
         # Outside of the recorder, so that a run that goes on counts what was recorded, too: three equal calls are
         # three, also when a crash stands between them.

@@ -295,8 +295,8 @@ class OpenQuestions:
         self._shown: dict[tuple[str, int], tuple[Question, ...]] = {}
         self._attending = 0
 
-    def use_recorded_rules(self, rules: Iterable[JsonDict]) -> None:
-        """Add *rules* of the record to those of this run, and forget those of the conversation."""
+    def replace_session_rules_by_recorded(self, rules: Iterable[JsonDict]) -> None:
+        """Add the recorded *rules* to those of this run, and forget the rules of the conversation."""
         self._session_rules = RememberedRules(self._session_rules.store)
         for rule in rules:
             self.remembered.add(rule)
@@ -326,14 +326,14 @@ class OpenQuestions:
                     )
         return answers
 
-    def get_shown_questions(self, item: Item) -> tuple[Question, ...]:
-        """Return the questions of an ``AskPerson`` as shown to people, unchanged until ``forget_shown``."""
+    def get_or_render_questions(self, item: Item) -> tuple[Question, ...]:
+        """Return the questions of an ``AskPerson`` with previews, rendered once and kept until ``forget_rendered_questions``."""
         key = item.path, item.effect.seq
         if key not in self._shown:
             self._shown[key] = render_questions(item)
         return self._shown[key]
 
-    def forget_shown(self, item: Item) -> None:
+    def forget_rendered_questions(self, item: Item) -> None:
         """Drop the rendered questions of an ``AskPerson``; they are rendered again next time."""
         self._shown.pop(item.address, None)
 
@@ -362,7 +362,7 @@ class OpenQuestions:
                 Answer(declined=True, by=NOBODY) if answer is None and _is_denied_if_unanswered(question) else answer
                 for question, answer in zip(questions, answers, strict=True)
             ]
-        self._refuse_too_many_waiting(answers.count(None))
+        self._require_question_limit(answers.count(None))
         # Nobody is there and nobody is waited for: the questions go back at once, and the run is suspended, which costs
         # nothing for as long as it lasts.
         if not self._attending and self.patience == 0:
@@ -377,12 +377,12 @@ class OpenQuestions:
                 del self._open[questions[index].id]
         return answers
 
-    def _refuse_too_many_waiting(self, count: int) -> None:
-        """Raise ``LimitExceeded`` if *count* more questions are too many; unanswered ones count until ``forget_unanswered``."""
+    def _require_question_limit(self, added_count: int) -> None:
+        """Raise ``LimitExceeded`` if *added_count* more questions are too many; unanswered ones count until ``forget_unanswered``."""
         waiting = len(self._open) + len(self._left)
-        if count and waiting + count > MAX_QUESTIONS:
+        if added_count and waiting + added_count > MAX_QUESTIONS:
             msg = (
-                f"{waiting} questions of this run wait for an answer; {count} more would be over the limit of "
+                f"{waiting} questions of this run wait for an answer; {added_count} more would be over the limit of "
                 f"{MAX_QUESTIONS}. Ask fewer at once, and the rest when these are answered"
             )
             raise LimitExceeded(msg, kind="questions", limit=MAX_QUESTIONS)
@@ -423,10 +423,10 @@ class OpenQuestions:
         loop = asyncio.get_running_loop()
         known = self._open[question.id] = _OpenQuestion(question, loop.create_future())
         if self.patience is not None:
-            known.timer = loop.call_later(self.patience, self._end_question_if_unattended, known)
+            known.timer = loop.call_later(self.patience, self._mark_late_and_end_if_unattended, known)
         return known
 
-    def _end_question_if_unattended(self, open_question: _OpenQuestion) -> None:
+    def _mark_late_and_end_if_unattended(self, open_question: _OpenQuestion) -> None:
         """Mark a question as late; without an attendant it ends unanswered."""
         open_question.is_late = True
         if not self._attending:

@@ -230,11 +230,11 @@ class Limiter:
         most = limit.tokens_per_minute
         # One that is larger than the limit goes alone, when nothing else counts: it would otherwise never go.
         if most is not None and recent and self._tokens + tokens > most:
-            return WaitReason("tokens", (self._get_expiring_start(most - tokens) + WINDOW_MS - now) / 1000)
+            return WaitReason("tokens", (self._find_last_start_to_expire(most - tokens) + WINDOW_MS - now) / 1000)
         return None
 
-    def _get_expiring_start(self, max_tokens: int) -> int:
-        """Return the start time in ms of the last request that must expire before at most *max_tokens* tokens count."""
+    def _find_last_start_to_expire(self, max_tokens: int) -> int:
+        """Return the start time in ms of the last recent request that must expire until at most *max_tokens* tokens count."""
         left = self._tokens
         for ticket in self._recent:
             left -= ticket.tokens

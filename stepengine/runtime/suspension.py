@@ -77,7 +77,7 @@ class SuspensionDetector:
         self.parked[address] = _ParkedWait((), over, waits)
         events: tuple[asyncio.Future[Any], ...] = ()
         try:
-            self.resolve_idle_tree()
+            self.release_or_suspend_idle_tree()
             if not over.done():
                 events = tuple([asyncio.ensure_future(one()) for one in begin])
                 self.parked[address] = _ParkedWait(events, over, waits)
@@ -100,7 +100,7 @@ class SuspensionDetector:
         address = item.address
         held = self.held[address] = asyncio.get_running_loop().create_future()
         try:
-            self.resolve_idle_tree()
+            self.release_or_suspend_idle_tree()
             await held
         finally:
             self.held.pop(address, None)
@@ -130,9 +130,9 @@ class SuspensionDetector:
         for address in [one for one in self.waits if one[0] == path or one[0].startswith(f"{path}.")]:
             del self.waits[address]
 
-    def resolve_idle_tree(self) -> None:
+    def release_or_suspend_idle_tree(self) -> None:
         """
-        If all runs of the tree wait, start the effects held back during replay; otherwise suspend the tree.
+        If all runs of the tree wait, start the effects held back during replay, else suspend the tree if possible.
 
         Waits that nothing can end fail. A tree that someone attends to is not suspended. This is called after every end.
         """

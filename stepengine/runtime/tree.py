@@ -300,7 +300,7 @@ class RunTree:
         run.cancellation.attach_current_task()
         if self.mail.is_kept:
             # What was said to a resumed run before and did not reach it.
-            self.inboxes.add(run.path, *map(UserMessage, self.mail.list_unreceived(run.path)))
+            self.inboxes.add(run.path, *map(UserMessage, self.mail.list_unreceived_texts(run.path)))
         seconds = plan.limits.max_seconds if self.services.time.is_timed else None
         timer = None if seconds is None else self.clock.start_time_limit_timer(run.path, seconds, run.stop)
         try:
@@ -335,7 +335,7 @@ class RunTree:
         self.clock.deadlines.pop(path, None)
         self.inboxes.by_path.pop(path, None)
         if self.suspension.parked or self.suspension.held:
-            self.suspension.resolve_idle_tree()
+            self.suspension.release_or_suspend_idle_tree()
         if self.leftovers.stopped_calls:
             self.leftovers.forget_run(path)
         self.performers.forget_run(path)

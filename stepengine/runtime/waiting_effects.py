@@ -69,7 +69,7 @@ class WaitingEffects:
         if item.has_begun and services.time.wakes_now:
             seconds = 0.0
         if seconds > 0:
-            with self._tree.mail.polling():
+            with self._tree.mail.poll_in_block():
                 if not await self._wait_for_time_or_arrival(item, seconds, partial(services.time.clock.sleep, seconds)):
                     return Stop("suspended", self._outcomes.elapsed())
         return self._outcomes.make_value_or_stop(item, None)
@@ -81,7 +81,7 @@ class WaitingEffects:
             misfit = make_message_checker(topic, effect.schema)
         except StepEngineError as error:
             return self._outcomes.make_failure_or_stop(item, error)
-        with mail.polling():
+        with mail.poll_in_block():
             # What other processes have sent is looked for once before anything is waited for; from then on arrivals are
             # told.
             if mail.find_oldest_message(path, topic) is None:
@@ -107,7 +107,7 @@ class WaitingEffects:
     async def _await_runs(self, item: Item, effect: AwaitRuns) -> Single:
         """Wait until enough background children have ended, or for the timeout; return those that have."""
         background = self._tree.background
-        with self._tree.mail.polling():
+        with self._tree.mail.poll_in_block():
             while True:
                 done = background.list_ended(effect.children)
                 if len(done) >= effect.need:
@@ -135,7 +135,7 @@ class WaitingEffects:
     async def _wait_until_deadline(
         self, item: Item, effect: AwaitMessage | AwaitRuns, make_arrival: Callable[[], asyncio.Future[None]]
     ) -> Single | None:
-        """Wait until something has arrived and return ``None``, else return the outcome that ends the wait."""
+        """Wait for an arrival and return ``None``; at the deadline or a suspension, return the outcome that ends the wait."""
         if effect.wakes is None:
             came = await self._tree.suspension.wait_for_first_or_suspension(item, list_waits(item), make_arrival)
             return None if came else Stop("suspended", self._outcomes.elapsed())

@@ -117,7 +117,7 @@ class Watchdog:
         LOGGER.warning(message)
 
     def _record_pong(self) -> None:
-        """Record that the loop answers; a block that was logged is now shown in the events of its runs."""
+        """Record that the loop answers, and report a block that was logged in the events of its runs."""
         self._is_answered = True
         if self._reported:
             message, self._reported = self._reported, ""

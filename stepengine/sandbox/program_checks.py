@@ -461,7 +461,7 @@ class _ProgramAnalyzer:
         if module in MODULES or "import" in context.caught:
             self._record_allowed_import(node)
             return module in MODULES
-        near = find_nearest(module[:MAX_NAME_CHARS], MODULES, n=1)
+        near = find_nearest(module[:MAX_NAME_CHARS], MODULES, max_count=1)
         hint = f"did you mean `{near[0]}`?" if near else f"there are {list_names(sorted(MODULES))}"
         self._add_problem(node, f"there is no module `{module}` in a program; {hint}")
         return False
@@ -710,7 +710,7 @@ class _ProgramAnalyzer:
             return f"there is no `{name}`"
         visible = (one for scope in context.scope.iterate_outwards() for one in scope.bindings)
         names = sorted({*self._stubs.functions, *islice(visible, MAX_COMPARED_NAMES), *BUILTINS})
-        near = find_nearest(name[:MAX_NAME_CHARS], names, n=1)
+        near = find_nearest(name[:MAX_NAME_CHARS], names, max_count=1)
         return f"there is no `{name}`{f'; did you mean `{near[0]}`?' if near else ''}"
 
     def _check_attribute(self, node: ast.Attribute, context: _NodeContext) -> None:

@@ -204,7 +204,7 @@ class Stubs:
         """Return the stub of one function, or the nearest names for an unknown one."""
         if name in self.declarations:
             return self.declarations[name]
-        near = find_nearest(name[:MAX_NAME_CHARS], self.functions, n=3)
+        near = find_nearest(name[:MAX_NAME_CHARS], self.functions, max_count=3)
         return f"There is no function of this name{'; there is ' + _join_names(near) if near else ''}."
 
     def _format_summary_line(self, name: str) -> str:

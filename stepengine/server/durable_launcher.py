@@ -128,7 +128,7 @@ class DurableLauncher(RunStarts[RegisteredRun]):
             require_not_ended(row)
         with raise_run_errors_as_problems(status=409, kind="not_possible"):
             await operator.retry(row.run)
-        await self._store.register.count_retry(row.run)
+        await self._store.register.increment_retry_count(row.run)
 
     async def replay(self, row: RunRow, live_effects: Collection[str]) -> RunResult:
         """

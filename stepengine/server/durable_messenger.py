@@ -63,7 +63,7 @@ class DurableMessenger:
             with raise_run_errors_as_problems(status=409, kind="not_possible"):
                 is_new = await self._store.operator.send_message(row.run, topic, value, id=id, path=path)
             if is_new:
-                await self._store.register.count_client_bytes(row.run, size)
+                await self._store.register.add_client_bytes(row.run, size)
             else:
                 use.refund()
         return is_new
@@ -76,7 +76,7 @@ class DurableMessenger:
         async with self._quotas.admit_request(row.owner, size):
             with raise_run_errors_as_problems(status=409, kind="not_possible"):
                 await self._store.operator.send_input(row.run, text)
-            await self._store.register.count_client_bytes(row.run, size)
+            await self._store.register.add_client_bytes(row.run, size)
 
     async def cancel(self, row: RunRow, reason: str) -> None:
         """Cancel a run and its children; one that has ended stays as it is."""

@@ -23,10 +23,10 @@ import attrs
 
 from stepengine.debugging.desk import EngineSpec
 from stepengine.debugging.edits import (
-    author_files_imported_since,
-    author_modules_imported_since,
-    error_text_without_advice,
+    find_author_files_imported_since,
+    find_author_modules_imported_since,
     find_error_location,
+    format_error_without_advice,
 )
 from stepengine.engine.neighbour_imports import PREFIX
 from stepengine.server.problems import Problem
@@ -117,7 +117,7 @@ class EngineSources:
             self._unload_author_modules()
             sys.modules.update(held)
             file, line = find_error_location(error)
-            raise _make_source_problem(error_text_without_advice(error), file, line) from error
+            raise _make_source_problem(format_error_without_advice(error), file, line) from error
         # A file that is saved while it is imported is seen the next time.
         self._since, self._refused = since, None
         self._marks = {
@@ -127,8 +127,8 @@ class EngineSources:
 
     def _list_watched_files(self) -> set[str]:
         return {
-            *author_files_imported_since(self._known),
-            *[str(Path(file).resolve()) for file in self._maker.iter_watched_files()],
+            *find_author_files_imported_since(self._known),
+            *[str(Path(file).resolve()) for file in self._maker.iterate_watched_files()],
         }
 
     def _hash_or_mark_saved_file(self, file: str) -> bytes:
@@ -142,7 +142,7 @@ class EngineSources:
 
     def _unload_author_modules(self) -> dict[str, ModuleType]:
         """Remove the author's modules from ``sys.modules``, and return them by name."""
-        own = {name for name, _ in author_modules_imported_since(self._known)}
+        own = {name for name, _ in find_author_modules_imported_since(self._known)}
         # What packages without a file know as their members is imported already.
         own |= {above for name in own for above in _iterate_parent_packages(name) if above not in self._known}
         own |= {name for name in sys.modules if name.startswith(PREFIX)}

@@ -56,7 +56,7 @@ def _iterate_request_parts(requests: RecordedRequests, intent: Intent) -> Iterat
     request = requests.history.form(intent)["request"]
     yield "/system_prompt", _to_compact_json(request.get("system_prompt", ""))
     yield "/tools", _to_compact_json(request.get("tools", []))
-    for index, message in enumerate(requests.messages(intent)):
+    for index, message in enumerate(requests.get_messages(intent)):
         yield f"/messages/{index}", _to_compact_json({k: v for k, v in message.items() if k != "tags"})
 
 

@@ -22,7 +22,7 @@ from stepengine.data.visible import visible
 from stepengine.errors import DataError
 from stepengine.journal import Journal, as_journal
 from stepengine.journal.records import format_address
-from stepengine.journal.show import redact_and_shorten_tree, render, result_tree, run_tree
+from stepengine.journal.show import make_result_tree, make_run_tree, redact_and_shorten_tree, render
 from stepengine.testing.cassette_files import Interaction, RecordedRequest
 from stepengine.testing.traffic_redaction import Cleaner, find_header_secrets
 
@@ -46,9 +46,9 @@ def run_to_snapshot_tree(run: object, *, cost: bool = False) -> dict[str, Any]:
         JournalError: when the journal cannot be read.
     """
     if isinstance(run, RunResult):
-        tree = result_tree(run) if run.journal is None else run_tree(run.journal)
+        tree = make_result_tree(run) if run.journal is None else make_run_tree(run.journal)
     elif isinstance(run, Journal | str | Path):
-        tree = run_tree(as_journal(run))
+        tree = make_run_tree(as_journal(run))
     else:
         msg = f"a snapshot of a run takes a RunResult, a journal or the path of one, not a {type(run).__name__}"
         raise DataError(msg)

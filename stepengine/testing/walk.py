@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from attrs import frozen
 
-from stepengine.data.definition import AgentDefinition, check_handler
+from stepengine.data.definition import AgentDefinition, require_generator_handler
 from stepengine.data.effects import Compute
 from stepengine.data.hooks import StepContext
 from stepengine.data.json import ABSENT, JsonDict, freeze, freeze_object
@@ -353,7 +353,7 @@ def _get_handler_and_definition(
         if isinstance(handler, str):
             msg = f"Walk takes a handler or an AgentDefinition, not {handler!r}; load_agent(id) returns the agent with an id"
             raise DefinitionError(msg)
-        check_handler(getattr(handler, "__name__", repr(handler)), handler)
+        require_generator_handler(getattr(handler, "__name__", repr(handler)), handler)
         return handler, None
     if handler.handle_steps is None:
         msg = f"agent {handler.id!r} has no handle_steps to walk; it behaves as if its handler were `yield STEP_ALL`"

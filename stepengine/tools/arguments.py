@@ -19,7 +19,7 @@ from stepengine.data.alike import list_names
 from stepengine.data.json import JsonDict, JsonList, JsonValue, compact, freeze, freeze_object
 from stepengine.data.schemas import NAMED_SCHEMAS, SCHEMAS
 from stepengine.data.tools import Validated
-from stepengine.data.typed_values import sort_sets
+from stepengine.data.typed_values import sort_dumped_sets
 from stepengine.errors import DataError, DefinitionError
 from stepengine.tools.conversion import dump_typed, encode_typed
 from stepengine.tools.iterables import REMEDY as REMEDY_OF_ITERABLES
@@ -337,7 +337,7 @@ class FunctionInputs:
     def _dump_validated_argument(self, name: str, value: Any, call_input: JsonDict) -> object:
         """Return a validated argument as JSON; raise ``ToolInputError`` if it has no JSON form."""
         try:
-            return freeze(sort_sets(value, dump_typed(value, self._get_parameter_adapter(name))), name)
+            return freeze(sort_dumped_sets(value, dump_typed(value, self._get_parameter_adapter(name))), name)
         except (DataError, ValueError, TypeError) as error:
             raise make_tool_input_error(self._name, [f"{name}: has no JSON form: {error}"], call_input) from error
 

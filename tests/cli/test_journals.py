@@ -24,7 +24,7 @@ from stepengine.context import summarize
 from stepengine.errors import JournalCorrupt, ModelError
 from stepengine.journal import FileJournal
 from stepengine.journal.records import encode_line
-from stepengine.journal.show import render, run_tree
+from stepengine.journal.show import make_run_tree, render
 from stepengine.testing import ScriptedModel, text, tool_call
 from tests.cli.command import command
 from tests.cli.recordings import copy_recording, recording
@@ -193,7 +193,7 @@ def test_replay_with_another_model_explains_the_option(asked: str) -> None:
 @pytest.mark.spec("requirements:O7", "generator-contract:T34")
 def test_show_prints_requests_and_results_step_by_step(ended: str) -> None:
     shown = command("show", ended).stdout
-    assert shown.endswith(render(run_tree(FileJournal(ended))))
+    assert shown.endswith(render(make_run_tree(FileJournal(ended))))
     positions = [
         shown.index(part)
         for part in ("desk  run ", "run desk  completed  5 effects", "#0  tool shout", "ONE", "model test/m  step 1",

@@ -80,7 +80,7 @@ def assert_requests_are_recorded(journal: Journal) -> int:
         assert row["began"] <= row.get("at", row["began"])
         assert all(call["began"] <= call.get("at", call["began"]) for call in row["calls"])
     for intent in calls:
-        recorded = RecordedRequests(history).get(intent)
+        recorded = RecordedRequests(history).get_request(intent)
         row = steps[numbers[f"{intent.path}#{intent.seq}"]]
         expected = [(m.role, shown(m)) for m in recorded.messages]
         assert expected == [

@@ -381,7 +381,7 @@ def test_page_script_assembles_each_request_as_recorded(page: Any, reviewer: Jou
     requests = {
         f"{i.path}#{i.seq}": [
             "".join([part.text for part in m.content if isinstance(part, TextPart)][:1])
-            for m in RecordedRequests(history).get(i).all_messages
+            for m in RecordedRequests(history).get_request(i).all_messages
         ]
         for i in history.intents.values()
         if i.type == "model_call"

@@ -158,7 +158,7 @@ async def test_run_leaves_only_needed_steps_named_by_kind_and_hash(db: str):
     async with engine(db) as worker:
         result = await worker.run(MIXED, "s3cret prompt", answers={"How large?": "large"})
         polling = {thread.name for thread in threading.enumerate() if thread.name.startswith("queue-worker")}
-        queues = await DeploymentMaintenance(worker.operator).queue_settings()
+        queues = await DeploymentMaintenance(worker.operator).list_queue_settings()
         own = [step.name for step in await worker.operator.deployment.load_steps(result.journal)]
         below = [step.name for step in await worker.operator.deployment.load_steps(f"{result.journal}/2")]
 

@@ -58,7 +58,7 @@ async def test_turn_gets_the_next_number_in_any_state(db: str):
                 runs(db, f"first-{state}", 2, session=state)
                 runs(db, f"then-{state}", 3, state=state, queue=queue, session=state, first=3)
                 await operator.submit("chat", "a", id=f"next-{state}", info=RunInfo(state))
-                turns = await operator.sessions.turns(state)
+                turns = await operator.sessions.list_turns(state)
 
                 assert (f"next-{state}", 6) == (turns[-1].run, turns[-1].number)
 

@@ -105,7 +105,7 @@ def test_execution_that_ends_alone_leaves_its_children_alone(leaves: bool):
     if leaves:
         end.is_leaving = True
     else:
-        end.end_without_result(RuntimeError("the database is away"))
+        end.stop_without_result(RuntimeError("the database is away"))
     with pytest.raises(asyncio.CancelledError):
         end.raise_if_stopping()
     assert not end.does_stop_end_children(Stop("cancelled"))

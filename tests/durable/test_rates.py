@@ -314,7 +314,7 @@ async def test_starts_of_runs_are_limited_across_workers(db: str, until):
         )
         (queue,) = [
             queue
-            for queue in await DeploymentMaintenance(worker.operator).queue_settings()
+            for queue in await DeploymentMaintenance(worker.operator).list_queue_settings()
             if queue.name == "se.default.d0"
         ]
         assert [(3,)] == first
@@ -337,7 +337,7 @@ async def test_global_concurrency_limits_root_runs_across_workers(db: str, until
     async with engine(db, global_concurrency=2) as worker:
         runs = [await worker.submit(HOLDS, str(number)) for number in range(4)]
         await until(begun, lambda count: 2 == count)
-        view = await DeploymentMaintenance(worker.operator).queue_settings()
+        view = await DeploymentMaintenance(worker.operator).list_queue_settings()
         states = dict(
             await worker.operator.deployment.fetch_rows(
                 "select status, count(*) from dbos.workflow_status group by status"

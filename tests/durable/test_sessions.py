@@ -83,7 +83,7 @@ async def test_message_answers_the_sessions_open_question(db: str):
             await worker.run(BOOK, "nine", session_id="c")
         second = await worker.run(BOOK, "four", session_id="c")
         third = await asyncio.wait_for(worker.run(BOOK, "Fri\0day", session_id="c"), 50)
-        turns = await worker.operator.sessions.turns("c")
+        turns = await worker.operator.sessions.list_turns("c")
 
     assert "For how many?" == first.pending_questions[0].text
     assert "On which day?" == second.pending_questions[0].text
@@ -146,7 +146,7 @@ async def test_journal_of_a_turn_replays_and_forks(db: str, tmp_path):
             await worker.export(result.journal, tmp_path / f"{number}.jsonl")
         fork = await worker.fork(results[1].journal, at=0)
         forked = await worker.result(fork)
-        turns = await worker.operator.sessions.turns("ann")
+        turns = await worker.operator.sessions.list_turns("ann")
         shown = [event async for event in worker.events(results[2].journal)]
     alone = Engine([CHAT], models=ScriptedModel([]))
     replayed = [await alone.replay(FileJournal(tmp_path / f"{n}.jsonl")) for n in range(3)]
@@ -181,7 +181,7 @@ async def test_message_for_another_agent_waits_for_the_answer(db: str):
     async with engine([BOOK, CHAT], db) as worker:
         asked = await worker.run(BOOK, "a table", session_id="c")
         other = await worker.submit(CHAT, "hello", session_id="c")
-        (_, waiting) = await worker.operator.sessions.turns("c")
+        (_, waiting) = await worker.operator.sessions.list_turns("c")
         kept = await worker.operator.sessions.load("c")
         await worker.answer(asked.journal, {"For how many?": "two"})
         await worker.run(BOOK, "now", session_id="d")  # meanwhile others have their turns
@@ -201,8 +201,8 @@ async def test_duplicate_submission_is_one_turn(db: str):
         await asyncio.gather(
             *[each.submit("chat", run, id=run, info=RunInfo("s")) for run in ids for each in (one, two, one)]
         )
-        turns = await one.sessions.turns("s")
-        known = await one.sessions.all()
+        turns = await one.sessions.list_turns("s")
+        known = await one.sessions.list_sessions()
 
     assert set(ids) == {turn.run for turn in turns}
     assert list(range(1, 9)) == [turn.number for turn in turns]
@@ -249,7 +249,7 @@ async def test_session_waits_for_a_stopped_turn_until_retry_or_cancel(db: str, u
         later = {s: await worker.submit(new, f"later {s}", session_id=s, answers={"How large?": "L"}) for s in "st"}
         await worker.cancel(runs["t"])
         gone_on = await worker.result(later["t"])
-        in_line = (await worker.operator.sessions.turns("s"))[1].is_waiting
+        in_line = (await worker.operator.sessions.list_turns("s"))[1].is_waiting
         with pytest.raises(JournalError, match="has started"):
             await worker.operator.retry(runs["t"])
     async with engine([old], db, release="1") as worker:
@@ -369,7 +369,7 @@ async def test_session_ids_are_opaque(db: str):
     async with await Operator.connect(db) as operator:
         for number, name in enumerate(ids):
             await operator.submit("chat", str(number), info=RunInfo(name))
-        turns = [await operator.sessions.turns(name) for name in ids]
+        turns = [await operator.sessions.list_turns(name) for name in ids]
         for wrong, error in (("", SessionError), ("x" * 1001, SessionError), ("a\0b", InputError)):
             with pytest.raises(error):
                 await operator.submit("chat", "", info=RunInfo(wrong))
@@ -492,7 +492,7 @@ async def test_turn_cancelled_while_it_is_promoted_does_not_start(db: str):
         await operator.cancel(first)
         assert await operator.sessions.advance_session("s")
         await asyncio.gather(*cancelling)
-        turns = await operator.sessions.turns("s")
+        turns = await operator.sessions.list_turns("s")
 
     assert [(first, "CANCELLED"), (second, "CANCELLED")] == [(turn.run, turn.state) for turn in turns]
 
@@ -553,7 +553,7 @@ async def test_unstorable_request_raises_our_data_error(db: str):
             with case(given):
                 with pytest.raises(DataError, match=r"surrogate|NUL"):
                     await operator.submit(**{"agent": "chat", "info": RunInfo("s"), **given})
-                assert not await operator.sessions.turns("s")
+                assert not await operator.sessions.list_turns("s")
         with pytest.raises(DataError):
             await operator.run("a\0")
 

@@ -63,13 +63,13 @@ def test_run_request_round_trips(names: set[str]) -> None:
     order = SubmittedRun(
         root="r", agent_id="a", created="2026-01-01T00:00:00Z", seed="s", **{n: OPTIONAL[n] for n in names}
     )
-    stored = json.loads(json.dumps(order.to_form()))
+    stored = json.loads(json.dumps(order.to_json()))
 
-    assert order == SubmittedRun.from_form(stored)
+    assert order == SubmittedRun.from_json(stored)
     assert order.id == ("r/4.2" if "spawns" in names else "r")
     for broken in ({**stored, "schema": 2}, {k: v for k, v in stored.items() if k != "seed"}, {**stored, "spawns": 5}):
         with pytest.raises(DataError, match=r"schema 2|stored request of a run is invalid"):
-            SubmittedRun.from_form(broken)
+            SubmittedRun.from_json(broken)
 
 
 CHANGES = (
@@ -118,7 +118,7 @@ OUTCOMES = {
 def test_seed_round_trips_and_selects_subtrees() -> None:
     seed = StartOutcomes(OUTCOMES, {"": {"a": 1}, "1": {"b": 2}, "12": {}, "1.3": {"c": 3}})
 
-    assert seed == StartOutcomes.from_form(json.loads(json.dumps(seed.to_form())))
+    assert seed == StartOutcomes.from_json(json.loads(json.dumps(seed.to_json())))
     assert ({("1", 2), ("1.3", 1)}, {"1", "1.3"}) == tuple(
         map(set, (seed.select_subtree("1").outcomes, seed.select_subtree("1").lookups))
     )

@@ -26,7 +26,7 @@ from stepengine.data.models import ModelReply
 from stepengine.data.usage import Usage
 from stepengine.errors import ModelError, TruncatedReply
 from stepengine.journal import FileJournal, MemoryJournal
-from stepengine.journal.show import render, result_tree, run_tree
+from stepengine.journal.show import make_result_tree, make_run_tree, render
 from stepengine.models import Provider, fallback
 from tests.loop_clock import put_clock_ahead
 
@@ -115,8 +115,8 @@ async def test_a_request_without_a_reply_counts_as_sent(way: str, monkeypatch: p
     assert BILLED.total_tokens * (model.sent - len(plan)) == result.usage.total_tokens
     assert Decimal("0.018") * (model.sent - len(plan)) == result.cost
     assert (result.usage, result.cost) == (again.usage, again.cost)
-    assert run_tree(journal)["at_least"]
-    assert "at_least" in result_tree(result)
+    assert make_run_tree(journal)["at_least"]
+    assert "at_least" in make_result_tree(result)
 
 
 @pytest.mark.spec("reliability:R3", "reliability:I4")
@@ -131,9 +131,9 @@ async def test_an_interrupted_request_counts_in_every_process(tmp_path: Path) ->
         resumed = await engine.resume(path)
 
         path.write_bytes(killed)
-        shown = run_tree(FileJournal(path))
+        shown = make_run_tree(FileJournal(path))
         revived = await engine.resume(path)
-        shown_then = render(run_tree(FileJournal(path)))
+        shown_then = render(make_run_tree(FileJournal(path)))
         repeated = await engine.replay(path)
 
     assert Usage(requests=1, at_least=True) == stopped.usage

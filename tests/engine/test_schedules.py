@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from stepengine import AgentDefinition, Schedule
-from stepengine.engine.schedules import MAX_TIMES, newest_times_between
+from stepengine.engine.schedules import MAX_TIMES, list_newest_times
 from stepengine.errors import DefinitionError, InputError
 
 BERLIN, NEW_YORK, LORD_HOWE, CAIRO, APIA = (
@@ -285,21 +285,21 @@ def test_any_text_is_a_schedule_or_a_definition_error(text: str) -> None:
 
 def test_listing_is_capped_and_finds_newest_times_of_any_age() -> None:
     after, until = YEARS
-    newest = newest_times_between(MINUTELY, after, until)
+    newest = list_newest_times(MINUTELY, after, until)
 
     assert 3 == len(MINUTELY.times_between(after, until, limit=3))
     assert MAX_TIMES == len(MINUTELY.times_between(after, until))
     assert (MAX_TIMES, until) == (len(newest), newest[-1])
     assert all(b - a == MINUTE for a, b in pairwise(newest))
     yearly = Schedule("a", cron="0 0 29 2 *")
-    assert 9 == len(newest_times_between(yearly, after, until))
-    assert () == newest_times_between(yearly, until, after)
+    assert 9 == len(list_newest_times(yearly, after, until))
+    assert () == list_newest_times(yearly, until, after)
 
 
 @pytest.mark.speed
 def test_of_minutes_of_many_years_the_newest_are_found_soon() -> None:
     started = time.process_time()
-    newest_times_between(MINUTELY, *YEARS)
+    list_newest_times(MINUTELY, *YEARS)
     MINUTELY.times_between(*YEARS, limit=3)
     MINUTELY.times_between(*YEARS)
 
@@ -316,7 +316,7 @@ def test_of_minutes_of_many_years_the_newest_are_found_soon() -> None:
 def test_newest_times_of_a_dense_but_rare_line_are_found(cron: str, last: str) -> None:
     after, until = datetime(2020, 1, 1, tzinfo=UTC), datetime(2026, 3, 15, tzinfo=UTC)
 
-    newest = newest_times_between(Schedule("a", cron=cron), after, until)
+    newest = list_newest_times(Schedule("a", cron=cron), after, until)
 
     end = datetime.fromisoformat(last).replace(tzinfo=UTC)
     assert (MAX_TIMES, end) == (len(newest), newest[-1])

@@ -7,7 +7,7 @@ import pytest
 
 from stepengine.data.state import ChildResult, RunStatus
 from stepengine.errors import LimitExceeded, ToolError
-from stepengine.journal.encoding import to_comparable_form
+from stepengine.journal.encoding import to_comparable_json
 
 FAILED = ChildResult(agent_id="scout", run_id="r1", status=RunStatus.FAILED)
 
@@ -24,7 +24,7 @@ FAILED = ChildResult(agent_id="scout", run_id="r1", status=RunStatus.FAILED)
     ],
 )
 def test_error_words_are_compared_without_differences_by_machine(first, second, same) -> None:
-    one, other = (to_comparable_form(attrs.evolve(FAILED, error=ToolError(words))) for words in (first, second))
+    one, other = (to_comparable_json(attrs.evolve(FAILED, error=ToolError(words))) for words in (first, second))
 
     assert same == (one == other)
 
@@ -33,7 +33,7 @@ def test_the_words_about_a_spent_limit_are_not_compared() -> None:
     spent, failed = (attrs.evolve(FAILED, status=status) for status in (RunStatus.MAX_STEPS, RunStatus.FAILED))
     first, second = (LimitExceeded(words, kind="tokens", limit=3) for words in ("no more", "spent"))
 
-    assert to_comparable_form(spent) == to_comparable_form(attrs.evolve(spent, error=first))
-    assert to_comparable_form(attrs.evolve(failed, error=first)) == to_comparable_form(
+    assert to_comparable_json(spent) == to_comparable_json(attrs.evolve(spent, error=first))
+    assert to_comparable_json(attrs.evolve(failed, error=first)) == to_comparable_json(
         attrs.evolve(failed, error=second)
     )

@@ -166,7 +166,9 @@ def test_waiting_run_continues_after_an_edit_with_keep(shop, edit, store, tmp_pa
     assert shop.engine(now).replay_sync(replayed.journal).output == result.output
     assert shop.engine(now).resume_sync(journal).output == result.output
     last = [i for i in journal.history().intents.values() if i.type == "model_call"][-1]
-    assert list(request.messages) == list(RecordedRequests(MemoryJournal(journal.lines()).history()).get(last).messages)
+    assert list(request.messages) == list(
+        RecordedRequests(MemoryJournal(journal.lines()).history()).get_request(last).messages
+    )
 
 
 @pytest.mark.spec("requirements:X58")

@@ -200,7 +200,7 @@ def test_hook_changed_result_is_recorded_in_both_forms(rig):
     assert made.record(journal).status is RunStatus.COMPLETED
     history = journal.history()
     assert history.outcome(history.results["", 1]).value.text == "quiet"
-    assert RecordedRequests(history).get(history.intents["", 2]).messages[-1].text == "QUIET"
+    assert RecordedRequests(history).get_request(history.intents["", 2]).messages[-1].text == "QUIET"
     changed = attrs.evolve(agent, hooks=Hooks(post_tool=[lambda ctx, call, result: None]))
     with pytest.raises(Exception, match="/messages/2"):
         asked = rig(changed).replay(journal)

@@ -80,7 +80,7 @@ def two_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     Two journals may be open at once.
     """
-    monkeypatch.setattr(locked_file, "get_held_file_limit", lambda: 2)
+    monkeypatch.setattr(locked_file, "get_open_file_limit", lambda: 2)
 
 
 # --- descriptors ------------------------------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ def test_forked_process_opens_its_own_connection(tmp_path: Path) -> None:
 def test_lock_ends_with_its_process_despite_forked_children(
     tmp_path: Path, bound: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(locked_file, "get_held_file_limit", lambda: bound)
+    monkeypatch.setattr(locked_file, "get_open_file_limit", lambda: bound)
     writers: list[Any] = []
 
     def be_killed_after_a_fork() -> None:

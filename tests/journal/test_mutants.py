@@ -21,7 +21,7 @@ from stepengine.cli.exits import run_explaining_errors
 from stepengine.errors import HandlerError, JournalCorrupt, JournalError, JournalVersion, ReplayDivergence
 from stepengine.journal import FileJournal, MemoryJournal, check, diff, scrub, seal_journal
 from stepengine.journal.forks import branch
-from stepengine.journal.show import render, run_tree
+from stepengine.journal.show import make_run_tree, render
 
 from .mutants import mutant
 
@@ -96,7 +96,7 @@ def ways(data: bytes, good: list[bytes], rig: Any, path: Path) -> dict[str, Call
     return {
         "replay": lambda: rig().replay(journal()),
         "resume": lambda: rig().resume(FileJournal(path, sync="write"), in_doubt="retry"),
-        "tree": lambda: render(run_tree(journal())),
+        "tree": lambda: render(make_run_tree(journal())),
         "show": lambda: run_explaining_errors(lambda: show(str(path))),
         "step": lambda: run_explaining_errors(lambda: show(str(path), step="2", as_json=True)),
         "diff": lambda: str(diff(MemoryJournal(good), journal())),

@@ -31,7 +31,7 @@ from stepengine.cli.commands.show import show
 from stepengine.cli.exits import run_explaining_errors
 from stepengine.errors import HandlerError, JournalCorrupt, JournalError, JournalVersion, ReplayDivergence
 from stepengine.journal import FileJournal, MemoryJournal
-from stepengine.journal.show import render, run_tree
+from stepengine.journal.show import make_run_tree, render
 from stepengine.testing import ScriptedModel
 from tests.cases import case
 
@@ -210,7 +210,7 @@ def ways(data: bytes, path: Path) -> dict[str, Callable[[], Any]]:
 
     return {
         "replay": lambda: asyncio.run(in_time(lambda built: built.replay(MemoryJournal(data)))),
-        "tree": lambda: render(run_tree(MemoryJournal(data))),
+        "tree": lambda: render(make_run_tree(MemoryJournal(data))),
         "show": lambda: run_explaining_errors(lambda: show(str(path))),
         "resume": lambda: resumed(now=False),
         "wake": lambda: resumed(now=True),

@@ -53,9 +53,9 @@ def test_first_wait_with_an_end_reports_it() -> None:
     intents = dict([effect(("", 0), "agent_call", background=True), effect(("", 1), "wait"), effect(("", 2), "wait")])
     none, first, second = [Awaited(done=(), open=("0",)), Awaited(done=("0",)), Awaited(done=("0",))]
 
-    assert tree_of(intents, Result("", 1, 1, none)).find_first_report("0") is None
-    assert ("", 2) == tree_of(intents, Result("", 1, 1, none), Result("", 2, 2, second)).find_first_report("0")
-    assert ("", 1) == tree_of(intents, Result("", 1, 1, first), Result("", 2, 2, second)).find_first_report("0")
+    assert tree_of(intents, Result("", 1, 1, none)).find_first_report_address("0") is None
+    assert ("", 2) == tree_of(intents, Result("", 1, 1, none), Result("", 2, 2, second)).find_first_report_address("0")
+    assert ("", 1) == tree_of(intents, Result("", 1, 1, first), Result("", 2, 2, second)).find_first_report_address("0")
 
 
 @pytest.mark.spec("waiting:WT4")

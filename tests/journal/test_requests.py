@@ -92,8 +92,8 @@ def test_every_request_round_trips(changes, prompts, tools):
     prints = Fingerprints(PLAIN)
     for number, request in enumerate(sent):
         intent = read.intents["", number]
-        assert requests.get(intent) == request
-        assert [m["content"] for m in requests.messages(intent)] == [
+        assert requests.get_request(intent) == request
+        assert [m["content"] for m in requests.get_messages(intent)] == [
             [{"type": "text", "text": p.text} for p in m.content] for m in request.messages
         ]
         # A file's fingerprint is that of the request, whatever it was stored as a difference to.

@@ -19,7 +19,7 @@ from stepengine.cli.app import app
 from stepengine.errors import AnswerRejected, InputError, ToolError, UnknownOutcome
 from stepengine.journal import FileJournal, Journal, MemoryJournal, send_tool_result
 from stepengine.journal.mailbox import MailboxMessage
-from stepengine.journal.questions import make_doubt_questions, make_pending_call_questions
+from stepengine.journal.questions import make_doubt_questions, make_external_result_questions
 from stepengine.journal.sleepers import find_first_unread_message_time
 from stepengine.runtime.deferred_calls import DeferredCalls
 from stepengine.runtime.messages import make_result_message
@@ -186,7 +186,7 @@ def _nowhere(ctx: Any) -> Any:
 async def test_pending_call_can_be_answered_without_a_handle() -> None:
     whole = await recorded()
     journal = cut(whole, kinds(whole).index("result_pending") + 1)
-    (waiting,) = make_pending_call_questions(journal.history())
+    (waiting,) = make_external_result_questions(journal.history())
 
     assert [] == make_doubt_questions(journal.history())
     async with Engine([AGENT]) as engine:
@@ -216,7 +216,7 @@ async def test_stopping_a_resumed_run_keeps_its_pending_call(
     assert ("stop", [], 1) == (
         kinds(journal)[-1],
         make_doubt_questions(journal.history()),
-        len(make_pending_call_questions(journal.history())),
+        len(make_external_result_questions(journal.history())),
     )
 
 

@@ -137,7 +137,7 @@ def test_reopened_step_counts_as_added_by_the_finishing_run(before, after):
     pending = [calling("c1"), ToolMessage("c1", "look", (), "pending")]
     past = history(*stored, *pending, *[said(f"after {n}") for n in range(after)])
     past.reopen_suspended_step(())
-    came = past.remove_inbox()
+    came = past.pop_inbox_messages()
     past.append_reply(past.open_step[0], [result("c1")])
     past.add(came)
 

@@ -254,7 +254,7 @@ def test_standard_logger_is_silent_until_configured(capfd):
 @pytest.mark.spec("interfaces:IF6", "interfaces:IF4")
 def test_kept_events_are_bounded_by_text_and_hold_no_requests():
     hub = Hub()
-    hub.keep_events()
+    hub.start_storing_events()
     for number in range(40):
         hub.emit(ModelStarted(seq=number, model="t/m", request=ModelRequest(model="t/m", messages=())))
         for _ in range(100):
@@ -265,7 +265,7 @@ def test_kept_events_are_bounded_by_text_and_hold_no_requests():
         hub.emit(note(str(number)))
         assert hub._ring._chars <= MAX_KEPT_CHARS
 
-    kept = list(hub._ring.events_after(-1))
+    kept = list(hub._ring.iterate_events_after(-1))
     assert sum(len(e.text) for e in kept if isinstance(e, TextDelta)) <= MAX_KEPT_CHARS
     assert {"38", "39"} <= {e.message for e in kept if isinstance(e, Notification)}
     assert not [e for e in kept if isinstance(e, ModelStarted) and e.request is not None]
@@ -296,7 +296,7 @@ async def test_subscriber_inside_an_observer_gets_the_current_event_once(kept: b
     subscriptions = []
     hub = Hub([Watcher(lambda _: subscriptions or subscriptions.append(hub.subscribe()))])
     if kept:
-        hub.keep_events()
+        hub.start_storing_events()
     hub.emit(note("a"))
     hub.emit(note("b"))
     hub.finish(the_end())

@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 
 from stepengine import AgentDefinition, Engine, RunResult, load_agent, tool
 from stepengine.cli.app import app
-from stepengine.debugging.debugger import debug, iter_source_lines_around
+from stepengine.debugging.debugger import debug, iterate_source_lines_around
 from stepengine.errors import JournalCorrupt, JournalError, ToolError
 from stepengine.evaluation import blame, impact
 from stepengine.evaluation.checks import Check
 from stepengine.journal import FileJournal, Journal, MemoryJournal
 from stepengine.journal.records import encode_line, format_address
-from stepengine.journal.show import redact_and_shorten_tree, render, run_tree
+from stepengine.journal.show import make_run_tree, redact_and_shorten_tree, render
 from stepengine.permissions import Policy, Rule
 from stepengine.testing import ScriptedModel, text, tool_call
 
@@ -81,7 +81,7 @@ async def record_run(*codes: str, answer: str = "yes") -> MemoryJournal:
 
 
 def shown(journal: Journal, *, whole: bool = False) -> str:
-    return render(redact_and_shorten_tree(run_tree(journal), keeps_long_texts=whole))
+    return render(redact_and_shorten_tree(make_run_tree(journal), keeps_long_texts=whole))
 
 
 def lines_of(journal: Journal) -> dict[str, int]:
@@ -268,7 +268,7 @@ async def test_programs_with_crlf_have_correct_lines() -> None:
         with debug(engine, journal) as debugger:
             debugger.goto("1#0")
             (frame,) = debugger.list_author_frames()
-            lines = list(iter_source_lines_around(frame))
+            lines = list(iterate_source_lines_around(frame))
 
     assert (frame.source, lines) == ('b = await price("tea")', [(1, "a = 1"), (2, 'b = await price("tea")')])
 

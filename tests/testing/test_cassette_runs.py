@@ -13,7 +13,7 @@ import pytest
 
 from stepengine.errors import DataError
 from stepengine.journal import diff
-from stepengine.journal.show import render, run_tree
+from stepengine.journal.show import make_run_tree, render
 from stepengine.testing.cassette_files import Interaction, RecordedRequest, RecordedResponse, dump_cassette
 from stepengine.testing.cassette_runs import load_cassette_as_journal
 
@@ -49,7 +49,7 @@ def exchange(url: str, body: object, reply: object = None, status: int = 200, **
 def tree_of(folder: Path, *exchanges: Interaction, name: str = "c.yaml") -> dict[str, Any]:
     path = folder / name
     path.write_bytes(dump_cassette(exchanges))
-    return run_tree(load_cassette_as_journal(path))
+    return make_run_tree(load_cassette_as_journal(path))
 
 
 def step_of(folder: Path, url: str, body: object, reply: object = None, **more: Any) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def parts_of(step: dict[str, Any]) -> list[dict[str, Any]]:
 @pytest.mark.spec("replay:Y34")
 @pytest.mark.parametrize("path", UNCHANGED, ids=lambda path: path.parent.name)
 def test_each_program_has_two_model_calls_with_their_details(path):
-    tree = run_tree(load_cassette_as_journal(path))
+    tree = make_run_tree(load_cassette_as_journal(path))
     first, second = tree["steps"]
 
     assert tree["model_calls"] == 2
@@ -90,7 +90,7 @@ def without_effort(step: dict[str, Any]) -> tuple[Any, ...]:
 @pytest.mark.spec("replay:Y34")
 @pytest.mark.parametrize("path", WIRES, ids=lambda path: path.stem)
 def test_streamed_and_whole_replies_of_each_wire_read_the_same(path):
-    steps = run_tree(load_cassette_as_journal(path))["steps"]
+    steps = make_run_tree(load_cassette_as_journal(path))["steps"]
     shown = [without_effort(step) for step in steps]
 
     assert {step["kind"] for step in steps} == {"model"}

@@ -323,7 +323,7 @@ class DebugSession:
         name = SHORTS.get(name, name)
         command = COMMANDS.get(name)
         if command is None:
-            hint = did_you_mean(name, COMMANDS, alike=0.5, otherwise="; `help` lists them")
+            hint = did_you_mean(name, COMMANDS, min_similarity=0.5, otherwise="; `help` lists them")
             self.screen.report_failure(f"there is no command {name[:40]!r}{hint}")
             return
         if self.screen.parked is not None and command.goes:

@@ -171,11 +171,11 @@ def resume(
 
 def _refuse_missing_results(history: History, answered_ids: Collection[str]) -> None:
     """Raise ``UsageProblem`` if the run waits for the result of an external tool call that *answered_ids* lacks."""
-    from stepengine.journal.questions import make_pending_call_questions
+    from stepengine.journal.questions import make_external_result_questions
 
     open_ = [
         question
-        for question in ([] if history.is_complete else make_pending_call_questions(history))
+        for question in ([] if history.is_complete else make_external_result_questions(history))
         if question.id not in answered_ids
     ]
     if open_:

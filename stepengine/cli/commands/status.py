@@ -149,13 +149,13 @@ async def _print_run_tree(operator: Operator, run: str, *, as_json: bool) -> Exi
 
 
 async def _print_sessions(operator: Operator, *, as_json: bool) -> Exit:
-    found = await operator.sessions.all()
+    found = await operator.sessions.list_sessions()
     rows = [(one_line(each.id, 60), str(each.turns), each.state, each.agent) for each in found]
     return _print_values(found, "SESSION TURNS STATE AGENT", rows, as_json=as_json)
 
 
 async def _print_session(operator: Operator, session: str, *, as_json: bool) -> Exit:
-    turns = await operator.sessions.turns(session)
+    turns = await operator.sessions.list_turns(session)
     if not turns:
         msg = f"there is no session {session!r} in this database; `stepengine deploy status --sessions` lists them"
         raise JournalError(msg)
@@ -199,7 +199,7 @@ def _print_questions(run: str, open_questions: Sequence[Waiting]) -> None:
 
 
 async def _print_queues(maintenance: DeploymentMaintenance, *, as_json: bool) -> Exit:
-    found = await maintenance.queue_settings()
+    found = await maintenance.list_queue_settings()
     rows = [
         (
             queue.name,
@@ -214,6 +214,6 @@ async def _print_queues(maintenance: DeploymentMaintenance, *, as_json: bool) ->
 
 
 async def _print_rate_limit_use(maintenance: DeploymentMaintenance, *, as_json: bool) -> Exit:
-    found = await maintenance.rates()
+    found = await maintenance.list_rates()
     rows = [(each.account, *[str(n) for n in attrs.astuple(each)[1:]]) for each in found]
     return _print_values(found, "ACCOUNT ACTIVE WAITING REQUESTS/MIN TOKENS/MIN", rows, as_json=as_json)

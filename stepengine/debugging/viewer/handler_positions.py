@@ -104,7 +104,7 @@ class _PositionCollector:
         if row is None:
             return
         if any(isinstance(call.said, Change) for call in moment.hooks):
-            self.walked.hooks.setdefault(row, []).extend(self._iter_hook_changes_and_store_texts(moment))
+            self.walked.hooks.setdefault(row, []).extend(self._iterate_hook_changes_and_store_texts(moment))
         if row in self.walked.locals:
             return
         self._add_context_changes_of_row(row, path, moment.state)
@@ -112,7 +112,7 @@ class _PositionCollector:
         if frames:
             self._add_frames(row, path, frames)
 
-    def _iter_hook_changes_and_store_texts(self, moment: Moment) -> Iterator[dict[str, object]]:
+    def _iterate_hook_changes_and_store_texts(self, moment: Moment) -> Iterator[dict[str, object]]:
         """Yield the changes that hooks made at a moment as JSON, and store their texts."""
         for call in moment.hooks:
             if isinstance(call.said, Change):

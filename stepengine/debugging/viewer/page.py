@@ -57,7 +57,7 @@ def read_script() -> str:
     return "\n".join(map(_read_page_file, SCRIPTS))
 
 
-def _csp_hash(text: str) -> str:
+def _compute_csp_hash(text: str) -> str:
     """Return the hash of a script or style as a Content-Security-Policy has it."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
@@ -73,8 +73,8 @@ def render_page(payload: Mapping[str, Any], title: str) -> str:
     script, style = read_script(), _read_page_file("page.css")
     rules = [
         "default-src 'none'",
-        f"script-src {_csp_hash(script)}",
-        f"style-src {_csp_hash(style)}",
+        f"script-src {_compute_csp_hash(script)}",
+        f"style-src {_compute_csp_hash(style)}",
         "img-src data:",
         "base-uri 'none'",
         "form-action 'none'",
