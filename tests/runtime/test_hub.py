@@ -361,7 +361,7 @@ def test_news_of_a_child_shows_steps_around_it():
     assert [True, True] == [event.resumed for event in selected[:2]]
 
 
-async def test_late_reader_gets_alternating_deltas_in_the_order_of_their_ends():
+async def test_late_reader_gets_alternating_deltas_in_order_of_their_ends():
     hub = Hub()
     hub.keep_events()
     for path, text in (("0", "a"), ("1", "b"), ("0", "c")):
