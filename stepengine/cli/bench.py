@@ -121,7 +121,6 @@ def make_engine_setup(
 
     Raises:
         UsageProblem: when an option cannot be used, or the agent's tools need ``--write``, ``--shell`` or ``--web``.
-        UnknownModel: when a model of ``--model`` has no provider.
     """
     from stepengine.cli.toolset import (
         ToolRequest,
@@ -133,7 +132,6 @@ def make_engine_setup(
     from stepengine.engine import Engine
     from stepengine.engine.agent_family import collect_agent_family
     from stepengine.engine.packages import get_published_id
-    from stepengine.models import Models
     from stepengine.tools.bundled.bundled import list_all_workspace_tools
 
     if not options.cwd.is_dir():
@@ -164,9 +162,6 @@ def make_engine_setup(
     models = (
         _make_script_provider(options) if performs and options.script else make_model_registry(options, unserved_models)
     )
-    for model in options.models.values():
-        # Refused here: a server would start, and each of its runs would fail.
-        Models.from_value(models).parse(model)
     default, problem = _get_default_model_or_problem(models, settings)
     options = attrs.evolve(options, place=_parse_workspace_option(options) if performs else None)
     file_tools = load_module_tools(options, agents) if tools is None else tools
@@ -442,6 +437,14 @@ def make_model_registry_for_agents(options: Options, agents: Iterable[AgentDefin
     from stepengine.models import Models
 
     return Models.from_value(make_model_registry(options, _list_models_without_provider(options, agents)))
+
+
+def require_known_models(options: Options, agents: Iterable[AgentDefinition]) -> None:
+    """Raise ``UnknownModel`` if a model of ``--model`` has no provider: a server would start, and each of its runs would fail."""
+    if not options.script:
+        registry = make_model_registry_for_agents(options, agents)
+        for model in options.models.values():
+            registry.parse(model)
 
 
 def _get_default_model_or_problem(models: Models | Provider, settings: Settings) -> tuple[str | None, str]:

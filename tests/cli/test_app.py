@@ -257,6 +257,7 @@ USAGE = {
     "no model": (["run", "editor", "Do it.", "--write"], "ANTHROPIC_API_KEY"),
     "no key": (["run", "editor", "Do it.", "--write", "--model", "anthropic/claude-x"], "ANTHROPIC_API_KEY"),
     "unknown provider": (["run", "editor", "Do it.", "--write", "--model", "nope/x"], "nope"),
+    "unknown provider of a served agent": (["mcp", "serve", "code_searcher", "--model", "nope/x"], "nope"),
     "no address": (["run", "editor", "Do it.", "--write", "--model", "x", "--base-url", "localhost"], "--base-url"),
 }
 AS_JSON = ["unknown agent", "no model"]

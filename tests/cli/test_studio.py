@@ -183,7 +183,7 @@ def test_studio_does_not_run_untrusted_agents(project: Path, monkeypatch: pytest
         (["nowhere"], "there is no 'nowhere'"),
         (["empty"], "run `stepengine init DIR` to create a project"),
         (["asker.py"], "is not a folder; to name a file of agents, use --agents"),
-        (["--link", "--model", "a/b"], "--link starts no studio, so --model has no effect; leave it out"),
+        (["--link", "--model", "a/b"], "--link starts no studio, so other options have no effect; leave them out"),
         (["--allow-host", "example.com:70000"], "hosts= has the invalid name 'example.com:70000'"),
         (
             ["--runs", "asker.py"],

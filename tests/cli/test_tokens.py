@@ -68,7 +68,8 @@ def test_revoked_token_is_invalid(file: Path) -> None:
     ("arguments", "said"),
     [
         (["add", "ci", "--scopes", "root"], "valid scopes: read, run, answer, debug, metrics and 1 more"),
-        (["add", "ci", "--scopes", ""], "unknown scope"),
+        (["add", "ci", "--scopes", ","], "unknown scope"),
+        (["add", "ci", "--scopes", ""], "the value is empty"),
         (["add", "ci", "--expires", "soon"], "30d, 12h, 90m and 2w are valid"),
         (["add", "ci", "--expires", "0d"], "30d, 12h, 90m and 2w are valid"),
         (["add", "../ci"], "letters, digits"),

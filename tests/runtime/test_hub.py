@@ -363,7 +363,7 @@ def test_news_of_a_child_shows_steps_around_it():
 
 async def test_late_reader_gets_alternating_deltas_in_order_of_their_ends():
     hub = Hub()
-    hub.keep_events()
+    hub.start_storing_events()
     for path, text in (("0", "a"), ("1", "b"), ("0", "c")):
         hub.emit(TextDelta(path=path, seq=1, text=text))
     hub.finish(the_end())

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import attrs
 import typer
 
-from stepengine.cli.bench import choose_limits, make_engine_setup
+from stepengine.cli.bench import choose_limits, make_engine_setup, require_known_models
 from stepengine.cli.exits import Exit, get_exit_code_of_signal
 from stepengine.cli.journals import Interrupted, await_unless_interrupted
 from stepengine.cli.options import Model, Options, make_unique_dict, with_shared_options
@@ -166,6 +166,7 @@ def _serve_agents(
             one = attrs.evolve(options, agent=name, quiet=True)
             agent = load_agent(name, folders=options.settings.agent_folders)
             bench = make_engine_setup(one, agent, is_new=True, asks_nobody=True, headless=False)
+            require_known_models(one, [agent])
             limits = choose_limits(one, agent)
             offered.append(OfferedAgent(bench.engine, agent, {} if limits is None else {"limits": limits}))
         server = AgentServer(offered, journals=journals)

@@ -20,7 +20,7 @@ import attrs
 import typer
 from attrs import frozen
 
-from stepengine.cli.bench import add_guard_rules, choose_policy, make_engine_setup
+from stepengine.cli.bench import add_guard_rules, choose_policy, make_engine_setup, require_known_models
 from stepengine.cli.commands.undo import get_write_root
 from stepengine.cli.commands.worker import load_module_contents, print_skipped_file
 from stepengine.cli.deployment import resolve_database, run_deployment_command
@@ -423,6 +423,7 @@ def load_engine_and_schedules(
         headless=False,
         tools=offered.tools,
     )
+    require_known_models(options, agents)
     return bench.engine, offered.schedules
 
 

@@ -96,15 +96,10 @@ def studio(
     refuse_inside_tool("stepengine studio")
     if link:
         # The running studio keeps the options with which it was started.
-        ignored = {
-            "--agents": agents, "--model": model, "--script": script, "--runs": runs, "--reports": reports,
-            "--port": port != PORT, "--host": host != HOST, "--tokens": tokens, "--allow-host": allow_host,
-            "--no-open": no_open, "--no-schedules": no_schedules,
-        }  # fmt: skip
-        for name, given in ignored.items():
-            if given:
-                msg = f"--link starts no studio, so {name} has no effect; leave it out"
-                raise UsageProblem(msg)
+        texts = (agents, model, script, runs, reports, tokens, allow_host)
+        if any(texts) or no_open or no_schedules or (host, port) != (HOST, PORT):
+            msg = "--link starts no studio, so other options have no effect; leave them out"
+            raise UsageProblem(msg)
         print("\n".join(request_login_links(folder)))
         return Exit.COMPLETED
     module, runs, reports = _find_project_folders(folder, agents, runs, reports)
