@@ -52,7 +52,7 @@ def run(
     return [m.text for m in model.calls[-1].messages if m.role == "tool"], journal, agent
 
 
-@pytest.mark.spec("interfaces:IF105", "interfaces:IF106")
+@pytest.mark.spec("interfaces:IF105")
 def test_a_note_is_recalled_later_until_it_is_forgotten(tmp_path: Path) -> None:
     note = {"text": "Tests need\nthe database.", "tags": ["tests"]}
     run(tmp_path, ("remember", note), ("remember", {"text": "Likes tea.", "scope": "user"}))
@@ -82,7 +82,7 @@ TAG_CHARACTERS = st.one_of(
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("interfaces:IF105", "interfaces:IF106")
+@pytest.mark.spec("interfaces:IF105")
 @given(st.lists(st.text(TAG_CHARACTERS, min_size=1, max_size=33), max_size=6))
 @example(["\u0939\u093f\u0928\u094d\u0926\u0940"])
 @example(["cafe\u0301"])
@@ -131,7 +131,7 @@ def test_writing_a_note_asks_even_in_accept_edits_mode(tmp_path: Path) -> None:
     assert "There are no such notes." == told[-1]
 
 
-@pytest.mark.spec("interfaces:IF106")
+@pytest.mark.spec("interfaces:IF105")
 def test_secrets_and_control_characters_are_removed_before_storing(tmp_path: Path) -> None:
     run(tmp_path, ("remember", {"text": f"The key is {KEY}\u202e\x1b[31m."}))
     (file,) = (tmp_path / "notes" / "projects").glob("*.md")
@@ -144,7 +144,7 @@ def test_secrets_and_control_characters_are_removed_before_storing(tmp_path: Pat
 
 
 @pytest.mark.anyio
-@pytest.mark.spec("interfaces:IF106")
+@pytest.mark.spec("interfaces:IF105")
 async def test_lines_of_a_person_stay_and_ids_are_never_reused(tmp_path: Path) -> None:
     store, mine = FileMemory(tmp_path), b"# Mine\n\nremember\r\n\n\nthe caf\xe9\n"
     (tmp_path / "user.md").write_bytes(mine)
@@ -162,7 +162,7 @@ async def test_lines_of_a_person_stay_and_ids_are_never_reused(tmp_path: Path) -
 
 
 @pytest.mark.anyio
-@pytest.mark.spec("interfaces:IF106")
+@pytest.mark.spec("interfaces:IF105")
 async def test_a_full_file_refuses_notes_and_names_the_oldest_three(tmp_path: Path) -> None:
     store = FileMemory(tmp_path)
     lines = [Note(id=f"m{n}", text=f"note {n}", date="2026-01-01").line for n in range(1, MAX_NOTES + 1)]
@@ -177,7 +177,7 @@ async def test_a_full_file_refuses_notes_and_names_the_oldest_three(tmp_path: Pa
     assert "m501" == (await store.write("user", "one more", (), "")).id
 
 
-@pytest.mark.spec("interfaces:IF106", "reliability:FS18")
+@pytest.mark.spec("interfaces:IF105", "reliability:FS18")
 def test_writers_at_the_same_time_lose_no_note(tmp_path: Path) -> None:
     def write(n: int) -> None:
         asyncio.run(FileMemory(tmp_path).write("user", f"note {n}", (), ""))
@@ -194,7 +194,7 @@ def test_writers_at_the_same_time_lose_no_note(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.spec("interfaces:IF107")
+@pytest.mark.spec("interfaces:IF105")
 async def test_search_ranks_whole_words_and_tags_before_prefixes(tmp_path: Path) -> None:
     store = FileMemory(tmp_path)
     for text, tags in (
@@ -211,7 +211,7 @@ async def test_search_ranks_whole_words_and_tags_before_prefixes(tmp_path: Path)
 
 
 @pytest.mark.anyio
-@pytest.mark.spec("interfaces:IF107")
+@pytest.mark.spec("interfaces:IF105")
 @pytest.mark.parametrize(("query", "found"), [("", ["m1"]), (" \n", ["m1"]), ("???", []), ("\u2026 !", [])])
 async def test_a_query_without_words_finds_notes_only_if_empty(tmp_path: Path, query: str, found: list[str]) -> None:
     store = FileMemory(tmp_path)
@@ -221,7 +221,7 @@ async def test_a_query_without_words_finds_notes_only_if_empty(tmp_path: Path, q
 
 
 @pytest.mark.anyio
-@pytest.mark.spec("interfaces:IF106")
+@pytest.mark.spec("interfaces:IF105")
 async def test_a_link_and_another_scope_are_refused(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("- [m1] 2026-01-01: KEY")
     (tmp_path / "user.md").symlink_to(tmp_path / "secret")
@@ -230,7 +230,7 @@ async def test_a_link_and_another_scope_are_refused(tmp_path: Path) -> None:
             await FileMemory(tmp_path).search(scope, "", 10)
 
 
-@pytest.mark.spec("interfaces:IF106")
+@pytest.mark.spec("interfaces:IF105")
 def test_all_work_trees_of_a_repository_share_their_notes(tmp_path: Path) -> None:
     def git(*argv: str) -> None:
         who = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
@@ -249,7 +249,7 @@ def test_all_work_trees_of_a_repository_share_their_notes(tmp_path: Path) -> Non
     assert get_project_scope(tmp_path / "one") != get_project_scope(tmp_path)
 
 
-@pytest.mark.spec("interfaces:IF107")
+@pytest.mark.spec("interfaces:IF105")
 def test_custom_memory_store_works_and_scopes_can_be_limited(tmp_path: Path) -> None:
     class Board:
         def __init__(self) -> None:

@@ -141,7 +141,7 @@ def chat_in(folder: Path) -> tuple[Chat, list[str]]:
     return chat, said
 
 
-@pytest.mark.spec("interfaces:IF83")
+@pytest.mark.spec("interfaces:IF78")
 def test_fork_takes_only_an_existing_turn(chats: Any) -> None:
     wrong = ["/fork", "/fork x", f"/fork {'9' * 5_000}", "/fork 2"]
     result, _ = chats(
@@ -166,7 +166,7 @@ def test_unknown_chat_command_is_not_sent_and_double_slash_is(chats: Any) -> Non
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("interfaces:IF78", "interfaces:IF83")
+@pytest.mark.spec("interfaces:IF78")
 def test_a_conversation_is_saved_forked_and_compacted(chats: Any) -> None:
     result, model = chats(
         text("One. " * 2_000), text("Two."), text("It was about numbers."), text("Three."),
@@ -376,7 +376,7 @@ def test_plan_mode_writes_nothing(chats: Any) -> None:
     assert "plan" in next(m.text for m in model.calls[-1].messages if m.role == "tool")
 
 
-@pytest.mark.spec("interfaces:IF78", "interfaces:IF83")
+@pytest.mark.spec("interfaces:IF78")
 def test_other_agent_or_cleared_chat_starts_without_history(chats: Any, folder: Path) -> None:
     (folder / "other.py").write_text(
         "from stepengine import AgentDefinition\nagent = AgentDefinition(id='other', description='Says little.')\n"
@@ -449,7 +449,7 @@ def test_debug_names_the_journal_of_the_last_turn(chats: Any) -> None:
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("interfaces:IF82")
+@pytest.mark.spec("interfaces:IF78")
 def test_undo_restores_files_after_confirmation_and_informs_the_agent(chats: Any) -> None:
     change = tool_call("write_file", {"path": "a.txt", "content": "colour\n"})
     result, model = chats(
@@ -464,7 +464,7 @@ def test_undo_restores_files_after_confirmation_and_informs_the_agent(chats: Any
     assert ["write", "write", f"{UNDONE}\n\nand now", f"{UNDONE}\n\nand now", f"{UNDONE}\n\nthen"] == told
 
 
-@pytest.mark.spec("interfaces:IF82")
+@pytest.mark.spec("interfaces:IF78")
 def test_undo_lists_and_keeps_files_changed_since_the_turn(
     chats: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -481,7 +481,7 @@ def test_undo_lists_and_keeps_files_changed_since_the_turn(
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("interfaces:IF79")
+@pytest.mark.spec("interfaces:IF78")
 def test_model_command_rejects_unknown_providers_and_shows_the_price(
     chats: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -761,7 +761,7 @@ def somebody(folder: Path) -> Iterator[Any]:
 
 @pytest.mark.deep
 @pytest.mark.spec(
-    "interfaces:IF67", "reliability:UI03", "reliability:UI07", "interfaces:IF71", "interfaces:IF72", "interfaces:IF82"
+    "interfaces:IF67", "reliability:UI03", "reliability:UI07", "interfaces:IF71", "interfaces:IF72", "interfaces:IF78"
 )
 def test_chat_in_a_terminal_supports_approval_undo_interrupt_and_exit(somebody: Any, folder: Path) -> None:
     there = somebody()

@@ -156,7 +156,7 @@ async def test_a_question_is_answered_by_a_number_or_by_text(folder: Path, typed
     ]
 
 
-@pytest.mark.spec("requirements:X71", "interfaces:IF183")
+@pytest.mark.spec("requirements:X71", "interfaces:IF78")
 @pytest.mark.parametrize(
     ("typed", "ran"),
     [

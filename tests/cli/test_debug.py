@@ -139,7 +139,7 @@ def objects(folder: Path, *commands: str, way: str = "fork") -> list[dict[str, A
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("evaluation:JG20", "evaluation:JG21", "evaluation:JG34", "evaluation:JG87")
+@pytest.mark.spec("evaluation:JG20", "evaluation:JG34", "evaluation:JG87")
 @pytest.mark.parametrize("way", WAYS)
 def test_debugger_moves_both_ways_and_shows_variables_of_each_position(folder: Path, way: str) -> None:
     commands = [
@@ -203,7 +203,7 @@ def test_search_selects_the_outermost_frame_of_its_position(folder: Path, way: s
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("evaluation:JG23")
+@pytest.mark.spec("evaluation:JG20")
 def test_stepping_in_a_child_counts_only_its_positions(folder: Path) -> None:
     found = objects(folder, "into 7", "next", "next", "back 2", "out", "next", way="paused")
 
@@ -218,7 +218,7 @@ def test_stepping_in_a_child_counts_only_its_positions(folder: Path) -> None:
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("evaluation:JG24", "evaluation:JG30", "evaluation:JG32", "evaluation:JG13")
+@pytest.mark.spec("evaluation:JG20", "evaluation:JG30", "evaluation:JG32", "evaluation:JG13")
 @pytest.mark.parametrize("way", WAYS)
 def test_printing_an_expression_changes_nothing_and_shows_no_secret(folder: Path, way: str) -> None:
     commands = [
@@ -268,7 +268,7 @@ def test_hanging_or_flooding_expression_is_stopped(folder: Path) -> None:
     assert "1" == left["text"]
 
 
-@pytest.mark.spec("evaluation:JG24")
+@pytest.mark.spec("evaluation:JG20")
 @pytest.mark.parametrize("way", WAYS)
 def test_where_hooks_request_and_diff_describe_the_position(folder: Path, way: str) -> None:
     where, down, hooks, request, differs, still = (
@@ -314,7 +314,7 @@ def test_origins_of_arguments_and_values_are_shown(tmp_path: Path) -> None:
     assert KEY not in debug(tmp_path, "goto #7", "origins", way="paused").stdout
 
 
-@pytest.mark.spec("evaluation:JG24")
+@pytest.mark.spec("evaluation:JG20")
 def test_results_and_failures_are_shown_in_full(folder: Path) -> None:
     (folder / "run.jsonl").unlink()
     agent = load_agent(folder / "worker.py")
@@ -368,7 +368,7 @@ def test_live_fork_estimates_the_cost_of_the_remaining_run(folder: Path) -> None
 
 
 @pytest.mark.deep
-@pytest.mark.spec("evaluation:JG12", "evaluation:JG29", "evaluation:JG38", "evaluation:JG21", "evaluation:JG119")
+@pytest.mark.spec("evaluation:JG12", "evaluation:JG20", "evaluation:JG38", "evaluation:JG119")
 @pytest.mark.parametrize("way", WAYS)
 def test_debugger_exit_code_reflects_the_commands(folder: Path, way: str) -> None:
     near = debug(folder, "prnit 1", way=way)
@@ -400,7 +400,7 @@ def test_debugger_exit_code_reflects_the_commands(folder: Path, way: str) -> Non
 
 
 @pytest.mark.deep
-@pytest.mark.spec("evaluation:JG33", "evaluation:JG116")
+@pytest.mark.spec("evaluation:JG33")
 def test_commands_are_read_from_a_pipe_and_quiet_hides_prints(folder: Path) -> None:
     write(folder, extra='print("HANDLER", number)')
     loud = debug(folder, keys="goto 3\nback\np number\n")
@@ -415,7 +415,7 @@ def test_commands_are_read_from_a_pipe_and_quiet_hides_prints(folder: Path) -> N
 
 
 @pytest.mark.deep
-@pytest.mark.spec("evaluation:JG12", "evaluation:JG116")
+@pytest.mark.spec("evaluation:JG12", "evaluation:JG33")
 @pytest.mark.parametrize("way", WAYS)
 def test_handler_output_stays_out_of_json_and_quiet_output(folder: Path, way: str) -> None:
     write(folder, extra='print("HANDLER", number, flush=True)')
@@ -470,7 +470,7 @@ def terminal(folder: Path) -> Iterator[Any]:
 
 
 @pytest.mark.deep
-@pytest.mark.spec("evaluation:JG33", "evaluation:JG34", "evaluation:JG29")
+@pytest.mark.spec("evaluation:JG33", "evaluation:JG34", "evaluation:JG20")
 @pytest.mark.parametrize("way", ["fork", "paused"])
 def test_terminal_session_goes_back_and_survives_ctrl_c(terminal: Any, folder: Path, way: str) -> None:
     write(folder, extra="time.sleep(60 if number == 9 else 0)")
@@ -492,7 +492,7 @@ def test_terminal_session_goes_back_and_survives_ctrl_c(terminal: Any, folder: P
 
 
 @pytest.mark.deep
-@pytest.mark.spec("evaluation:JG116", "evaluation:JG22")
+@pytest.mark.spec("evaluation:JG33", "evaluation:JG22")
 @pytest.mark.parametrize("way", ["fork", "paused"])
 def test_ctrl_c_stops_a_long_search_and_keeps_the_position(terminal: Any, folder: Path, way: str) -> None:
     here = terminal("debug", "run.jsonl", "--agent", "worker.py", *(["--no-fork"] if way == "paused" else []))
@@ -513,7 +513,7 @@ def test_ctrl_c_stops_a_long_search_and_keeps_the_position(terminal: Any, folder
 
 
 @pytest.mark.deep
-@pytest.mark.spec("evaluation:JG37")
+@pytest.mark.spec("evaluation:JG36")
 def test_replay_with_pdb_opens_at_the_divergence(terminal: Any, folder: Path) -> None:
     write(folder, **{'f"a{number}"': '"b" if number == 1 else f"a{number}"'})
     here = terminal("replay", "run.jsonl", "--agent", "worker.py", "--pdb")

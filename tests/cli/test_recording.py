@@ -227,7 +227,7 @@ def test_recording_is_disabled_by_option_and_by_setting(way: str) -> None:
     assert "exclude each other" in command("run", "done", "--no-journal", "--journal", "a.jsonl", code=2).stderr
 
 
-@pytest.mark.spec("requirements:X55", "interfaces:IF94", "interfaces:IF97")
+@pytest.mark.spec("requirements:X55", "interfaces:IF94")
 @pytest.mark.parametrize("what", ["a file", "of others"])
 def test_unusable_state_folder_is_one_warning_and_the_run_continues(what: str) -> None:
     if what == "a file":
@@ -391,7 +391,7 @@ def test_fork_interrupted_in_its_kept_part_is_listed_and_resumable(
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("requirements:X55", "interfaces:IF97", "interfaces:IF98")
+@pytest.mark.spec("requirements:X55", "interfaces:IF94", "interfaces:IF98")
 def test_oldest_ended_runs_are_removed_and_resumable_ones_kept() -> None:
     user = Path(os.environ["XDG_CONFIG_HOME"], "stepengine/config.toml")
     user.parent.mkdir(parents=True)

@@ -154,7 +154,7 @@ def test_a_script_and_a_key_exclude_each_other() -> None:
     assert "--script and --api-key-env exclude each other; pass one of them" in refused.stderr
 
 
-@pytest.mark.spec("interfaces:IF165")
+@pytest.mark.spec("interfaces:IF96")
 @pytest.mark.parametrize("answers", [[], ["--answer", "q1=yes"]], ids=["open", "answered"])
 def test_open_question_is_shown_before_the_missing_key(answers: list[str]) -> None:
     typed("run", "./asker.py", "go", "--script", "replies.json", "--journal", "run.jsonl")

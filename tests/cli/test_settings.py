@@ -38,7 +38,7 @@ PLACES = ("user", "project", "config", "environment")
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("interfaces:IF103", "interfaces:IF102")
+@pytest.mark.spec("interfaces:IF103", "interfaces:IF98")
 @given(st.sets(st.sampled_from(PLACES)))
 def test_nearest_settings_place_wins_for_each_value(tmp_path_factory, places):
     home = tmp_path_factory.mktemp("any")
@@ -67,7 +67,7 @@ FORBIDDEN = [
 ]  # fmt: skip
 
 
-@pytest.mark.spec("interfaces:IF102", "interfaces:IF104", "reliability:PM27")
+@pytest.mark.spec("interfaces:IF98", "interfaces:IF104", "reliability:PM27")
 @pytest.mark.parametrize(
     ("name", "project"),
     [
@@ -86,7 +86,7 @@ def test_forbidden_project_setting_is_named_and_ignored(home, name, project):
     assert f"{name}:" in note
 
 
-@pytest.mark.spec("interfaces:IF102")
+@pytest.mark.spec("interfaces:IF98")
 def test_note_on_forbidden_setting_quotes_the_path(home):
     (home / "my $HOME").mkdir()
     file = home / "my $HOME" / "stepengine.toml"
@@ -98,7 +98,7 @@ def test_note_on_forbidden_setting_quotes_the_path(home):
     assert ["--config", str(file)] == words[:2]
 
 
-@pytest.mark.spec("interfaces:IF102")
+@pytest.mark.spec("interfaces:IF98")
 def test_config_file_may_set_values_forbidden_to_a_project(home):
     settings = load(
         home, config='base_urls.openai = "http://a.test"\nproviders.openai.key = { env = "MINE" }\nagents = ["x"]\n'
@@ -110,7 +110,7 @@ def test_config_file_may_set_values_forbidden_to_a_project(home):
     assert () == settings.notes
 
 
-@pytest.mark.spec("interfaces:IF102", "interfaces:IF98")
+@pytest.mark.spec("interfaces:IF98")
 def test_a_project_only_lowers_limits(home):
     settings = load(home, user="limits.max_steps = 20\n", project="limits.max_steps = 30\nlimits.max_depth = 2\n")
     lower = load(home, user="limits.max_steps = 20\n", project="limits.max_steps = 10\n")

@@ -61,7 +61,7 @@ def loops(times: int) -> list[Any]:
     return [tool_call("shout", {"word": str(number)}) for number in range(times)]
 
 
-@pytest.mark.spec("interfaces:IF103", "interfaces:IF102", "interfaces:IF98")
+@pytest.mark.spec("interfaces:IF103", "interfaces:IF98")
 def test_model_of_user_settings_is_the_default(scripted: Any) -> None:
     user('model = "x/mine"')
     model = scripted(text("1"), text("2"), text("3"))
@@ -102,7 +102,7 @@ def test_resumed_run_obeys_newly_set_limits(scripted: Any) -> None:
     assert "0 of 1 tokens" in command("resume", "run.jsonl", "--answer", "q0=yes", "-q", code=4).stderr
 
 
-@pytest.mark.spec("interfaces:IF102")
+@pytest.mark.spec("interfaces:IF98")
 def test_permissions_hold_for_runs_and_a_projects_are_refused_once(scripted: Any) -> None:
     rules = '[permissions]\nmode = "dont_ask"\n'
     Path("stepengine.toml").write_text('[permissions]\nmode = "accept_edits"\n')
@@ -118,7 +118,7 @@ def test_permissions_hold_for_runs_and_a_projects_are_refused_once(scripted: Any
     assert "config.toml:1: permissions: unknown mode 'never'" in command("run", "desk", "go", code=2).stderr
 
 
-@pytest.mark.spec("interfaces:IF102")
+@pytest.mark.spec("interfaces:IF98")
 def test_agents_setting_is_relative_to_its_file(tmp_path: Path, scripted: Any) -> None:
     folder = tmp_path / "mine/agents"
     folder.mkdir(parents=True)
@@ -133,7 +133,7 @@ def test_agents_setting_is_relative_to_its_file(tmp_path: Path, scripted: Any) -
     command("run", "helper", code=2)
 
 
-@pytest.mark.spec("requirements:G23", "interfaces:IF102")
+@pytest.mark.spec("requirements:G23", "interfaces:IF98")
 def test_provider_settings_choose_addresses_and_key_variables() -> None:
     user(
         'base_urls.openai = "http://mine.test/v1"\nproviders.openai.key = { env = "MY_KEY" }\n'

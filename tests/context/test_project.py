@@ -95,7 +95,7 @@ def test_project_is_read_once_per_run_and_not_on_replay(tmp_path: Path) -> None:
     assert 1 == journal.content().count(b'"read_project"')
 
 
-@pytest.mark.spec("requirements:X60", "interfaces:IF88", "interfaces:IF86")
+@pytest.mark.spec("requirements:X60", "interfaces:IF88")
 def test_instruction_files_are_ordered_top_down_without_duplicates(tmp_path: Path, home: Path) -> None:
     top = write(tmp_path, AGENTS_md="top", knowledge_md="known", apps__AGENTS_md="apps", apps__shop__CLAUDE_md="shop")
     write(top, apps__CLAUDE_md="top", apps__shop__lib__AGENTS_md="lib", other__AGENTS_md="elsewhere")
@@ -148,7 +148,7 @@ def test_links_pipes_and_binary_files_are_not_read(tmp_path: Path) -> None:
     assert 3 == len(found["warnings"])
 
 
-@pytest.mark.spec("interfaces:IF89")
+@pytest.mark.spec("interfaces:IF90")
 def test_changed_facts_go_to_the_tail_and_prefix_is_stable(tmp_path: Path) -> None:
     top = write(tmp_path, AGENTS_md="Use tabs.", shop_py="")
     git(top, "init")
@@ -197,7 +197,7 @@ def test_git_runs_no_program_that_the_repository_names(tmp_path: Path) -> None:
     assert not ran.exists()
 
 
-@pytest.mark.spec("interfaces:IF91", "interfaces:IF86")
+@pytest.mark.spec("interfaces:IF91", "interfaces:IF88")
 def test_skills_are_ordered_and_invalid_heads_are_reported(tmp_path: Path, home: Path) -> None:
     skill(tmp_path, "one", "name: one\ndescription: ours\n", under=".stepengine/skills")
     skill(tmp_path, "one", "name: one\ndescription: theirs\n", under=".claude/skills")
@@ -501,7 +501,7 @@ def test_skills_missed_by_a_slow_scan_are_found_later(tmp_path: Path, monkeypatc
     assert (20, []) == (len(found.skills), found.warnings)
 
 
-@pytest.mark.spec("interfaces:IF89")
+@pytest.mark.spec("interfaces:IF90")
 def test_project_is_read_without_a_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     git(tmp_path, "init", "-q")
     write(tmp_path, AGENTS_md="Be brief.")

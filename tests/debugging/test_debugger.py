@@ -77,7 +77,7 @@ def debugger(journal: MemoryJournal, agent: Any = AGENT) -> Any:
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("evaluation:JG6", "evaluation:JG3", "evaluation:JG35")
+@pytest.mark.spec("evaluation:JG6", "evaluation:JG3", "evaluation:JG34")
 def test_moving_to_a_position_gives_the_same_moment_from_anywhere(journal: MemoryJournal) -> None:
     """
     A walk back and forth over all pairs of positions finds at each one what a walk from the start finds there.
@@ -160,7 +160,7 @@ def consuming_steps(ctx: Any) -> Any:
     return [len(known), answer]
 
 
-@pytest.mark.spec("evaluation:JG22", "evaluation:JG24")
+@pytest.mark.spec("evaluation:JG22", "evaluation:JG20")
 @pytest.mark.parametrize(
     "condition",
     [
@@ -182,7 +182,7 @@ def test_run_until_leaves_the_run_as_it_was(journal: MemoryJournal, condition: s
     assert [f"#{number}" for number in range(2, 9)] == places
 
 
-@pytest.mark.spec("evaluation:JG21", "evaluation:JG110")
+@pytest.mark.spec("evaluation:JG20", "evaluation:JG111")
 def test_goto_unknown_position_raises_and_keeps_the_position(journal: MemoryJournal) -> None:
     with debugger(journal) as one:
         one.goto(2)
@@ -230,7 +230,7 @@ def test_line_condition_matches_whole_names_of_files(journal: MemoryJournal) -> 
     assert [True] * 4 + [False] * 3 == list(found.values()), found
 
 
-@pytest.mark.spec("evaluation:JG24")
+@pytest.mark.spec("evaluation:JG20")
 def test_diff_lists_added_removed_and_changed_values(journal: MemoryJournal) -> None:
     with debugger(journal) as one:
         one.goto(2)
@@ -246,7 +246,7 @@ def test_diff_lists_added_removed_and_changed_values(journal: MemoryJournal) -> 
     assert ["- message 1 y", "+ message 1 z", "- context k 1"] == diff_summaries(before, after)
 
 
-@pytest.mark.spec("evaluation:JG24")
+@pytest.mark.spec("evaluation:JG20")
 @pytest.mark.parametrize("late", [True, False], ids=["text", "call"])
 def test_summaries_of_different_messages_differ_however_late(journal: MemoryJournal, late: bool) -> None:
     def summary(said: str) -> dict[str, Any]:
@@ -271,7 +271,7 @@ LATE: dict[str, tuple[Any, Any, str]] = {
 }
 
 
-@pytest.mark.spec("evaluation:JG24")
+@pytest.mark.spec("evaluation:JG20")
 @pytest.mark.parametrize(("was", "now", "part"), LATE.values(), ids=LATE)
 def test_diff_shows_where_long_variables_differ(was: Any, now: Any, part: str) -> None:
     def handle(ctx: Any) -> Any:
@@ -386,7 +386,7 @@ def test_position_converts_to_json_and_closing_closes_handlers(journal: MemoryJo
     assert [1, 1] == closed
 
 
-@pytest.mark.spec("evaluation:JG4")
+@pytest.mark.spec("evaluation:JG3")
 def test_moment_has_hooks_and_request_of_its_step(journal: MemoryJournal) -> None:
     def noted(ctx: Any) -> Change:
         return Change(context={"size": len(ctx.state.message_history)})
@@ -400,7 +400,7 @@ def test_moment_has_hooks_and_request_of_its_step(journal: MemoryJournal) -> Non
     assert moment.hooks[0].said.context == moment.state.context
 
 
-@pytest.mark.spec("evaluation:JG113")
+@pytest.mark.spec("evaluation:JG5")
 def test_engine_hooks_without_changes_are_not_shown(journal: MemoryJournal) -> None:
     def mine(ctx: Any) -> None:
         """Change nothing."""
@@ -412,7 +412,7 @@ def test_engine_hooks_without_changes_are_not_shown(journal: MemoryJournal) -> N
     assert ["mine"] == list(dict.fromkeys([name.rpartition(".")[2] for name in called]))
 
 
-@pytest.mark.spec("evaluation:JG35")
+@pytest.mark.spec("evaluation:JG34")
 def test_process_with_threads_is_not_forked() -> None:
     ended = threading.Event()
     thread = threading.Thread(target=ended.wait)

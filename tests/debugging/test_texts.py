@@ -143,8 +143,8 @@ def test_custom_reprs_run_only_when_allowed() -> None:
     assert "[<it said so>, <Bad: repr raised ValueError>]" == SafeTexts(runs_reprs=True).format_value([Said(), Bad()])
 
 
-@pytest.mark.spec("evaluation:JG32", "evaluation:JG21")
-@pytest.mark.spec("evaluation:JG113")
+@pytest.mark.spec("evaluation:JG32", "evaluation:JG20")
+@pytest.mark.spec("evaluation:JG5")
 def test_absent_fields_and_internal_placeholders_are_not_rendered() -> None:
     said = SafeTexts().format_value(Answer(text="x"))
     assert said.startswith("Answer(selected=(), text='x', declined=False, ")

@@ -196,7 +196,7 @@ def test_picture_is_embedded_only_if_its_bytes_are_an_image(data: bytes, kind: s
     assert expected == texts.images
 
 
-@pytest.mark.spec("evaluation:JG110", "evaluation:JG111")
+@pytest.mark.spec("evaluation:JG111")
 def test_suspended_run_shows_its_question_and_unfinished_calls_without_time() -> None:
     data = opened(render_run(reviewed(answered=False)))
     (asked,) = data["texts"][data["run"]["questions"]]
@@ -205,7 +205,7 @@ def test_suspended_run_shows_its_question_and_unfinished_calls_without_time() ->
     assert "at" not in data["steps"][-2 if data["steps"][-1]["kind"] == "input" else -1]["calls"][0]
 
 
-@pytest.mark.spec("evaluation:JG110", "evaluation:JG111")
+@pytest.mark.spec("evaluation:JG111")
 async def test_inputs_are_shown_at_the_address_of_their_record() -> None:
     """
     An end that somebody asked for, of a run that was waiting for its second effect.

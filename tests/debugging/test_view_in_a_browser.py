@@ -79,7 +79,7 @@ def settled(chromium: Browser) -> None:
     chromium.run("new Promise(go => requestAnimationFrame(() => requestAnimationFrame(go)))")
 
 
-@pytest.mark.spec("evaluation:JG42", "evaluation:JG43", "evaluation:JG44", "evaluation:JG133")
+@pytest.mark.spec("evaluation:JG42", "evaluation:JG43", "evaluation:JG47", "evaluation:JG48")
 def test_long_run_opens_scrolls_and_searches_with_few_rows(page: Any) -> None:
     filler = " ".join(f"word{k}" for k in range(60))
 
@@ -122,7 +122,7 @@ def test_long_run_opens_scrolls_and_searches_with_few_rows(page: Any) -> None:
 
 
 @pytest.mark.smoke
-@pytest.mark.spec("evaluation:JG45", "evaluation:JG133")
+@pytest.mark.spec("evaluation:JG45", "evaluation:JG48")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_hostile_text_runs_loads_and_creates_nothing_in_the_browser(page: Any, scheme: str) -> None:
     journal = hostile_run()
@@ -321,7 +321,7 @@ def test_page_offers_resume_for_suspended_and_fork_for_ended_runs(page: Any) -> 
     assert "stepengine resume 'the journal in memory'" == text_of(chromium, "#head .command")
 
 
-@pytest.mark.spec("evaluation:JG47", "evaluation:JG46", "evaluation:JG44")
+@pytest.mark.spec("evaluation:JG47", "evaluation:JG46")
 def test_keys_navigate_search_and_copy_but_type_in_search(page: Any, reviewer: Journal) -> None:
     chromium = page(render_run(reviewer))
 
@@ -451,7 +451,7 @@ def test_two_runs_show_equal_steps_folded_and_first_difference_open(page: Any, r
     )
 
 
-@pytest.mark.spec("evaluation:JG50", "evaluation:JG133")
+@pytest.mark.spec("evaluation:JG50", "evaluation:JG48")
 def test_served_page_shows_records_written_meanwhile(chromium: Browser, tmp_path: Path) -> None:
     lines = list(reviewed().lines())
     path = tmp_path / "run.jsonl"
@@ -500,7 +500,7 @@ def test_no_width_scrolls_sideways(page: Any, width: int, height: int, reviewer:
 @pytest.mark.skipif(
     AXE is None, reason="needs axe-core: npm install --no-save axe-core, or AXE_CORE=path/to/axe.min.js"
 )
-@pytest.mark.spec("evaluation:JG48", "evaluation:JG133")
+@pytest.mark.spec("evaluation:JG48")
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1440), ("dark", 420)])
 def test_axe_finds_no_accessibility_violation(page: Any, scheme: str, width: int, reviewer: Journal) -> None:
     assert AXE is not None

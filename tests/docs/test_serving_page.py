@@ -154,7 +154,6 @@ def read_on(server: Server, path: str, got: list[dict[str, Any]], kind: str, *, 
     "reliability:R2",
     "interfaces:IF13",
     "interfaces:IF15",
-    "interfaces:IF16",
     "studio:SV3",
     "interfaces:IF18",
 )

@@ -239,7 +239,7 @@ async def test_observer_can_tell_runs_apart_and_children_carry_the_root():
     assert len(seen) == sum(e.run_id in {r.state.run_id for r in results} for e in seen)
 
 
-@pytest.mark.spec("interfaces:IF6", "interfaces:IF5")
+@pytest.mark.spec("interfaces:IF6", "interfaces:IF4")
 async def test_completed_text_belongs_to_the_call_whose_deltas_it_replaces():
     replies = [ModelReply([ThinkingPart("Hm."), TextPart("Hello.")])]
     events = [e async for e in Engine([plain()], models=ScriptedModel(replies)).stream("a", "go")]

@@ -59,7 +59,7 @@ def stepped(agent: Any, journal: MemoryJournal) -> Any:
     return Engine([agent], models=ScriptedModel([])).stepper(journal)
 
 
-@pytest.mark.spec("evaluation:JG112", "requirements:X59")
+@pytest.mark.spec("evaluation:JG111", "requirements:X59")
 @pytest.mark.parametrize("where", ["root", "child"])
 def test_system_exit_of_a_run_does_not_end_the_stepper(where: str) -> None:
     def leaving(ctx: Any) -> Any:
@@ -87,7 +87,7 @@ def test_system_exit_of_a_run_does_not_end_the_stepper(where: str) -> None:
         assert not stepper.advance()
 
 
-@pytest.mark.spec("evaluation:JG4", "evaluation:JG5")
+@pytest.mark.spec("evaluation:JG3", "evaluation:JG5")
 def test_frames_of_a_waiting_handler_are_its_authors_with_variables() -> None:
     def handle_steps(ctx: Any) -> Any:
         seen: list[Any] = []
@@ -313,7 +313,7 @@ def test_stepper_finds_a_run_shorter_or_longer_than_its_record(count: int) -> No
     assert {1: "unused", 3: "extra"}[count] == raised.value.kind
 
 
-@pytest.mark.spec("evaluation:JG4", "evaluation:JG113")
+@pytest.mark.spec("evaluation:JG3", "evaluation:JG5")
 def test_hooks_are_listed_with_outcomes_and_waiting_frames() -> None:
     def count(ctx: Any) -> Change:
         return Change(context={"n": 1})
@@ -343,7 +343,7 @@ def test_hooks_are_listed_with_outcomes_and_waiting_frames() -> None:
     assert ("m/x", 1) == (asking.request.model, asking.step)
 
 
-@pytest.mark.spec("evaluation:JG2", "evaluation:JG110")
+@pytest.mark.spec("evaluation:JG2", "evaluation:JG111")
 @pytest.mark.parametrize("how", ["fail_fast", "refused", "depth", "tokens", "window"])
 def test_refused_and_cancelled_children_end_as_recorded(how: str) -> None:
     async def pause() -> None:
@@ -377,7 +377,7 @@ def test_refused_and_cancelled_children_end_as_recorded(how: str) -> None:
             assert replayed.state == attrs.evolve(stepper.finished.state, usage=replayed.state.usage)
 
 
-@pytest.mark.spec("evaluation:JG112")
+@pytest.mark.spec("evaluation:JG111")
 def test_cut_off_run_stops_at_its_effect_in_doubt() -> None:
     def handle_steps(ctx: Any) -> Any:
         for number in range(3):

@@ -122,7 +122,7 @@ async def test_each_result_is_one_position_up_to_the_recorded_end(
     assert result.spending == finished.spending
 
 
-@pytest.mark.spec("evaluation:JG4")
+@pytest.mark.spec("evaluation:JG3")
 async def test_background_child_shows_its_own_variables(journal: MemoryJournal) -> None:
     await recorded(journal)
 

@@ -1,5 +1,5 @@
 """
-`stepengine compare blame`: the step that spoiled a run (evaluation JG76-JG79).
+`stepengine compare blame`: the step that spoiled a run (evaluation JG76-JG78).
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ async def test_the_spoilt_step_is_found_in_18_of_20_runs() -> None:
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("evaluation:JG76", "evaluation:JG79")
+@pytest.mark.spec("evaluation:JG76", "evaluation:JG78")
 @pytest.mark.parametrize("spoilt", [1, 3, 6])
 async def test_without_noise_blame_names_the_last_helpful_step(spoilt: int) -> None:
     """
@@ -212,7 +212,7 @@ async def test_the_estimate_of_a_long_run_grows_with_k() -> None:
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("evaluation:JG79")
+@pytest.mark.spec("evaluation:JG78")
 async def test_always_passing_and_always_failing_runs_have_no_blame() -> None:
     """
     The check has to fail on the journal; where it fails from everywhere, nothing is named.
@@ -228,7 +228,7 @@ async def test_always_passing_and_always_failing_runs_have_no_blame() -> None:
     assert "no step is to blame: 0 of 48 runs pass" in never.why
 
 
-@pytest.mark.spec("evaluation:JG79")
+@pytest.mark.spec("evaluation:JG78")
 async def test_a_child_step_is_named_with_its_parents_step() -> None:
     """
     The child's second reply is spoilt: its address is told, and the step of the root in which it ran.
@@ -301,7 +301,7 @@ def replies(request):
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("evaluation:JG76", "evaluation:JG79", "evaluation:JG87", "evaluation:JG12")
+@pytest.mark.spec("evaluation:JG76", "evaluation:JG78", "evaluation:JG87", "evaluation:JG12")
 def test_the_blame_command_names_the_step_and_its_exit_code(folder: Any) -> None:
     """
     A run that told nonsense at its end: its last step is to blame; the words of the report, JSON, and codes 0, 1, 2 and 5.

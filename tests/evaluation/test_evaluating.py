@@ -139,7 +139,7 @@ LAYOUT = {
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("evaluation:JG60", "evaluation:JG61", "evaluation:JG64", "evaluation:JG90", "evaluation:JG91")
+@pytest.mark.spec("evaluation:JG60", "evaluation:JG61", "evaluation:JG64", "evaluation:JG90")
 def test_the_better_of_two_prompts_is_reported_with_its_interval(greeted: Any) -> None:
     """
     One prompt is better by construction, in seven of ten cases, and worse in one.
@@ -171,7 +171,7 @@ def test_the_better_of_two_prompts_is_reported_with_its_interval(greeted: Any) -
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("evaluation:JG12", "evaluation:JG67", "evaluation:JG94")
+@pytest.mark.spec("evaluation:JG12", "evaluation:JG67", "evaluation:JG90")
 @pytest.mark.parametrize(
     ("gate", "code"),
     [
@@ -194,7 +194,7 @@ def test_a_gate_decides_the_exit_code(greeted: Any, gate: str, code: Exit) -> No
     assert code is not Exit.FAILED or f"gate {gate}: " in made.stderr
 
 
-@pytest.mark.spec("evaluation:JG12", "evaluation:JG67", "evaluation:JG94")
+@pytest.mark.spec("evaluation:JG12", "evaluation:JG67", "evaluation:JG90")
 def test_an_invalid_gate_is_refused_before_any_run(greeting: Any) -> None:
     for gate in (
         "new.pass", "new.pass > __import__('os')", "newer.pass > 0.1", "pass - old.pass > 0", "new.cost - old.pass > 0", "new.pass > nan",
@@ -536,7 +536,7 @@ def test_a_judge_score_must_be_a_number_up_to_one(folder: Any, score: str) -> No
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("evaluation:JG61", "evaluation:JG62", "evaluation:JG98")
+@pytest.mark.spec("evaluation:JG61", "evaluation:JG62")
 def test_a_judge_is_recorded_read_again_and_counted_by_itself(folder: Any) -> None:
     """
     Its score is not part of `pass`; while it is asked the same it is not asked again.
@@ -742,7 +742,7 @@ def test_evaluation_prints_nothing_and_shares_no_import_with_testing(package: st
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("evaluation:JG67", "evaluation:JG94")
+@pytest.mark.spec("evaluation:JG67", "evaluation:JG90")
 def test_the_p_value_agrees_with_the_interval_and_the_gate(greeted: Any) -> None:
     """
     With several looks at once the p value for all of them stands behind, under its own name.

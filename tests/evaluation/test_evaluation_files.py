@@ -46,7 +46,7 @@ def evaluated(folder: Path, monkeypatch: pytest.MonkeyPatch, output: object, nam
     return done.exit_code, {name: f"{score['state']} {score['reason']}" for name, score in sample["scores"].items()}
 
 
-@pytest.mark.spec("evaluation:JG150")
+@pytest.mark.spec("evaluation:JG60")
 @pytest.mark.parametrize("name", ["words_eval.py", "my-words.py"])
 def test_an_evaluation_file_imports_its_neighbours(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, said = evaluated(tmp_path, monkeypatch, "hello", name)
@@ -54,7 +54,7 @@ def test_an_evaluation_file_imports_its_neighbours(name: str, tmp_path: Path, mo
     assert (0, {"contains": "ok ", "matches": "ok "}) == (code, said)
 
 
-@pytest.mark.spec("evaluation:JG150")
+@pytest.mark.spec("evaluation:JG61")
 def test_a_text_check_of_structured_output_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, said = evaluated(tmp_path, monkeypatch, {"greeting": "hello"}, "words_eval.py")
 
@@ -79,7 +79,7 @@ def test_an_evaluation_in_yaml_may_expect_null(tmp_path: Path) -> None:
         load_evaluation(file)
 
 
-@pytest.mark.spec("evaluation:JG150")
+@pytest.mark.spec("evaluation:JG60")
 def test_a_folder_is_reported_as_one_and_not_suggested(tmp_path: Path) -> None:
     with pytest.raises(DataError) as refused:
         load_evaluation(tmp_path)

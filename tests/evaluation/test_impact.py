@@ -55,7 +55,7 @@ def test_a_changed_tool_text_is_reported_for_ten_runs(ten: Any) -> None:
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("evaluation:JG72", "evaluation:JG73", "evaluation:JG74")
+@pytest.mark.spec("evaluation:JG72")
 def test_the_text_reports_changes_with_an_interval_and_noise(ten: Any) -> None:
     """
     The lines that a person reads; nothing of it is in the way of a pipe.
@@ -149,7 +149,7 @@ def test_without_a_difference_no_model_is_asked(ten: Any) -> None:
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("evaluation:JG73")
+@pytest.mark.spec("evaluation:JG72")
 def test_mostly_unknown_results_are_reported_first(ten: Any) -> None:
     """
     With a model that calls what nobody recorded nothing is known of how the runs would have ended.
@@ -163,7 +163,7 @@ def test_mostly_unknown_results_are_reported_first(ten: Any) -> None:
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("evaluation:JG74")
+@pytest.mark.spec("evaluation:JG72")
 def test_a_baseline_removes_the_noise_of_the_old_agent(ten: Any) -> None:
     """
     A model that flips a coin changes its mind as often for the old agent as for the new one: no difference is told.
@@ -371,7 +371,7 @@ samples = st.lists(st.builds(ForkSample, courses, st.booleans(), st.booleans(), 
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("evaluation:JG74", "evaluation:JG75", "evaluation:JG86")
+@pytest.mark.spec("evaluation:JG72", "evaluation:JG75", "evaluation:JG86")
 @given(
     runs=st.lists(
         st.tuples(

@@ -647,7 +647,7 @@ def test_an_agent_edited_during_the_search_is_not_overwritten(greeting: Any) -> 
     assert "by name" in Path("o/improvement.diff").read_text()
 
 
-@pytest.mark.spec("evaluation:JG142", "evaluation:JG145")
+@pytest.mark.spec("evaluation:JG142", "evaluation:JG144")
 @pytest.mark.deep
 def test_a_judge_shares_the_budget_and_is_not_asked_twice(greeting: Any) -> None:
     """
@@ -945,14 +945,14 @@ def version(number: int, scores: str, parents: tuple[int, ...] = (0,), **changes
     return improver.Version(number, changes, parents if number else (), "", runs)
 
 
-@pytest.mark.spec("evaluation:JG145")
+@pytest.mark.spec("evaluation:JG144")
 def test_a_version_stays_while_it_is_best_at_a_case() -> None:
     pool = [version(0, "0000"), version(1, "1100"), version(2, "0011"), version(3, "1000")]
 
     assert {"a": {1}, "b": {1}, "c": {2}, "d": {2}} == improver.find_pareto_front(pool, "abcd")
 
 
-@pytest.mark.spec("evaluation:JG145")
+@pytest.mark.spec("evaluation:JG144")
 def test_two_versions_that_know_different_things_are_merged_once() -> None:
     pool = [version(0, "0000"), version(1, "1100", x="one", z="both"), version(2, "0011", y="two", z="other")]
     tried: set[tuple[int, int]] = set()
@@ -963,7 +963,7 @@ def test_two_versions_that_know_different_things_are_merged_once() -> None:
     assert improver.merge_two_versions(pool, "abcd", tried, Random(0)) is None
 
 
-@pytest.mark.spec("evaluation:JG145")
+@pytest.mark.spec("evaluation:JG144")
 def test_a_version_and_its_descendant_are_not_merged() -> None:
     pool = [version(0, "0000"), version(1, "1100", x="one"), version(2, "0111", (1,), x="one", y="two")]
 

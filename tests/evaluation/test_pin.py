@@ -1,5 +1,5 @@
 """
-`stepengine compare pin`: a failed run becomes a test that fails, then passes (evaluation JG80, JG81).
+`stepengine compare pin`: a failed run becomes a test that fails, then passes (evaluation JG80).
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def test_python_pins_a_run_as_the_command_does(clerk: Any) -> None:
     assert typed == {path: path.read_bytes() for path in (clerk.path / "tests").rglob("*.*")}
 
 
-@pytest.mark.spec("evaluation:JG80", "evaluation:JG81")
+@pytest.mark.spec("evaluation:JG80")
 def test_a_pin_can_be_made_inside_the_tests_folder(clerk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     clerk.write("tests/ready.txt", "")
     monkeypatch.chdir(clerk.path / "tests")
@@ -107,7 +107,7 @@ def test_a_pin_can_be_made_inside_the_tests_folder(clerk: Any, monkeypatch: pyte
     assert not (clerk.path / "asked.txt").exists()
 
 
-@pytest.mark.spec("evaluation:JG81")
+@pytest.mark.spec("evaluation:JG80")
 @pytest.mark.parametrize("name", [b"\xff", "\U0001f600".encode()])
 def test_a_pin_works_with_any_file_names(clerk: Any, name: bytes) -> None:
     agent, folder = f"agents{os.fsdecode(name)}/clerk.py", f"tests/journals{os.fsdecode(name)}"
@@ -145,7 +145,7 @@ def test_the_test_loads_no_file_for_a_contained_agent(folder: Any) -> None:
     assert "output == 'y' does not hold" in passes(folder, "deep")
 
 
-@pytest.mark.spec("evaluation:JG81")
+@pytest.mark.spec("evaluation:JG80")
 def test_a_reason_with_controls_and_quotes_is_still_python() -> None:
     reason = 'said """x\x00\x1b[2J \\'
     written = render_pin_test("it", ["a.py"], "steps > 1", reason, "journals/it.jsonl", has_bundled_tools=False)
@@ -157,7 +157,7 @@ def test_a_reason_with_controls_and_quotes_is_still_python() -> None:
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("evaluation:JG81")
+@pytest.mark.spec("evaluation:JG80")
 def test_a_repair_that_needs_new_replies_says_which(clerk: Any) -> None:
     """
     A new prompt needs a reply, a new call a result: each failure names it, until the test is whole and passes.
@@ -212,7 +212,7 @@ def test_a_kept_journal_contains_no_secret_and_still_fails(folder: Any) -> None:
     assert "output == 3 does not hold" == passes(folder, "leak")
 
 
-@pytest.mark.spec("evaluation:JG80", "evaluation:JG81")
+@pytest.mark.spec("evaluation:JG80")
 def test_a_check_that_quotes_a_secret_makes_a_pin(folder: Any) -> None:
     folder.write("agents/talker.py", 'from stepengine import *\nagent = AgentDefinition("talker", model="t/m")\n')
     folder.write(
@@ -283,7 +283,7 @@ def _copied(journal: Any) -> Any:
     return MemoryJournal(journal.lines(), redact="off")
 
 
-@pytest.mark.spec("evaluation:JG81")
+@pytest.mark.spec("evaluation:JG80")
 def test_a_pin_finds_project_checks_and_bundled_tools(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     The test finds both from its own place, whatever folder it is started in.

@@ -448,7 +448,7 @@ async def test_a_fork_continues_on_the_recorded_time() -> None:
 
 
 @pytest.mark.deep
-@pytest.mark.spec("evaluation:JG7", "evaluation:JG8", "evaluation:JG112")
+@pytest.mark.spec("evaluation:JG7", "evaluation:JG8", "evaluation:JG111")
 async def test_a_fork_of_a_crashed_run_repeats_no_effect(office: Any) -> None:
     """
     After each record of the journal: as it stands it ends as a replay does, and from any place on no tool is performed.

@@ -29,7 +29,7 @@ EXPECTED = {
 
 
 @pytest.mark.deep
-@pytest.mark.spec("evaluation:JG149", "remote:WS1")
+@pytest.mark.spec("evaluation:JG68", "remote:WS1")
 @pytest.mark.parametrize("way", ["bubblewrap", "podman"])
 def test_hidden_tests_judge_each_patch_in_its_own_workspace(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -467,7 +467,6 @@ def test_report_in_the_folder_itself_has_the_folder_name(house: House) -> None:
     assert found.find_report("one") is not None
 
 
-@pytest.mark.spec("studio:SV33")
 def test_report_list_parses_each_file_version_once(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = written(house, "tried/often")
     file = folder / "results.json"
@@ -487,7 +486,6 @@ def test_report_list_parses_each_file_version_once(house: House, monkeypatch: py
     assert "tried again" in [one["name"] for one in changed["reports"]]
 
 
-@pytest.mark.spec("studio:SV33")
 def test_agent_summaries_are_computed_once(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     def summarize_nothing(_: Any) -> Any:
         raise AssertionError

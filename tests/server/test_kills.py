@@ -175,7 +175,7 @@ async def test_page_reconnects_after_a_kill_and_decides_the_doubtful_call(
 
 
 @pytest.mark.parametrize("place", ["runs", "runs.db"])
-@pytest.mark.spec("studio:SV3", "interfaces:IF16")
+@pytest.mark.spec("studio:SV3", "interfaces:IF15")
 @pytest.mark.deep
 async def test_deferred_result_given_to_another_server_survives_a_kill(
     servers: list[Served], tmp_path: Path, place: str

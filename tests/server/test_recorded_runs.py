@@ -640,7 +640,7 @@ def test_fork_that_cannot_start_leaves_no_journal(shop: Shop) -> None:
 # --- the caller -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("studio:SV37")
+@pytest.mark.spec("studio:SV4")
 def test_caller_is_told_its_name_and_scopes(shop: Shop) -> None:
     with shop.open(), shop.client("looker") as looker, shop.client("root") as root:
         told = [client.get("/caller").json() for client in (looker, root)]

@@ -363,7 +363,7 @@ def test_one_of_many_concurrent_answers_is_accepted(tmp_path: Path) -> None:
     assert 1 == len(DONE)
 
 
-@pytest.mark.spec("interfaces:IF16")
+@pytest.mark.spec("interfaces:IF15")
 def test_cancel_is_idempotent_and_ended_runs_accept_nothing(server: Server) -> None:
     with server.running():
         # In a database no call of a deferred tool waits.
@@ -690,7 +690,7 @@ def test_second_server_shows_and_answers_a_run_of_the_first(tmp_path: Path) -> N
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("studio:SV3", "interfaces:IF16")
+@pytest.mark.spec("studio:SV3", "interfaces:IF15")
 def test_deferred_result_given_to_another_server_reaches_the_run(tmp_path: Path) -> None:
     first = Server(tmp_path, wait_for_answers=30)
     second = copy(first)
@@ -706,7 +706,7 @@ def test_deferred_result_given_to_another_server_reaches_the_run(tmp_path: Path)
     assert "from afar" == ended["output"]
 
 
-@pytest.mark.spec("studio:SV3", "interfaces:IF16")
+@pytest.mark.spec("studio:SV3", "interfaces:IF15")
 def test_result_reaches_a_resumed_run_before_its_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that is resumed replays what it did before it waits for the call again."""
 

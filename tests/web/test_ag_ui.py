@@ -130,7 +130,7 @@ async def test_ag_ui_shows_texts_thoughts_calls_children_and_result() -> None:
     assert 3 == len({event["messageId"] for event in progress})
 
 
-@pytest.mark.spec("interfaces:IF40", "interfaces:IF39")
+@pytest.mark.spec("interfaces:IF38")
 async def test_each_run_status_has_its_ag_ui_end_event() -> None:
     ends = {name: (await scene(name))[-1] for name in SCENES}
     assert ("RUN_ERROR", "model_error", True) == (
@@ -167,7 +167,7 @@ def resume(interrupt: str, payload: Any, status: str = "resolved") -> dict[str, 
     return {"interruptId": interrupt, "status": status, "payload": payload}
 
 
-@pytest.mark.spec("interfaces:IF43", "interfaces:IF44", "interfaces:IF39")
+@pytest.mark.spec("interfaces:IF43", "interfaces:IF44", "interfaces:IF38")
 @pytest.mark.parametrize(
     ("name", "payload", "status", "expected"),
     [
@@ -248,7 +248,7 @@ def test_page_answers_are_parsed_or_rejected() -> None:
             parse_interrupt_answers(given(resume=wrong))
 
 
-@pytest.mark.spec("interfaces:IF24", "interfaces:IF25")
+@pytest.mark.spec("interfaces:IF24")
 async def test_missed_text_is_completed_and_discarded_replies_are_withdrawn() -> None:
     async def events() -> Any:
         yield ev.RunStarted(own_id="x", agent_id="boss", run_id="x")
@@ -326,7 +326,7 @@ async def test_steps_progress_answers_todos_and_files_have_their_events() -> Non
     )
 
 
-@pytest.mark.spec("interfaces:IF36", "interfaces:IF37")
+@pytest.mark.spec("interfaces:IF36")
 @pytest.mark.parametrize("verbose", [False, True])
 async def test_other_events_are_custom_and_engine_internals_only_when_verbose(verbose: bool) -> None:
     events = [*TOLD, *(UNTOLD if verbose else ())]

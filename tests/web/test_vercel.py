@@ -116,7 +116,7 @@ async def test_vercel_shows_texts_thoughts_calls_and_children() -> None:
     assert "stop" == chunks[-1]["finishReason"]
 
 
-@pytest.mark.spec("interfaces:IF40", "interfaces:IF39")
+@pytest.mark.spec("interfaces:IF38")
 async def test_each_run_status_has_its_vercel_finish_reason() -> None:
     ends = {name: (await scene(name))[-2:] for name in SCENES}
     assert ("error", True, "error") == (
@@ -196,7 +196,7 @@ def test_only_the_last_user_message_of_a_page_is_read() -> None:
     )
 
 
-@pytest.mark.spec("interfaces:IF24", "interfaces:IF25")
+@pytest.mark.spec("interfaces:IF24")
 @pytest.mark.parametrize(("version", "kept"), [(6, ["wrong", "right"]), (7, ["right"])])
 async def test_discarded_reply_is_withdrawn(version: int, kept: list[str]) -> None:
     async def events() -> Any:
@@ -286,7 +286,7 @@ async def test_steps_progress_approvals_todos_and_files_have_their_parts(version
     ]
 
 
-@pytest.mark.spec("interfaces:IF36", "interfaces:IF37")
+@pytest.mark.spec("interfaces:IF36")
 async def test_other_events_are_transient_and_engine_internals_are_hidden() -> None:
     chunks = await shown(all_of(*TOLD, *UNTOLD))
 
@@ -310,7 +310,7 @@ def approvals(chunks: list[dict[str, Any]]) -> list[str]:
     return [chunk["approvalId"] for chunk in chunks if chunk["type"] == "tool-approval-request"]
 
 
-@pytest.mark.spec("interfaces:IF108")
+@pytest.mark.spec("interfaces:IF30")
 @pytest.mark.parametrize("version", [6, 7])
 async def test_every_call_is_answered_or_asked_under_unique_approval_id(version: int) -> None:
     """
@@ -354,7 +354,7 @@ async def test_resumed_stream_sends_the_whole_message_as_one(version: int) -> No
     assert "Ended." == "".join([chunk["delta"] for chunk in chunks if chunk["type"] == "text-delta"])
 
 
-@pytest.mark.spec("interfaces:IF108")
+@pytest.mark.spec("interfaces:IF41")
 async def test_version_7_is_the_default() -> None:
     call: dict[str, Any] = {"tool_name": "paint", "tool_call_id": "c1", "run_id": "x"}
     question = Question("q1", "May paint run?", tool_name="paint")

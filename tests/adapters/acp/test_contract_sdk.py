@@ -224,7 +224,7 @@ async def test_prompt_images_reach_the_model_and_are_replayed(package: str, tmp_
 
 
 @both
-@pytest.mark.spec("interfaces:IF48")
+@pytest.mark.spec("interfaces:IF47")
 async def test_prompt_after_a_cancel_waits_for_the_cancelled_turn(package: str, tmp_path: Path, project: Path) -> None:
     """
     Also where the cancel comes right behind the prompt that it means.
@@ -257,7 +257,7 @@ async def test_prompt_after_a_cancel_waits_for_the_cancelled_turn(package: str, 
     assert not (project / "a.txt").exists()
 
 
-@pytest.mark.spec("interfaces:IF48")
+@pytest.mark.spec("interfaces:IF47")
 async def test_abandoned_prompt_request_is_cancelled(tmp_path: Path, project: Path) -> None:
     seen = await edited(
         "acp2",

@@ -150,7 +150,7 @@ async def test_prompt_streams_and_an_edit_asks_with_a_diff(tmp_path: Path, proje
     assert "what an agent's file prints" in (tmp_path / "stderr").read_text()
 
 
-@pytest.mark.spec("interfaces:IF48", "interfaces:IF47")
+@pytest.mark.spec("interfaces:IF47")
 @pytest.mark.deep
 async def test_turn_is_cancelled_while_its_question_is_open(tmp_path: Path, project: Path) -> None:
     waiting, cancelled = asyncio.Event(), asyncio.Event()
@@ -181,7 +181,7 @@ async def test_turn_is_cancelled_while_its_question_is_open(tmp_path: Path, proj
         assert "end_turn" == (await said_to(agent, session, "hello")).stop_reason
 
 
-@pytest.mark.spec("interfaces:IF48")
+@pytest.mark.spec("interfaces:IF47")
 async def test_cancel_before_the_run_starts_ends_the_turn(tmp_path: Path, project: Path) -> None:
     bot, make = small(1)
     editor, agent = Editor(), EditorAgent(make, bot.id, tmp_path / "sessions")
@@ -346,7 +346,7 @@ async def test_question_on_screen_survives_a_killed_process(tmp_path: Path, proj
     assert editor.said().endswith(f"{PERMISSION}You said: S" if kind == "permission" else asked)
 
 
-@pytest.mark.spec("interfaces:IF48", "interfaces:IF50")
+@pytest.mark.spec("interfaces:IF47", "interfaces:IF50")
 async def test_cancel_ends_the_question_of_a_reopened_session(tmp_path: Path, project: Path) -> None:
     editor = Editor(lambda call, options: next(o.option_id for o in options if o.name == "L"))
     agent = await opened(editor, tmp_path)
@@ -633,7 +633,7 @@ async def routed(*messages: Any) -> list[Any]:
     return found[:-1]
 
 
-@pytest.mark.spec("interfaces:IF48")
+@pytest.mark.spec("interfaces:IF47")
 async def test_cancel_request_cancels_its_turn_and_other_notes_are_ignored() -> None:
     def prompt(id: Any, session: str) -> dict[str, Any]:
         return {"jsonrpc": "2.0", "id": id, "method": "session/prompt", "params": {"sessionId": session}}

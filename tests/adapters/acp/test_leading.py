@@ -413,7 +413,7 @@ async def test_escaped_process_keeps_no_pipe_open(project: Path, tmp_path: Path)
 
 
 @pytest.mark.deep
-@pytest.mark.spec("interfaces:IF127")
+@pytest.mark.spec("interfaces:IF126")
 @pytest.mark.parametrize(
     ("way", "words"),
     [("saves", "saved at the end of input"), ("stays", "saved when it was told to"), ("closes", "closed s")],

@@ -64,7 +64,7 @@ def test_root_todos_become_the_plan_and_children_cannot_overwrite_it() -> None:
     ]
 
 
-@pytest.mark.spec("interfaces:IF36", "interfaces:IF37")
+@pytest.mark.spec("interfaces:IF36")
 def test_only_compaction_and_warnings_become_thoughts() -> None:
     step = ev.StepFinished(step=0, ended_turn=True, usage=Usage())
     got = updates(*TOLD, *UNTOLD, step, ev.FileChanged(file="a.txt", action="created"))

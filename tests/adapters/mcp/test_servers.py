@@ -288,7 +288,7 @@ async def test_server_sees_only_allowed_environment_variables(
     assert {"PATH", "NAMED"} <= seen
 
 
-@pytest.mark.spec("reliability:MC05", "interfaces:IF59")
+@pytest.mark.spec("reliability:MC05", "interfaces:IF57")
 async def test_invalid_lines_are_skipped_and_stderr_is_limited(
     odd: Any, agent: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -318,7 +318,7 @@ async def test_unreadable_reply_is_an_immediate_error(mode: str, odd: Any, agent
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("reliability:MC05", "interfaces:IF58", "interfaces:IF59")
+@pytest.mark.spec("reliability:MC05", "interfaces:IF57")
 @pytest.mark.parametrize(
     ("mode", "said"),
     [
@@ -342,7 +342,7 @@ async def test_server_failing_to_start_fails_the_run_with_reason(
     assert said in str(result.error)
 
 
-@pytest.mark.spec("interfaces:IF58")
+@pytest.mark.spec("interfaces:IF57")
 async def test_missing_program_is_reported_at_once(agent: Any) -> None:
     source = mcp_tools(["no-such-program-here"], name="small")
 
@@ -398,7 +398,7 @@ def test_local_folder_named_mcp_is_not_the_package(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("interfaces:IF58")
+@pytest.mark.spec("interfaces:IF57")
 async def test_slow_npx_start_explains_the_download_and_timeout(
     agent: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -343,7 +343,7 @@ def of_users(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("interfaces:IF182")
+@pytest.mark.spec("interfaces:IF137")
 async def test_auth_function_receives_the_run_and_owners_get_separate_sessions(of_users: str, agent: Any) -> None:
     runs: set[Any] = set()
 
@@ -372,7 +372,7 @@ async def test_auth_function_receives_the_run_and_owners_get_separate_sessions(o
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("interfaces:IF182")
+@pytest.mark.spec("interfaces:IF137")
 async def test_idle_owner_session_is_closed_and_reopened(
     of_users: str, agent: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -390,7 +390,7 @@ async def test_idle_owner_session_is_closed_and_reopened(
     assert 3 == len(OfUsers.clients)
 
 
-@pytest.mark.spec("interfaces:IF182")
+@pytest.mark.spec("interfaces:IF137")
 async def test_the_client_names_itself_with_its_version(of_users: str, agent: Any) -> None:
     source = mcp_tools(of_users, name="far", protocol="legacy", headers={"Authorization": "Bearer any"})
     async with Engine([agent(source)], models=ScriptedModel(["ok"])) as engine:
