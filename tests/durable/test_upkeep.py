@@ -594,9 +594,10 @@ async def test_worker_survives_lost_connections_while_it_locks(db: str, until) -
         where l.locktype = 'advisory' and l.granted and ((l.classid::bigint << 32) | l.objid::bigint) = hashtextextended(%s, 0)
             and l.pid <> %s and l.database = (select oid from pg_database where datname = current_database())
     """
+    # Not ended in the condition, which the database may evaluate before that for the name of the database.
     locking = """
-        select pid from pg_stat_activity where datname = current_database() and query like 'select pg_try_advisory_lock%%'
-            and pid <> pg_backend_pid() and pid <> %s and pg_terminate_backend(pid)
+        select pid, pg_terminate_backend(pid) from pg_stat_activity
+        where datname = current_database() and query like 'select pg_try_advisory_lock%%' and pid <> pg_backend_pid() and pid <> %s
     """
 
     def plain(ctx: Any) -> Any:
@@ -615,7 +616,7 @@ async def test_worker_survives_lost_connections_while_it_locks(db: str, until) -
 
                 async def is_ended_repeatedly() -> bool:
                     found = await operator.deployment.fetch_rows(locking, other.info.backend_pid)
-                    ended.update([pid for (pid,) in found])
+                    ended.update([pid for pid, _ in found])
                     return len(ended) > 2
 
                 await until(lock_is_lost)
