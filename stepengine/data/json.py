@@ -118,7 +118,7 @@ def freeze(value: Any, path: str = "$") -> Any:
     """
     # By exact type, here and below: of a subclass, which may have methods of its own, a plain copy is stored.
     kind = type(value)
-    if (kind is int and MIN_NUMBER <= value <= MAX_NUMBER) or (kind is str and value.isascii()) or value is None:
+    if value is None or (kind is int and MIN_NUMBER <= value <= MAX_NUMBER) or (kind is str and value.isascii()):
         return value
     if (kind is JsonDict or kind is JsonList) and (hasattr(value, "_levels") or not value):
         return value

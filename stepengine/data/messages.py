@@ -28,7 +28,7 @@ from stepengine.data.json import (
 from stepengine.data.media_types import is_data_url, parse_data_url, resolve_media_type
 from stepengine.data.provenance import Trust
 from stepengine.data.thoughts import split_thoughts
-from stepengine.data.usage import Usage, validate_cost
+from stepengine.data.usage import Usage, require_cost
 from stepengine.errors import DataError
 
 
@@ -433,7 +433,7 @@ class ToolResult:
     change: RequestedChange | None = attrs.field(default=None, kw_only=True)
     structured: JsonValue = attrs.field(default=None, converter=freeze, kw_only=True)
     usage: Usage | None = attrs.field(default=None, kw_only=True)
-    cost: Decimal | None = attrs.field(default=None, validator=attrs.validators.optional(validate_cost), kw_only=True)
+    cost: Decimal | None = attrs.field(default=None, converter=require_cost, kw_only=True)
     trust: Trust = attrs.field(default="untrusted", kw_only=True)
 
     text = _TextOfResult()

@@ -37,7 +37,7 @@ from stepengine.data.server_tools import ServerTool, to_texts
 from stepengine.data.thoughts import split_thoughts
 from stepengine.data.tools import ToolChoice, ToolSpec
 from stepengine.data.transcript import Transcript
-from stepengine.data.usage import Usage, validate_cost
+from stepengine.data.usage import Usage, require_cost
 from stepengine.errors import DataError, DefinitionError
 
 
@@ -350,7 +350,7 @@ class ModelReply:
     stop_reason: StopReason = attrs.field(
         default=attrs.Factory(_default_stop_reason, takes_self=True), converter=StopReason, kw_only=True
     )
-    cost: Decimal | None = attrs.field(default=None, validator=attrs.validators.optional(validate_cost), kw_only=True)
+    cost: Decimal | None = attrs.field(default=None, converter=require_cost, kw_only=True)
     raw_stop_reason: str | None = attrs.field(default=None, kw_only=True)
     model: str | None = attrs.field(default=None, kw_only=True)
     request_id: str | None = attrs.field(default=None, kw_only=True)

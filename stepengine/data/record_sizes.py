@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import attrs
 
 from stepengine.data.effects import CallTool
-from stepengine.data.json import compact
+from stepengine.data.json import JsonDict, compact
 from stepengine.data.messages import JsonPart, ResultPart, TextPart, ToolCallPart, ToolResult, UserMessage
 from stepengine.data.models import ModelReply
 from stepengine.data.result_cuts import cut_result_text
@@ -62,16 +62,20 @@ def may_exceed_value_limit(value: Any) -> bool:
     """
     left, values = MAX_VALUE_BYTES // ESCAPED_CHAR_BYTES, [value]
     for one in values:  # it grows meanwhile
-        if isinstance(one, TEXTS):
-            left -= len(one)
-        elif isinstance(one, int):
-            left -= one.bit_length()  # never fewer than its digits
-        elif not isinstance(one, float):
-            members = (LONG_MEMBERS.get(type(one)) or _list_members)(one)
-            left -= MIN_VALUE_CHARS * (WIDEST_FIELDS + len(members))
-            if left < 0:
-                break
-            values += filter(None, members)
+        list_members = LONG_MEMBERS.get(type(one))
+        if list_members is None:
+            if isinstance(one, TEXTS):
+                left -= len(one)
+                continue
+            if isinstance(one, (int, float)):
+                left -= one.bit_length() if isinstance(one, int) else 0  # never fewer than its digits
+                continue
+            list_members = _list_members
+        members = list_members(one)
+        left -= MIN_VALUE_CHARS * (WIDEST_FIELDS + len(members))
+        if left < 0:
+            break
+        values += filter(None, members)
     return left < 0
 
 
@@ -151,6 +155,7 @@ LONG_MEMBERS: Mapping[type, Callable[[Any], Sequence[Any]]] = {
     TextPart: attrgetter("text", "provider_data"),
     ToolCallPart: lambda part: (*part.input, *part.input.values(), part.raw_input, part.provider_data),
     JsonPart: lambda part: (part.value,),
+    JsonDict: lambda members: (*members, *members.values()),
     ToolResult: lambda result: (*result.content, result.structured, result.change, *result.side_effects),
     CallTool: attrgetter("tool_name", "input"),
 }

@@ -86,22 +86,17 @@ def is_amount(value: object) -> bool:
     return isinstance(value, Decimal) and value.is_finite() and abs(value.adjusted()) <= MAX_EXPONENT
 
 
-def check_cost(cost: object) -> None:
+def require_cost(cost: Decimal | None) -> Decimal | None:
     """
-    Raise unless *cost* is a number of dollars, or ``None``.
+    Return *cost* if it is a number of dollars or ``None``; else raise.
 
     Raises:
         DataError: for any other value, for negative and huge numbers, and for NaN, which no budget can be compared with.
     """
-    is_fine = cost is None or (isinstance(cost, Decimal) and is_amount(cost) and 0 <= cost <= MAX_COST_USD)
-    if not is_fine:
-        msg = f"a cost is a Decimal from 0 to {MAX_COST_USD:,} US dollars, or None, not {format_value(cost)}"
-        raise DataError(msg)
-
-
-def validate_cost(_instance: Any, _attribute: Any, cost: Any) -> None:
-    """Check a cost as a validator of attrs."""
-    check_cost(cost)
+    if cost is None or (is_amount(cost) and 0 <= cost <= MAX_COST_USD):
+        return cost
+    msg = f"a cost is a Decimal from 0 to {MAX_COST_USD:,} US dollars, or None, not {format_value(cost)}"
+    raise DataError(msg)
 
 
 def add_cost(a: Decimal | None, b: Decimal | None) -> Decimal | None:

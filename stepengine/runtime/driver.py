@@ -77,6 +77,10 @@ class DrivenPerformers(Performers, Protocol):
     """The performers of a tree as the driver sees them."""
 
     @property
+    def innermost(self) -> Performer:
+        """The innermost performer, which needs no preparation of effects."""
+
+    @property
     def outermost(self) -> Performer:
         """The outermost performer."""
 
@@ -469,7 +473,8 @@ async def _perform_alone(run: RunTask, item: Item) -> Single:
     try:
         if tree.suspension.is_replaying:
             await tree.suspension.hold_effect_if_new(item, begins=True)
-        await performer.begin((item,))
+        if performer is not tree.performers.innermost:
+            await performer.begin((item,))
         if tree.suspension.is_replaying:
             await tree.suspension.hold_effect_if_new(item, begins=False)
         if shows and began is None:

@@ -13,7 +13,7 @@ from decimal import Decimal
 from typing import TypeAlias, TypeVar
 
 from stepengine.data.models import ModelReply
-from stepengine.data.usage import Usage, check_cost
+from stepengine.data.usage import Usage, require_cost
 from stepengine.runtime.logs import LOGGER
 
 Priced = TypeVar("Priced")
@@ -72,13 +72,7 @@ class Prices:
 
 def _compute_checked_cost(model: str, price: Callable[[], Decimal | None]) -> Decimal | None:
     """Return the result of *price*; ``None`` and a log line if it raises or is not a valid cost."""
-
-    def compute_and_check() -> Decimal | None:
-        cost = price()
-        check_cost(cost)
-        return cost
-
-    return _call_pricing_or_log(model, compute_and_check)
+    return _call_pricing_or_log(model, lambda: require_cost(price()))
 
 
 def _call_pricing_or_log(model: str, price: Callable[[], Priced | None]) -> Priced | None:
