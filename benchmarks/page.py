@@ -31,7 +31,8 @@ READING = """
 ## How to read it
 
 - Absolute times drift with the machine and what else runs on it. In each round everything is measured once, one after another, each in a process of
-  its own, and ratios are taken within rounds: the median of them stands first, the least and the most in brackets.
+  its own, and ratios are taken within rounds: the median of them stands first, the least and the most in brackets. In W1 and W2, stepengine and the
+  fastest peer are measured five times alternately in each round, and the least of each counts.
 - Times are CPU of the process that is measured: its own threads count, a server or a database beside it does not.
 - Who is slow took part in fewer rounds, and in sizes only as far as one run stays below a cap. [What was left out](#not-measured)
   is named.
