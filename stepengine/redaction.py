@@ -27,7 +27,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import attrs
 from attrs import frozen
 
-from stepengine.data.json import JsonDict, JsonList, compact, freeze
+from stepengine.data.json import JsonDict, JsonList, compact, freeze, make_object_with_unique_keys
 from stepengine.data.messages import Message
 from stepengine.data.secret_names import (
     VALUE_WORDS,
@@ -1242,22 +1242,17 @@ def _get_match_end(pattern: re.Pattern[str], text: str, start: int = 0) -> int:
 
 
 @lru_cache(maxsize=256)
-def make_text_finder(texts: tuple[str, ...], *, any_case: bool = False) -> Callable[[str], bool]:
-    """Return a function that tests whether a text contains any of *texts*; *any_case* ignores Unicode case."""
+def make_text_finder(texts: tuple[str, ...]) -> Callable[[str], bool]:
+    """Return a function that tests whether a text contains any of *texts*."""
     # One search for all of them. Five keys have fifty-five forms; a search for each in every line of a journal would double
     # the time of the line. `re` is no faster, because it tries every text at every character.
     if len(texts) > MAX_TEXTS_AT_ONCE:
-        parts = [
-            make_text_finder(texts[at : at + MAX_TEXTS_AT_ONCE], any_case=any_case)
-            for at in range(0, len(texts), MAX_TEXTS_AT_ONCE)
-        ]
+        parts = [make_text_finder(texts[at : at + MAX_TEXTS_AT_ONCE]) for at in range(0, len(texts), MAX_TEXTS_AT_ONCE)]
         return lambda text: any(part(text) for part in parts)
     search: Callable[[str], bool] | None = None
     read = 0
 
     def contains_any_slowly(text: str) -> bool:
-        if any_case:
-            text = text.lower()
         return any(sought in text for sought in texts)
 
     def contains_any(text: str) -> bool:
@@ -1267,18 +1262,18 @@ def make_text_finder(texts: tuple[str, ...], *, any_case: bool = False) -> Calla
             read += len(text) * len(texts)
             if read < WORTH_LOADING and CORE not in sys.modules:
                 return contains_any_slowly(text)
-            search = _compile_text_finder(texts, any_case=any_case) or contains_any_slowly
+            search = _compile_text_finder(texts) or contains_any_slowly
         # The engine finds nothing in a text with half of a surrogate pair, which JSON may contain.
         return search(text) or (not (text.isascii() or _is_utf8_encodable(text)) and contains_any_slowly(text))
 
     return contains_any if texts else lambda _: False
 
 
-def _compile_text_finder(texts: tuple[str, ...], *, any_case: bool) -> Callable[[str], bool] | None:
+def _compile_text_finder(texts: tuple[str, ...]) -> Callable[[str], bool] | None:
     """Return a function that tests whether a text contains any of *texts*; ``None`` if the expression is too long for the engine."""
     from pydantic_core import SchemaError, SchemaValidator, core_schema
 
-    pattern = f"(?{'i' if any_case else 's'}){'|'.join(map(re.escape, texts))}"
+    pattern = f"(?s){'|'.join(map(re.escape, texts))}"
     try:
         return SchemaValidator(core_schema.str_schema(pattern=pattern)).isinstance_python
     except (SchemaError, UnicodeError):
@@ -1316,7 +1311,7 @@ def parse_if_json(text: str) -> object:
     if text[:1] not in ("{", "["):
         return text
     try:
-        tree = json.loads(text, object_pairs_hook=_reject_duplicate_names)
+        tree = json.loads(text, object_pairs_hook=make_object_with_unique_keys)
     except (ValueError, RecursionError):
         return text
     return text if _is_nested_too_deeply(text, tree) else tree
@@ -1391,14 +1386,6 @@ def _encode_compact_json(value: object) -> str:
     """Return *value* as compact JSON, including numbers that are not finite."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return text if _is_utf8_encodable(text) else json.dumps(value, separators=(",", ":"))
-
-
-def _reject_duplicate_names(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        msg = "an object has the same name twice, so one of its values would be lost"
-        raise ValueError(msg)
-    return made
 
 
 def _is_nested_too_deeply(text: str, tree: Any) -> bool:

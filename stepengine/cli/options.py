@@ -17,6 +17,7 @@ from attrs import frozen
 from stepengine.cli.exits import Exit
 from stepengine.cli.settings import UsageProblem, load_settings
 from stepengine.data.definition import normalised_id
+from stepengine.data.json import make_object_with_unique_keys
 from stepengine.data.quantities import parse_age
 from stepengine.engine.settings import Settings
 from stepengine.workspace.file_formats import read_regular_file
@@ -308,7 +309,7 @@ def parse_json_params(text: str, option: str = "--params") -> dict[str, Any] | N
         source = text[1:]
         text = read_value_file(source, option)
     try:
-        params = json.loads(text, object_pairs_hook=_make_object_with_unique_keys)
+        params = json.loads(text, object_pairs_hook=make_object_with_unique_keys)
     except (ValueError, RecursionError) as error:
         msg = f'{source} is not JSON: {error}. Pass an object such as \'{{"files": ["shop.py"]}}\', or @FILE'
         raise UsageProblem(msg) from None
@@ -316,12 +317,3 @@ def parse_json_params(text: str, option: str = "--params") -> dict[str, Any] | N
         msg = f'{source} is JSON, but not an object such as \'{{"files": ["shop.py"]}}\''
         raise UsageProblem(msg)
     return params
-
-
-def _make_object_with_unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Return a JSON object; raise ``ValueError`` for one that has a key twice, whose first value would be lost."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        msg = "an object has a key twice"
-        raise ValueError(msg)
-    return found

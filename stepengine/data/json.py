@@ -172,6 +172,15 @@ def replace_lone_surrogates(text: str) -> str:
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
+def make_object_with_unique_keys(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the members of a parsed JSON object as a dict; raise ``ValueError`` for a repeated key, whose first value would be lost."""
+    made = dict(members)
+    if len(made) < len(members):
+        msg = "an object has a key twice"
+        raise ValueError(msg)
+    return made
+
+
 def is_nested_deeper(value: Any, levels: int) -> bool:
     """Return whether a parsed JSON value is nested deeper than *levels*; it stops at that level."""
     level = [value]

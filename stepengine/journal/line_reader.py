@@ -458,21 +458,13 @@ def _make_no_journal_error(name: str) -> JournalCorrupt:
 
 def parse_members_strictly(line: bytes, where: str) -> Mapping[str, object]:
     """
-    Return a line's members, parsed strictly: no duplicate names, only our own format.
+    Return a line's members; only the exact form that we write is accepted, which has no name twice.
 
     Raises:
         JournalCorrupt: naming *where*.
     """
-
-    def make_dict_without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, Any]:
-        members = dict(pairs)
-        if len(members) != len(pairs):
-            msg = f"{where} has a duplicate member"
-            raise JournalCorrupt(msg)
-        return members
-
     try:
-        members: dict[str, object] = json.loads(line, object_pairs_hook=make_dict_without_duplicates)
+        members: dict[str, object] = json.loads(line)
         is_ours = to_compact_json(members).encode() == line
     except UNREADABLE as error:
         msg = f"{where} cannot be read: {type(error).__name__}: {error}"

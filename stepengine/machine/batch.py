@@ -10,7 +10,6 @@ always in the order in which they were asked for, and every call has one, whatev
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from functools import cache
 from typing import NamedTuple
 
 import attrs
@@ -576,17 +575,11 @@ def _apply_edited_input(call: ToolMember, answer: Answer, edits: int) -> Flow[Se
     return ()
 
 
-@cache
-def _get_blank_answer() -> Answer:
-    """Return an answer without content, created on first use."""
-    return Answer()
-
-
 def _emit_decision(call: ToolMember, decision: str, rule_id: str | None, answer: Answer | None = None) -> Flow[None]:
     """Emit ``PermissionDecided`` for a call if anyone watches."""
     if not call.run.plan.host.is_watched():
         return
-    answer = answer or _get_blank_answer()
+    answer = answer or Answer()
     event = ev.PermissionDecided(
         path=call.run.plan.path,
         seq=call.run.effects.seq,

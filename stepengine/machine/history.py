@@ -69,7 +69,8 @@ def _shorten_messages(messages: Sequence[Message], shorten: ShortenMessage | Non
     for position, message in enumerate(messages):
         if (
             isinstance(message, ToolMessage)
-            and (short := shorten(message, count_shortenable_chars(message))) is not message
+            and (chars := count_shortenable_chars(message))
+            and (short := shorten(message, chars)) is not message
         ):
             shown = [*shown[:position], short, *shown[position + 1 :]]
     return shown

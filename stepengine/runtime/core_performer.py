@@ -398,9 +398,8 @@ class CorePerformer:
         if arguments is None:
             arguments = binding.validate(effect.input).arguments
         ctx: ToolContext = _LazyToolContext(item, effect, self._tree)  # type: ignore[assignment]
-        seconds = get_call_timeout(item.plan, effect.tool_name)
         running: Coroutine[object, Any, ToolResult] = tool.execute(
-            arguments, ctx, overrides=self._services.tools.overrides, seconds=seconds
+            arguments, ctx, overrides=self._services.tools.overrides, seconds=binding.spec.timeout
         )
         # Rules about files judge what is opened, and not the path that was written in the call: between the two
         # there may be links. So they travel with the call to where files are opened (reliability:FP4).
@@ -846,13 +845,14 @@ async def _run_guarded_or_refuse(
 class _LazyToolContext:
     """A tool context that is created on first use, since most bodies never use it."""
 
-    __slots__ = ("_effect", "_item", "_made", "_tree")
+    __slots__ = ("_effect", "_item", "_made", "_tree", "is_typed")
 
     def __init__(self, item: Item, effect: CallTool, tree: TreeWithBackground) -> None:
         self._item = item
         self._effect = effect
         self._tree = tree
         self._made: ToolContext | None = None
+        self.is_typed = effect.source != "model"
 
     def __getattr__(self, name: str) -> object:
         if self._made is None:

@@ -489,10 +489,8 @@ async def _perform_alone(run: RunTask, item: Item) -> Single:
         outcome = _outcome_from_exception(run, item, error, alone=True)
     finally:
         run.busy = None
-    if direct is not None and began is not None and isinstance(effect, CallTool):
-        # Three equal calls in a row are an event of their own (reliability:MP65), and the direct performer counts none.
-        tree.performers.count_repeated_call(item, outcome, tree)
-    _apply_outcome_to_tree(tree, item, outcome, began)
+    if direct is None or began is not None:
+        _apply_outcome_to_tree(tree, item, outcome, began, is_direct=direct is not None)
     return outcome
 
 
@@ -514,8 +512,13 @@ async def _perform_member(run: RunTask, item: Item) -> Single:
     return outcome
 
 
-def _apply_outcome_to_tree(tree: DrivenTree, item: Item, outcome: Single, start_ms: int | None) -> None:
+def _apply_outcome_to_tree(
+    tree: DrivenTree, item: Item, outcome: Single, start_ms: int | None, *, is_direct: bool = False
+) -> None:
     """Apply an outcome to the tree; emit the end events of an effect whose start events were emitted at *start_ms*, if they were."""
+    if is_direct and isinstance(item.effect, CallTool):
+        # Three equal calls in a row are an event of their own (reliability:MP65), and the direct performer counts none.
+        tree.performers.count_repeated_call(item, outcome, tree)
     # Here, outside of all performers, since an answer that comes out of a record passes by those that would notice it.
     if isinstance(item.effect, AskPerson):
         _record_permissions_and_limits(tree, item.effect, outcome)

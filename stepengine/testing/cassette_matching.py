@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import attrs
 from attrs import frozen
 
-from stepengine.data.json import ABSENT
+from stepengine.data.json import ABSENT, make_object_with_unique_keys
 from stepengine.data.secret_names import is_secret_name
 from stepengine.testing.cassette_files import Interaction, RecordedRequest, may_be_json
 
@@ -230,7 +230,7 @@ def parse_json_body(request: RecordedRequest) -> object:
             request.body,
             parse_float=_parse_exact_number,
             parse_constant=_raise_for_constant,
-            object_pairs_hook=_require_unique_names,
+            object_pairs_hook=make_object_with_unique_keys,
         )
     except (ValueError, RecursionError, ArithmeticError):  # the last for exponents beyond those of Decimal
         return ABSENT
@@ -247,15 +247,6 @@ def _parse_exact_number(text: str) -> int | float | Decimal:
 
 def _raise_for_constant(text: str) -> Any:
     raise ValueError(text)
-
-
-def _require_unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the members of a JSON object as a dict; raise ``ValueError`` if a name occurs twice."""
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        msg = "an object contains a name twice"
-        raise ValueError(msg)
-    return made
 
 
 def _hash_bytes(data: bytes) -> str:

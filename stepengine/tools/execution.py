@@ -17,7 +17,7 @@ from stepengine.data.messages import CUT_OFF, SideEffect, ToolResult
 from stepengine.data.tools import ToolSpec, format_timeout_text
 from stepengine.errors import ToolError, UnknownOutcome
 from stepengine.tools.context import ToolContext
-from stepengine.tools.conversion import contains_non_json_value, format_tool_error, make_tool_result
+from stepengine.tools.conversion import format_tool_error, make_tool_result
 from stepengine.tools.depends import Overrides, Resolver, needs_event_loop
 from stepengine.tools.leftovers import OWNER, CallMark, Checks, cancel_leftover_tasks
 from stepengine.tools.signatures import FunctionBody
@@ -82,7 +82,7 @@ async def execute(
                         f"that string, not a {tool.returns}. Change the annotation or the return value"
                     )
                 )
-            result_type = tool.result_type if contains_non_json_value(outcome) and ctx.is_typed else Any
+            result_type = tool.result_type if ctx.is_typed else Any
             return make_tool_result(outcome, scoped.requested_max_chars if body.wants_context else None, result_type)
         if isinstance(outcome.error, UnknownOutcome):
             raise outcome.error
