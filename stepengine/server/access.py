@@ -67,6 +67,7 @@ def _validate_scopes(given: Iterable[str]) -> frozenset[ScopeName]:
 
 
 def _check_caller_name(_instance: object, _attribute: attrs.Attribute[Any], value: object) -> None:
+    """Raise ``DefinitionError`` if the name of a caller is empty, no string, or a reserved name."""
     # Scheduled runs have no owner: a caller without a name would own them.
     if not isinstance(value, str) or not value:
         msg = f"Caller(name={value!r}) must be a non-empty string, such as the id of a user"
@@ -366,10 +367,12 @@ def _require_private_file(status: os.stat_result, path: Path, content: str) -> N
 
 
 def _hash_token(token: str) -> bytes:
+    """Return the SHA-256 of a token, by which it is stored."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 
 def _entry_to_dict(entry: _TokenEntry) -> dict[str, Any]:
+    """Return an entry of the file of tokens as JSON values."""
     known = entry.known
     return {
         "name": known.name,
@@ -403,6 +406,7 @@ def _parse_entries(data: bytes, path: Path) -> tuple[_TokenEntry, ...]:
 
 
 def _parse_entry(fields: Mapping[str, Any]) -> _TokenEntry:
+    """Parse an entry of a file of tokens; raise ``ValueError`` or ``KeyError`` if it is invalid."""
     digest = bytes.fromhex(fields["sha256"])
     times = [None if fields[k] is None else datetime.fromisoformat(fields[k]) for k in ("created", "expires")]
     created, expires = times
@@ -547,12 +551,14 @@ PREFLIGHT = {
 
 
 def _check_positive(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    """Raise ``DefinitionError`` unless a limit is a finite number above 0."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         msg = f"Caps({attribute.name}={value!r}) must be a number above 0"
         raise DefinitionError(msg)
 
 
 def _check_fraction(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    """Raise ``DefinitionError`` unless a limit is a number of at least 0 and below 1."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
         msg = f"Caps({attribute.name}={value!r}) must be a number of at least 0 and below 1"
         raise DefinitionError(msg)
@@ -812,10 +818,12 @@ class Guard:
             raise Problem(msg, status=403, kind="cross_site")
 
     def _is_allowed_preflight(self, facts: _RequestFacts) -> bool:
+        """Return whether a request is a CORS preflight from an allowed origin."""
         is_asked = facts.method == "OPTIONS" and facts.get_header("access-control-request-method") is not None
         return is_asked and facts.get_header("origin") in self.cors
 
     def _make_cors_headers(self, facts: _RequestFacts) -> dict[str, str]:
+        """Return the CORS headers for the origin of a request; only ``Vary`` if the origin is not allowed."""
         if not self.cors:
             return {}
         origin = facts.get_header("origin")
@@ -899,6 +907,7 @@ class Guard:
         return bool(message.get("more_body", False))
 
     def _make_size_problem(self) -> Problem:
+        """Return the problem 413 for a body that is too large."""
         msg = f"the body of this request is larger than {self.caps.body:,} bytes"
         return Problem(msg, status=413, kind="body_too_large", headers={"Connection": "close"})
 
@@ -999,6 +1008,7 @@ class _RateBuckets:
 
 
 def _make_unauthenticated_problem() -> Problem:
+    """Return the problem 401 for a request without a valid token."""
     msg = "this request needs a token: `Authorization: Bearer TOKEN`; `stepengine tokens add` creates one"
     return Problem(msg, status=401, kind="unauthenticated", headers={"WWW-Authenticate": "Bearer"})
 
@@ -1023,6 +1033,7 @@ def _make_empty_response(headers: Mapping[str, str]) -> Response:
 def _add_security_headers(
     headers: Iterable[tuple[bytes, bytes]], cors_headers: Mapping[str, str]
 ) -> list[tuple[bytes, bytes]]:  # fmt: skip
+    """Return the headers of a response with the security and CORS headers that they lack."""
     given = [(bytes(name).lower(), bytes(value)) for name, value in headers]
     added = {**SECURITY, **cors_headers}
     has = {name for name, _ in given} - {b"vary"}
@@ -1058,6 +1069,7 @@ def _validate_and_normalize_hosts(given: Collection[str]) -> frozenset[str]:
 
 
 def _validate_origins(given: Collection[str]) -> frozenset[str]:
+    """Return origins as a frozen set; raise ``DefinitionError`` for an invalid one and for a string."""
     for origin in _require_not_string("cors", given):
         if not ORIGIN.fullmatch(origin):
             msg = (
@@ -1069,6 +1081,7 @@ def _validate_origins(given: Collection[str]) -> frozenset[str]:
 
 
 def _require_not_string(option: str, given: Collection[str]) -> Collection[str]:
+    """Return the values of an option; raise ``DefinitionError`` if they are one string."""
     if isinstance(given, str):
         msg = f"{option}={given!r} is a string; pass a list of strings"
         raise DefinitionError(msg)
@@ -1131,6 +1144,7 @@ def _check_folders_and_find_link(path: Path) -> Path | None:
 
 
 def _require_private_path(path: Path) -> None:
+    """Raise ``JournalError`` unless a path is a file or folder of this user that others cannot write to."""
     status = path.stat()
     if not stat.S_ISDIR(status.st_mode) and not stat.S_ISREG(status.st_mode):
         msg = f"{str(path)!r} is neither a folder nor a file"

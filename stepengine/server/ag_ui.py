@@ -60,6 +60,7 @@ class AgentRun(BaseModel):
 
 
 async def start_agent_turn(request: Request) -> Response:
+    """Start the next turn of a conversation from an AG-UI request, and stream its events."""
     given = await _parse_agent_run(request)
     agent, thread = require_agent_id(request), await CallerConversation.load(request, given.thread_id)
     thread.require_not_running()
@@ -77,6 +78,7 @@ async def start_agent_turn(request: Request) -> Response:
 
 
 async def _parse_agent_run(request: Request) -> Any:
+    """Parse the ``RunAgentInput`` of an AG-UI request; raise ``Problem`` 501 if AG-UI is not installed."""
     if find_spec("ag_ui") is None:
         msg = "this server does not support AG-UI without the package ag-ui-protocol: pip install 'stepengine[ag-ui]'"
         raise Problem(msg, status=501, kind="extra_missing", members={"extra": "ag-ui"})
@@ -119,6 +121,7 @@ async def _stream_turn_and_follow_ups(
 
 
 async def reconnect_to_turn(request: Request) -> Response:
+    """Stream the running turn of a conversation to a page again; for an idle conversation, send its messages."""
     given, agent = await _parse_agent_run(request), require_agent_id(request)
     thread = await CallerConversation.load(request, given.thread_id)
     shares = request.app.state.shares
@@ -147,10 +150,12 @@ class _ReconnectedTurn:
     run: RunRow
 
     def events(self) -> AsyncIterable[Event]:
+        """Yield the events of the run from the first one."""
         return self.thread.stream_events(self.run)
 
 
 def _session_from_state(thread: str, state: AgentState | None) -> Session:
+    """Return the conversation of a thread with the messages of its last state."""
     info = SessionInfo(session_id=thread)
     if state is None:
         return Session(info=info)
@@ -158,6 +163,7 @@ def _session_from_state(thread: str, state: AgentState | None) -> Session:
 
 
 def _make_event_stream_response(thread: CallerConversation, events: AsyncGenerator[Any, None]) -> Response:
+    """Return a response that streams AG-UI events with secrets redacted, and comments during pauses."""
     return StreamingResponse(
         add_ping_comments(_encode_redacted_events(events), thread.runs.state.stopping),
         media_type="text/event-stream",

@@ -319,6 +319,7 @@ def _make_route(operation: Operation) -> Route:
 
 
 async def _make_problem_response(request: Request, error: Exception) -> Response:
+    """Return the problem document for an error of a route."""
     from starlette.routing import Match
 
     problem = problem_of(error)

@@ -128,6 +128,7 @@ def validate_as(model: type[Model], value: Any) -> Model:
 
 
 def _format_validation_error(error: Mapping[str, Any]) -> str:
+    """Return a validation error as ``member: message``."""
     where = ".".join([str(part) for part in error["loc"]])
     return f"{where}: {error['msg']}" if where else str(error["msg"])
 

@@ -120,6 +120,7 @@ class DurableReader:
         return details
 
     async def _load_unfinished_run_details(self, row: RunRow) -> ServedRun:
+        """Return the questions and waits of a run that has not ended, from the database."""
         # Status and questions in one query: with two, a run could be suspended in between, and a client that waits for its
         # question would be told that there is none.
         operator = self._store.operator
@@ -135,6 +136,7 @@ class DurableReader:
         )
 
     async def _load_ended_run_details(self, row: RunRow) -> ServedRun:
+        """Return the result or the error of an ended run, from the database."""
         found = await self._store.register.find_run(row.run)
         if found is not None and not found.is_submitted:
             return ServedRun(row=row, status=row.status, error=row.error)
@@ -195,11 +197,13 @@ class DurableReader:
 
 
 def _find_fork_origin(row: RunRow) -> Mapping[str, str] | None:
+    """Return the run and the effect that a run was forked from; ``None`` for other runs."""
     fork = row.request.get("fork")
     return {"run": str(fork["run"]), "at": str(fork["at"])} if isinstance(fork, Mapping) else None
 
 
 def _run_row_from_registered(found: RegisteredRun, status: str = "") -> RunRow:
+    """Convert a row of the table of runs to a ``RunRow``, by default with the registered status."""
     # A conversation that was started without this server has no owner before its name, and such a run no request.
     session = found.session if found.session is None or found.owner else f":{found.session}"
     return RunRow(

@@ -225,6 +225,7 @@ class Ledger:
         return QuotaUsage(open_runs, stored)
 
     def _fetch_row(self, statement: str, values: Sequence[object], *, is_slow: bool = False) -> Any:
+        """Return the first row of a query; ``None`` without one."""
         with self._open_shared_database() as known, known.reading(is_long=is_slow) as database:
             return database.execute(statement, values).fetchone()
 
@@ -295,6 +296,7 @@ class Ledger:
             return list(database.execute(query, values))
 
     def _select_rows(self, condition: str, values: Sequence[object], *, is_slow: bool = False) -> list[RunRow]:
+        """Return the runs that fulfil an SQL condition."""
         found = self.read(f"SELECT {ROW} FROM served {condition}", values, is_slow=is_slow)  # noqa: S608 - of names of ours
         return [_run_row_from_columns(row) for row in found]
 
@@ -342,12 +344,14 @@ def _file_size_or_zero(path: Path) -> int:
 
 
 def _make_like_pattern(text: str) -> str:
+    """Return the LIKE pattern for texts that contain *text*."""
     for sign in "!%_":
         text = text.replace(sign, f"!{sign}")
     return f"%{text}%"
 
 
 def _run_row_from_columns(row: tuple[Any, ...]) -> RunRow:
+    """Convert the columns of a row of the ledger to a ``RunRow``."""
     run, owner, agent, status, created, changed, request, session, tries, error = row
     return RunRow(run, owner, agent, status, created, changed, json.loads(request), session, tries, error)
 
@@ -584,5 +588,6 @@ def make_delete_run_act(run: str) -> Act:
 
 
 def _request_to_json(request: object) -> str:
+    """Encode a request as compact JSON with sorted keys."""
     # Sorted: two requests with one key are compared. Escapes would take up to three times the bytes of other scripts.
     return json.dumps(request, sort_keys=True, separators=(",", ":"), ensure_ascii=False)

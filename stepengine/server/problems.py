@@ -165,6 +165,7 @@ def _make_fixed_text_converter(status: int, message: str, **fields: str) -> Call
 
 
 def _problem_from_model_error(error: ModelError) -> Problem:
+    """Log an error of a model, and return the problem 502 for it."""
     logger.warning("a model failed", exc_info=error)
     wait = error.retry_after
     headers = {"Retry-After": str(math.ceil(wait))} if wait is not None and 0 <= wait < MAX_WAIT else {}
@@ -177,16 +178,19 @@ def _problem_from_model_error(error: ModelError) -> Problem:
 
 
 def _problem_from_database_error(error: DatabaseUnavailable) -> Problem:
+    """Return the problem 503 for a database that cannot be reached."""
     said = "the database of the runs cannot be reached; try again in a moment"
     return Problem(said, status=503, kind=snake_case_name(error), headers={"Retry-After": "5"})
 
 
 def _problem_from_data_error(error: DataError) -> Problem:
+    """Return the problem 422 for invalid data, with the path of the error in the data."""
     members = {"path": error.path, "issues": [f"{error.path}: {error.message}"]}
     return Problem(error.message, status=422, kind=snake_case_name(error), members=members)
 
 
 def _problem_from_damaged_journal(error: JournalCorrupt) -> Problem:
+    """Log an unreadable journal, and return the problem 409 for it, without paths of the server."""
     logger.warning("a journal cannot be read: %s", error.message)
     record = DAMAGED_RECORD.search(error.message)
     which = "a record" if record is None else record[0]
@@ -241,6 +245,7 @@ TOLD: Mapping[type[StepEngineError], Callable[[Any], Problem]] = {
 
 
 def _get_status_title(status: int) -> str:
+    """Return the standard phrase of an HTTP status."""
     try:
         return HTTPStatus(status).phrase
     except ValueError:

@@ -37,6 +37,7 @@ RETRY_SECONDS = 5
 
 
 def _check_amount(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+    """Raise ``DefinitionError`` unless a quota is a positive integer or ``None``."""
     if value is not None and (type(value) is not int or value < 1):
         msg = f"Quotas({attribute.name}=...) must be a positive number or None, not {value!r}"
         raise DefinitionError(msg)
@@ -103,6 +104,7 @@ class _MinuteWindow:
         self.total = 0
 
     def add(self, size: int, now: float) -> None:
+        """Add bytes that were sent at the time *now*."""
         if not self._seconds or self._seconds[-1][0] != math.floor(now):
             self._seconds.append([math.floor(now), 0])
         self._seconds[-1][1] += size
@@ -116,6 +118,7 @@ class _MinuteWindow:
                 self.total -= size
 
     def expire(self, now: float) -> None:
+        """Remove the bytes that were sent more than a minute before *now*."""
         while self._seconds and self._seconds[0][0] + MINUTE < now:
             self.total -= self._seconds.popleft()[1]
 
@@ -296,6 +299,7 @@ def parse_quotas(texts: Iterable[str]) -> Quotas:
 
 
 def _parse_amount(text: str, *, is_size: bool) -> int | None:
+    """Return the number or size in a text; ``None`` for ``none``. Raise ``ValueError`` for other texts."""
     if text == "none":
         return None
     if not is_size and not text.isdecimal():

@@ -275,6 +275,7 @@ def _store_or_send_tool_result(
 
 
 def _list_mailbox_answers(journal: Journal, wanted: Collection[str]) -> list[tuple[str, str, str]]:
+    """Return (question id, answerer, answer) for the first answer to each of the questions *wanted*."""
     found: dict[str, tuple[str, str, str]] = {}
     try:
         letters, _ = journal.mailbox().read()

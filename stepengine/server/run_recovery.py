@@ -61,6 +61,7 @@ class RunRecovery:
             self._watching.cancel()
 
     async def _resume_runs_forever(self) -> None:
+        """Every second, resume the runs that are due and those whose process died; errors are logged."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             self._drop_idle()

@@ -75,5 +75,6 @@ async def serve_until_signal(served: Application, host: str, port: int, on_liste
 
 
 def _get_server_url(server: Any) -> str:
+    """Return the URL of the first socket on which a server listens."""
     host, port = server.servers[0].sockets[0].getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
