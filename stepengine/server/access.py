@@ -207,7 +207,7 @@ class Tokens:
         self, name: str, scopes: Iterable[ScopeName], expires: datetime | None = None, owner: str | None = None
     ) -> str:  # fmt: skip
         """
-        Create a token of 256 random bits and return it; it is not stored and cannot be shown again.
+        Create a token of 256 random bits, store its hash, and return it. It cannot be shown again.
 
         Args:
             name: The name of the token, by which it is listed and removed.
@@ -874,7 +874,7 @@ class Guard:
 
     async def _read_body(self, facts: _RequestFacts, receive: Receive) -> bytes:
         """
-        Receive the whole body, so that the application never acts on a part of it.
+        Receive and return the whole body of a request; raise ``Problem`` if it is too large or arrives too slowly.
 
         Raises:
             Problem: 400 for an invalid length, 408 for a slow body, 413 for one that is too large.
@@ -954,7 +954,7 @@ class _RequestFacts:
 
     def parse_host(self) -> tuple[str, str]:
         """
-        Return the host name that the client used, and the port.
+        Return the host name that the client used, and the port; raise ``Problem`` 400 without one valid ``Host`` header.
 
         Raises:
             Problem: 400 without exactly one valid ``Host`` header.

@@ -55,7 +55,7 @@ class DurableReader:
 
     async def get_run(self, caller: Caller, run: str) -> RunRow:
         """
-        Return a run by its id, if *caller* owns it or is an admin.
+        Return a run by its id; raise ``Problem`` 404 unless *caller* owns it or is an admin.
 
         Raises:
             Problem: 404 for a missing run and for a run of another owner, which look the same.

@@ -151,7 +151,7 @@ class Ledger:
 
     def write(self, acts: Iterable[Act]) -> list[Any]:
         """
-        Execute *acts* in one durable transaction, and return the result of each.
+        Execute *acts* in one durable transaction, and return the result of each, or its ``InputError``.
 
         The result of an act that raises ``InputError`` is that error. Its writes until then stay, so acts check first.
         Any other error undoes all acts of the transaction.

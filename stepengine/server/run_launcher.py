@@ -182,7 +182,7 @@ class RunLauncher(RunStarts[RunRow]):
 
     async def resume(self, row: RunRow, asked: ResumeRun | None = None) -> None:
         """
-        Resume a stranded or interrupted run for a caller.
+        Resume a stranded or interrupted run. Do nothing for a running one, but raise with *asked*.
 
         Args:
             row: The run.

@@ -74,7 +74,7 @@ class InspectionProcess:
 
     async def send_request(self, operation: str, **more: Any) -> dict[str, Any]:
         """
-        Send the process a request, and return its reply.
+        Send the process a request, and return its reply; raise ``Problem`` if the process has ended or is too slow.
 
         Raises:
             Problem: 404 if the process has ended, 503 after 30 s without a reply, 422 if it refuses the request.
@@ -231,7 +231,7 @@ class InspectionService:
 
     def get_inspection(self, caller: Caller, run: str, inspection_id: str) -> InspectionProcess:
         """
-        Return an inspection process of *caller* by its id.
+        Return an inspection of *caller* by its id; raise ``Problem`` 404 if there is none.
 
         Raises:
             Problem: 404 if *caller* has no such process for the run.
@@ -329,7 +329,7 @@ class InspectionService:
 
     def get_job(self, caller: Caller, job_id: str) -> EvaluationJob:
         """
-        Return a job of *caller*.
+        Return a job of *caller*; raise ``Problem`` 404 if there is none.
 
         Raises:
             Problem: 404 if *caller* has no such job.
