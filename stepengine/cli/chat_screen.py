@@ -412,6 +412,7 @@ class Chat:
             yield received
 
     def _render_live_text(self) -> str:
+        """Return the live area of the current turn; ``""`` before the first turn."""
         return "" if self.screen is None else self.screen.render_live_area()
 
     def _format_status_line(self) -> str:
@@ -436,6 +437,7 @@ class Chat:
         return None if not window else max(0, 100 - round(100 * (filled or chat.filled or 0) / window))
 
     def _schedule_and_print_next_mode(self) -> None:
+        """Select the following permission mode for the next turn, and print it."""
         self.print_text(f"mode {self.conversation.schedule_next_permission_mode()}, from the next turn on")
 
     def _print_last_full_output(self) -> None:

@@ -168,6 +168,7 @@ def _choose_free_path(source: Path) -> str:
 
 
 def _parse_fork_options(text: str) -> ForkRequest:
+    """Parse the options of the command ``fork``; raise ``RefusedCommand`` for an invalid one."""
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -214,6 +215,7 @@ def _parse_outcome_option(name: str, value: str) -> object:
 
 
 def _make_error_of_kind(kind: str, message: str) -> StepEngineError:
+    """Return an error of the class *kind*; raise ``RefusedCommand`` if stepengine has no such class."""
     known = {n: c for n, c in vars(errors).items() if isinstance(c, type) and issubclass(c, StepEngineError)}
     if kind not in known:
         msg = (

@@ -24,7 +24,7 @@ from stepengine.cli.journals import (
     await_unless_interrupted,
     load_recorded_agent,
     open_journal,
-    recorded_hook_names,
+    list_recorded_hook_names,
 )
 from stepengine.cli.options import Options
 from stepengine.cli.screen.confirm import can_ask_at_terminal, confirm
@@ -94,7 +94,7 @@ def load_recorded_case(
 
     journal = open_journal(file)
     history = journal.history()
-    agent, hooks = load_recorded_agent(options, history), recorded_hook_names(history)
+    agent, hooks = load_recorded_agent(options, history), list_recorded_hook_names(history)
     same = next((case for case in share_engines_of if (case.agent, case.hooks) == (agent, hooks)), None)
     if same is not None:
         return RecordedCase(file, journal, same.agent, hooks, same.bench)

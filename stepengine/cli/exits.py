@@ -61,6 +61,7 @@ def choose_exit_code(result: RunResult) -> Exit:
 
 
 def _get_exit_code_of_error(error: BaseException | None) -> Exit:
+    """Return the exit code for the error of a failed run; a child's missing key or model counts as its own."""
     match error:
         case LimitExceeded():
             return Exit.LIMIT

@@ -82,7 +82,7 @@ class Interrupted(Exception):
 
 def require_choice(option: str, value: str, choices: Sequence[str]) -> Any:
     """
-    Return the value of an option if it is one of *choices*.
+    Return the value of an option; raise ``UsageProblem`` unless it is one of *choices*.
 
     Raises:
         UsageProblem: for any other value.
@@ -180,6 +180,7 @@ def add_journal_to_options(options: Options, *, resumable_only: bool = False) ->
 
 
 def _is_existing_file(text: str) -> bool:
+    """Return whether the file in the name of a journal exists."""
     from stepengine.journal.sources import get_journal_file
 
     return get_journal_file(text).exists()
@@ -299,7 +300,7 @@ def load_recorded_agent(
     return attrs.evolve(agent, model=None) if "model" in history.root else agent
 
 
-def recorded_hook_names(history: History) -> Sequence[str]:
+def list_recorded_hook_names(history: History) -> Sequence[str]:
     """Return the names of the hooks in the record of a run."""
     return () if history.head is None else history.head.hooks
 

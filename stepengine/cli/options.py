@@ -84,7 +84,7 @@ def parse_age_option(option: str, text: str) -> timedelta:
 
 def make_unique_dict(option: str, pairs: Iterable[tuple[str, T]]) -> dict[str, T]:
     """
-    Return the names and values of a repeated option as a dict.
+    Return the names and values of a repeated option as a dict; raise ``UsageProblem`` for a repeated name.
 
     Raises:
         UsageProblem: when a name has two values.
@@ -99,6 +99,7 @@ def make_unique_dict(option: str, pairs: Iterable[tuple[str, T]]) -> dict[str, T
 
 
 def _wrap_in_list(given: str | list[str] | None) -> list[str] | None:
+    """Return a text as a list with one item, and any other value unchanged."""
     return [given] if isinstance(given, str) else given
 
 

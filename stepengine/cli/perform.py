@@ -56,7 +56,7 @@ class FinishedRun:
 
     @property
     def code(self) -> Exit:
-        """The exit code."""
+        """The exit code: of the signal that cancelled the run, else of its result."""
         if self.signal is not None and self.result.status is RunStatus.CANCELLED:
             return get_exit_code_of_signal(self.signal)
         return choose_exit_code(self.result)
@@ -242,6 +242,7 @@ def format_resume_command(options: Options, agent_id: str = "") -> str:
 
 
 def _has_effects_in_doubt(journal: str) -> bool:
+    """Return whether a journal has effects in doubt; ``False`` if it cannot be read."""
     from stepengine.journal import as_journal
     from stepengine.journal.questions import list_effects_in_doubt
 

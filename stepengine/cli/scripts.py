@@ -83,6 +83,7 @@ def load_script(file: str) -> Any:
 
 
 def _parse_replies(items: object, file: str) -> list[Any]:
+    """Parse the replies of a script; raise ``UsageProblem`` unless they are a list."""
     if not isinstance(items, list):
         msg = f"--script {file!r} must be a list of replies, not {type(items).__name__}"
         raise UsageProblem(msg)
@@ -90,6 +91,7 @@ def _parse_replies(items: object, file: str) -> list[Any]:
 
 
 def _parse_reply(item: object, file: str) -> Any:
+    """Parse a reply: a text, a tool call or a list of tool calls; raise ``UsageProblem`` for anything else."""
     from stepengine.testing import tool_call, tool_calls
 
     if isinstance(item, str):

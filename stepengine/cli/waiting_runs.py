@@ -89,6 +89,7 @@ def _check_waiting_run(options: Options) -> WaitingRun:
 
 
 def _format_run(run: WaitingRun) -> Iterator[str]:
+    """Yield the lines about a waiting run: outcome, questions, package changes and error."""
     yield f"{run.outcome:<10}{run.file}  {run.agent_id}".rstrip()
     yield from [f"  ? {one_line(one.id, 40)}: {one_line(one.text, 120)}" for one in run.questions]
     yield from [f"  ! {said}" for said in run.packages]
@@ -96,6 +97,7 @@ def _format_run(run: WaitingRun) -> Iterator[str]:
 
 
 def _summarize_outcomes(outcomes: list[str]) -> str:
+    """Return a text with the numbers of runs that can be resumed, diverge or failed."""
     waiting = [outcome for outcome in outcomes if outcome != "ended"]
     ready, kept, other, failed = [waiting.count(o) for o in ("ready", "keep", "diverges", "failed")]
     ended = f"; {len(outcomes) - len(waiting)} have ended" if len(waiting) < len(outcomes) else ""

@@ -69,6 +69,7 @@ def acp(
 
 
 def _serve_editor(options: Options, offered: Sequence[str], *, allows_bypass: bool, in_terminals: bool) -> Exit:
+    """Serve an agent over standard input and output until the editor disconnects; return the exit code."""
     from stepengine.adapters.acp import redirect_stdout, serve
     from stepengine.cli.bench import choose_policy, make_asking_policy, make_engine_setup
     from stepengine.cli.state_folder import EDITORS

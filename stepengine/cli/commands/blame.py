@@ -102,6 +102,7 @@ def blame(
 
 
 def _suggest_commands(report: Blame, options: Options) -> list[str]:
+    """Return a line with commands for the blamed step; an empty list if there is none."""
     if report.blamed is None:
         return []
     name, at = shlex.quote(options.stem or options.journal), report.blamed.step.address
@@ -109,6 +110,7 @@ def _suggest_commands(report: Blame, options: Options) -> list[str]:
 
 
 def _parse_step_range(text: str) -> tuple[int, int] | None:
+    """Parse ``A:B`` as the first and the last step; return ``None`` for an empty text."""
     if not text:
         return None
     first, colon, last = text.partition(":")

@@ -86,7 +86,7 @@ def check(
     is_good = all(one.is_good(allow_unsigned=allow_unsigned) for one in found)
     if as_json:
         print(to_ascii_json([one.to_dict(allow_unsigned=allow_unsigned) for one in found]))
-    elif lines := [line for one in found for line in one.finding_lines()]:
+    elif lines := [line for one in found for line in one.format_finding_lines()]:
         print_visible("\n".join(lines), hanging_indent=4)
     if where := sum(bool(one.leaks) for one in found):
         print(f"secrets in {where} files; remove them, and replace keys that were shared", file=sys.stderr)
@@ -110,6 +110,7 @@ class _CheckedFile:
         return is_sound and not self.leaks and is_signed
 
     def to_dict(self, *, allow_unsigned: bool) -> dict[str, object]:
+        """Return the findings in a file as JSON values."""
         told: dict[str, object] = {"name": self.name} if self.report is None else attrs.asdict(self.report)
         told |= {
             "ok": self.is_good(allow_unsigned=allow_unsigned),
@@ -124,10 +125,10 @@ class _CheckedFile:
             told |= {"signature": attrs.asdict(self.verified), "decisions": answers}
         return told
 
-    def finding_lines(self) -> Iterator[str]:
+    def format_finding_lines(self) -> Iterator[str]:
         """Yield printable lines: the signatures and answers, the state of the journal, and secrets not yet named."""
         if self.verified is not None:
-            yield from _verification_lines(self.verified)
+            yield from _format_verification_lines(self.verified)
             yield from [_describe_decision(one, self.verified) for one in self.decisions]
         if self.report is not None:
             yield from _report_lines(
@@ -160,6 +161,7 @@ def _check_journals_and_secrets(
 
 
 def _report_lines(report: JournalReport, *, is_good: bool) -> Iterator[str]:
+    """Yield the lines about a journal: its state, problems and secrets."""
     state = "complete" if report.is_complete else "incomplete: it can be resumed"
     state = "but no run has started: start it again" if report.records == 1 else state
     known = "not usable as it is" if report.problems else f"{report.records} records, {state}"
@@ -170,7 +172,8 @@ def _report_lines(report: JournalReport, *, is_good: bool) -> Iterator[str]:
         yield f"      {report.torn} bytes at the end are an incomplete record; resume removes them"
 
 
-def _verification_lines(verified: VerificationResult) -> Iterator[str]:
+def _format_verification_lines(verified: VerificationResult) -> Iterator[str]:
+    """Yield the lines about the signatures of a journal."""
     state = "ok" if verified else "ALTERED" if verified.problems else "UNSIGNED"
     yield f"{state:<9}{verified.name}  run {verified.run} of {verified.agent}, {verified.records} records"
     yield from [f"  {problem}" for problem in verified.problems]
@@ -181,6 +184,7 @@ def _verification_lines(verified: VerificationResult) -> Iterator[str]:
 
 
 def _describe_decision(decision: RecordedDecision, verified: VerificationResult) -> str:
+    """Return a line about a recorded answer of a person, and whether it is signed."""
     who = decision.by or "somebody"
     said = (
         "declined"

@@ -400,6 +400,7 @@ class DebugSession:
             self.screen.running, self.screen.frame = None, kept
 
     def _run_breakpoint_loop(self) -> None:
+        """Run typed commands in the frame of a breakpoint until ``continue``; ``quit`` ends the debugger."""
         while True:
             line = self._read_command()
             if line is None or line.strip() in ("continue", "c"):
@@ -443,6 +444,7 @@ def _call_printing_failure(act: Callable[[], int]) -> int:
 
 
 def _read_terminal_line(prompt: str) -> str | None:
+    """Read a typed line, with editing if the module ``readline`` exists; ``None`` at the end of the input."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - what makes `input` remember lines
     try:
@@ -484,10 +486,12 @@ def debug_divergence(stepper: Stepper, error: ReplayDivergence, journal: Journal
 
 
 def _wrap_screen_command(act: Callable[[DebugScreen, str], None]) -> Callable[[DebugSession, str], None]:
+    """Return a function of *act* that gets the session in place of its screen."""
     return lambda session, typed: act(session.screen, typed)
 
 
 def _wrap_move_command(act: Callable[[DebugNavigation, str], None]) -> Callable[[DebugSession, str], None]:
+    """Return a function of *act* that gets the session in place of its navigation."""
     return lambda session, typed: act(session.navigation, typed)
 
 

@@ -217,5 +217,6 @@ async def _move_run_if_replayable(
 
 
 def _format_move_outcome(run: str, outcome: str, why: str) -> str:
+    """Return the outcome of a move as a line, with the reason on further lines."""
     reason = "".join([f"\n    {visible(line)}" for line in why.splitlines()])
     return f"{outcome:<11}{visible(run, strict=True)}{reason}"

@@ -125,6 +125,7 @@ def impact(
 
 
 def _choose_exit_code(report: Impact, holding: Sequence[ImpactGate], *, strict: bool) -> Exit:
+    """Return the exit code for a report: unreadable runs, budget, gates and divergences, in this order."""
     kinds = [one.found.kind for one in report.journals]
     if "unreadable" in kinds:
         return Exit.USAGE
@@ -182,10 +183,12 @@ def _report_lines(report: Impact) -> Iterator[str]:
 
 
 def _has_difference(each: Any) -> bool:
+    """Return whether a sample called other tools or had another output than the recorded run."""
     return bool(each.changed or not each.output_equal)
 
 
 def _summarize_samples(samples: Sequence[Any]) -> str:
+    """Return a text about the samples of a run: changed tools, samples that left the record, and ends."""
     changed, left = _count_changed_and_left(samples)
     ends = ", ".join(dict.fromkeys(["unknown" if each.has_left_record else each.course.status for each in samples]))
     return f"of {len(samples)} samples {changed} chose another tool, {left} left the record; they ended: {ends}"
@@ -241,4 +244,5 @@ def _format_code_span(text: str) -> str:
 
 
 def _redact_and_shorten(text: str) -> str:
+    """Return a text in one line, with secrets redacted, visible control characters and limited length."""
     return truncate_text(visible(" ".join(str(redact_report(text)).split()), strict=True), MAX_TEXT)

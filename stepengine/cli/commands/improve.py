@@ -136,6 +136,7 @@ def improve(
 
 
 def _print_report(improvement: Improvement, *, as_json: bool, writes: bool) -> None:
+    """Print the result of a search as text or JSON, and how to apply the better version."""
     if as_json:
         print(to_ascii_json(redact_report(improvement.to_json())))
         return

@@ -174,6 +174,7 @@ def _print_provenance(options: Options, selected: str, *, as_json: bool) -> Exit
 
 
 def _indent_lines(lines: Iterable[str]) -> list[str]:
+    """Return lines indented, with control characters made visible."""
     # A line break in a value must not look like the next origin.
     return [f"  {visible(line, strict=True)}" for line in lines]
 

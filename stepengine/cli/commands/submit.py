@@ -77,6 +77,7 @@ def submit(
 
 
 async def _wait_and_print_result(operator: Operator, run: str, *, as_json: bool) -> Exit:
+    """Wait for the end of a durable run, and print its output or JSON; return the exit code."""
     from stepengine.cli.perform import print_warnings
     from stepengine.durable import DurableEngine
 

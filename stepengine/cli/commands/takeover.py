@@ -73,5 +73,6 @@ def takeover(
 
 
 def _describe_takeover(result: TakeoverResult) -> str:
+    """Return a line about the takeover of a run from a dead worker."""
     again = f"  (taken over {result.times} times without progress)" if result.times > 1 else ""
     return f"{result.outcome}  {result.run}  from {result.executor}{again}"

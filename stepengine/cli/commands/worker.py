@@ -177,6 +177,7 @@ async def _run_embedded_or_resolve_database(folder: Path | None, db: str) -> Asy
 
 
 async def _run_worker_until_signal(engine: DurableEngine, drain: float, schedules: Sequence[Schedule]) -> None:
+    """Open the engine, start its schedules, execute runs until SIGTERM or SIGINT, and close it within *drain* seconds."""
     from stepengine.durable import DurableScheduler
 
     stop = asyncio.Event()
@@ -268,6 +269,7 @@ def load_module_contents(module: str, on_skipped_file: Callable[[str], object] =
 
 
 def _import_module(module: str) -> ModuleType:
+    """Import a module; raise ``UsageProblem`` if it is missing or its import fails."""
     try:
         return importlib.import_module(module)
     except Exception as error:

@@ -180,6 +180,7 @@ class TypedLines:
         self._ended = not chunk
 
     async def _wait_until_readable(self, descriptor: int) -> None:
+        """Wait until a descriptor can be read without blocking."""
         loop = asyncio.get_running_loop()
         ready = loop.create_future()
 
@@ -371,6 +372,7 @@ class Screen(ProgressDisplay):
             self._print_markdown(text)
 
     def _print_markdown(self, text: str) -> None:
+        """Print a text as Markdown on the console."""
         print_markdown(self._console, text)
 
     def close_line_or_block(self) -> None:
@@ -383,6 +385,7 @@ class Screen(ProgressDisplay):
             self._print_streamed_text("\n")
 
     def _print_streamed_text(self, text: str) -> None:
+        """Print a piece of text without a line end, and flush it."""
         from rich.text import Text
 
         self._console.print(Text(text), end="", soft_wrap=True)
@@ -466,6 +469,7 @@ class _ChildLine:
 
     @property
     def line(self) -> str:
+        """The line: name, step, activity and seconds."""
         step = f"step {self._steps} | " if self._steps else ""
         return f"{self._name} | {step}{self._doing} | {time.monotonic() - self._start:.0f} s"
 
@@ -698,6 +702,7 @@ def _format_question_details(question: Question, colors: ColorScheme) -> Iterato
 
 
 def _format_json(value: object) -> str:
+    """Return a value as JSON, in one line if that is short enough."""
     short = json.dumps(value, ensure_ascii=False)
     return short if len(short) <= MAX_WIDTH else json.dumps(value, indent=2, ensure_ascii=False)
 
@@ -1093,5 +1098,6 @@ class TerminalInteractor:
         return answers[0] if answers else None
 
     async def _print_unsent_line(self, typed: str) -> None:
+        """Print that a line was neither an answer nor sent; ignore an empty line."""
         if typed.strip():
             self._terminal.print_text(f"(no answer, and not sent: {one_line(typed)})")

@@ -145,6 +145,7 @@ class ProgressDisplay:
         self._show_event(event)
 
     def _show_event(self, event: ev.Event) -> None:
+        """Call the function that prints events of this class, if there is one."""
         show = SHOWN.get(type(event))
         if show is not None:
             show(self, event)
@@ -438,6 +439,7 @@ class _SiblingGroup:
 
 
 def _print_started_step(display: ProgressDisplay, event: ev.ModelStarted) -> None:
+    """Print the number of a new step at its first model call."""
     # Announced here, so that a step which fails for lack of a model shows nothing but its error.
     step = display.counts.pop_started_step(event.path)
     if step and not display.children.is_only_counted(event.path):
@@ -445,6 +447,7 @@ def _print_started_step(display: ProgressDisplay, event: ev.ModelStarted) -> Non
 
 
 def _print_agent_start(display: ProgressDisplay, event: ev.AgentSpawned) -> None:
+    """Print the start of a child, and store its heading if it has siblings."""
     beside = " in the background" if event.is_background else ""
     display.print_line(
         event.path,
@@ -456,6 +459,7 @@ def _print_agent_start(display: ProgressDisplay, event: ev.AgentSpawned) -> None
 
 
 def _print_agent_end(display: ProgressDisplay, event: ev.AgentFinished) -> None:
+    """Print the held-back text of a child, and its status at the end."""
     display.flush_text(event.child_path)
     display.print_line(event.path, f"agent {event.agent_id} ended: {event.status.value}", display.colors.agent)
 
@@ -468,6 +472,7 @@ def _print_wait(display: ProgressDisplay, event: ev.WaitStarted) -> None:
 
 
 def _print_thoughts(display: ProgressDisplay, event: ev.ThinkingCompleted) -> None:
+    """Print the thoughts of a model, their first line, or nothing, as the display is set."""
     lines = [line for line in event.text.splitlines() if line.strip()]
     if display.thinking == "show":
         for line in lines:
@@ -478,16 +483,19 @@ def _print_thoughts(display: ProgressDisplay, event: ev.ThinkingCompleted) -> No
 
 
 def _discard_text_and_print_notice(display: ProgressDisplay, event: ev.ReplyDiscarded) -> None:
+    """Drop the held-back text of an interrupted reply, and print that it was discarded."""
     display.discard_text(event.path)
     display.print_line(event.path, "(the reply was interrupted and discarded)", display.colors.warning)
 
 
 def _print_model_retry(display: ProgressDisplay, event: ev.ModelRetry) -> None:
+    """Print why a model call failed, and when it is retried."""
     why = f"attempt {event.attempt} failed; retrying in {event.wait:.1f} s: {one_line(event.error, 200)}"
     display.print_line(event.path, why, display.colors.warning)
 
 
 def _print_rate_limit_wait(display: ProgressDisplay, event: ev.RateLimited) -> None:
+    """Print that a run waits for the rate limit of a provider."""
     how_long = "" if event.wait is None else f", {event.wait:.0f} s at most"
     display.print_line(
         event.path, f"waits for the rate limit of {event.provider} ({event.limit}{how_long})", display.colors.note
@@ -498,12 +506,14 @@ def _print_rate_limit_wait(display: ProgressDisplay, event: ev.RateLimited) -> N
 
 
 def _print_tool_call(display: ProgressDisplay, event: ev.ToolStarted) -> None:
+    """Print the held-back text of a run, then a tool call with its arguments."""
     display.flush_text(event.path)
     call = f"{one_line(event.tool_name, 64)} {_format_tool_arguments(display, event)}".rstrip()
     display.print_line(event.path, f"{one_line(event.source, 16):>9} > {call}", display.colors.tool)
 
 
 def _print_tool_result(display: ProgressDisplay, event: ev.ToolFinished) -> None:
+    """Print the status and the diff of a tool call; print nothing for a run that is only counted."""
     if display.children.is_only_counted(event.path):
         return
     result, colors = event.result, display.colors
@@ -515,6 +525,7 @@ def _print_tool_result(display: ProgressDisplay, event: ev.ToolFinished) -> None
 
 
 def _print_repeat_warning(display: ProgressDisplay, event: ev.Repeat) -> None:
+    """Print a warning about a tool that was called often with the same result."""
     name = one_line(event.tool_name, 64)
     display.print_line(
         event.path, f"  warning: {name} was called {event.count} times with the same result", display.colors.warning
@@ -522,6 +533,7 @@ def _print_repeat_warning(display: ProgressDisplay, event: ev.Repeat) -> None:
 
 
 def _format_tool_arguments(display: ProgressDisplay, event: ev.ToolStarted) -> str:
+    """Return the arguments of a tool call in one line; for a shell tool, its command."""
     value = event.input
     if not isinstance(value, dict):
         return ""
@@ -542,11 +554,13 @@ def _print_tool_progress(display: ProgressDisplay, event: ev.ToolProgress) -> No
 
 
 def _print_question_line(display: ProgressDisplay, event: ev.QuestionAsked | ev.PermissionRequested) -> None:
+    """Print a question, if the display shows questions."""
     if display.shows_questions:
         display.print_line(event.path, f"  ? {one_line(event.question.text, 400)}", display.colors.question)
 
 
 def _print_permission_question(display: ProgressDisplay, event: ev.PermissionRequested) -> None:
+    """Print a permission question with its action and the origins of its data, if the display shows questions."""
     _print_question_line(display, event)
     shown = event.question.preview
     if not display.shows_questions:
@@ -565,6 +579,7 @@ def _print_notification(display: ProgressDisplay, event: ev.Notification) -> Non
 
 
 def _print_log_line(display: ProgressDisplay, event: ev.LogLine | ev.ToolLog) -> None:
+    """Print a log line, unless its level is too low."""
     level = event.level if event.level in LEVELS else "warning"
     if LEVELS.index(level) >= display.level:
         colors = display.colors
@@ -583,6 +598,7 @@ def indent_level(run_path: str) -> int:
 
 
 def _format_argument(value: object) -> str:
+    """Return an argument as text: the items of a list, the first value of a dict."""
     if isinstance(value, list):
         return ", ".join([_format_argument(v) for v in value])
     if isinstance(value, dict):

@@ -408,15 +408,18 @@ class PromptReader(Terminal):
         return keys
 
     def _accept_line(self, event: Any) -> None:
+        """Store the typed text, and end the read with it."""
         self._accepted = event.current_buffer.text
         event.current_buffer.validate_and_handle()
 
     def _interrupt_turn(self, _: object) -> None:
+        """Interrupt the running turn, and mark it as interrupted."""
         if self._interrupt is not None:
             self._is_interrupted = True
             self._interrupt()
 
     def _insert_pasted_text(self, event: Any) -> None:
+        """Insert a paste into the input line, a long one as a placeholder, and mark the input as pasted."""
         self.was_pasted = True
         event.current_buffer.insert_text(self._store_long_paste(event.data.replace("\r\n", "\n").replace("\r", "\n")))
 
