@@ -181,7 +181,7 @@ class DebugScreen:
         frames = [frame for frame in moment.frames if frame.kind != "package" or self.options.verbose]
         selected = frames[min(self.frame, len(frames) - 1)] if frames else None
         if selected is not None:
-            yield from self.source_lines(selected, 4)
+            yield from self.format_source_lines(selected, 4)
             inner = [f"{frame.function.rpartition('.')[2]}:{frame.line}" for frame in frames[1:]]
             if inner:
                 yield f"   in {' > '.join(inner)}"
@@ -221,7 +221,7 @@ class DebugScreen:
             return "none: the run differs from its record here"
         return "none is recorded" if moment.effect is not None else ""
 
-    def source_lines(self, frame: Frame, max_lines: int) -> Iterator[str]:
+    def format_source_lines(self, frame: Frame, max_lines: int) -> Iterator[str]:
         """Yield a heading and up to *max_lines* source lines around the line of a frame."""
         from stepengine.debugging.debugger import iterate_source_lines_around
 

@@ -173,7 +173,7 @@ class _WatchScreen:
         if changes is None or self._has_changed_lines_or_request(preview):
             yield from self._format_preview_source_lines(preview)
         if changes is None:
-            yield from self._effect_lines(place)
+            yield from self._format_effect_lines(place)
         else:
             yield from [f" {truncate_text(line, self._width - 1)}" for line in changes[:MOST]] or [
                 " no variable is different"
@@ -200,7 +200,7 @@ class _WatchScreen:
         for number, text in preview.lines:
             yield f" {'>' if number == frames[0]['line'] else ' '} {number:<4} {truncate_text(text, self._width - 8)}"
 
-    def _effect_lines(self, position: Mapping[str, Any]) -> Iterator[str]:
+    def _format_effect_lines(self, position: Mapping[str, Any]) -> Iterator[str]:
         """Yield the request, the answer and the variables of the outermost frame."""
         yield f" asked     {truncate_text(position['asked'], self._width - 11)}"
         if position["outcome"] is not None:

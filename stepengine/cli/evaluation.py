@@ -22,9 +22,9 @@ from stepengine.cli.exits import Exit, get_exit_code_of_signal, print_error, run
 from stepengine.cli.journals import (
     Interrupted,
     await_unless_interrupted,
+    list_recorded_hook_names,
     load_recorded_agent,
     open_journal,
-    list_recorded_hook_names,
 )
 from stepengine.cli.options import Options
 from stepengine.cli.screen.confirm import can_ask_at_terminal, confirm

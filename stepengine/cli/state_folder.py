@@ -491,11 +491,11 @@ def _list_run_files(folder: Path) -> dict[str, dict[str, int]]:
         for file in listed:
             stem, _, kind = file.name.partition(".")
             if STEM.fullmatch(stem) and (kind in OWN or (kind.startswith("before-") and kind.endswith(".jsonl"))):
-                found.setdefault(stem, {})[file.name] = _file_size(file)
+                found.setdefault(stem, {})[file.name] = _get_file_size(file)
     return found
 
 
-def _file_size(file: os.DirEntry[str]) -> int:
+def _get_file_size(file: os.DirEntry[str]) -> int:
     """Return the size of a file; 0 if it is gone."""
     try:
         return file.stat().st_size

@@ -16,8 +16,8 @@ from stepengine.cli.approvals import (
     choose_categories_to_ask_about,
     collect_tool_specs,
     get_disallowed_categories,
-    make_category_approval_policy,
     list_tools_needing_approval,
+    make_category_approval_policy,
 )
 from stepengine.cli.options import Options
 from stepengine.cli.settings import UsageProblem

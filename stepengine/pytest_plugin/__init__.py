@@ -39,10 +39,10 @@ from stepengine.pytest_plugin.places import ROOT, get_extra_cassette_path, is_re
 from stepengine.pytest_plugin.settings import (
     MODES,
     choose_record_mode,
+    get_node_id_without_group,
     is_live,
     make_redaction_rules,
     make_rerun_command,
-    get_node_id_without_group,
     read_mark_arguments,
     refuse_unusable_modes,
     requests_cassette,

@@ -21,8 +21,8 @@ from stepengine.pytest_plugin.places import (
     SUFFIXES,
     get_extra_cassette_path,
     get_module_recordings_folder,
-    make_recording_path,
     get_recordings_folder,
+    make_recording_path,
 )
 from stepengine.pytest_plugin.settings import FIXTURES, read_mark_arguments
 

@@ -221,7 +221,7 @@ class Ledger:
         else:
             for (run,) in self.read("SELECT run FROM served WHERE owner = ?", (owner,), is_slow=True):
                 journal = self.path.with_name(f"{run}.jsonl")
-                stored += _file_size_or_zero(journal) + _file_size_or_zero(mailbox_path(journal))
+                stored += _get_file_size_or_zero(journal) + _get_file_size_or_zero(mailbox_path(journal))
         return QuotaUsage(open_runs, stored)
 
     def _fetch_row(self, statement: str, values: Sequence[object], *, is_slow: bool = False) -> Any:
@@ -336,7 +336,7 @@ class Ledger:
             return self._database.share()
 
 
-def _file_size_or_zero(path: Path) -> int:
+def _get_file_size_or_zero(path: Path) -> int:
     try:
         return path.stat().st_size
     except FileNotFoundError:

@@ -253,6 +253,7 @@ class EditorAgent:
         return session
 
     def _require_open_session(self, session_id: str) -> EditorSession:
+        """Return an open session by its id; raise the protocol's error if it is not open."""
         session = self._open.get(session_id)
         if session is None:
             msg = f"session {session_id!r:.80} is not open; load it with session/load, or start one with session/new"
@@ -298,6 +299,7 @@ class EditorAgent:
         )
 
     def _validate_and_save_choice(self, session: EditorSession, option: str, value: object) -> None:
+        """Save the mode or model that a person chose for a session; raise the protocol's error for an invalid one."""
         chosen = self._offer.with_option_value(session.kept.chosen, option, value)
         if chosen is None:
             msg = f"{value!r:.80} is not a valid value for {option!r:.80}; session/new returns the valid options and values"
@@ -350,6 +352,7 @@ class EditorAgent:
 
 
 def _validate_workspace_folder(cwd: str) -> Path:
+    """Return the path of a workspace; raise the protocol's error unless it is absolute and an existing folder."""
     path = Path(cwd)
     if not (path.is_absolute() and path.is_dir()):
         msg = f"cwd must be the absolute path of an existing folder, not {cwd!r:.200}"

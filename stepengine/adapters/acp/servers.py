@@ -94,6 +94,7 @@ class _OptionalSource:
 
     @property
     def name(self) -> str:
+        """The name of the server, with which its tool names start."""
         return str(self._source.name)
 
     def for_engine(self) -> _OptionalSource:
@@ -115,4 +116,5 @@ class _OptionalSource:
             return change
 
     async def aclose(self, blocked: Any = None) -> None:
+        """Close the source within."""
         await self._source.aclose(blocked)

@@ -120,6 +120,7 @@ class OfferedChoices:
 
 
 def _make_select_option(id: Any, name: str, about: str, current: str, values: list[Any]) -> object:
+    """Return a session option that the editor shows as a list of values."""
     from acp.schema import SessionConfigOptionSelect
 
     return SessionConfigOptionSelect(

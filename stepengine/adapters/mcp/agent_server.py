@@ -200,6 +200,7 @@ class LocalRuns:
 
 
 def _make_mcp_tool(agent: AgentDefinition) -> Any:
+    """Return an agent as a tool of the protocol."""
     import mcp_types as types
 
     spec, promise = make_spawnable_agent_tool(agent).spec, _find_object_output_schema(agent)
@@ -350,6 +351,7 @@ class AgentServer:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     async def _list_tools(self, ctx: object, params: object) -> Any:
+        """Return the offered agents as tools."""
         import mcp_types as types
 
         return types.ListToolsResult(tools=self._tools)
@@ -427,6 +429,7 @@ class AgentServer:
 
 
 def _open_listening_socket(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at an address; raise ``DefinitionError`` if the address cannot be used."""
     if not 0 <= port <= MAX_PORT:
         msg = f"cannot listen at {host}:{port}: a port must be 0 to {MAX_PORT}"
         raise DefinitionError(msg)
@@ -475,6 +478,7 @@ UNSHOWN = Answer(declined=True)
 
 
 def _supports_elicitation(ctx: Any) -> bool:
+    """Return whether the client can show questions to its user."""
     import mcp_types as types
 
     able: bool = ctx.session.check_client_capability(
@@ -484,6 +488,7 @@ def _supports_elicitation(ctx: Any) -> bool:
 
 
 def _has_modern_protocol(ctx: Any) -> bool:
+    """Return whether the client uses a protocol version in which a result may ask for input."""
     from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
     return ctx.session.protocol_version in MODERN_PROTOCOL_VERSIONS
@@ -601,6 +606,7 @@ def _describe_unasked_questions(questions: Sequence[Question]) -> str:
 
 
 def _make_call_error(text: str) -> object:
+    """Return a text as the error result of a call."""
     import mcp_types as types
 
     return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=True)

@@ -115,6 +115,7 @@ class ServerQuestions:
     # --- people ---------------------------------------------------------------------------------------------------------
 
     def _make_question_text(self, *parts: str) -> str:
+        """Return the text of a question with the name of the server, cut and without hidden characters."""
         text = visible(" - ".join([part for part in parts if part]))
         text = cut_after(text, QUESTION_CHARS)
         return f"The MCP server {self._server} asks: {text}"
@@ -231,9 +232,9 @@ def mark_oversized_requests(server: str, requests: Mapping[str, Any], state: str
     Raises:
         ToolError: If the marked requests are still too large.
     """
-    left, kept = REQUEST_BYTES - _json_size(state or ""), dict[str, Any]()
+    left, kept = REQUEST_BYTES - _measure_json_bytes(state or ""), dict[str, Any]()
     for key, request in sorted(requests.items()):
-        size = _json_size({key: request})
+        size = _measure_json_bytes({key: request})
         if size > left:
             reason = f"the request has {size:,} bytes, and {max(left, 0):,} of {REQUEST_BYTES:,} are left"
             LOGGER.warning("the MCP server %r sent a request that is declined: %s", server, reason)
@@ -242,14 +243,14 @@ def mark_oversized_requests(server: str, requests: Mapping[str, Any], state: str
         else:
             left -= size
             kept[key] = request
-    if _json_size({"requests": kept, "state": state}) > REQUEST_BYTES + STUBS_BYTES:
+    if _measure_json_bytes({"requests": kept, "state": state}) > REQUEST_BYTES + STUBS_BYTES:
         msg = f"the MCP server {server!r} asked for more than {REQUEST_BYTES:,} bytes of requests in one call, so it was given up"
         raise ToolError(msg)
     return kept
 
 
-def _json_size(value: object) -> int:
-    """Return the size of JSON; a value that no record can store is too large."""
+def _measure_json_bytes(value: object) -> int:
+    """Return the size of JSON in bytes; a value that no record can store is too large."""
     try:
         return len(compact(freeze(value)).encode("utf-8", "surrogatepass"))
     except DataError:
@@ -283,18 +284,22 @@ class _FormField:
 
     @property
     def kind(self) -> object:
+        """The JSON type of the field."""
         return self.schema.get("type")
 
     @property
     def is_list(self) -> bool:
+        """Whether the value is a list."""
         return self.kind == "array"
 
     @property
     def title(self) -> str:
+        """The title of the field, by default its name."""
         return str(self.schema.get("title") or self.name)
 
     @property
     def description(self) -> str:
+        """The description of the field, by default empty."""
         return str(self.schema.get("description") or "")
 
     def map_choice_titles(self) -> dict[str, object]:
@@ -337,6 +342,7 @@ class _FormField:
         return ", ".join(said)
 
     def _describe_limits(self) -> list[str]:
+        """Return texts about the type, bounds and format of the field."""
         kind, said = self.kind, self.schema
         if kind in ("integer", "number"):
             words = ["a whole number" if kind == "integer" else "a number"]
@@ -350,6 +356,7 @@ class _FormField:
         ]
 
     def _format_default(self) -> str:
+        """Return the default of the field as a person would answer it."""
         default = self.schema["default"]
         if isinstance(default, bool):
             return YES if default else NO
@@ -381,6 +388,7 @@ class _FormField:
         )
 
     def _parse_list_value(self, text: str) -> tuple[object, str]:
+        """Return the chosen values in the text of an answer, and the problem with them or ``""``."""
         known = self.map_choice_titles()
         chosen = _parse_choices(text, known)
         if DEFAULT in chosen and self.has_default:
@@ -400,15 +408,18 @@ class _FormField:
 
 
 def _describe_bounds(low: object, high: object, unit: str) -> list[str]:
+    """Return the lower and the upper bound as texts; bounds that are no numbers are left out."""
     said = [f"at least {low}{unit}"] if _is_number(low) else []
     return [*said, *([f"at most {high}{unit}"] if _is_number(high) else [])]
 
 
 def _is_number(value: object) -> bool:
+    """Return whether a value is a number and no boolean."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _format_choices(choices: Mapping[str, object]) -> str:
+    """Return the first titles of choices as one text."""
     return ", ".join(list(choices)[:SHOWN_CHOICES]) + (", ..." if len(choices) > SHOWN_CHOICES else "")
 
 
@@ -455,6 +466,7 @@ def _drop_null_type(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _list_or_empty(value: object) -> list[Any]:
+    """Return the items of a list or tuple; an empty list for any other value."""
     return list(value) if isinstance(value, list | tuple) else []
 
 

@@ -333,6 +333,7 @@ class EndpointAnswers:
         return f"{self.describe_failure(answer)}{f' ({said})' if said else ''}{self._find_remedy(status)}"
 
     def _find_remedy(self, status: int) -> str:
+        """Return advice for a refused request by its status; it depends on the given token."""
         given = "in headers=" if any(name.lower() == "authorization" for name in self._headers) else ""
         given = "of auth=" if self._auth is not None else given
         if status == HTTPStatus.UNAUTHORIZED:

@@ -34,10 +34,10 @@ from stepengine.adapters.mcp.notices import LEVELS, LogLevel, Notice
 from stepengine.adapters.mcp.resources import make_prompt_tool, make_resource_tools
 from stepengine.adapters.mcp.results import (
     Channel,
-    error_result,
-    failed_result,
     find_schema_mismatch,
-    lost_server_result,
+    make_error_result,
+    make_failed_call_result,
+    make_lost_server_result,
     make_recordable,
     make_result,
 )
@@ -45,7 +45,7 @@ from stepengine.adapters.mcp.stdio import ServerProgram
 from stepengine.adapters.mcp.tool_list import (
     ListedTool,
     annotations_from_hints,
-    definition_digest,
+    compute_definition_digest,
     is_for_page_only,
     parse_tool_list,
     select_usable_prompts,
@@ -347,11 +347,13 @@ class McpTools:
         )
 
     def _should_defer_loading(self, tools: Sequence[ToolLike]) -> bool:
+        """Return whether tools are loaded on demand: by the option, or by their number and size."""
         if self._defer != "auto":
             return self._defer
         return len(tools) > DEFER_TOOLS or sum(t.spec.char_count for t in tools) > DEFER_TOKENS * CHARS_PER_TOKEN
 
     def _make_tool(self, listed: ListedTool, known: _ServerOfRun, *, defer_loading: bool = False) -> ToolLike:
+        """Return a tool of the server for a run; a call may also add new tools of the server to the run."""
         annotations = annotations_from_hints(listed.hints, trusted=self._trusts)
 
         async def call_server_tool(ctx: ToolContext, input: dict[str, Any]) -> ToolResult:
@@ -380,6 +382,7 @@ class McpTools:
         return connection, await connection.get_or_start_session()
 
     def _get_connection(self, run: McpRun) -> ServerConnection:
+        """Return the connection for a run, and register this source as its user."""
         return self._connections.get_connection_and_add_user(run, self)
 
     async def listing(self, name: str, *, run: McpRun = NO_RUN) -> dict[str, Any]:
@@ -399,7 +402,7 @@ class McpTools:
         tools, left_out = parse_tool_list(
             name, raw["tools"], include=self._include, exclude=self._exclude, tasks=raw["tasks"]
         )
-        connection.digests = {**_tool_digests(raw["tools"]), **{one.name: one.digest for one in tools}}
+        connection.digests = {**_compute_tool_digests(raw["tools"]), **{one.name: one.digest for one in tools}}
         connection.promises = {one.name: one.promise for one in tools if one.promise}
         kept = []
         for tool in tools:
@@ -438,13 +441,13 @@ class McpTools:
         except ConnectionLost as lost:
             is_repeatable = self._trusts and listed.hints.get("idempotentHint")
             if not (is_repeatable or isinstance(lost, SessionUnknown)):
-                return failed_result(self.name, lost)
+                return make_failed_call_result(self.name, lost)
         except ToolError as error:
-            return failed_result(self.name, error)
+            return make_failed_call_result(self.name, error)
         try:
             return await self._call_tool_once(listed, run, ctx, input)  # the caller vouches for it (reliability:MC05)
         except ToolError as error:
-            return failed_result(self.name, error)
+            return make_failed_call_result(self.name, error)
 
     async def _call_tool_once(
         self, listed: ListedTool, run: McpRun, ctx: ToolContext, input: Mapping[str, object]
@@ -459,7 +462,7 @@ class McpTools:
         session = await connection.get_or_start_session((*ctx.ancestor_run_ids, ctx.run_id)[0])
         refusal = await self._find_definition_change(connection, listed, run)
         if refusal:
-            return error_result(refusal)
+            return make_error_result(refusal)
         more: dict[str, Any] = {"task": {}} if listed.task else {}
         ticket, call = connection.start_call(connection.call_tool(session, listed.name, input, emit_progress, **more))
         try:
@@ -489,10 +492,11 @@ class McpTools:
     def _make_result_or_pending(
         self, connection: ServerConnection, listed: ListedTool, outcome: Any, ticket: str
     ) -> ToolResult:
+        """Return the result of a call, or a pending result with the requests of the server; an error if the schema is violated."""
         if isinstance(outcome, ServerRequests):
             return ToolResult.json(freeze_object(self._requests_to_json(outcome, ticket)), status="pending")
         wrong = _find_schema_problem(connection, listed, outcome)
-        return error_result(wrong) if wrong else make_result(outcome, self._channel, page=listed.page)
+        return make_error_result(wrong) if wrong else make_result(outcome, self._channel, page=listed.page)
 
     # --- lists that change during a run -----------------------------------------------------------------------------------
 
@@ -564,14 +568,16 @@ class McpTools:
             if "requests" not in outcome:
                 return self._result_from_recorded_outcome(listed, outcome)
             waits = outcome
-        return error_result(f"{listed.tool!r} asked more than {self._asking.rounds} times, so it was given up")
+        return make_error_result(f"{listed.tool!r} asked more than {self._asking.rounds} times, so it was given up")
 
     def _result_from_recorded_outcome(self, listed: ListedTool, outcome: Mapping[str, Any]) -> ToolResult:
         """Return the result that ``going_on`` recorded."""
         if "error" not in outcome:
             return make_result(outcome["result"], self._channel, page=listed.page)
         return (
-            lost_server_result(self.name, outcome["error"]) if outcome.get("lost") else error_result(outcome["error"])
+            make_lost_server_result(self.name, outcome["error"])
+            if outcome.get("lost")
+            else make_error_result(outcome["error"])
         )
 
     async def going_on(
@@ -704,6 +710,7 @@ class _HeldRequest:
         self._ticket = ticket
 
     async def aclose(self) -> list[str]:
+        """Cancel the call that the server still waits with, and return no warnings."""
         await self._connection.cancel_call(self._ticket)
         return []
 
@@ -716,12 +723,12 @@ class _ServerTool(Tool):
         self._binding: ToolBinding = attrs.evolve(self._binding, runs=Ordinary(self, follow))
 
 
-def _tool_digests(tools: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def _compute_tool_digests(tools: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return the digests of definitions by name, without tools that no record can hold or that only a page may call."""
     made: dict[str, str] = {}
     for tool in tools:
         if is_for_page_only(tool):
             continue
         with suppress(DataError):
-            made[tool["name"]] = definition_digest(tool)
+            made[tool["name"]] = compute_definition_digest(tool)
     return made

@@ -131,7 +131,7 @@ class _CheckedFile:
             yield from _format_verification_lines(self.verified)
             yield from [_describe_decision(one, self.verified) for one in self.decisions]
         if self.report is not None:
-            yield from _report_lines(
+            yield from _format_report_lines(
                 self.report, is_good=not (self.report.problems or self.report.secrets or self.leaks)
             )
         shown = [secret.partition(" /")[0] for secret in self.report.secrets] if self.report is not None else []
@@ -160,7 +160,7 @@ def _check_journals_and_secrets(
             )
 
 
-def _report_lines(report: JournalReport, *, is_good: bool) -> Iterator[str]:
+def _format_report_lines(report: JournalReport, *, is_good: bool) -> Iterator[str]:
     """Yield the lines about a journal: its state, problems and secrets."""
     state = "complete" if report.is_complete else "incomplete: it can be resumed"
     state = "but no run has started: start it again" if report.records == 1 else state

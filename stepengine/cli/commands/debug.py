@@ -388,7 +388,7 @@ class DebugSession:
         try:
             with contextlib.redirect_stdout(sys.__stdout__):
                 self.screen.print_result(
-                    "\n".join(["breakpoint()", *self.screen.source_lines(self.screen.running, AROUND)]),
+                    "\n".join(["breakpoint()", *self.screen.format_source_lines(self.screen.running, AROUND)]),
                     {
                         "breakpoint": self.screen.running.function,
                         "file": self.screen.running.file,

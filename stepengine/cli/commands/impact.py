@@ -116,7 +116,7 @@ def impact(
         elif markdown:
             print(_format_markdown_comment(report, holding))
         else:
-            print_visible(join_and_redact_lines([*report.lines(), *_report_lines(report)]), hanging_indent=4)
+            print_visible(join_and_redact_lines([*report.lines(), *_format_report_lines(report)]), hanging_indent=4)
         for gate in holding:
             print_error(f"--fail-on {gate} holds")
         return _choose_exit_code(report, holding, strict=strict)
@@ -162,7 +162,7 @@ def _measure_impact(
     return run_and_close_engines(run_impact, [case.bench.engine for case in own])
 
 
-def _report_lines(report: Impact) -> Iterator[str]:
+def _format_report_lines(report: Impact) -> Iterator[str]:
     """Yield lines for each run with a difference, and the number of runs without one."""
     asked = [one for one in report.journals if one.samples and one.found.kind == "asked"]
     calm = [one for one in asked if not any(map(_has_difference, one.samples))]

@@ -50,7 +50,9 @@ def tools(
     if as_json:
         print(to_ascii_json([tool_to_dict(one) for one in chosen]))
     elif names:
-        print_visible("\n\n".join(["\n".join(describe_tool(one)) for one in chosen]), hanging_indent=_hanging_indent)
+        print_visible(
+            "\n\n".join(["\n".join(describe_tool(one)) for one in chosen]), hanging_indent=_get_hanging_indent
+        )
     else:
         width = max(map(len, known))
         print_visible("\n".join([f"{one.name:<{width}}  {one.text}" for one in chosen]), hanging_indent=width + 2)
@@ -77,7 +79,7 @@ def describe_tool(page: ToolPage) -> Iterator[str]:
     yield f"  yield from call({page.name}{''.join([f', {key}={value!r}' for key, value in page.example.items()])})"
 
 
-def _hanging_indent(line: str) -> int:
+def _get_hanging_indent(line: str) -> int:
     """Return the indent of the continuation of a line of a tool's description."""
     if line.startswith("  yield from"):
         return 4

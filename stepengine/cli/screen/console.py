@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
 from stepengine.adapters.display_items import get_text_unless_shown
 from stepengine.cli.screen.confirm import NO, YES, is_about_effect_in_doubt, is_doubt_result_answer, parse_result_answer
-from stepengine.cli.screen.progress import COLORS, ProgressDisplay, indent_level, style_diff_lines
+from stepengine.cli.screen.progress import COLORS, ProgressDisplay, get_indent_level, style_diff_lines
 from stepengine.cli.screen.render import (
     ColorScheme,
     format_cost,
@@ -291,7 +291,7 @@ class Screen(ProgressDisplay):
         # A group of children is counted in the line below.
         working = [path for path in sorted(self._children) if not self.children.is_only_counted(path)]
         lines = [
-            truncate_text(f"{'  ' * indent_level(path)}{self._children[path].line}", width - 1)
+            truncate_text(f"{'  ' * get_indent_level(path)}{self._children[path].line}", width - 1)
             for path in working[:LIVE_CHILDREN]
         ]
         if len(working) > LIVE_CHILDREN:
@@ -356,11 +356,11 @@ class Screen(ProgressDisplay):
         if isinstance(event, ev.TextCompleted | ev.ReplyDiscarded):
             self.print_delayed_notes()
 
-    def _summary_parts(self, result: RunResult) -> list[str]:
+    def _make_summary_parts(self, result: RunResult) -> list[str]:
         """Return the parts of the summary; after an interruption only that word, the steps and the cost."""
         if not self.is_stopping or result.status is not RunStatus.CANCELLED:
-            return super()._summary_parts(result)
-        return ["interrupted", *super()._summary_parts(result)[1:2], format_cost(result.cost, usage=result.usage)]
+            return super()._make_summary_parts(result)
+        return ["interrupted", *super()._make_summary_parts(result)[1:2], format_cost(result.cost, usage=result.usage)]
 
     def _print_markdown_block(self, text: str) -> None:
         """Print a block as Markdown. Links and images stay text, and control characters are made visible."""

@@ -180,11 +180,13 @@ class ProgressDisplay:
         for path, group in self.children.groups.items():
             if group.printed != group.ended:
                 self._print_group_progress(path, group)
-        self.print_line("", " | ".join([part for part in self._summary_parts(result) if part]), self.colors.summary)
+        self.print_line(
+            "", " | ".join([part for part in self._make_summary_parts(result) if part]), self.colors.summary
+        )
 
-    def _summary_parts(self, result: RunResult) -> list[str]:
+    def _make_summary_parts(self, result: RunResult) -> list[str]:
         """Return the parts of the last line: status, steps, calls, tokens, cost and time."""
-        return self.counts.summary_parts(result)
+        return self.counts.make_summary_parts(result)
 
     # --- what is shown ------------------------------------------------------------------------------------------------
 
@@ -203,7 +205,7 @@ class ProgressDisplay:
         from rich.text import Text
 
         groups = [group for group in list(self.children.groups.values()) if group.is_open]
-        parts = self.counts.status_parts([f"{group.agent_id} {group.ended}/{group.asked}" for group in groups])
+        parts = self.counts.make_status_parts([f"{group.agent_id} {group.ended}/{group.asked}" for group in groups])
         return Text(" | ".join([p for p in parts if p]), style=self.colors.note)
 
     def print_line(self, run_path: str, text: str, style: str = "") -> None:
@@ -214,9 +216,9 @@ class ProgressDisplay:
         if speaker != self._speaker:
             self._speaker = speaker
             if speaker:
-                heading = "  " * indent_level(speaker) + self.children.headings[speaker]
+                heading = "  " * get_indent_level(speaker) + self.children.headings[speaker]
                 self._console.print(Text(heading, style=self.colors.note), soft_wrap=True)
-        line = "  " * indent_level(run_path) + text
+        line = "  " * get_indent_level(run_path) + text
         if self._console.is_terminal:
             line = wrap_lines(line, self._console.width, HANG)
         self._console.print(Text(line, style=style), soft_wrap=True)
@@ -326,7 +328,7 @@ class _RunCounts:
             self._step = step
         return step
 
-    def status_parts(self, groups: Iterable[str]) -> list[str]:
+    def make_status_parts(self, groups: Iterable[str]) -> list[str]:
         """Return the parts of the status line; *groups* are texts such as ``reviewer 3/8``, one per group of children."""
         spent = format_tokens(self.usage)
         return [
@@ -338,7 +340,7 @@ class _RunCounts:
             f"{time.monotonic() - self._start:.0f} s",
         ]
 
-    def summary_parts(self, result: RunResult) -> list[str]:
+    def make_summary_parts(self, result: RunResult) -> list[str]:
         """Return the parts of the summary of an ended run."""
         return [
             result.status.value.replace("_", " "),
@@ -592,7 +594,7 @@ def _print_warning(display: ProgressDisplay, event: ev.HandlerNotice | ev.Warned
     display.print_line(event.path, f"  warning: {one_line(said, 400)}", display.colors.warning)
 
 
-def indent_level(run_path: str) -> int:
+def get_indent_level(run_path: str) -> int:
     """Return the depth of a run below the root run."""
     return run_path.count(".") + 1 if run_path else 0
 
