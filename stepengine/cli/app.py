@@ -193,10 +193,10 @@ def _make_single_command(name: str, listed: ListedCommand) -> Parsed:
     return typer.main.get_command(part)
 
 
-def _register_command(part: typer.Typer, name: str, listed: ListedCommand, full_name: str) -> None:
-    """Import a command, and add it to the application *part* with its help text."""
+def _register_command(group: typer.Typer, name: str, listed: ListedCommand, full_name: str) -> None:
+    """Import a command, and add it to the application *group* with its help text."""
     command = listed.load()
-    part.command(
+    group.command(
         name,
         cls=_CheckedCommand,
         help=_help_text_to_markup(inspect.cleandoc(command.__doc__ or "")),

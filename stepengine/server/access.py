@@ -55,11 +55,11 @@ ScopeName: TypeAlias = Literal["read", "run", "answer", "debug", "metrics", "adm
 SCOPES: tuple[ScopeName, ...] = get_args(ScopeName)
 
 
-def _validate_scopes(given: Iterable[str]) -> frozenset[ScopeName]:
+def _validate_scopes(scopes: Iterable[str]) -> frozenset[ScopeName]:
     """Return scopes as a frozen set; raise ``DefinitionError`` for an unknown scope, for an empty list, and for a string."""
-    found = frozenset(given)
+    found = frozenset(scopes)
     strange = sorted(found.difference(SCOPES))
-    if strange or not found or isinstance(given, str):
+    if strange or not found or isinstance(scopes, str):
         said = f"unknown scope {', '.join(map(repr, strange))}" if strange else "no scope is given"
         msg = f"{said}; valid scopes: {list_names(SCOPES, strange[0] if strange else '')}"
         raise DefinitionError(msg)
@@ -1054,9 +1054,9 @@ def _make_receive_with_body(body: bytes, receive: Receive) -> Receive:
     return receive_body
 
 
-def _validate_and_normalize_hosts(given: Collection[str]) -> frozenset[str]:
+def _validate_and_normalize_hosts(hosts: Collection[str]) -> frozenset[str]:
     """Return host names in lower case; raise ``DefinitionError`` for an invalid one."""
-    names = frozenset(name.lower().rstrip(".") for name in _require_not_string("hosts", given))
+    names = frozenset(name.lower().rstrip(".") for name in _require_not_string("hosts", hosts))
     for name in names:
         found = HOST.fullmatch(name)
         if name != "*" and (found is None or int(found[2] or 0) > MAX_PORT):
@@ -1068,24 +1068,24 @@ def _validate_and_normalize_hosts(given: Collection[str]) -> frozenset[str]:
     return names
 
 
-def _validate_origins(given: Collection[str]) -> frozenset[str]:
+def _validate_origins(origins: Collection[str]) -> frozenset[str]:
     """Return origins as a frozen set; raise ``DefinitionError`` for an invalid one and for a string."""
-    for origin in _require_not_string("cors", given):
+    for origin in _require_not_string("cors", origins):
         if not ORIGIN.fullmatch(origin):
             msg = (
                 f"cors= has the invalid origin {origin!r}; use an origin such as 'https://example.com', without a path "
                 "and without *"
             )
             raise DefinitionError(msg)
-    return frozenset(given)
+    return frozenset(origins)
 
 
-def _require_not_string(option: str, given: Collection[str]) -> Collection[str]:
+def _require_not_string(option: str, values: Collection[str]) -> Collection[str]:
     """Return the values of an option; raise ``DefinitionError`` if they are one string."""
-    if isinstance(given, str):
-        msg = f"{option}={given!r} is a string; pass a list of strings"
+    if isinstance(values, str):
+        msg = f"{option}={values!r} is a string; pass a list of strings"
         raise DefinitionError(msg)
-    return given
+    return values
 
 
 # --- folders --------------------------------------------------------------------------------------------------------

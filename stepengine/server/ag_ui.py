@@ -85,19 +85,19 @@ async def _parse_agent_run(request: Request) -> Any:
     return parse_run_input(plain(await read_json_body(request)))
 
 
-def _require_may_answer_last_run(request: Request, thread: CallerConversation, given: Any) -> None:
+def _require_may_answer_last_run(request: Request, thread: CallerConversation, run_input: Any) -> None:
     """Raise if the caller answers without the scope for it, or answers questions of another run than the last one."""
     asks = thread.state is not None and any(not find_page_tool_name(question) for question in thread.state.pending)
-    if given.resume or asks:
+    if run_input.resume or asks:
         require_caller(request).must("answer")
-    runs = {entry.interrupt_id.partition(":")[0] for entry in given.resume or ()}
+    runs = {entry.interrupt_id.partition(":")[0] for entry in run_input.resume or ()}
     if runs - {"" if thread.last is None else thread.last.run}:
         msg = "the answers are not for the last run of this conversation, so none was accepted; reload the conversation"
         raise AnswerRejected(msg)
 
 
 async def _stream_turn_and_follow_ups(
-    request: Request, turn: StartedTurn, asked: PageRequest
+    request: Request, turn: StartedTurn, page_request: PageRequest
 ) -> AsyncGenerator[Event, None]:
     """Yield the events of a turn, and of further turns that start with results which the page has sent; only the last end."""
     while True:
@@ -106,7 +106,7 @@ async def _stream_turn_and_follow_ups(
             async for event in turn.events:
                 if isinstance(event, RunFinished) and not event.path:
                     results = (
-                        select_next_page_answer(event.result.state, asked.results)
+                        select_next_page_answer(event.result.state, page_request.results)
                         if event.result.pending_questions
                         else {}
                     )
@@ -116,7 +116,7 @@ async def _stream_turn_and_follow_ups(
             await turn.events.aclose()
         if not results:
             return
-        thread = await CallerConversation.load(request, asked.thread_id)
+        thread = await CallerConversation.load(request, page_request.thread_id)
         turn = await thread.start_next_turn(require_agent_id(request), "", results, page_questions=results)
 
 

@@ -202,11 +202,11 @@ def _find_fork_origin(row: RunRow) -> Mapping[str, str] | None:
     return {"run": str(fork["run"]), "at": str(fork["at"])} if isinstance(fork, Mapping) else None
 
 
-def _run_row_from_registered(found: RegisteredRun, status: str = "") -> RunRow:
+def _run_row_from_registered(row: RegisteredRun, status: str = "") -> RunRow:
     """Convert a row of the table of runs to a ``RunRow``, by default with the registered status."""
     # A conversation that was started without this server has no owner before its name, and such a run no request.
-    session = found.session if found.session is None or found.owner else f":{found.session}"
+    session = row.session if row.session is None or row.owner else f":{row.session}"
     return RunRow(
-        found.run, found.owner, found.agent, status or found.status, found.created, found.created, found.request or {}, session,
-        found.tries, found.error,
+        row.run, row.owner, row.agent, status or row.status, row.created, row.created, row.request or {}, session,
+        row.tries, row.error,
     )  # fmt: skip

@@ -75,15 +75,15 @@ class Metrics:
         self._agent_of: dict[str, str] = {}
         self._models: set[str] = set()
 
-    def _make_counter(self, name: str, about: str, *labels: str) -> Counter:
+    def _make_counter(self, name: str, description: str, *labels: str) -> Counter:
         """Register and return a counter with the prefix ``stepengine_``."""
-        return Counter(f"stepengine_{name}", about, labels, registry=self.registry)
+        return Counter(f"stepengine_{name}", description, labels, registry=self.registry)
 
-    def _make_gauge(self, name: str, about: str, value: Any = None) -> Gauge:
-        """Register and return a gauge with the prefix ``stepengine_``; *value* is a function that returns its current value."""
-        made = Gauge(f"stepengine_{name}", about, registry=self.registry)
-        if value is not None:
-            made.set_function(value)
+    def _make_gauge(self, name: str, description: str, get_value: Any = None) -> Gauge:
+        """Register and return a gauge with the prefix ``stepengine_``; *get_value* returns its current value."""
+        made = Gauge(f"stepengine_{name}", description, registry=self.registry)
+        if get_value is not None:
+            made.set_function(get_value)
         return made
 
     # --- counting -----------------------------------------------------------------------------------------------------

@@ -241,14 +241,14 @@ class QuotaTable:
             return "stored_bytes", self.quotas.stored_bytes
         return None
 
-    def _require_bytes_per_minute(self, known: _OwnerUsage, size: int, now: float) -> None:
+    def _require_bytes_per_minute(self, owner_usage: _OwnerUsage, size: int, now: float) -> None:
         """Raise ``Problem`` if *size* more bytes exceed the quota of a minute. A request without others in that minute may be larger."""
-        known.window.expire(now)
+        owner_usage.window.expire(now)
         limit = self.quotas.bytes_per_minute
         # So a journal that is larger than the quota can be forked.
-        if limit is not None and size and known.window.total and known.window.total + size > limit:
+        if limit is not None and size and owner_usage.window.total and owner_usage.window.total + size > limit:
             self._report_and_raise_exceeded(
-                "bytes_per_minute", limit, known.window.get_seconds_until_at_most(max(0, limit - size), now)
+                "bytes_per_minute", limit, owner_usage.window.get_seconds_until_at_most(max(0, limit - size), now)
             )
 
     def _report_and_raise_exceeded(self, quota: str, limit: int, seconds: int = RETRY_SECONDS) -> None:

@@ -856,9 +856,9 @@ async def _load_run_details(request: Request, row: RunRow) -> RunDetails:
     )
 
 
-def _format_prompt_or_params(asked: Any) -> str:
+def _format_prompt_or_params(stored_request: Any) -> str:
     """Return the prompt of a run, else its params as JSON."""
-    given = asked if isinstance(asked, dict) else {}
+    given = stored_request if isinstance(stored_request, dict) else {}
     said = given.get("prompt") or ""
     params = given.get("params")
     text = said or ("" if not params else json.dumps(params, ensure_ascii=False))

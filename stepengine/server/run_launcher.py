@@ -251,12 +251,12 @@ class RunLauncher(RunStarts[RunRow]):
                 await self._store.write(make_restore_status_act(known))
             raise
 
-    async def _start_run_without_journal(self, row: RunRow, known: RunRow) -> None:
-        """Start a run that was registered and has no journal; *known* is its present row."""
+    async def _start_run_without_journal(self, row: RunRow, present_row: RunRow) -> None:
+        """Start a run that was registered and has no journal; *present_row* is its row in the ledger now."""
         await self._start_registered_run(row)
         # Not before: the recovery would see a run that has started and that no process has.
-        if known.status == "stranded":
-            await self._store.write(make_store_status_act(row.run, "started", known.changed))
+        if present_row.status == "stranded":
+            await self._store.write(make_store_status_act(row.run, "started", present_row.changed))
 
     async def _resume_journal(self, row: RunRow, journal: Journal, divergence: dict[str, Any] | None = None) -> None:
         """Resume a run from its journal, with its stored decisions, in the current engine; store the decisions again if that fails."""

@@ -164,10 +164,10 @@ class _JournalSummary:
                 self._cost = add_cost(self._cost, value.cost)
 
 
-def remove_oldest_entries(known: OrderedDict[Any, Any], max_entries: int) -> None:
+def remove_oldest_entries(cache: OrderedDict[Any, Any], max_entries: int) -> None:
     """Remove the oldest entries of a cache until it has at most *max_entries*."""
-    while len(known) > max_entries:
-        known.popitem(last=False)
+    while len(cache) > max_entries:
+        cache.popitem(last=False)
 
 
 def shorten_output(output: Any) -> str | None:

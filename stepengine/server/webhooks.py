@@ -133,12 +133,12 @@ def _is_short_digits(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
 
 
-def _has_matching_signature(valid: list[str], given: list[str]) -> bool:
-    """Return whether one of the signatures *given* is in *valid*, compared in constant time."""
+def _has_matching_signature(valid: list[str], signatures: list[str]) -> bool:
+    """Return whether one of *signatures* is in *valid*, compared in constant time."""
     # Each with each: neither how many there are nor which one fits is told by the time that it takes.
-    tried = [one.encode("utf-8", "surrogatepass") for one in given[:MAX_SIGNATURES]]
+    tried = [one.encode("utf-8", "surrogatepass") for one in signatures[:MAX_SIGNATURES]]
     found = [hmac.compare_digest(one.encode(), other) for one in valid for other in tried]
-    return len(given) <= MAX_SIGNATURES and any(found)
+    return len(signatures) <= MAX_SIGNATURES and any(found)
 
 
 def _parse_standard_key(secret: str) -> bytes | None:
@@ -362,12 +362,12 @@ async def _store_event_for_run(
     return MessageReceipt(run_id=row.run, is_new=await _send_event_when_started(runs, row, topic_name, value, id_))
 
 
-async def _send_event_when_started(runs: RunService, row: RunRow, topic: str, value: object, id_: str) -> bool:
+async def _send_event_when_started(runs: RunService, row: RunRow, topic: str, event: object, id_: str) -> bool:
     """Send an event to a run, and return False for a repeated id; while the run has no mailbox, retry for 2 s, then raise 503."""
     until = time.monotonic() + BEGIN_SECONDS
     while True:
         try:
-            return await runs.messenger.send_message(row, topic, value, id=id_, path="")
+            return await runs.messenger.send_message(row, topic, event, id=id_, path="")
         except JournalMissing:
             # The run is registered and has done nothing yet, so it has no mailbox. Whoever was told of it before may be this fast.
             if time.monotonic() > until:
@@ -385,7 +385,7 @@ def _parse_event(body: bytes) -> Any:
         raise make_input_error(msg) from None
 
 
-def _find_event_run_id(value: object, topic: Topic) -> str | None:
+def _find_event_run_id(event: object, topic: Topic) -> str | None:
     """Return the run id in an event, ``None`` without one; raise ``Problem`` 404 if the topic has no pointer to the id."""
     if topic.run is None:
         msg = (
@@ -393,13 +393,13 @@ def _find_event_run_id(value: object, topic: Topic) -> str | None:
             "pointer of the run's id"
         )
         raise Problem(msg, status=404, kind="no_such_run")
-    found = _get_pointer_value(value, topic.run)
+    found = _get_pointer_value(event, topic.run)
     return found if isinstance(found, str) and found else None
 
 
-def _get_event_id_or_hash(value: object, topic: Topic, body: bytes) -> str:
+def _get_event_id_or_hash(event: object, topic: Topic, body: bytes) -> str:
     """Return the id in an event as text; the hash of the body if the event has none."""
-    found = _get_pointer_value(value, topic.id)
+    found = _get_pointer_value(event, topic.id)
     if isinstance(found, str | int) and not isinstance(found, bool) and str(found)[:1]:
         return str(found)
     return hashlib.sha256(body).hexdigest()
@@ -413,17 +413,17 @@ def _make_message_id(topic: str, id_: str) -> str:
     return f"{topic}:{id_}"
 
 
-def _get_pointer_value(value: Any, pointer: str) -> Any:
-    """Return the value at a JSON pointer; ``None`` if *value* has nothing there."""
+def _get_pointer_value(document: Any, pointer: str) -> Any:
+    """Return the value at a JSON pointer; ``None`` if *document* has nothing there."""
     for part in pointer.split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(value, dict):
-            value = value.get(name)
-        elif isinstance(value, list) and _is_short_digits(name) and int(name) < len(value):
-            value = value[int(name)]
+        if isinstance(document, dict):
+            document = document.get(name)
+        elif isinstance(document, list) and _is_short_digits(name) and int(name) < len(document):
+            document = document[int(name)]
         else:
             return None
-    return value
+    return document
 
 
 SIGNATURE = (

@@ -72,7 +72,7 @@ class InspectionProcess:
             self._asked.clear()
             self._events.put_nowait(None)
 
-    async def send_request(self, operation: str, **more: Any) -> dict[str, Any]:
+    async def send_request(self, operation: str, **members: Any) -> dict[str, Any]:
         """
         Send the process a request, and return its reply; raise ``Problem`` if the process has ended or is too slow.
 
@@ -86,7 +86,7 @@ class InspectionProcess:
             async with asyncio.timeout(ANSWER_SECONDS):
                 if self._hearing.done():
                     raise _make_inspection_ended_problem(self.id)
-                await self._process.send_message({"id": number, "do": operation, **more})
+                await self._process.send_message({"id": number, "do": operation, **members})
                 told = await asyncio.shield(future)
         except TimeoutError:
             msg = f"the process that replays the run did not answer within {ANSWER_SECONDS:g} s"

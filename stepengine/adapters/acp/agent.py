@@ -230,14 +230,14 @@ class EditorAgent:
         for session_id in list(self._open):
             await self.close_session(session_id)
 
-    async def _open_stored_session(self, kept: StoredSession, mcp_servers: Any) -> EditorSession:
+    async def _open_stored_session(self, stored: StoredSession, mcp_servers: Any) -> EditorSession:
         """Open a stored session in place of an open one with its id, and send its skill commands after the reply."""
-        await self.close_session(kept.id)
-        kept.chosen = self._offer.replace_unoffered_choices(kept.chosen)
+        await self.close_session(stored.id)
+        stored.chosen = self._offer.replace_unoffered_choices(stored.chosen)
         with convert_to_protocol_errors():
-            session = EditorSession(self._editor, self._engines, kept)
+            session = EditorSession(self._editor, self._engines, stored)
             session.add_servers(mcp_servers)
-        self._open[kept.id] = session
+        self._open[stored.id] = session
         self._editor.send_after_reply(session.send_skill_commands())
         return session
 

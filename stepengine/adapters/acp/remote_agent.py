@@ -243,9 +243,9 @@ def _make_first_turn_input(ctx: StepContext) -> dict[str, Any]:
     return {"prompt": ctx.prompt, "session": given.get("session") or ctx.agent_state.context.get(SESSION) or ""}
 
 
-def _make_reply(data: Mapping[str, Any]) -> ExternalReply:
+def _make_reply(result: Mapping[str, Any]) -> ExternalReply:
     """Return the reply of an agent from the JSON result of its last turn."""
-    return ExternalReply(text=data["text"], session=data["session"], stop_reason=data["stop_reason"])
+    return ExternalReply(text=result["text"], session=result["session"], stop_reason=result["stop_reason"])
 
 
 # --- a turn -----------------------------------------------------------------------------------------------------------

@@ -70,9 +70,9 @@ def make_replay_sources(names: Iterable[str], make: McpMaker) -> tuple[ToolSourc
     return tuple([_OptionalSource(make(["recorded"], name=name), lambda _: None) for name in names])
 
 
-def _make_unique_server_name(given: str, taken: Collection[str]) -> str:
+def _make_unique_server_name(server_name: str, taken: Collection[str]) -> str:
     """Return a prefix for tool names, of letters, digits and ``-``, that is not in *taken*."""
-    name = re.sub("[^A-Za-z0-9]+", "-", given[:NAME_CHARS]).strip("-") or "server"
+    name = re.sub("[^A-Za-z0-9]+", "-", server_name[:NAME_CHARS]).strip("-") or "server"
     number, found = 1, name
     while found in taken:
         number += 1

@@ -443,14 +443,14 @@ def _find_format_problem(text: str, format_name: object) -> str:
     return ""
 
 
-def _parse_choices(text: str, known: Mapping[str, object]) -> list[object]:
+def _parse_choices(text: str, values_by_title: Mapping[str, object]) -> list[object]:
     """Return the chosen values; an unknown name is returned as it is. Names may contain commas."""
     parts, found = [part.strip() for part in text.split(",")], list[object]()
     while parts:
-        ends = [end for end in range(len(parts), 0, -1) if ", ".join(parts[:end]) in known]
+        ends = [end for end in range(len(parts), 0, -1) if ", ".join(parts[:end]) in values_by_title]
         end = ends[0] if ends else 1
         name = ", ".join(parts[:end])
-        found += [known.get(name, name)] if name else []
+        found += [values_by_title.get(name, name)] if name else []
         del parts[:end]
     return found
 

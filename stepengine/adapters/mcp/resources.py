@@ -116,14 +116,14 @@ def make_prompt_tool(server: str, prompts: Sequence[Mapping[str, object]], get_o
     )
 
 
-def _make_resource_entry(one: Mapping[str, Any]) -> dict[str, Any]:
+def _make_resource_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entry of a resource or template for a model; for an unreadable one, the reason."""
-    if odd := find_recorded_problem(one):
-        return {"name": visible(one["name"], strict=True), "left_out": odd}
-    about = clean_server_text(one.get("description") or "")
-    if "uriTemplate" in one:
-        return {"template": one["uriTemplate"], "name": one["name"], "about": about}
-    return {"uri": one["uri"], "name": one["name"], "about": about}
+    if odd := find_recorded_problem(entry):
+        return {"name": visible(entry["name"], strict=True), "left_out": odd}
+    about = clean_server_text(entry.get("description") or "")
+    if "uriTemplate" in entry:
+        return {"template": entry["uriTemplate"], "name": entry["name"], "about": about}
+    return {"uri": entry["uri"], "name": entry["name"], "about": about}
 
 
 def _split_message_blocks(message: object) -> list[tuple[str, dict[str, Any]]]:
@@ -135,9 +135,9 @@ def _split_message_blocks(message: object) -> list[tuple[str, dict[str, Any]]]:
     return [(role if isinstance(role, str) else "?", block) for block in blocks]
 
 
-def _make_omission_note(found: Sequence[object]) -> list[ResultPart]:
+def _make_omission_note(parts: Sequence[object]) -> list[ResultPart]:
     """Return a note with the number of parts above the limit; an empty list if there are none."""
-    return [TextPart(f"[{len(found) - PARTS:,} more parts were left out]")] if len(found) > PARTS else []
+    return [TextPart(f"[{len(parts) - PARTS:,} more parts were left out]")] if len(parts) > PARTS else []
 
 
 def _describe_prompt(prompt: Mapping[str, Any]) -> str:

@@ -349,28 +349,28 @@ def _get_base64_data(block: Mapping[str, object]) -> str:
     return found if isinstance(found, str) else ""
 
 
-def _replace_media(value: object, shown: Collection[str]) -> object:
+def _replace_media(value: object, shown_data: Collection[str]) -> object:
     """
     Return *value* with placeholders for media.
 
     These are those that the result shows, and whatever has the form of a block of content or of a resource of bytes.
     """
     if isinstance(value, str):
-        return SHOWN if value in shown else value
+        return SHOWN if value in shown_data else value
     if isinstance(value, Mapping):
-        kept = {name: _replace_media(each, shown) for name, each in value.items()}
-        return {**kept, **_make_placeholder_member(value, shown)}
+        kept = {name: _replace_media(each, shown_data) for name, each in value.items()}
+        return {**kept, **_make_placeholder_member(value, shown_data)}
     if isinstance(value, list | tuple):
-        return [_replace_media(each, shown) for each in value]
+        return [_replace_media(each, shown_data) for each in value]
     return value
 
 
-def _make_placeholder_member(value: Mapping[str, object], shown: Collection[str]) -> dict[str, str]:
-    """Return the data member of a content block with a placeholder; ``{}`` if there is no such member or *shown* has its data."""
+def _make_placeholder_member(value: Mapping[str, object], shown_data: Collection[str]) -> dict[str, str]:
+    """Return the data member of a content block with a placeholder; ``{}`` if there is no such member or *shown_data* has its data."""
     is_block = value.get("type") in ("image", "audio") and isinstance(value.get("mimeType"), str)
     member = "data" if is_block else "blob" if isinstance(value.get("uri"), str) else ""
     data = value.get(member) if member else None
-    if not isinstance(data, str) or data in shown:
+    if not isinstance(data, str) or data in shown_data:
         return {}
     return {member: f"[{len(data.rstrip('=')) * 3 // 4:,} bytes were left out]"}
 

@@ -337,11 +337,11 @@ class McpTools:
             beside += make_resource_tools(self.name, session)
         return Change(tools=(*tools, *beside))
 
-    def _make_tools(self, listed: Sequence[ListedTool], known: _ServerOfRun) -> list[ToolLike]:
+    def _make_tools(self, listed: Sequence[ListedTool], server_state: _ServerOfRun) -> list[ToolLike]:
         """Return the tools of a list, all with deferred loading if the options or their number or size require it."""
-        tools = [self._make_tool(one, known) for one in listed]
+        tools = [self._make_tool(one, server_state) for one in listed]
         return (
-            [self._make_tool(one, known, defer_loading=True) for one in listed]
+            [self._make_tool(one, server_state, defer_loading=True) for one in listed]
             if self._should_defer_loading(tools)
             else tools
         )
@@ -352,20 +352,20 @@ class McpTools:
             return self._defer
         return len(tools) > DEFER_TOOLS or sum(t.spec.char_count for t in tools) > DEFER_TOKENS * CHARS_PER_TOKEN
 
-    def _make_tool(self, listed: ListedTool, known: _ServerOfRun, *, defer_loading: bool = False) -> ToolLike:
+    def _make_tool(self, listed: ListedTool, server_state: _ServerOfRun, *, defer_loading: bool = False) -> ToolLike:
         """Return a tool of the server for a run; a call may also add new tools of the server to the run."""
         annotations = annotations_from_hints(listed.hints, trusted=self._trusts)
 
         async def call_server_tool(ctx: ToolContext, input: dict[str, Any]) -> ToolResult:
-            result = await self._call_tool_with_retry(listed, known.run, ctx, input)
-            return await self._make_pending_if_new_tools(result, known) if ctx.has_run else result
+            result = await self._call_tool_with_retry(listed, server_state.run, ctx, input)
+            return await self._make_pending_if_new_tools(result, server_state) if ctx.has_run else result
 
         return _ServerTool(
             listed.tool,
             listed.description,
             listed.input_schema,
             call_server_tool,
-            follow=partial(self._continue_pending_call, listed, known),
+            follow=partial(self._continue_pending_call, listed, server_state),
             category=CATEGORY,
             annotations=annotations,
             about=self._about.get(listed.name),
@@ -500,39 +500,39 @@ class McpTools:
 
     # --- lists that change during a run -----------------------------------------------------------------------------------
 
-    async def _make_pending_if_new_tools(self, result: ToolResult, known: _ServerOfRun) -> ToolResult:
+    async def _make_pending_if_new_tools(self, result: ToolResult, server_state: _ServerOfRun) -> ToolResult:
         """Return the result as pending if the server has new tools, which the run then adds first."""
         if result.status not in SETTLED or any(effect.kind == CUT_OFF for effect in result.side_effects):
             return result
-        connection = self._get_connection(known.run)
+        connection = self._get_connection(server_state.run)
         if connection.is_stale:
             try:
-                await self.listing(self.name, run=known.run)
+                await self.listing(self.name, run=server_state.run)
             except StepEngineError as error:
                 LOGGER.warning(
                     "the MCP server %r changed its list of tools, but the new list cannot be read: %s", self.name, error
                 )
                 return result
-        if not known.has_unknown_tool(connection.offered):
+        if not server_state.has_unknown_tool(connection.offered):
             return result
         return attrs.evolve(result, status="pending", structured={GREW: result.status, "data": result.structured})
 
     def _list_and_add_new_tools(
-        self, known: _ServerOfRun, given: ToolResult, said: Mapping[str, Any]
+        self, server_state: _ServerOfRun, result: ToolResult, pending_data: Mapping[str, Any]
     ) -> Generator[object, Any, ToolResult]:
         """List the server's tools again, and return the call's result with a change that adds the new ones, within limits."""
-        settled = attrs.evolve(given, status=said[GREW], structured=said["data"])
+        settled = attrs.evolve(result, status=pending_data[GREW], structured=pending_data["data"])
         try:
-            recorded = yield from Perform.idempotent(partial(self.listing, run=known.run), self.name)
+            recorded = yield from Perform.idempotent(partial(self.listing, run=server_state.run), self.name)
         except PerformError:
             return settled
         for reason in recorded["left_out"]:
-            if reason not in known.reported:
-                known.reported.add(reason)
+            if reason not in server_state.reported:
+                server_state.reported.add(reason)
                 LOGGER.warning("%s", LEFT_OUT_TEXT.format(server=self.name, reason=reason))
         listed = [ListedTool.from_json(one) for one in recorded["tools"]]
-        new = [one for one in listed if known.is_new(one)]
-        kept = known.reserve_tool_room(len(new), recorded)
+        new = [one for one in listed if server_state.is_new(one)]
+        kept = server_state.reserve_tool_room(len(new), recorded)
         if kept < len(new):
             LOGGER.warning(
                 "the MCP server %r has more tools than one run can hold (%d, and %d bytes of lists): %d are left out, and this run "
@@ -540,25 +540,25 @@ class McpTools:
                 self.name, TOOLS, RUN_LIST_BYTES, len(new) - kept,
             )  # fmt: skip
             new = new[:kept]
-        known.digests.update({one.name: one.digest for one in listed})
-        tools = [tool for tool in self._make_tools(listed, known) if tool.spec.name in {one.tool for one in new}]
+        server_state.digests.update({one.name: one.digest for one in listed})
+        tools = [tool for tool in self._make_tools(listed, server_state) if tool.spec.name in {one.tool for one in new}]
         return attrs.evolve(settled, change=Change(tools=tools)) if tools else settled
 
     # --- what a server wants to know first --------------------------------------------------------------------------------
 
     def _continue_pending_call(
-        self, listed: ListedTool, known: _ServerOfRun, input: JsonDict, given: ToolResult
+        self, listed: ListedTool, server_state: _ServerOfRun, input: JsonDict, result: ToolResult
     ) -> Generator[object, Any, ToolResult]:
         """Answer the server's requests in the run and continue the call, or add new tools to the run."""
-        waits: Any = given.data
-        if isinstance(given.structured, Mapping) and GREW in given.structured:
-            return (yield from self._list_and_add_new_tools(known, given, given.structured))
+        waits: Any = result.data
+        if isinstance(result.structured, Mapping) and GREW in result.structured:
+            return (yield from self._list_and_add_new_tools(server_state, result, result.structured))
         for _ in range(self._asking.rounds):
             answers = yield from self._asking.answer_requests(
-                waits["requests"], _make_waiting_check(partial(self._get_connection, known.run), waits)
+                waits["requests"], _make_waiting_check(partial(self._get_connection, server_state.run), waits)
             )
             outcome: Any = yield from Perform(
-                partial(self.going_on, run=known.run),
+                partial(self.going_on, run=server_state.run),
                 listed.to_json(),
                 input,
                 waits["ticket"],

@@ -187,9 +187,9 @@ def _get_ui_metadata(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     return ui if isinstance(ui, Mapping) else {}
 
 
-def find_recorded_problem(one: Mapping[str, Any]) -> str:
+def find_recorded_problem(entry: Mapping[str, Any]) -> str:
     """Return the problem that ``MessageRepair`` recorded in a tool or prompt; ``""`` if it is usable."""
-    said = (one.get("_meta") or {}).get(ODD)
+    said = (entry.get("_meta") or {}).get(ODD)
     return said if isinstance(said, str) else ""
 
 
@@ -258,7 +258,7 @@ def select_usable_prompts(listed: Sequence[Mapping[str, Any]], problems: list[st
 # --- schemas ----------------------------------------------------------------------------------------------------------
 
 
-def adapt_schema(name: str, given: Mapping[str, object]) -> JsonDict:
+def adapt_schema(name: str, schema: Mapping[str, object]) -> JsonDict:
     """
     Return a third-party input schema in a form that providers accept and that inputs can be validated with.
 
@@ -267,10 +267,10 @@ def adapt_schema(name: str, given: Mapping[str, object]) -> JsonDict:
     Raises:
         DefinitionError: If the schema is too large, too deep, or not the schema of an object.
     """
-    if _measure_nesting_depth(given) > SCHEMA_DEPTH:
+    if _measure_nesting_depth(schema) > SCHEMA_DEPTH:
         msg = f"its input schema is nested more than {SCHEMA_DEPTH} deep"
         raise DefinitionError(msg)
-    frozen = freeze_object(given)
+    frozen = freeze_object(schema)
     if len(compact(frozen)) > SCHEMA_BYTES:
         msg = f"its input schema has more than {SCHEMA_BYTES // 1024} KiB"
         raise DefinitionError(msg)

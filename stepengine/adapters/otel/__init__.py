@@ -272,7 +272,7 @@ class Tracing:
         self._trees.pop(event.run_id, None)
 
     def _end_run_spans(
-        self, event: Event, path: str, status: RunStatus, usage: Usage | None = None, said: str = ""
+        self, event: Event, path: str, status: RunStatus, usage: Usage | None = None, text: str = ""
     ) -> None:
         """End all spans of one run of the tree, with its status, usage and text."""
         run = self._trees.get(event.run_id, {}).pop(path, None)
@@ -286,8 +286,8 @@ class Tracing:
         span.set_attribute("stepengine.status", status.value)
         if usage is not None:
             span.set_attributes(_usage_attributes(usage))
-        if said and self._content:
-            span.set_attributes(_output_attributes(said))
+        if text and self._content:
+            span.set_attributes(_output_attributes(text))
         if status is RunStatus.FAILED and not run.has_failed:
             span.set_status(self._trace.StatusCode.ERROR)
         run.own.span.end()

@@ -139,7 +139,7 @@ class _CheckedFile:
 
 
 def _check_journals_and_secrets(
-    paths: Iterable[str], allow: Sequence[str], keys: Sequence[str], seen: str
+    paths: Iterable[str], allow: Sequence[str], keys: Sequence[str], start_digest: str
 ) -> Iterator[_CheckedFile]:
     """Check every file of *paths*; yield journals and files with secrets."""
     from stepengine.journal import check, decisions, scan, verify
@@ -150,7 +150,7 @@ def _check_journals_and_secrets(
             if journal is None:
                 yield from [_CheckedFile(name=file, leaks=leaks)] if leaks else []
                 continue
-            verified = verify(journal, keys, seen=seen) if keys else None
+            verified = verify(journal, keys, seen=start_digest) if keys else None
             yield _CheckedFile(
                 name=file,
                 report=check(journal, allow_secrets=allow),

@@ -137,9 +137,9 @@ def _choose_exit_code(report: Impact, holding: Sequence[ImpactGate], *, strict: 
 
 
 def _measure_impact(
-    files: Sequence[str], options: Options, *, n: int, budget: SharedBudget, tools: str, **asked: Any
+    files: Sequence[str], options: Options, *, n: int, budget: SharedBudget, tools: str, **impact_options: Any
 ) -> Impact:
-    """Return the report of all runs; the runs of each agent share an engine. *asked* are more options of ``impact``."""
+    """Return the report of all runs; the runs of each agent share an engine. *impact_options* are passed to ``impact``."""
     from stepengine.evaluation.impact import Impact, Judged, RepeatedJournal, impact, replay_to_first_difference
 
     own: list[RecordedCase] = []
@@ -157,7 +157,7 @@ def _measure_impact(
         found = [
             await replay_to_first_difference(case.bench.engine, case.file, case.journal, case.agent) for case in own
         ]
-        return await impact(own[0].bench.engine, [*found, *unread], n=n, budget=budget, tools=tools, **asked)
+        return await impact(own[0].bench.engine, [*found, *unread], n=n, budget=budget, tools=tools, **impact_options)
 
     return run_and_close_engines(run_impact, [case.bench.engine for case in own])
 
@@ -182,9 +182,9 @@ def _format_report_lines(report: Impact) -> Iterator[str]:
         yield f"{len(calm)} more runs were repeated, with the same decisions and end as recorded"
 
 
-def _has_difference(each: Any) -> bool:
+def _has_difference(sample: Any) -> bool:
     """Return whether a sample called other tools or had another output than the recorded run."""
-    return bool(each.changed or not each.output_equal)
+    return bool(sample.changed or not sample.output_equal)
 
 
 def _summarize_samples(samples: Sequence[Any]) -> str:

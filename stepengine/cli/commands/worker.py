@@ -136,7 +136,7 @@ def worker(
     return run_deployment_command(open_and_run())
 
 
-def _merge_rate_limits(known: Any, typed: Mapping[str, Iterable[str]]) -> dict[str, object]:
+def _merge_rate_limits(module_limits: Any, typed: Mapping[str, Iterable[str]]) -> dict[str, object]:
     """
     Return the rate limits of a module merged with the typed ones, as an option of ``Engine``; empty if none were typed.
 
@@ -156,10 +156,10 @@ def _merge_rate_limits(known: Any, typed: Mapping[str, Iterable[str]]) -> dict[s
         return {}
     from stepengine.runtime import RateLimit
 
-    if isinstance(known, RateLimit):
+    if isinstance(module_limits, RateLimit):
         msg = "rate_limits of the module is one limit for all providers; to change it here, make it a dict from providers to limits"
         raise UsageProblem(msg)
-    own: dict[str, RateLimit] = dict(known or {})
+    own: dict[str, RateLimit] = dict(module_limits or {})
     return {"rate_limits": own | {name: attrs.evolve(own.get(name, RateLimit()), **new) for name, new in given.items()}}
 
 
