@@ -69,9 +69,11 @@ def _wrap_with_trust_and_exit(name: str, command: Callable[..., Exit]) -> Callab
 
     @functools.wraps(command)
     def run_and_exit(**given: Any) -> None:
+        """Run the command with checked trust, print its error, and exit with its code unless it completed."""
         content = given.pop("trust", "") if name in LOCAL else ""
 
         def run_trusted() -> Exit:
+            """Run the command while the trust of agent files is checked; return its exit code."""
             with enforce_trust(asks=name in ASKING, trusted_hash=content):
                 return command(**given)
 

@@ -321,9 +321,11 @@ class Chat:
         """Ask a recorded question and store the answer in *answers*; return whether it was answered."""
 
         def store_answer(answer: Any) -> None:
+            """Validate an answer, and store it under the id of the question."""
             answers[question.id] = validate_typed_answer(answer, question)
 
         async def run_or_queue_line(typed: str) -> None:
+            """Run a line as a chat command, or queue it for the next turn; ignore an empty line."""
             if typed.strip() and not await self.terminal.run_or_queue_chat_command(typed):
                 self.terminal.queue_line(typed)
 
@@ -392,12 +394,14 @@ class Chat:
         last = loop.time()
 
         def interrupt_run() -> None:
+            """Interrupt the run gracefully, and print that it is ending."""
             nonlocal last
             last = loop.time()
             handle.interrupt(grace=GRACE)
             loop.call_soon_threadsafe(_print_stopping_notice, handle, self.screen, self.terminal)
 
         def leave_or_interrupt_again() -> None:
+            """Cancel the turn at a second Ctrl-C within a short time; later, interrupt the run again."""
             if loop.time() - last < SOON:
                 loop.call_soon_threadsafe(turn.cancel)
             else:

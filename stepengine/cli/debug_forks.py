@@ -133,6 +133,7 @@ def _run_fork_to_json(screen: DebugScreen, request: ForkRequest, into: str) -> s
         models = None if request.live else ScriptedModel(request.replies)
 
         async def fork_to_end() -> Any:
+            """Run the fork to its end, and return its result."""
             async with bench.engine:
                 return await screen.debugger.fork(
                     request.edit,

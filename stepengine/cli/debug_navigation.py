@@ -143,6 +143,7 @@ class DebugNavigation:
         from stepengine.debugging.expressions import call_in_fork, parse_condition
 
         def search() -> str:
+            """Search for the condition without handler output, and return the result as JSON."""
             if self._forked is not None:
                 self._forked.stays = True
             try:

@@ -138,6 +138,7 @@ class _WatchScreen:
     # --- showing ------------------------------------------------------------------------------------------------------
 
     def _print_preview(self, preview: MomentPreview, saved: list[str], changes: list[str] | None) -> None:
+        """Print the position under the saved code, or its changes, as lines or as one JSON object."""
         if self._options.as_json:
             seconds = round(self._watched.seconds, 3)
             told = {"format": FORMAT, "at": self._watched.at, "saved": saved, "seconds": seconds}

@@ -162,6 +162,7 @@ class _DueRunResumer:
                 work.append(loop.create_task(waker.watch(interval_seconds)))
 
             def cancel_work() -> None:
+                """Cancel the tasks that resume and start runs."""
                 for task in work:
                     loop.call_soon_threadsafe(task.cancel)
 

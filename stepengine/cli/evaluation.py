@@ -153,7 +153,7 @@ def confirm_cost(estimate: CostEstimate, *, yes: bool) -> None:
 
 def require_user_confirmation(announcement: str) -> None:
     """
-    Ask the person at the terminal to confirm *announcement* before models are called.
+    Ask the person at the terminal to confirm *announcement*; raise ``UsageProblem`` without a confirmation.
 
     Raises:
         UsageProblem: when there is no terminal to ask at, or the person denies it.
@@ -195,6 +195,7 @@ def run_until_signal(
     """
 
     async def run_to_end() -> tuple[Made, int | None]:
+        """Await the coroutine unless a signal arrives, and close the engines."""
         async with AsyncExitStack() as stack:
             for engine in dict.fromkeys(engines):
                 await stack.enter_async_context(engine)
@@ -207,6 +208,7 @@ def run_reporting_errors(command: Callable[[], Exit]) -> Exit:
     """Run *command*; report signals, divergences and errors, and return the exit code."""
 
     def run_command() -> Exit:
+        """Run the command; report a signal, divergence or error, and return the exit code."""
         try:
             return command()
         except Interrupted as interrupted:

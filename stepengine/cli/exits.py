@@ -187,6 +187,7 @@ def _make_warning_printer(fallback: Callable[..., None]) -> Callable[..., None]:
     def print_warning(
         message: Warning | str, category: type[Warning], filename: str, lineno: int, *more: object, **named: object
     ) -> None:
+        """Print a warning about an agent file once, in one line; pass any other to *fallback*."""
         from stepengine.engine.handler_sources import SourceWarning
         from stepengine.engine.loader import BrokenFile
 

@@ -358,6 +358,7 @@ def run_cancelling_on_signal(
     """
 
     async def run_to_end() -> FinishedRun:
+        """Await the coroutine unless a signal arrives, and close the engine."""
         async with bench.engine:
             result, _ = await await_unless_interrupted(await_result_despite_limit(make_coroutine()))
             return FinishedRun(result)
@@ -372,6 +373,7 @@ def replay_recorded_run(journal: Journal, options: Options) -> RunResult:
     bench = make_engine_setup(options, agent, performs=False, recorded=history)
 
     async def replay_to_end() -> RunResult:
+        """Replay the journal, close the engine, and return the result."""
         async with bench.engine:
             return await bench.engine.replay(journal, agent=agent)
 
@@ -394,11 +396,13 @@ def start_run_and_wait(
     """
 
     async def run_to_end() -> FinishedRun:
+        """Start the run, wait for its end while signals interrupt it, and close the engine."""
         loop = asyncio.get_running_loop()
         async with bench.engine:
             starting = asyncio.ensure_future(start())
 
             def interrupt_or_cancel_start() -> None:
+                """Interrupt the run gracefully; cancel its start if it has not started."""
                 if starting.done():
                     interrupt_run(starting.result(), loop)
                 else:

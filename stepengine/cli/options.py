@@ -197,7 +197,7 @@ class Options:
 
     def with_settings(self) -> Options:
         """
-        Return the options with the settings of the working folder.
+        Load the settings of the working folder, and return the options with them.
 
         Raises:
             UsageProblem: when they cannot be read.
@@ -222,6 +222,7 @@ def with_shared_options(command: Callable[..., Exit], *, without: Container[str]
     ]
 
     def run_with_options(**given: Any) -> Exit:
+        """Collect the shared options into ``Options``, and call the command with them."""
         options = Options(**{each.name: given.pop(each.name, each.default) for each in shared})
         return command(options, **given)
 

@@ -41,6 +41,7 @@ def _print_durable_schedules(schedules: Sequence[Schedule], db: str, *, app: str
     """Print the schedules with their last runs in a database; return the exit code."""
 
     async def print_states(operator: Operator) -> Exit:
+        """Load the status of each schedule from the database, print them, and return the exit code."""
         from stepengine.durable.schedules import load_durable_schedule_statuses
 
         return _print_schedule_states(

@@ -653,6 +653,7 @@ class Guard:
         has_begun = False
 
         async def send_with_headers(message: Message) -> None:
+            """Send a message of a response, its start with the security headers, and note that the response has started."""
             nonlocal has_begun
             if message["type"] == "http.response.start":
                 has_begun = True
@@ -1019,12 +1020,14 @@ def _matches_path(path: str, paths: Iterable[str]) -> bool:
 
 
 def _make_json_response(content: Mapping[str, object]) -> Response:
+    """Return a JSON response with status 200."""
     from starlette.responses import JSONResponse
 
     return JSONResponse(content)
 
 
 def _make_empty_response(headers: Mapping[str, str]) -> Response:
+    """Return a response with status 204 and these headers."""
     from starlette.responses import Response
 
     return Response(status_code=204, headers=dict(headers))
@@ -1045,6 +1048,7 @@ def _make_receive_with_body(body: bytes, receive: Receive) -> Receive:
     is_given = False
 
     async def receive_body() -> Message:
+        """Return the body at the first call, then the messages of the client."""
         nonlocal is_given
         if is_given:
             return await receive()

@@ -61,7 +61,7 @@ class AgentRun(BaseModel):
 
 async def start_agent_turn(request: Request) -> Response:
     """Start the next turn of a conversation from an AG-UI request, and stream its events."""
-    given = await _parse_agent_run(request)
+    given = await _parse_agent_run_input(request)
     agent, thread = require_agent_id(request), await CallerConversation.load(request, given.thread_id)
     thread.require_not_running()
     asked = parse_page_request(given, _session_from_state(thread.name, thread.state), shares=request.app.state.shares)
@@ -77,7 +77,7 @@ async def start_agent_turn(request: Request) -> Response:
     )
 
 
-async def _parse_agent_run(request: Request) -> Any:
+async def _parse_agent_run_input(request: Request) -> Any:
     """Parse the ``RunAgentInput`` of an AG-UI request; raise ``Problem`` 501 if AG-UI is not installed."""
     if find_spec("ag_ui") is None:
         msg = "this server does not support AG-UI without the package ag-ui-protocol: pip install 'stepengine[ag-ui]'"
@@ -122,7 +122,7 @@ async def _stream_turn_and_follow_ups(
 
 async def reconnect_to_turn(request: Request) -> Response:
     """Stream the running turn of a conversation to a page again; for an idle conversation, send its messages."""
-    given, agent = await _parse_agent_run(request), require_agent_id(request)
+    given, agent = await _parse_agent_run_input(request), require_agent_id(request)
     thread = await CallerConversation.load(request, given.thread_id)
     shares = request.app.state.shares
     if thread.last is None or not thread.has_running_run:

@@ -337,6 +337,7 @@ class Ledger:
 
 
 def _get_file_size_or_zero(path: Path) -> int:
+    """Return the size of a file in bytes; 0 if it does not exist."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -367,6 +368,7 @@ def make_register_run_act(row: RunRow, key: str | None) -> Act:
     """
 
     def register_run(database: sqlite3.Connection) -> RunRow | None:
+        """Insert a run, or return the earlier run of a recent idempotency key; raise ``InputError`` if its request differs."""
         if key is not None:
             old = f"SELECT {ROW} FROM served WHERE owner = ? AND key = ?"  # noqa: S608 - of names of ours
             found = database.execute(old, (row.owner, key)).fetchone()
@@ -409,6 +411,7 @@ def make_register_turn_act(row: RunRow, after: str | None) -> Act:
     """
 
     def register_next_turn(database: sqlite3.Connection) -> None:
+        """Insert the next run of a conversation; raise ``InputError`` if it has a newer one."""
         found = database.execute(f"SELECT run FROM served {NEWEST}", (row.session, row.owner)).fetchone()  # noqa: S608 - of names of ours
         if (None if found is None else found[0]) != after:
             msg = "the conversation has a newer turn; reload it, then send the message again"
@@ -422,6 +425,7 @@ def make_store_conversation_state_act(session: str, run: str, status: str, state
     """Return an act that stores the state of an ended or suspended run of a conversation, for its next run."""
 
     def store_state(database: sqlite3.Connection) -> None:
+        """Store the state of a run for the next turn, if the run is still attached to its conversation."""
         # A fork has the conversation in its journal, and does not belong to it.
         database.execute(
             "INSERT OR REPLACE INTO served_left SELECT ?, ?, ?, ? WHERE EXISTS "
@@ -436,6 +440,7 @@ def make_store_shown_message_act(run: str, message: str, after_event: str) -> Ac
     """Return an act that stores the id of the page message that shows a run after the event *after_event*."""
 
     def store_shown_message(database: sqlite3.Connection) -> None:
+        """Insert or replace the id of the page message that shows a run."""
         database.execute("INSERT OR REPLACE INTO served_shown VALUES (?, ?, ?)", (run, message, after_event))
 
     return store_shown_message
@@ -445,6 +450,7 @@ def make_store_status_act(run: str, status: str, now: float, *, tries: int = 0, 
     """Return an act that stores the status of a run, unless the run has ended."""
 
     def update_status(database: sqlite3.Connection) -> None:
+        """Store the status of a run, unless it has ended."""
         database.execute(
             "UPDATE served SET status = ?, changed = ?, tries = ?, error = ? WHERE run = ? "
             "AND status IN ('started', 'running', 'suspended', 'stranded')",
@@ -468,6 +474,7 @@ def make_store_decisions_act(run: str, decisions: Mapping[str, Answer]) -> Act:
     """
 
     def store_new_decisions(database: sqlite3.Connection) -> list[str] | None:
+        """Store new decisions, mark a suspended run as running, and return the new questions; raise for a different decision."""
         texts = {question: to_compact_json(encode_stored(answer)) for question, answer in decisions.items()}
         known = dict(database.execute("SELECT question, answer FROM served_decided WHERE run = ?", (run,)))
         for question in known.keys() & texts.keys():
@@ -486,6 +493,7 @@ def make_remove_decisions_act(run: str, questions: Iterable[str]) -> Act:
     """Return an act that removes decisions about effects in doubt whose request was refused."""
 
     def delete_decisions(database: sqlite3.Connection) -> None:
+        """Delete the decisions about some effects in doubt of a run."""
         database.executemany(
             "DELETE FROM served_decided WHERE run = ? AND question = ?", [(run, question) for question in questions]
         )
@@ -497,6 +505,7 @@ def make_count_message_act(run: str) -> Act:
     """Return an act that counts an arrived message for a run, and marks a suspended run as running."""
 
     def count_message_and_wake(database: sqlite3.Connection) -> None:
+        """Count an arrived message, and mark a suspended run as running."""
         database.execute(UNDER_WAY, (run,))
         database.execute(
             "INSERT INTO served_woken VALUES (?, 1) ON CONFLICT (run) DO UPDATE SET times = times + 1", (run,)
@@ -516,6 +525,7 @@ def make_suspend_act(run: str, now: float, known_message_count: int) -> Act:
     """
 
     def suspend_unless_woken(database: sqlite3.Connection) -> bool:
+        """Mark a run as suspended and return True; return False if a message or decision has arrived."""
         came = database.execute("SELECT times FROM served_woken WHERE run = ?", (run,)).fetchone() or (0,)
         decided = database.execute("SELECT 1 FROM served_decided WHERE run = ?", (run,)).fetchone()
         if came != (known_message_count,) or decided is not None:
@@ -536,6 +546,7 @@ def make_resume_act(run: str) -> Act:
     """
 
     def resume_and_take_decisions(database: sqlite3.Connection) -> dict[str, Answer]:
+        """Mark a suspended or stranded run as running; remove and return its decisions by question."""
         database.execute(
             "UPDATE served SET status = 'running', tries = 0, error = '' "
             "WHERE run = ? AND status IN ('suspended', 'stranded')",
@@ -559,6 +570,7 @@ def make_detach_runs_act(session: str) -> Act:
     """
 
     def detach_runs(database: sqlite3.Connection) -> list[str]:
+        """Detach the runs of a conversation and return their ids; raise ``InputError`` if one has not ended."""
         if database.execute(UNENDED, (session,)).fetchone() is not None:
             msg = "a run of this conversation has not ended"
             raise InputError(msg)
@@ -573,6 +585,7 @@ def make_attach_runs_act(session: str, runs: Iterable[str]) -> Act:
     """Return an act that attaches detached runs to their conversation again."""
 
     def attach(database: sqlite3.Connection) -> None:
+        """Attach runs to a conversation again."""
         database.executemany("UPDATE served SET session = ? WHERE run = ?", [(session, run) for run in runs])
 
     return attach
@@ -582,6 +595,7 @@ def make_delete_run_act(run: str) -> Act:
     """Return an act that deletes the row of a run that never started."""
 
     def delete_row(database: sqlite3.Connection) -> None:
+        """Delete the row of a run."""
         database.execute("DELETE FROM served WHERE run = ?", (run,))
 
     return delete_row

@@ -145,6 +145,7 @@ def _make_message_converter(status: int, **fields: str) -> Callable[[Any], Probl
     """Return a function that makes a problem from an error's message, with some of its attributes as members."""
 
     def make_problem(error: StepEngineError) -> Problem:
+        """Return a problem with the message of an error and some of its attributes as members."""
         members = {name: getattr(error, field) for name, field in fields.items()}
         return Problem(error.message, status=status, kind=snake_case_name(error), members=members)
 
@@ -155,6 +156,7 @@ def _make_fixed_text_converter(status: int, message: str, **fields: str) -> Call
     """Return a function that converts an error to a ``Problem`` with a fixed *message*, because the error names paths of the server."""
 
     def make_problem(error: StepEngineError) -> Problem:
+        """Return a problem with the fixed message, and log the error if it is one of the server."""
         # Only the operator of the server can correct the cause, so it is in the log.
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             logger.warning("a request was refused: %s", error.message)

@@ -49,11 +49,13 @@ async def serve_until_signal(served: Application, host: str, port: int, on_liste
     begin = server.startup
 
     async def start_and_report_url(sockets: Any = None) -> None:
+        """Start the server, and call *on_listening* with its URL if it listens."""
         await begin(sockets)
         if server.started:
             on_listening(_get_server_url(server))
 
     def stop_server() -> None:
+        """Let the server stop, and end its event streams."""
         server.should_exit = True
         served.end_event_streams()
 

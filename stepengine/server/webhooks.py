@@ -705,6 +705,7 @@ def _make_setup_act(now: float) -> Act:
     """Return an act that creates the tables, retries given-up webhooks, and returns when webhooks were first enabled."""
 
     def create_tables_and_retry(database: sqlite3.Connection) -> float:
+        """Create the tables, retry given-up webhooks, and return when webhooks were first enabled."""
         for table in TABLES.split(";"):
             database.execute(table)
         database.execute("UPDATE served_told SET due = 0, tries = 0 WHERE is_told = 0")
@@ -724,6 +725,7 @@ def _make_claim_act(now: float, since: float, begun: float) -> Act:
     """
 
     def claim_due_runs(database: sqlite3.Connection) -> list[_RunWithWebhooks]:
+        """Note changed runs, claim up to 16 runs with due webhooks, and return them."""
         database.execute(
             f"INSERT INTO served_told SELECT run, changed, 0, 0, 0 {NEWS} "
             "ON CONFLICT (run) DO UPDATE SET changed = excluded.changed, due = 0, tries = 0, is_told = 0",
@@ -744,6 +746,7 @@ def _make_mark_sent_act(claimed: _RunWithWebhooks) -> Act:
     """Return an act that marks the webhooks of a run as sent, unless the run has changed."""
 
     def mark_as_sent(database: sqlite3.Connection) -> None:
+        """Mark the webhooks of a run as sent, unless the run has changed."""
         # Only if the run has not changed since: a run that asked again while the message was under way has something
         # new to tell.
         database.execute(
@@ -757,6 +760,7 @@ def _make_postpone_act(claimed: _RunWithWebhooks, due: float) -> Act:
     """Return an act that sets the next try of a run's webhooks to *due*, and counts the failed try."""
 
     def postpone(database: sqlite3.Connection) -> None:
+        """Store the next try of a run's webhooks, and count the failed one."""
         values = (due, claimed.tries + 1, claimed.run, claimed.changed)
         database.execute("UPDATE served_told SET due = ?, tries = ? WHERE run = ? AND changed = ?", values)
 
@@ -767,6 +771,7 @@ def _make_store_receipts_act(claimed: _RunWithWebhooks, receipts: Iterable[str],
     """Return an act that stores the receipts of a sent message, and renews the claim of its run."""
 
     def insert_receipts(database: sqlite3.Connection) -> None:
+        """Store the receipts of a sent message, and renew the claim of its run."""
         rows = [(claimed.run, receipt, now) for receipt in receipts]
         database.executemany("INSERT OR IGNORE INTO served_receipts VALUES (?, ?, ?)", rows)
         values = (now + LEASE, claimed.run, claimed.changed)

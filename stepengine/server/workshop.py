@@ -266,6 +266,7 @@ class InspectionService:
         files = {run: folder / f"{run}.jsonl" for run in contents}
 
         def write_journals() -> None:
+            """Write the journals to their files in the temporary folder."""
             for run, content in contents.items():
                 files[run].write_bytes(content)
 

@@ -291,6 +291,7 @@ def _make_guard_recorder(settings: _ProgramSettings) -> Callable[[ToolContext, J
     """Return a callback for allowed permission calls; it stores the call's file rules in the conversation with the program."""
 
     def store_guard(ctx: ToolContext, input: JsonDict) -> None:
+        """Store the file rules of an allowed permission call in the conversation with the program."""
         _get_or_make_conversation(settings, ctx).guards[ctx.tool_name, canonical(input)] = GUARD.get()
 
     return store_guard
@@ -834,6 +835,7 @@ def _parse_usage(usage: object) -> Usage | None:
         return None
 
     def get_count_or_zero(name: str) -> int:
+        """Return a reported number of tokens; 0 if it is missing or invalid."""
         value = given.get(name)
         return value if type(value) is int and 0 <= value < 2**53 else 0
 

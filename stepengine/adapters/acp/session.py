@@ -124,6 +124,7 @@ class EditorSession:
         """Add the tools of the MCP servers that the editor named."""
 
         def show_warning(message: str) -> None:
+            """Show a warning in the editor after the reply to the current request."""
             self._editor.send_after_reply(self._send_agent_text(f"({message})\n\n"))
 
         self._sources = self._engines.make_server_sources(mcp_servers or (), self._agent, self.kept.cwd, show_warning)
@@ -211,6 +212,7 @@ class EditorSession:
         updates: list[object] = prompts.make_prompt_updates(turn.prompt, turn.media_file)
 
         def collect_updates(event: Event) -> None:
+            """Collect the updates that show an event."""
             updates.extend(shown.make_updates(event))
 
         engine = self._engines.make_engine(self.kept.cwd, turn.chosen, {}, (collect_updates,))

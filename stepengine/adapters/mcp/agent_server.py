@@ -341,6 +341,7 @@ class AgentServer:
         manager = StreamableHTTPSessionManager(app=self.server)
 
         async def handle_as_owner(scope: Any, receive: Any, send: Any, *, owner: str) -> None:
+            """Handle a request in the sessions of *owner*."""
             user = AuthenticatedUser(AccessToken(token="", client_id=owner, scopes=[]))
             await sessions.forward_request({**scope, "user": user}, receive, send, owner=owner)
 
@@ -379,6 +380,7 @@ class AgentServer:
         count = 0
 
         async def report_tool_start(event: Event) -> None:
+            """Report a started tool call to the client as progress; ignore errors."""
             nonlocal count
             if isinstance(event, ToolStarted):
                 count += 1
@@ -446,6 +448,7 @@ def _wrap_with_token_check(app: Any, token: str) -> Any:
     expected = f"bearer {token}".encode()
 
     async def check_token(scope: Any, receive: Any, send: Any) -> None:
+        """Answer 401 to an HTTP request without the token; pass others to the application."""
         if scope["type"] == "http":
             given = dict(scope["headers"]).get(b"authorization", b"")
             kind, _, rest = given.partition(b" ")

@@ -135,6 +135,7 @@ class ServerQuestions:
         has_asked = False
 
         def ask_if_still_open(question: Ask) -> Generator[Any, Any, str]:
+            """Ask a question; before each but the first, raise if the server no longer waits."""
             nonlocal has_asked
             # The process that had the call may be gone since the first question, and nobody is asked for nothing.
             if has_asked and is_open is not None and not (yield from is_open()):

@@ -182,10 +182,10 @@ class OpenCall:
         request, self.waiting = self._asked.pop(0)
         return ServerRequests({"asked": request.model_dump(mode="json", by_alias=True, exclude_none=True)})
 
-    def answer_server_request(self, value: object) -> None:
+    def answer_server_request(self, answer: object) -> None:
         """Answer the last request that the server sent."""
         if self.waiting is not None and not self.waiting.done():
-            self.waiting.set_result(value)
+            self.waiting.set_result(answer)
 
     async def cancel(self) -> None:
         """Cancel the request, notify the server, and end its unanswered requests."""

@@ -37,6 +37,7 @@ class OwnedSessions:
         status = 0
 
         async def watch_for_new_session(message: Any) -> None:
+            """Pass on a message of the response; store the id of a session that it opens, and end the oldest idle sessions."""
             nonlocal session, status
             if message["type"] == "http.response.start":
                 status, opened = message["status"], _find_session_id(message.get("headers", ()))

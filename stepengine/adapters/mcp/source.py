@@ -456,6 +456,7 @@ class McpTools:
         connection = self._get_connection(run)
 
         async def emit_progress(done: float, total: float | None, message: str | None) -> None:
+            """Emit the progress that the server reports for the call."""
             percent = min(100.0, max(0.0, 100 * done / total)) if total else None
             ctx.emit(ToolProgress(message=visible(message or ""), percent=percent))
 

@@ -93,6 +93,7 @@ def _serve_editor(options: Options, offered: Sequence[str], *, allows_bypass: bo
         buffers: Buffers | None = None,
         terminals: Terminals | None = None,
     ) -> Engine:
+        """Return the engine of a session with the mode, model, buffers and terminals that the editor chose."""
         agent = load_agent(options.agent, folders=options.settings.agent_folders)
         chosen = attrs.evolve(policy, mode=cast("Any", mode or policy.mode))
         own = terminals if in_terminals else None

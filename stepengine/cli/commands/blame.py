@@ -76,6 +76,7 @@ def blame(
     """
 
     def search_and_report() -> Exit:
+        """Search for the blamed step within the budget, print the report, and return the exit code."""
         from stepengine.evaluation.blame import blame as find_step
         from stepengine.evaluation.checks import Check, load_function
 

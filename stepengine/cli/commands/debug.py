@@ -284,6 +284,7 @@ class DebugSession:
             return
 
         def finish_move() -> None:
+            """Move to the target, then show it, the divergence or the differences."""
             self.navigation.move_silently(message["position"])
             if message.get("refused"):
                 self.screen.report_divergence(message["refused"])

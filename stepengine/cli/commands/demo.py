@@ -162,6 +162,7 @@ def _print_changes_and_next_steps(diff: str, cost: str) -> None:
     console = Console(highlight=False)
 
     def print_styled(text: str, style: str = "", *, hang: int = 0) -> None:
+        """Print a text in a style; on a terminal, it is wrapped with the indent *hang*."""
         line = wrap_lines(text, console.width, hang) if console.is_terminal else text
         # Wrapped above, with the indent of its kind; rich would break it once more, without one.
         console.print(Text(line, style=style), soft_wrap=True)

@@ -97,6 +97,7 @@ def evaluate(
     """
 
     def run_evaluation() -> Exit:
+        """Run or recheck the evaluation, print its report, and return the exit code."""
         from stepengine.debugging import render_run
         from stepengine.evaluation import evaluate as run_samples
         from stepengine.evaluation.evaluation_files import load_evaluation

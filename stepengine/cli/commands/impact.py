@@ -92,6 +92,7 @@ def impact(
     """
 
     def measure_and_report() -> Exit:
+        """Measure the impact on the runs within the budget, print the report, and return the exit code."""
         from stepengine.engine import load_agent
         from stepengine.evaluation.checks import load_function
         from stepengine.evaluation.impact import ImpactGate
@@ -154,6 +155,7 @@ def _measure_impact(
         return Impact("", n, tools, tuple(map(Judged, unread)), budget.spent_if_known)
 
     async def run_impact() -> Impact:
+        """Replay each run to its first difference, then sample it from there; return the report."""
         found = [
             await replay_to_first_difference(case.bench.engine, case.file, case.journal, case.agent) for case in own
         ]

@@ -278,6 +278,7 @@ def serve_runs(options: Options, serve_options: ServeOptions) -> Exit:
         with _print_engine_warnings(), contextlib.ExitStack() as until_end:
 
             def announce_and_print_links(url: str) -> None:
+                """Announce a studio to other commands until the server ends, and print the links to it."""
                 if logins is not None:
                     host = next((name for name in serve_options.hosts if name != "*"), url.partition("://")[2])
                     until_end.enter_context(
@@ -371,10 +372,12 @@ def _make_engine_reloader(module: str, options: Options, known_problems: list[st
     from stepengine.server.sources import EngineSources
 
     def raise_if_new_problem(problem: str) -> None:
+        """Raise ``UsageProblem`` for a problem of a file that did not exist at the start."""
         if problem not in known_problems:
             raise UsageProblem(problem)
 
     def load_engine() -> Engine:
+        """Load the engine again; raise ``UsageProblem`` for a new problem."""
         made: Any = load_engine_and_schedules(module, options, raise_if_new_problem)[0]
         return made  # type: ignore[no-any-return]  # files make engines; only functions make durable engines
 

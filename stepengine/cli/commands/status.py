@@ -56,6 +56,7 @@ def status(
     """
 
     async def print_status(operator: Operator) -> Exit:
+        """Print the chosen part of the deployment's status, and return the exit code."""
         if run:
             return await _print_run_tree(operator, run, as_json=as_json)
         if session:

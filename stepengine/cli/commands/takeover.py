@@ -55,6 +55,7 @@ def takeover(
         raise UsageProblem(msg)
 
     async def take_over(operator: Operator) -> Exit:
+        """Take over the runs of a dead worker, or with ``--watch`` of all, and print the outcomes."""
         from stepengine.durable import DeploymentMaintenance
 
         maintenance = DeploymentMaintenance(operator)

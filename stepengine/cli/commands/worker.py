@@ -126,6 +126,7 @@ def worker(
     offered.options.update(_merge_rate_limits(offered.options.get("rate_limits"), limits))
 
     async def open_and_run() -> Exit:
+        """Start or find the database, and run the worker until a signal."""
         async with _run_embedded_or_resolve_database(embedded_db, db) as url:
             from stepengine.durable import DurableEngine
 

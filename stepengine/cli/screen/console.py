@@ -877,6 +877,7 @@ async def show_run(
     is_over = False
 
     def stop_showing_events(_: object) -> None:
+        """End the display of events when the person's input ends, unless the run is over."""
         if not is_over:
             shown.reschedule(0)
 
@@ -1029,6 +1030,7 @@ class _ConsoleInput:
         """Ask a question until it is answered here or elsewhere; return ``False`` if the input has ended."""
 
         def send_answer(answer: Any) -> None:
+            """Send an answer to the run."""
             self._handle.answer(question.id, answer)
 
         if question.id in self._answered_ids:
@@ -1084,6 +1086,7 @@ class TerminalInteractor:
         answers: list[object] = []
 
         def store_answer(answer: Any) -> None:
+            """Validate an answer, and store it."""
             answers.append(validate_typed_answer(answer, question))
 
         held = contextlib.nullcontext() if self._progress is None else self._progress.hide_status_line()

@@ -467,6 +467,7 @@ def _print_agent_end(display: ProgressDisplay, event: ev.AgentFinished) -> None:
 
 
 def _print_wait(display: ProgressDisplay, event: ev.WaitStarted) -> None:
+    """Print what a run waits for."""
     display.print_line(event.path, f"  {one_line(event.description, 300)}", "dim")
 
 
@@ -548,6 +549,7 @@ def _format_tool_arguments(display: ProgressDisplay, event: ev.ToolStarted) -> s
 
 
 def _print_tool_progress(display: ProgressDisplay, event: ev.ToolProgress) -> None:
+    """Print the message and the percentage of a running tool call."""
     percent = "" if event.percent is None else f" {event.percent:.0f} %"
     display.print_line(event.path, f"  . {one_line(event.message, 200)}{percent}", display.colors.note)
 
@@ -577,6 +579,7 @@ def _print_permission_question(display: ProgressDisplay, event: ev.PermissionReq
 
 
 def _print_notification(display: ProgressDisplay, event: ev.Notification) -> None:
+    """Print a notification of an agent."""
     display.print_line(event.path, f"  * {one_line(event.message, 400)}")
 
 
@@ -590,6 +593,7 @@ def _print_log_line(display: ProgressDisplay, event: ev.LogLine | ev.ToolLog) ->
 
 
 def _print_warning(display: ProgressDisplay, event: ev.HandlerNotice | ev.Warned | ev.HookFailed) -> None:
+    """Print a warning, or the error of a failed hook."""
     said = event.error if isinstance(event, ev.HookFailed) else event.message
     display.print_line(event.path, f"  warning: {one_line(said, 400)}", display.colors.warning)
 

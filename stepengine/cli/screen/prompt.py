@@ -218,6 +218,7 @@ class PromptReader(Terminal):
             return await super().read_line_during_run()
 
         def make_prompt() -> Any:
+            """Return the prompt below the current live text."""
             from prompt_toolkit.formatted_text import ANSI
 
             live = self._live()
@@ -638,6 +639,7 @@ async def run_shell_command(command: str, folder: Path) -> str:
     ended = ""
 
     def kill_command() -> None:
+        """Kill the command and its children, and store that it was ended early."""
         nonlocal is_ended
         is_ended = True
         if process is not None:
