@@ -215,7 +215,7 @@ async def handle_and_measure(
 STREAM = b"text/event-stream"
 
 
-async def get_metrics(request: Request) -> Response:
+async def show_metrics(request: Request) -> Response:
     """Return all metrics in the format that the client accepts."""
     # The application's own registry and not the process's: two applications in one process would count into each other,
     # and a second one of the same names is an error there.
@@ -226,7 +226,7 @@ async def get_metrics(request: Request) -> Response:
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
-        method="GET", path="/metrics", name="get_metrics", scope="metrics", handler=get_metrics,
+        method="GET", path="/metrics", name="show_metrics", scope="metrics", handler=show_metrics,
         gives={200: "application/openmetrics-text"},
         about="Return the metrics of this server as OpenMetrics.\nThey cover the runs of all callers, so they have a scope of their own.",
     ),
