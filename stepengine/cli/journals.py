@@ -423,7 +423,7 @@ def start_run_and_wait(
 
 def create_journal(path: str, *, sign: str = "") -> Journal:
     """
-    Return a journal for a new run: one more in an SQLite file, else a file of its own.
+    Return a journal for a new run, in an SQLite file or a file of its own; raise ``UsageProblem`` if that run exists.
 
     Raises:
         UsageProblem: when the file, or the named run in it, is not empty.

@@ -270,7 +270,7 @@ class RunRecording:
     @classmethod
     def create(cls, options: Options, journal: Journal | None, **about: Any) -> Self:
         """
-        Create the companion, and the journal if needed, of a new run; first remove old runs above the limits.
+        Create the companion, and the journal if needed, of a new run; remove old runs above the limits, and print an error.
 
         There is no companion if recording is switched off, or if the state folder cannot be used; the reason is then printed.
 

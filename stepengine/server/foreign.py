@@ -174,7 +174,7 @@ class ForeignJournals:
 
 
 def _summarize_journal(journal: Journal, name: str) -> ForeignSummary:
-    """Return the agent, status, prompt and cost of a journal; for an unreadable journal the error."""
+    """Return the agent, status, time, prompt and number of steps of a journal; for an unreadable journal the error."""
     clean = PageTexts().clean
     told: dict[str, Any] = {"agent": "", "status": "unreadable", "created": "", "prompt": "", "error": ""}
     told |= {"steps": None, "cost_usd": None}
@@ -248,7 +248,7 @@ async def get_foreign_journal(request: Request) -> Response:
 
 
 async def get_foreign_page_data(request: Request) -> Response:
-    """Return the data of the run page for a third-party journal, as JSON."""
+    """Return the page data of a third-party journal as JSON; with the parameter ``after`` only the changes since."""
     name = request.path_params["journal"]
     views: RunPageData = request.app.state.views
     journal = await asyncio.to_thread(_require_foreign_journals(request).require_journal, name)

@@ -738,7 +738,7 @@ async def start_run(request: Request) -> Response:
 
 def _resolve_picture_type(picture: Picture) -> str:
     """
-    Return the media type of a picture: the detected type, or the stated one if the bytes are of no known type.
+    Return the media type of a picture, detected or else stated; raise ``InputError`` for one that is not accepted.
 
     Raises:
         InputError: For invalid base64, and for types that models do not accept.
@@ -1145,7 +1145,7 @@ async def fork_run(request: Request) -> Response:
 
 
 async def undo_run(request: Request) -> Response:
-    """Restore the files that a run wrote, and return the list of them."""
+    """Restore the files that a run wrote, or with ``dry_run`` change nothing; return the paths by what happened to them."""
     row, body = await get_requested_run(request), await _body(request, UndoRun, may_be_empty=True)
     done = await get_run_service(request).undo(row, at=body.at, dry_run=body.dry_run, partial=body.partial)
     return UndoneView(

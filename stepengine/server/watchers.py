@@ -76,7 +76,7 @@ class ReaderPosition:
     @classmethod
     def parse(cls, after: str | None) -> ReaderPosition:
         """
-        Parse the id of the last event that a client received.
+        Return the position of a client from the id of the last event that it received; raise ``StepEngineError`` if it is invalid.
 
         Raises:
             StepEngineError: If *after* is not the id of an event.

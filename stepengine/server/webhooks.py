@@ -725,7 +725,7 @@ def _make_claim_act(now: float, since: float, begun: float) -> Act:
     """
 
     def claim_due_runs(database: sqlite3.Connection) -> list[_RunWithWebhooks]:
-        """Note changed runs, claim up to 16 runs with due webhooks, and return them."""
+        """Insert changed runs, claim up to 16 runs with due webhooks, and return them."""
         database.execute(
             f"INSERT INTO served_told SELECT run, changed, 0, 0, 0 {NEWS} "
             "ON CONFLICT (run) DO UPDATE SET changed = excluded.changed, due = 0, tries = 0, is_told = 0",

@@ -314,7 +314,7 @@ class McpTools:
     # --- what a run has of it -----------------------------------------------------------------------------------------
 
     def pre_run(self, ctx: HookContext) -> Generator[Any, Any, Change]:
-        """Fetch the list or read it from the record, and add the tools to the run."""
+        """Fetch the tools of the server, or read them from the record of the run, and add them to the run."""
         run = McpRun(ctx.state.run_id, ctx.user_id or "", ctx.params)
         try:
             recorded = yield from Perform.idempotent(partial(self.listing, run=run), self.name)

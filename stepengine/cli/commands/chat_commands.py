@@ -57,7 +57,7 @@ async def _show_help(chat: Chat, _: str) -> None:
 
 
 async def _show_or_set_model(chat: Chat, model: str) -> None:
-    """Print the current model; with a name, use that model from the next turn on."""
+    """Print the current model and the usable providers; with a name, use that model from the next turn on."""
     talk = chat.conversation
     if not model:
         from stepengine.cli.commands.models import describe_model
@@ -252,7 +252,7 @@ async def _print_context_sizes(chat: Chat, _: str) -> None:
 
 
 async def _confirm_and_undo_writes(chat: Chat, _: str) -> None:
-    """Print the changes that an undo of the last turn makes, ask for confirmation, and restore the files."""
+    """Print what an undo of the last turn changes, ask for confirmation, restore the files, and note that for the agent."""
     from stepengine.journal import undo
 
     talk = chat.conversation
