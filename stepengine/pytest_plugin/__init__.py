@@ -310,7 +310,7 @@ def _make_client_patch(item: pytest.Item, recordings: Sequence[Any]) -> Abstract
 
 
 def _require_valid_recording_usage(item: pytest.Item, recordings: Sequence[Any]) -> None:
-    """Fail the test if a recording was not used as recorded, or if model calls in a journal bypassed its cassette."""
+    """Raise an error if a recording was not used as recorded, or if model calls in a journal bypassed its cassette."""
     from stepengine.testing.recordings import CassetteFixture
 
     cassettes = [r for r in recordings if isinstance(r, CassetteFixture)]

@@ -66,7 +66,7 @@ def _validate_scopes(scopes: Iterable[str]) -> frozenset[ScopeName]:
     return frozenset(scope for scope in SCOPES if scope in found)
 
 
-def _check_caller_name(_instance: object, _attribute: attrs.Attribute[Any], value: object) -> None:
+def _require_valid_caller_name(_instance: object, _attribute: attrs.Attribute[Any], value: object) -> None:
     """Raise ``DefinitionError`` if the name of a caller is empty, no string, or a reserved name."""
     # Scheduled runs have no owner: a caller without a name would own them.
     if not isinstance(value, str) or not value:
@@ -87,7 +87,7 @@ class Caller:
         scopes: What the caller may do: ``read``, ``run``, ``answer``, ``debug``, ``metrics``; ``admin`` includes all of them.
     """
 
-    name: str = attrs.field(validator=_check_caller_name)
+    name: str = attrs.field(validator=_require_valid_caller_name)
     scopes: frozenset[ScopeName] = attrs.field(converter=_validate_scopes)
 
     def may(self, scope: ScopeName) -> bool:
@@ -550,14 +550,14 @@ PREFLIGHT = {
 }
 
 
-def _check_positive(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+def _require_positive(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
     """Raise ``DefinitionError`` unless a limit is a finite number above 0."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         msg = f"Caps({attribute.name}={value!r}) must be a number above 0"
         raise DefinitionError(msg)
 
 
-def _check_fraction(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+def _require_fraction(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
     """Raise ``DefinitionError`` unless a limit is a number of at least 0 and below 1."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
         msg = f"Caps({attribute.name}={value!r}) must be a number of at least 0 and below 1"
@@ -582,14 +582,14 @@ class Caps:
         failure_seconds: The period for *failures*, in seconds.
     """
 
-    body: int = attrs.field(default=1024 * 1024, validator=_check_positive)
-    body_seconds: float = attrs.field(default=30.0, validator=_check_positive)
-    rate: float = attrs.field(default=200.0, validator=_check_positive)
-    burst: int = attrs.field(default=2_000, validator=_check_positive)
-    at_once: int = attrs.field(factory=lambda: connection_limits_of_process().connections, validator=_check_positive)
-    reserve: float = attrs.field(default=0.25, validator=_check_fraction)
-    failures: int = attrs.field(default=30, validator=_check_positive)
-    failure_seconds: float = attrs.field(default=60.0, validator=_check_positive)
+    body: int = attrs.field(default=1024 * 1024, validator=_require_positive)
+    body_seconds: float = attrs.field(default=30.0, validator=_require_positive)
+    rate: float = attrs.field(default=200.0, validator=_require_positive)
+    burst: int = attrs.field(default=2_000, validator=_require_positive)
+    at_once: int = attrs.field(factory=lambda: connection_limits_of_process().connections, validator=_require_positive)
+    reserve: float = attrs.field(default=0.25, validator=_require_fraction)
+    failures: int = attrs.field(default=30, validator=_require_positive)
+    failure_seconds: float = attrs.field(default=60.0, validator=_require_positive)
 
 
 class Guard:
@@ -699,7 +699,7 @@ class Guard:
         with self._hold_request_slot(caller), ExitStack() as stack:
             body = await self._read_body(facts, receive)
             if logins is not None and facts.path == LOGOUT and is_posted:
-                logins.end_session(facts.get_bearer_token() or "")
+                logins.end_session(facts.find_bearer_token() or "")
                 await _make_empty_response({})(facts.scope, receive, send)
             elif logins is not None and facts.path == f"{logins.path}/links" and is_posted:
                 caller.must("admin")
@@ -722,7 +722,7 @@ class Guard:
 
     async def _authenticate(self, facts: _RequestFacts) -> Caller:
         """Return the caller by token, session or *authenticate*; if there is none, count the failure and raise ``Problem`` 401."""
-        bearer = facts.get_bearer_token()
+        bearer = facts.find_bearer_token()
         if bearer is not None and self.tokens is not None and (caller := self._find_token_caller(self.tokens, bearer)):
             return caller
         if bearer is not None and self.logins is not None and (caller := self.logins.find_caller(bearer)):
@@ -801,15 +801,15 @@ class Guard:
 
         A request with a cookie but without ``Origin`` and ``Sec-Fetch-Site`` is refused, too.
         """
-        site, origin = facts.get_header("sec-fetch-site"), facts.get_header("origin")
+        site, origin = facts.find_header("sec-fetch-site"), facts.find_header("origin")
         if facts.method in SAFE:
             # A link is followed; a script, an image or a frame of another site has no business here.
             is_followed = (
-                facts.get_header("sec-fetch-mode") == "navigate" and facts.get_header("sec-fetch-dest") == "document"
+                facts.find_header("sec-fetch-mode") == "navigate" and facts.find_header("sec-fetch-dest") == "document"
             )
             is_fine = site in {None, "same-origin", "none"} or is_followed or origin in allowed_origins
         elif origin is None and site is None:
-            is_fine = facts.get_header("cookie") is None
+            is_fine = facts.find_header("cookie") is None
         elif origin in allowed_origins:
             is_fine = True
         else:
@@ -820,14 +820,14 @@ class Guard:
 
     def _is_allowed_preflight(self, facts: _RequestFacts) -> bool:
         """Return whether a request is a CORS preflight from an allowed origin."""
-        is_asked = facts.method == "OPTIONS" and facts.get_header("access-control-request-method") is not None
-        return is_asked and facts.get_header("origin") in self.cors
+        is_asked = facts.method == "OPTIONS" and facts.find_header("access-control-request-method") is not None
+        return is_asked and facts.find_header("origin") in self.cors
 
     def _make_cors_headers(self, facts: _RequestFacts) -> dict[str, str]:
         """Return the CORS headers for the origin of a request; only ``Vary`` if the origin is not allowed."""
         if not self.cors:
             return {}
-        origin = facts.get_header("origin")
+        origin = facts.find_header("origin")
         if origin is None or origin not in self.cors:
             return {"vary": "Origin"}
         return {
@@ -881,7 +881,7 @@ class Guard:
             Problem: 400 for an invalid length, 408 for a slow body, 413 for one that is too large.
             _ClientDisconnected: If the client disconnected before the end of the body.
         """
-        length = facts.get_header("content-length")
+        length = facts.find_header("content-length")
         if length is not None and not (length.isascii() and length.isdigit()):
             msg = "Content-Length is not a number"
             raise Problem(msg, status=400, kind="bad_request")
@@ -930,7 +930,7 @@ class _RequestFacts:
         path: str = scope["path"]
         self.path = path[len(root) :] if root and path.startswith(f"{root}/") else path
 
-    def get_header(self, name: str) -> str | None:
+    def find_header(self, name: str) -> str | None:
         """Return a header, ``None`` without one; several values are joined, so that none of them is accepted alone."""
         found = self._headers.get(name.encode("ascii"))
         return None if found is None else b", ".join(found).decode("latin-1")
@@ -939,7 +939,7 @@ class _RequestFacts:
         """Return whether the request has an ``Authorization`` or ``Cookie`` header."""
         return b"authorization" in self._headers or b"cookie" in self._headers
 
-    def get_bearer_token(self) -> str | None:
+    def find_bearer_token(self) -> str | None:
         """Return the bearer token of the request: ``None`` if it has none, ``""`` if it has several."""
         found = self._headers.get(b"authorization")
         if found is None:
@@ -960,7 +960,7 @@ class _RequestFacts:
         Raises:
             Problem: 400 without exactly one valid ``Host`` header.
         """
-        found = HOST.fullmatch((self.get_header("host") or "").lower())
+        found = HOST.fullmatch((self.find_header("host") or "").lower())
         if found is None:
             msg = "this request must have exactly one valid Host header"
             raise Problem(msg, status=400, kind="bad_request")
@@ -968,7 +968,7 @@ class _RequestFacts:
 
     def is_same_origin(self, origin: str) -> bool:
         """Return whether an origin, such as ``https://example.org``, is the one of this server by the ``Host`` header."""
-        found, host = ORIGIN.fullmatch(origin), HOST.fullmatch((self.get_header("host") or "").lower())
+        found, host = ORIGIN.fullmatch(origin), HOST.fullmatch((self.find_header("host") or "").lower())
         if found is None or host is None:
             return False
         theirs = HOST.fullmatch(found[2].lower())

@@ -129,9 +129,9 @@ class ForeignJournals:
     def list_summaries(self, before: tuple[float, str] | None, limit: int) -> list[tuple[ForeignFile, ForeignSummary]]:
         """Return summaries of the journals after a position, newest first; each file is read once."""
         found = [one for one in self.foreign.list_journals() if before is None or (one.changed, one.name) < before]
-        return [(one, self._get_cached_summary(one)) for one in found[:limit]]
+        return [(one, self._get_or_load_summary(one)) for one in found[:limit]]
 
-    def _get_cached_summary(self, file: ForeignFile) -> ForeignSummary:
+    def _get_or_load_summary(self, file: ForeignFile) -> ForeignSummary:
         """Return the summary of a journal file from memory; read a file that is new or has changed."""
         known = self._known.get(file)
         if known is None or not file.changed:

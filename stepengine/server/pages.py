@@ -57,7 +57,7 @@ def require_turns(runs: RunService) -> RunTurns:
 
 def require_agent_id(request: Request) -> str:
     """
-    Return the agent id in the path of a request to a server with turns.
+    Return the agent id in the path of a request; raise ``Problem`` 404 for an unknown one, 501 without turns.
 
     Raises:
         Problem: 404 for an unknown agent, 501 for a server with a database.

@@ -36,7 +36,7 @@ OWNERS_KEPT = 1_000
 RETRY_SECONDS = 5
 
 
-def _check_amount(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+def _require_valid_amount(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
     """Raise ``DefinitionError`` unless a quota is a positive integer or ``None``."""
     if value is not None and (type(value) is not int or value < 1):
         msg = f"Quotas({attribute.name}=...) must be a positive number or None, not {value!r}"
@@ -56,10 +56,10 @@ class Quotas:
         event_streams: Event streams that are open, counted by each server process. ``Caps`` limits them in any case.
     """
 
-    open_runs: int | None = field(default=10_000, validator=_check_amount)
-    stored_bytes: int | None = field(default=8 * 1024 * MIB, validator=_check_amount)
-    bytes_per_minute: int | None = field(default=64 * MIB, validator=_check_amount)
-    event_streams: int | None = field(default=None, validator=_check_amount)
+    open_runs: int | None = field(default=10_000, validator=_require_valid_amount)
+    stored_bytes: int | None = field(default=8 * 1024 * MIB, validator=_require_valid_amount)
+    bytes_per_minute: int | None = field(default=64 * MIB, validator=_require_valid_amount)
+    event_streams: int | None = field(default=None, validator=_require_valid_amount)
 
 
 @frozen

@@ -600,7 +600,7 @@ class AgentSummaries:
     def __init__(self) -> None:
         self._known: dict[str, tuple[AgentDefinition, dict[str, Any]]] = {}
 
-    def get_summary(self, agent: AgentDefinition) -> dict[str, Any]:
+    def get_or_make_summary(self, agent: AgentDefinition) -> dict[str, Any]:
         """Return the members of ``AgentView`` that are the same for every caller, made once for each definition."""
         known, summary = self._known.get(agent.id, (None, {}))
         if known is not agent:
@@ -632,7 +632,7 @@ async def list_agents(request: Request) -> Response:
     lacks = await asyncio.to_thread(lambda: [runs.explain_missing_model(id_) if is_told else "" for id_ in runs.agents])
     summaries: AgentSummaries = request.app.state.agent_summaries
     agents = [
-        AgentView(**summaries.get_summary(engine.agent(id_)), missing=lack or None)
+        AgentView(**summaries.get_or_make_summary(engine.agent(id_)), missing=lack or None)
         for id_, lack in zip(runs.agents, lacks, strict=True)
     ]
     return AgentList(agents=agents, broken=broken, script=request.app.state.script or None).response()
@@ -658,7 +658,7 @@ async def get_agent(request: Request) -> Response:
         else {"source": None}
     )
     summaries: AgentSummaries = request.app.state.agent_summaries
-    return AgentDetail(**summaries.get_summary(agent), **more).response()
+    return AgentDetail(**summaries.get_or_make_summary(agent), **more).response()
 
 
 def _get_agent_debug_fields(runs: RunService, agent: AgentDefinition) -> dict[str, Any]:

@@ -459,7 +459,7 @@ def _make_fork_agent_options(row: RunRow, engine: Engine) -> dict[str, Any]:
 
 def find_recorded_end_status(journal: Journal) -> str | None:
     """
-    Return the status with which a run ended according to its journal, or a recorded cancel; ``None`` if the run has not ended.
+    Return the status of an ended or cancelled run by its journal, ``None`` before; raise ``JournalMissing`` without one.
 
     Raises:
         JournalMissing: If the run never started.

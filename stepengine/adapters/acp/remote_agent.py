@@ -181,7 +181,7 @@ class ExternalAgent(AgentDefinition[ExternalReply]):
         **fields: Any,
     ) -> None:
         if command is not None:
-            _check_options(id, command, env, files, start_seconds)
+            _require_valid_options(id, command, env, files, start_seconds)
             names, values = ((), dict(env)) if isinstance(env, Mapping) else (tuple(env), {})
             place = workspace if isinstance(workspace, Workspace) or workspace is None else Workspace(Path(workspace))
             settings = _ProgramSettings(
@@ -210,7 +210,7 @@ PARAMS: Mapping[str, object] = {
 }
 
 
-def _check_options(id: object, command: object, env: object, files: object, start_seconds: float) -> None:
+def _require_valid_options(id: object, command: object, env: object, files: object, start_seconds: float) -> None:
     """Raise ``DefinitionError`` for invalid options of an external agent."""
     # When the agent is defined and not when its program starts: a wrong command would show in the middle of a run that
     # has been paid for. The first problem only, as each of them is one argument of one call, which whoever wrote it

@@ -149,7 +149,7 @@ class RemoteAgent(AgentDefinition[Any]):
         **fields: Any,
     ) -> None:
         if url is not None:
-            _check_options(id, url, permissions, away_seconds, allow_http=allow_http)
+            _require_valid_options(id, url, permissions, away_seconds, allow_http=allow_http)
             secret = Secret(_validate_token(id, token)) if isinstance(token, str) else token
             settings = _RemoteSettings(
                 id=id, url=url.rstrip("/"), agent=agent or id, token=secret, token_env=token_env, permissions=permissions,
@@ -170,7 +170,9 @@ class RemoteAgent(AgentDefinition[Any]):
         super().__init__(id, description=description, **fields)
 
 
-def _check_options(id: object, url: object, permissions: object, away_seconds: float, *, allow_http: bool) -> None:
+def _require_valid_options(
+    id: object, url: object, permissions: object, away_seconds: float, *, allow_http: bool
+) -> None:
     """Raise ``DefinitionError`` for invalid options of a remote agent."""
     problem = _find_url_problem(url, allow_http=allow_http)
     if problem:
@@ -506,7 +508,7 @@ class _RemoteRun:
         return asks
 
     def _list_open_questions(self, view: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        """Return the open questions of a run, without just answered ones; raise an error for one without an id."""
+        """Return the open questions except just answered ones, and drop the kinds of closed ones; raise for one without an id."""
         now = asyncio.get_running_loop().time()
         found, listed = [], list_dicts(view["questions"])
         names = [one.get("id") for one in listed]

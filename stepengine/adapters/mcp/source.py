@@ -29,7 +29,7 @@ from stepengine.adapters.mcp.connection import (
 )
 from stepengine.adapters.mcp.connections import ServerConnections, needs_run_for_headers
 from stepengine.adapters.mcp.http import NO_RUN, McpRun
-from stepengine.adapters.mcp.names import check_server_name
+from stepengine.adapters.mcp.names import require_valid_server_name
 from stepengine.adapters.mcp.notices import LEVELS, LogLevel, Notice
 from stepengine.adapters.mcp.resources import make_prompt_tool, make_resource_tools
 from stepengine.adapters.mcp.results import (
@@ -153,9 +153,11 @@ def mcp_tools(
     Raises:
         DefinitionError: For an invalid name, server or option.
     """
-    check_server_name(name)
+    require_valid_server_name(name)
     target = _make_target(server, env, cwd)
-    _check_options(name, target, headers=headers, auth=auth, results=results, log_level=log_level, subscribe=subscribe)
+    _require_valid_options(
+        name, target, headers=headers, auth=auth, results=results, log_level=log_level, subscribe=subscribe
+    )
     options = ConnectionOptions(
         name=name,
         server=target,
@@ -185,7 +187,7 @@ def mcp_tools(
     )
 
 
-def _check_options(
+def _require_valid_options(
     name: str,
     target: object,
     *,

@@ -807,7 +807,7 @@ def _parse_question_answer(question: Question, line: str) -> object:
 
 def validate_typed_answer(answer: Any, question: Question) -> Answer:
     """
-    Return the answer parsed from a line; the engine checks the result of an effect in doubt itself.
+    Return a typed answer; raise ``AnswerRejected`` for an invalid one. Results of effects in doubt are not checked here.
 
     Raises:
         AnswerRejected: when *answer* does not answer *question*.
