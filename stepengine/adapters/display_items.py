@@ -194,7 +194,7 @@ class CallItems:
         return [call for _, call in coming]
 
     def reopen_unsettled_calls(self, is_settled: Callable[[str, str], bool]) -> list[tuple[str, str]]:
-        """Forget the inputs of calls that are not settled, so that they are shown again later; return (path, id) of these calls."""
+        """Mark the inputs of unsettled calls as not shown, so that they are shown again; return (path, id) of these calls."""
         found = [key for key in self._is_coming if not is_settled(*key)]
         self._is_coming.update(dict.fromkeys(found, True))
         return found

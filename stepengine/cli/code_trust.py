@@ -233,7 +233,7 @@ def _ask_to_trust_folder(foreign: UntrustedFolder) -> bool:
 
 
 def _ask_to_approve_package(request: AccessRequest, missing: Sequence[str] | None) -> bool:
-    """Print what a package requests, ask the person to approve it, and return the answer."""
+    """Print the requests of a package, ask the person to approve them, and return the answer."""
     said = f"{request}, is not approved yet" if missing is None else f"{request}, requests more than you approved"
     print_error(f"{said}:\n{_describe_request(request, missing)}")
     return confirm("Approve and load it?")

@@ -539,7 +539,7 @@ def _is_journal(file: Path) -> bool:
 
 
 def report_ignored_approvals(journal: Journal, history: History) -> bool:
-    """Print the approvals of an untrusted journal that do not count; return whether a person must approve calls that only it requests."""
+    """Print the ignored approvals of an untrusted journal; return whether a person must approve calls that only it requests."""
     from stepengine.journal.permission_reset import find_effective_approvals
     from stepengine.journal.provenance import has_trusted_permissions
 

@@ -83,7 +83,7 @@ class ToolRequest:
         return [*self.list_bundled_specs(agent), *collect_tool_specs([*self.file_tools, *agent.tools])]
 
     def make_approval_policy(self, options: Options, recorded: History | None) -> Policy | None:
-        """Return the policy that asks about calls that the options do not allow; a recorded run asks as before."""
+        """Return the policy that asks about calls without an allowing option; a recorded run asks as before."""
         specs = {spec.name: spec for agent in self.agents for spec in self.list_all_specs(agent)}
         categories = get_disallowed_categories(options)
         if recorded is not None:

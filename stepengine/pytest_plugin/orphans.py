@@ -70,11 +70,11 @@ class OrphanFinder:
                 self.owned |= {str(path.with_suffix("")) for path in _list_recording_files(item)}
 
     def record_owned_file(self, path: Path) -> None:
-        """Record that a test uses the file at *path*, which it may request only while it runs."""
+        """Record that a test uses the file at *path*, for files that are known only while it runs."""
         self.owned.add(str(path.with_suffix("")))
 
     def record_passed_test(self, item: pytest.Item) -> None:
-        """Record that a test has passed, and so has named each shared cassette that it uses."""
+        """Record that a test has passed: it has named each shared cassette of its run."""
         self._passed.add(item.nodeid)
 
     def to_dict(self) -> dict[str, Any]:

@@ -1044,7 +1044,7 @@ def _add_security_headers(
 
 
 def _make_receive_with_body(body: bytes, receive: Receive) -> Receive:
-    """Return a receive function that returns a body that was read before, then the messages of *receive*."""
+    """Return a ``receive`` function for a body read before: it returns the body, then further messages of *receive*."""
     is_given = False
 
     async def receive_body() -> Message:

@@ -99,7 +99,7 @@ def _require_may_answer_last_run(request: Request, thread: CallerConversation, r
 async def _stream_turn_and_follow_ups(
     request: Request, turn: StartedTurn, page_request: PageRequest
 ) -> AsyncGenerator[Event, None]:
-    """Yield the events of a turn, and of further turns that start with results which the page has sent; only the last end."""
+    """Yield the events of a turn, and of further turns with results that the page sent early; only the last end is yielded."""
     while True:
         results: dict[str, Any] = {}
         try:

@@ -96,7 +96,7 @@ class DurableLauncher(RunStarts[RegisteredRun]):
         await self._store.register.record_submitted(row.run)
 
     async def submit_orphaned_run(self, row: RegisteredRun) -> None:
-        """Submit a run that a dead server registered and did not submit; if the run is refused, record that instead of raising."""
+        """Submit a run of a dead server; record a refusal of the run instead of raising it."""
         try:
             await self._submit_registered_run(row)
         except DatabaseUnavailable:
@@ -113,7 +113,7 @@ class DurableLauncher(RunStarts[RegisteredRun]):
 
     async def resume(self, row: RunRow, asked: ResumeRun | None = None) -> None:
         """
-        Resume a run that stopped without a result, or move one that waits for workers with older code to the current code.
+        Resume a run without a result, or move a run from older code without workers to the current code.
 
         Raises:
             Problem: If the run has ended or cannot be resumed, or with *asked*: a database has no divergent resume.

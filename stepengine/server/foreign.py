@@ -262,7 +262,7 @@ async def get_foreign_page_data(request: Request) -> Response:
 
 
 async def resume_foreign_journal(request: Request) -> Response:
-    """Resume a journal that this server did not start, if its next step is the one that the caller saw."""
+    """Resume a third-party journal, if its next step is the one in the request; else raise ``Problem``."""
     body, name = await parse_body(request, ResumeForeign), request.path_params["journal"]
     journals = _require_foreign_journals(request)
     view = await asyncio.to_thread(journals.inspect, name)

@@ -437,7 +437,7 @@ def make_store_conversation_state_act(session: str, run: str, status: str, state
 
 
 def make_store_shown_message_act(run: str, message: str, after_event: str) -> Act:
-    """Return an act that stores the id of the page message that shows a run after the event *after_event*."""
+    """Return an act for the page message of a run: it stores the message id and the event before its start."""
 
     def store_shown_message(database: sqlite3.Connection) -> None:
         """Insert or replace the id of the page message that shows a run."""
@@ -461,7 +461,7 @@ def make_store_status_act(run: str, status: str, now: float, *, tries: int = 0, 
 
 
 def make_restore_status_act(row: RunRow) -> Act:
-    """Return an act that stores the status, tries and error of *row* again, for a run that could not be resumed."""
+    """Return an act that stores the status, tries and error of *row* again, after a failed resume."""
     return make_store_status_act(row.run, row.status, row.changed, tries=row.tries, error=row.error)
 
 
@@ -592,7 +592,7 @@ def make_attach_runs_act(session: str, runs: Iterable[str]) -> Act:
 
 
 def make_delete_run_act(run: str) -> Act:
-    """Return an act that deletes the row of a run that never started."""
+    """Return an act that deletes the row of a run, for one that has not started."""
 
     def delete_row(database: sqlite3.Connection) -> None:
         """Delete the row of a run."""

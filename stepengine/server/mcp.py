@@ -249,7 +249,7 @@ class _DelegatedResponse(Response):
 
 
 async def forward_to_mcp(request: Request) -> Response:
-    """Return a response that the MCP server sends; start that server for the first request."""
+    """Return a response from the MCP server, which the first request starts."""
     door: McpEndpoint = request.app.state.mcp
     return _DelegatedResponse(await door.get_or_start_handler())
 

@@ -218,7 +218,7 @@ class QuotaTable:
         return now
 
     async def _measure_usage(self, owner: str, owner_usage: _OwnerUsage) -> None:
-        """Measure and store what an owner uses in storage. From then on only pending and later uses are added to it."""
+        """Measure and store the open runs and bytes of an owner; only pending and later uses are added to the result."""
         started = self._clock()
         owner_usage.added = owner_usage.pending
         try:

@@ -49,7 +49,7 @@ class RunRecovery:
         self._watching: asyncio.Task[Any] | None = None
 
     async def start(self) -> None:
-        """Resume interrupted runs, then start a task that resumes runs that are due or lose their process."""
+        """Resume interrupted runs, then start a task for runs that become due or lose their process."""
         # Before the first request: a client of a run whose server was killed finds it running. Runs for which there is no
         # room now are resumed when others make some, which may need an answer, and so a server.
         await self._resume_orphaned_runs(include_new=True)

@@ -589,7 +589,7 @@ class WebhookSender:
         )
 
     def _make_next_try_act(self, claimed: _RunWithWebhooks) -> Act:
-        """Return an act that postpones the webhooks of a run to their next try; after the last try log that, and wait for a restart."""
+        """Return an act that postpones the webhooks of a run to their next try; after the last try, log that and give up until a restart."""
         has_more = claimed.tries < len(self._retries)
         if not has_more:
             LOGGER.warning(

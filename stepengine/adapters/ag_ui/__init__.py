@@ -320,7 +320,7 @@ class _EventTranslator:
             yield self.core.CustomEvent(name="stepengine.warned", value={"message": warning})
 
     def show_idle_session(self) -> Iterator[BaseEvent]:
-        """Yield an empty run that ends like the last one, for a page of a session in which no run executes."""
+        """Yield an empty run with the end of the last one, for the page of an idle session."""
         state = None if self._page is None else self._page.session.state
         self._root = "" if state is None else state.run_id
         yield from self._start_run()

@@ -734,7 +734,7 @@ class _ServerClient:
         )
 
     def _record_contact(self) -> None:
-        """Store that the server has just answered, from which the time of its absence counts."""
+        """Store the time of the last contact with the server."""
         self._last_seen, self._was_seen = asyncio.get_running_loop().time(), True
 
     async def _wait_before_retry(self, why: str, pause: float) -> float:

@@ -335,7 +335,7 @@ class TurnOutput:
         self._pieces.pop((kind, reply), None)
 
     def discard_reply(self, reply: int, model: str) -> None:
-        """Remove the texts of a reply that was interrupted from the output, and emit that they do not count."""
+        """Remove the texts of an interrupted reply from the output, and emit that the reply is discarded."""
         for kind in ("text", "thought"):
             self._clear_pieces(kind, reply)
         self.ctx.emit(ReplyDiscarded(model=model))
@@ -357,7 +357,7 @@ class TurnOutput:
         return True
 
     def _add_note_when_full(self) -> None:
-        """Add a note that more is left out, after the entry that used up the room, which is stored whole."""
+        """Add a note about left-out output once, after the entry that used up the room."""
         if self._is_full or (self._left > 0 and len(self._record) < ENTRIES):
             return
         self._left, self._is_full = 0, True

@@ -185,7 +185,7 @@ def make_result(raw: Mapping[str, Any], channel: Channel = "once", *, page: str 
 
 
 def _make_error_result(raw: Mapping[str, Any], parts: Sequence[ResultPart]) -> ToolResult:
-    """Return the error result of a call that failed, or of which nothing can be read."""
+    """Return the error result of a failed call, or of one without a readable result."""
     texts = [
         p.text if isinstance(p, TextPart) else compact(p.value) for p in parts if isinstance(p, TextPart | JsonPart)
     ]

@@ -642,7 +642,7 @@ class McpTools:
 
 
 def _make_waiting_check(connect: Callable[[], ServerConnection], waits: Mapping[str, Any]) -> IsOpen | None:
-    """Return the check that a server of an older protocol still waits; ``None`` for one that can be called again."""
+    """Return the check whether a server of an older protocol still waits; ``None`` for newer ones, which are called again."""
     if waits["state"] is not None:
         return None
 
@@ -727,7 +727,7 @@ class _ServerTool(Tool):
 
 
 def _compute_tool_digests(tools: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the digests of definitions by name, without tools that no record can hold or that only a page may call."""
+    """Return the digests of tool definitions by name, without unrecordable tools and those for pages only."""
     made: dict[str, str] = {}
     for tool in tools:
         if is_for_page_only(tool):

@@ -260,7 +260,7 @@ def select_usable_prompts(listed: Sequence[Mapping[str, Any]], problems: list[st
 
 def adapt_schema(name: str, schema: Mapping[str, object]) -> JsonDict:
     """
-    Return a third-party input schema in a form that providers accept and that inputs can be validated with.
+    Return a third-party input schema in a form that providers and our validation accept.
 
     Keywords that cannot be validated here, or that providers refuse at the top level, are removed: the server validates its input itself.
 

@@ -154,7 +154,7 @@ def _packages_to_agent_dicts(packages: Iterable[Package]) -> Iterator[dict[str, 
 
 
 def _describe_duplicate_ids(packages: Sequence[Package]) -> Iterator[str]:
-    """Yield a message for each agent id that several packages have, which makes it unusable."""
+    """Yield a message for each agent id of several packages, since it is ambiguous."""
     having: dict[str, list[str]] = {}
     for package in packages:
         for agent_id in package.agents:

@@ -107,7 +107,7 @@ def _make_no_python_process_message(command: Sequence[str]) -> str:
 
 
 def _report_recording_and_exit(run: ProgramRun, file: str, command: Sequence[str]) -> Never:
-    """Report what was recorded and what was not, and raise ``typer.Exit`` with the exit code of the program."""
+    """Print the recorded and the missing traffic, and raise ``typer.Exit`` with the exit code of the program."""
     from stepengine.testing.recordings import RecordingUsage
 
     for left in run.cassette.left_out:

@@ -252,7 +252,7 @@ async def _print_context_sizes(chat: Chat, _: str) -> None:
 
 
 async def _confirm_and_undo_writes(chat: Chat, _: str) -> None:
-    """Print what an undo of the last turn changes, ask for confirmation, restore the files, and note that for the agent."""
+    """Print the changes of an undo of the last turn, ask for confirmation, restore the files, and note it for the agent."""
     from stepengine.journal import undo
 
     talk = chat.conversation

@@ -267,7 +267,7 @@ class DebugSession:
         self._call_reporting_errors(lambda: self.navigation.go_to_typed_position(self._asked.at))
 
     def _get_view_to_restore(self) -> dict[str, Any]:
-        """Return the followed run and the selected frame, so that the process that continues can restore them."""
+        """Return the followed run and the selected frame, for the process that takes over."""
         return {"inside": self._debugger.places.followed_path, "frame": self.screen.frame}
 
     def _finish_handed_over_move(self, message: Mapping[str, Any]) -> None:

@@ -146,7 +146,7 @@ def _explain_demo_cost(usage: Usage) -> str:
 
 
 def _print_introduction() -> None:
-    """Print what the demo does: its request and files."""
+    """Print the request and the files of the demo."""
     print_visible("A generator agent edits a small project. The model's replies are recorded; the rest runs live.\n")
     print_visible(f"  request   {PROMPT}", hanging_indent=10)
     print_visible(f"  files     {', '.join(PARAMS['files'])}, in a temporary copy\n", hanging_indent=10)

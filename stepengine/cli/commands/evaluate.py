@@ -145,7 +145,7 @@ class _EvaluationAgents:
         self._files: list[tuple[AgentDefinition, str]] = []
 
     def load_agent_and_store_file(self, agent: Any) -> AgentDefinition:
-        """Load the agent that an evaluation names, and store its file for agents that it may spawn."""
+        """Load an agent of an evaluation, and store its file for the agents that it may spawn."""
         from stepengine.engine.loader import load_agent
         from stepengine.evaluation.evaluation_files import resolve_agent_path
 

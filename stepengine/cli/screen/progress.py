@@ -467,7 +467,7 @@ def _print_agent_end(display: ProgressDisplay, event: ev.AgentFinished) -> None:
 
 
 def _print_wait(display: ProgressDisplay, event: ev.WaitStarted) -> None:
-    """Print what a run waits for."""
+    """Print the description of a wait that starts."""
     display.print_line(event.path, f"  {one_line(event.description, 300)}", "dim")
 
 
