@@ -798,13 +798,13 @@ class _ProgramOutput(TurnOutput):
     # --- results ------------------------------------------------------------------------------------------------------
 
     def make_partial_result(self, session: str, asks: Sequence[Mapping[str, Any]]) -> ToolResult:
-        """Return the output up to the program's permission requests as the result of the call."""
+        """Return and drain the recorded output with the program's permission requests, as the result of the call."""
         self.emit_full_text()
         data: Any = {"asks": list(asks), "session": session, "transcript": self.drain_record()}
         return ToolResult.json(data)
 
     def make_final_result(self, session: str, answer: Mapping[str, Any]) -> ToolResult:
-        """Return the output up to the end of the turn as the result of the call."""
+        """Return and drain the recorded output with usage and cost, as the result of the call that ends the turn."""
         text = self.emit_full_text()
         reason = shorten_text(answer.get("stopReason"), 100) or "end_turn"
         data: Any = {"text": text, "session": session, "stop_reason": reason, "transcript": self.drain_record()}

@@ -139,7 +139,7 @@ class ProgramFileAccess:
 
     def read_whole_text(self, file: RequestedFile) -> str:
         """
-        Return the text of a file.
+        Return the text of a file; raise ``ToolError`` if it is too large, no UTF-8, or another file by now.
 
         Raises:
             ToolError: If the file is missing, withheld, too large or not text, or its path now leads through a link.

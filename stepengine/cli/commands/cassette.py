@@ -132,7 +132,7 @@ def _report_recording_and_exit(run: ProgramRun, file: str, command: Sequence[str
 
 def _report_replay_result(run: ProgramRun, file: str, command: Sequence[str]) -> Exit:
     """
-    Report requests that differ from the recording, and return the exit code.
+    Report requests that differ from the recording; return the exit code, or raise ``typer.Exit`` with that of the program.
 
     Raises:
         typer.Exit: with the code of the program, if that counts.
