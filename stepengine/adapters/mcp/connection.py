@@ -237,7 +237,7 @@ class _OpenClient:
 
         options = self._options
         server: Any = options.server
-        repair = MessageRepair(self._protocol_version)
+        repair = MessageRepair(self._find_protocol_version)
         if isinstance(server, ServerProgram):
             self.pipe = ServerProcess(server, self._over.set, repair)
             server = self.pipe.start_and_open_streams()
@@ -259,7 +259,7 @@ class _OpenClient:
             client_info=Implementation(name="stepengine", version=get_installed_version("stepengine") or "0"),
         )
 
-    def _protocol_version(self) -> str | None:
+    def _find_protocol_version(self) -> str | None:
         """Return the negotiated protocol version; ``None`` before the connection is open."""
         with suppress(RuntimeError):
             return self.client.session.protocol_version

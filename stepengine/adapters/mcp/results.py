@@ -119,7 +119,7 @@ def make_page_side_effects(content: Sequence[Mapping[str, Any]], page: str) -> t
     Return side effects with the pages of a result: its texts and links with a ``ui://`` address, and the tool's own *page*.
     """
     found = [SideEffect(PAGE, page)] if page else []
-    for one in filter(None, map(_page_from_block, content[:PARTS])):
+    for one in filter(None, map(_find_block_page, content[:PARTS])):
         text = one.get("text")
         if not isinstance(text, str):
             found.append(SideEffect(PAGE, _clean_page_address(one)))
@@ -129,7 +129,7 @@ def make_page_side_effects(content: Sequence[Mapping[str, Any]], page: str) -> t
     return tuple(found)
 
 
-def _page_from_block(block: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _find_block_page(block: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the page that a block has as text or links to; ``None`` for another block."""
     kind = block.get("type")
     found = block.get("resource") if kind == "resource" else block if kind == "resource_link" else None
@@ -266,7 +266,7 @@ def replace_excess_media(content: Sequence[Mapping[str, Any]]) -> Sequence[Mappi
     """Return *content* with placeholders for media and pages that would make its record too large."""
     kept, left = list[Mapping[str, Any]](), MEDIA_BYTES
     for block in content:
-        page = _page_from_block(block)
+        page = _find_block_page(block)
         text = None if page is None else page.get("text")
         size = len(_get_base64_data(block)) + (len(text.encode(errors="replace")) if isinstance(text, str) else 0)
         if size > left:
@@ -408,7 +408,7 @@ def make_content_parts(content: Sequence[Mapping[str, object]]) -> list[ResultPa
 def _make_part(block: Mapping[str, Any]) -> ResultPart:
     """Return a block of content as a text, image or document; links, pages and unsupported content as words in brackets."""
     kind = str(block.get("type") or "")
-    if page := _page_from_block(block):
+    if page := _find_block_page(block):
         return TextPart(f"[the page {_clean_page_address(page)} is for people, and is left out]")
     if kind in ("text", UNREAD):
         return TextPart(str(block.get("text", "")))

@@ -196,7 +196,7 @@ class Tracing:
         )
         run.own.span.set_attribute("stepengine.own_run_id", event.own_id)
         if self._content:
-            run.own.span.set_attributes(_input_attributes(event.prompt, plain(event.params)))
+            run.own.span.set_attributes(_make_input_attributes(event.prompt, plain(event.params)))
 
     def _start_child_span(self, event: AgentSpawned) -> None:
         """Start the span of a child run below the call that started it."""
@@ -285,9 +285,9 @@ class Tracing:
         span = run.own.span
         span.set_attribute("stepengine.status", status.value)
         if usage is not None:
-            span.set_attributes(_usage_attributes(usage))
+            span.set_attributes(_make_usage_attributes(usage))
         if text and self._content:
-            span.set_attributes(_output_attributes(text))
+            span.set_attributes(_make_output_attributes(text))
         if status is RunStatus.FAILED and not run.has_failed:
             span.set_status(self._trace.StatusCode.ERROR)
         run.own.span.end()
@@ -307,8 +307,8 @@ class Tracing:
         }
         about = {**told, "stepengine.purpose": event.purpose}
         if event.request is not None:
-            about |= _request_attributes(event.request)
-            about |= _request_content_attributes(event.request) if self._content else {}
+            about |= _make_request_attributes(event.request)
+            about |= _make_request_content_attributes(event.request) if self._content else {}
         name = f"chat {model}"
         call = self._open_span(event, name, about, run.innermost_span.context, kind=self._trace.SpanKind.CLIENT)
         call.told = told
@@ -354,7 +354,7 @@ class Tracing:
         if reply.cost is not None:
             span.set_attribute("operation.cost", float(reply.cost))
         if reply.usage is not None:
-            span.set_attributes(_usage_attributes(reply.usage))
+            span.set_attributes(_make_usage_attributes(reply.usage))
             self._tokens.record(reply.usage.prompt_tokens, {**call.told, "gen_ai.token.type": "input"})
             self._tokens.record(reply.usage.completion_tokens, {**call.told, "gen_ai.token.type": "output"})
         if self._content:
@@ -489,7 +489,7 @@ class Tracing:
     """The events that change a span."""
 
 
-def _input_attributes(prompt: str, params: Any) -> Attributes:
+def _make_input_attributes(prompt: str, params: Any) -> Attributes:
     """Return the input attributes of a run: its prompt as a message, and prompt and params as one value."""
     told: Attributes = {}
     if prompt:
@@ -504,7 +504,7 @@ def _input_attributes(prompt: str, params: Any) -> Attributes:
     return {**told, "input.value": prompt, "input.mime_type": "text/plain"} if prompt else told
 
 
-def _output_attributes(text: str) -> Attributes:
+def _make_output_attributes(text: str) -> Attributes:
     """Return the output attributes of a run: its text as a message, and as one value."""
     message = {**_make_role_message("assistant", text), "finish_reason": "stop"}
     return {"gen_ai.output.messages": _to_json_text([message]), "output.value": text, "output.mime_type": "text/plain"}
@@ -531,7 +531,7 @@ def _split_model(model: str) -> tuple[str, str]:
     return (OTHER, model) if at < 0 else (model[:at], model[at + 1 :])
 
 
-def _usage_attributes(usage: Usage) -> Attributes:
+def _make_usage_attributes(usage: Usage) -> Attributes:
     """Return the tokens of a call or a run; the conventions count cached ones as input, and thinking as output."""
     return {
         "gen_ai.usage.input_tokens": usage.prompt_tokens,
@@ -542,7 +542,7 @@ def _usage_attributes(usage: Usage) -> Attributes:
     }
 
 
-def _request_attributes(request: ModelRequest) -> Attributes:
+def _make_request_attributes(request: ModelRequest) -> Attributes:
     """Return the settings of a model request as attributes, without those that are not set."""
     settings = request.settings
     told = {
@@ -555,7 +555,7 @@ def _request_attributes(request: ModelRequest) -> Attributes:
     return {name: value for name, value in told.items() if value is not None}
 
 
-def _request_content_attributes(request: ModelRequest) -> Attributes:
+def _make_request_content_attributes(request: ModelRequest) -> Attributes:
     """Return the messages and the system prompt of a model request as attributes."""
     shown = {"gen_ai.input.messages": _to_json_text([_message_to_dict(message) for message in request.all_messages])}
     if request.system_prompt:

@@ -580,7 +580,7 @@ class Terminal:
         """
         for line in self.drain_typed_lines():
             await handle_other_line(line)
-        is_whole = self._print_question(question, self._max_subject_lines())
+        is_whole = self._print_question(question, self._compute_max_subject_lines())
         prompt = (
             _format_permission_prompt(question, self._console.width, is_whole=is_whole) if question.tool_name else "> "
         )
@@ -651,7 +651,7 @@ class Terminal:
             self.print_text(f"type a number from 1 to {len(lasting)}, or Enter for none", self._colors.warning)
         return None
 
-    def _max_subject_lines(self) -> int:
+    def _compute_max_subject_lines(self) -> int:
         """Return how many lines of a question's subject fit below the question."""
         return max(1, min(MAX_SHOWN, self._console.height - BELOW)) if self._console.is_terminal else MAX_SHOWN
 
