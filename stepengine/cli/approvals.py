@@ -49,7 +49,9 @@ def list_tools_needing_approval(specs: Iterable[ToolSpec], category: str) -> lis
 
 def make_category_approval_policy(categories: frozenset[str], specs: Collection[ToolSpec]) -> Policy | None:
     """Return the policy that asks about tools of *categories* and allows all others; ``None`` where none of *specs* is one."""
-    asked = [category for category in OPTIONS if category in categories and list_tools_needing_approval(specs, category)]
+    asked = [
+        category for category in OPTIONS if category in categories and list_tools_needing_approval(specs, category)
+    ]
     if not asked:
         return None
     from stepengine.permissions import Policy, Rule

@@ -160,7 +160,9 @@ class _WatchScreen:
             print_visible("\n".join(self._format_preview_lines(preview, saved, changes)))
             sys.stdout.flush()
 
-    def _format_preview_lines(self, preview: MomentPreview, saved: list[str], changes: list[str] | None) -> Iterator[str]:
+    def _format_preview_lines(
+        self, preview: MomentPreview, saved: list[str], changes: list[str] | None
+    ) -> Iterator[str]:
         """Yield the lines about a preview: time, saved files, changes or source, request, and the rest of the run."""
         names = ", ".join([Path(file).name for file in saved])
         head = f"── {datetime.now():%H:%M:%S}{f' · {names} saved' if names else ''} · {self._watched.seconds:.2f} s "  # noqa: DTZ005 - the reader's

@@ -73,7 +73,11 @@ def describe_tool(page: ToolPage) -> Iterator[str]:
         ["", "Parameters:", *map(_describe_parameter, page.parameters)] if page.parameters else ["", "No parameters."]
     )
     for number, form in enumerate(page.forms):
-        yield from ["", f"{'Or returns' if number else 'Returns'} {_describe_result(form)}", *_format_result_key_lines(form)]
+        yield from [
+            "",
+            f"{'Or returns' if number else 'Returns'} {_describe_result(form)}",
+            *_format_result_key_lines(form),
+        ]
     yield from ["", f"{'Fails':<{INDENT}}{page.errors}", f"{'Limits':<{INDENT}}{page.limits}", ""]
     yield from ["In a handler:", "  from stepengine import call", f"  from stepengine.tools.bundled import {page.name}"]
     yield f"  yield from call({page.name}{''.join([f', {key}={value!r}' for key, value in page.example.items()])})"
