@@ -602,7 +602,7 @@ def as_headers(text: str) -> None:
     asked = _RequestFacts({
         "type": "http", "path": "/", "method": "GET", "query_string": value, "headers": [(name, value) for name in names],
     })  # fmt: skip
-    asked.get_bearer_token(), asked.get_header("origin"), asked.get_query()
+    asked.find_bearer_token(), asked.find_header("origin"), asked.get_query()
     with contextlib.suppress(Problem):
         asked.parse_host()
 

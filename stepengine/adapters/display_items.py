@@ -110,6 +110,7 @@ class TextItems:
     def _start_or_extend_text(
         self, event: Event, kind: Literal["text", "thought"], seq: int, piece: str
     ) -> Iterator[TextItem]:
+        """Yield the start of a new text and the piece; for an open text only the piece, for an empty piece nothing."""
         if not piece:
             return
         text = self._open.get((event.path, kind, seq))
@@ -121,6 +122,7 @@ class TextItems:
         yield TextItem("piece", text, piece)
 
     def _end_text(self, text: OpenText, *, is_discarded: bool = False) -> TextItem:
+        """Close an open text, and return the item for its end."""
         del self._open[text.path, text.kind, text.seq]
         return TextItem("end", text, is_discarded=is_discarded)
 
@@ -192,7 +194,7 @@ class CallItems:
         return [call for _, call in coming]
 
     def reopen_unsettled_calls(self, is_settled: Callable[[str, str], bool]) -> list[tuple[str, str]]:
-        """Forget the inputs of calls that are not settled, so that they are shown again later; return (path, id) of these calls."""
+        """Mark the inputs of unsettled calls as not shown, so that they are shown again; return (path, id) of these calls."""
         found = [key for key in self._is_coming if not is_settled(*key)]
         self._is_coming.update(dict.fromkeys(found, True))
         return found

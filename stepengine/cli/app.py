@@ -69,9 +69,11 @@ def _wrap_with_trust_and_exit(name: str, command: Callable[..., Exit]) -> Callab
 
     @functools.wraps(command)
     def run_and_exit(**given: Any) -> None:
+        """Run the command with checked trust, print its error, and exit with its code unless it completed."""
         content = given.pop("trust", "") if name in LOCAL else ""
 
         def run_trusted() -> Exit:
+            """Run the command while the trust of agent files is checked; return its exit code."""
             with enforce_trust(asks=name in ASKING, trusted_hash=content):
                 return command(**given)
 
@@ -87,6 +89,7 @@ def _wrap_with_trust_and_exit(name: str, command: Callable[..., Exit]) -> Callab
 
 
 def _print_version_and_exit(is_asked: bool) -> None:
+    """Print the version and exit, if ``--version`` was typed."""
     if not is_asked:
         return
     from importlib.metadata import PackageNotFoundError, version
@@ -172,6 +175,7 @@ def _make_help_only_commands() -> dict[str, Parsed]:
 
 
 def _make_typer_app(**attributes: Any) -> typer.Typer:
+    """Return a typer application with the settings of this command line."""
     return typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False, **attributes)
 
 
@@ -185,14 +189,16 @@ def _make_command_group(first_word: str) -> Parsed:
 
 
 def _make_single_command(name: str, listed: ListedCommand) -> Parsed:
+    """Return the parsed command of a one-word name."""
     part = _make_typer_app()
     _register_command(part, name, listed, name)
     return typer.main.get_command(part)
 
 
-def _register_command(part: typer.Typer, name: str, listed: ListedCommand, full_name: str) -> None:
+def _register_command(group: typer.Typer, name: str, listed: ListedCommand, full_name: str) -> None:
+    """Import a command, and add it to the application *group* with its help text."""
     command = listed.load()
-    part.command(
+    group.command(
         name,
         cls=_CheckedCommand,
         help=_help_text_to_markup(inspect.cleandoc(command.__doc__ or "")),
@@ -204,6 +210,7 @@ def _register_command(part: typer.Typer, name: str, listed: ListedCommand, full_
 
 
 def _escape_markup(text: str) -> str:
+    """Return a text in which rich reads no markup."""
     return MARKUP.sub(r"\\[", text)
 
 

@@ -31,7 +31,7 @@ INJECTION = "injection"
 """The value of ``--guard``."""
 
 
-def disallowed_categories(options: Options) -> frozenset[str]:
+def get_disallowed_categories(options: Options) -> frozenset[str]:
     """Return the categories that the options do not allow."""
     allowed = {"write": options.write, "execute": options.shell}
     return frozenset([category for category in OPTIONS if not allowed[category]])
@@ -42,14 +42,16 @@ def collect_tool_specs(tools: Iterable[object]) -> list[ToolSpec]:
     return [tool.spec for tool in iterate_reachable_tools([tool for tool in tools if isinstance(tool, ToolLike)])]
 
 
-def tools_needing_approval(specs: Iterable[ToolSpec], category: str) -> list[str]:
+def list_tools_needing_approval(specs: Iterable[ToolSpec], category: str) -> list[str]:
     """Return the names of the tools of a category whose calls can be asked about."""
     return [spec.name for spec in specs if spec.category == category and spec.requires_permission]
 
 
 def make_category_approval_policy(categories: frozenset[str], specs: Collection[ToolSpec]) -> Policy | None:
     """Return the policy that asks about tools of *categories* and allows all others; ``None`` where none of *specs* is one."""
-    asked = [category for category in OPTIONS if category in categories and tools_needing_approval(specs, category)]
+    asked = [
+        category for category in OPTIONS if category in categories and list_tools_needing_approval(specs, category)
+    ]
     if not asked:
         return None
     from stepengine.permissions import Policy, Rule

@@ -221,6 +221,7 @@ def _make_command_line_hooks(history: History | None, agent: AgentDefinition) ->
     recorded = None if history is None else () if history.head is None else history.head.hooks
 
     def keep_if_recorded(hook: object) -> list[Any]:
+        """Return a hook in a list; an empty list if the recorded run did not have it from the command line."""
         name = get_name_without_module(hook)
         return [hook] if recorded is None or recorded.count(name) > own.count(name) else []
 
@@ -330,6 +331,7 @@ def make_model_registry(options: Options, unserved_models: Iterable[str] = ()) -
 
 
 def _make_script_provider(options: Options) -> Provider:
+    """Return a provider with the replies of ``--script``; raise if a server was named, too."""
     from stepengine.cli.scripts import make_run_script, refuse_script_with_server
 
     refuse_script_with_server(options)
@@ -427,6 +429,7 @@ class _CustomPrices:
         return () if model in self.own else LIST_PRICES.list_unpriced(model, reply, at)
 
     def _compute_custom_cost(self, usage: Usage | None) -> Decimal | None:
+        """Return the cost of *usage* at the prices of ``--price``; ``None`` without usage."""
         if usage is None:
             return None
         return (self.into * usage.prompt_tokens + self.out * usage.completion_tokens) / MILLION

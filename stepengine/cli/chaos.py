@@ -65,5 +65,6 @@ def run_chaos(
 
 
 def _format_counts(counts: Mapping[str, int]) -> str:
+    """Return names with their counts as text, the highest count first."""
     most = sorted(counts.items(), key=lambda each: (-each[1], each[0]))
     return ", ".join([f"{name} {count}" for name, count in most])

@@ -321,9 +321,11 @@ class Chat:
         """Ask a recorded question and store the answer in *answers*; return whether it was answered."""
 
         def store_answer(answer: Any) -> None:
+            """Validate an answer, and store it under the id of the question."""
             answers[question.id] = validate_typed_answer(answer, question)
 
         async def run_or_queue_line(typed: str) -> None:
+            """Run a line as a chat command, or queue it for the next turn; ignore an empty line."""
             if typed.strip() and not await self.terminal.run_or_queue_chat_command(typed):
                 self.terminal.queue_line(typed)
 
@@ -392,12 +394,14 @@ class Chat:
         last = loop.time()
 
         def interrupt_run() -> None:
+            """Interrupt the run gracefully, and print that it is ending."""
             nonlocal last
             last = loop.time()
             handle.interrupt(grace=GRACE)
             loop.call_soon_threadsafe(_print_stopping_notice, handle, self.screen, self.terminal)
 
         def leave_or_interrupt_again() -> None:
+            """Cancel the turn at a second Ctrl-C within a short time; later, interrupt the run again."""
             if loop.time() - last < SOON:
                 loop.call_soon_threadsafe(turn.cancel)
             else:
@@ -412,6 +416,7 @@ class Chat:
             yield received
 
     def _render_live_text(self) -> str:
+        """Return the live area of the current turn; ``""`` before the first turn."""
         return "" if self.screen is None else self.screen.render_live_area()
 
     def _format_status_line(self) -> str:
@@ -436,6 +441,7 @@ class Chat:
         return None if not window else max(0, 100 - round(100 * (filled or chat.filled or 0) / window))
 
     def _schedule_and_print_next_mode(self) -> None:
+        """Select the following permission mode for the next turn, and print it."""
         self.print_text(f"mode {self.conversation.schedule_next_permission_mode()}, from the next turn on")
 
     def _print_last_full_output(self) -> None:

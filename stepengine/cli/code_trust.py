@@ -224,6 +224,7 @@ def _hash_folder_or_reason(folder: Path) -> str:
 
 
 def _ask_to_trust_folder(foreign: UntrustedFolder) -> bool:
+    """Ask the person whether agent files may run, and return the answer."""
     owner = "" if foreign.owner == os.geteuid() else f", which belongs to the user {_user_name_from_id(foreign.owner)}"
     # The number is next to the question: the names of many files scroll out of sight.
     count = f"{len(foreign.files):,} agent {'file is a program' if len(foreign.files) == 1 else 'files are programs'}"
@@ -232,6 +233,7 @@ def _ask_to_trust_folder(foreign: UntrustedFolder) -> bool:
 
 
 def _ask_to_approve_package(request: AccessRequest, missing: Sequence[str] | None) -> bool:
+    """Print the requests of a package, ask the person to approve them, and return the answer."""
     said = f"{request}, is not approved yet" if missing is None else f"{request}, requests more than you approved"
     print_error(f"{said}:\n{_describe_request(request, missing)}")
     return confirm("Approve and load it?")
@@ -272,6 +274,7 @@ def format_package_requests(asks: Sequence[str]) -> list[str]:
 
 
 def _user_name_from_id(number: int) -> str:
+    """Return the name of a user by its number; the number as text if there is no name."""
     import pwd
 
     try:

@@ -133,6 +133,7 @@ def _run_fork_to_json(screen: DebugScreen, request: ForkRequest, into: str) -> s
         models = None if request.live else ScriptedModel(request.replies)
 
         async def fork_to_end() -> Any:
+            """Run the fork to its end, and return its result."""
             async with bench.engine:
                 return await screen.debugger.fork(
                     request.edit,
@@ -168,6 +169,7 @@ def _choose_free_path(source: Path) -> str:
 
 
 def _parse_fork_options(text: str) -> ForkRequest:
+    """Parse the options of the command ``fork``; raise ``RefusedCommand`` for an invalid one."""
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -214,6 +216,7 @@ def _parse_outcome_option(name: str, value: str) -> object:
 
 
 def _make_error_of_kind(kind: str, message: str) -> StepEngineError:
+    """Return an error of the class *kind*; raise ``RefusedCommand`` if stepengine has no such class."""
     known = {n: c for n, c in vars(errors).items() if isinstance(c, type) and issubclass(c, StepEngineError)}
     if kind not in known:
         msg = (

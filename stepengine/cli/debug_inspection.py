@@ -25,7 +25,7 @@ def show_frames(screen: DebugScreen, _: str) -> None:
 def show_source(screen: DebugScreen, typed: str) -> None:
     """Print the source around the current line."""
     frame = screen.get_selected_frame()
-    said = "\n".join(screen.source_lines(frame, parse_count(typed) if typed else 2 * AROUND))
+    said = "\n".join(screen.format_source_lines(frame, parse_count(typed) if typed else 2 * AROUND))
     screen.print_result(said, {"file": frame.file, "line": frame.line, "source": screen.redact_and_escape(said)})
 
 

@@ -50,6 +50,7 @@ class DebugNavigation:
         self._move_and_show(position, ignores_breakpoints=ignores_breakpoints)
 
     def _raise_at_end(self) -> Never:
+        """Raise ``RefusedCommand``, because the position is the last one."""
         inside = self._debugger.places.followed_path
         msg = (
             f"the run ends here: it has {self._debugger.last} results"
@@ -85,6 +86,7 @@ class DebugNavigation:
         self.go_to_position(target, ignores_breakpoints=counts_steps)
 
     def _raise_at_start(self) -> Never:
+        """Raise ``RefusedCommand``, because the position is the first one."""
         inside = self._debugger.places.followed_path
         msg = (
             "this is the first position"
@@ -141,6 +143,7 @@ class DebugNavigation:
         from stepengine.debugging.expressions import call_in_fork, parse_condition
 
         def search() -> str:
+            """Search for the condition without handler output, and return the result as JSON."""
             if self._forked is not None:
                 self._forked.stays = True
             try:

@@ -162,9 +162,9 @@ class DebugScreen:
     def show_position(self) -> None:
         """Print the current position of the run."""
         moment = self.debugger.moment()
-        self.print_result("\n".join(self._position_lines(moment)), self.debugger.to_dict())
+        self.print_result("\n".join(self._format_position_lines(moment)), self.debugger.to_dict())
 
-    def _position_lines(self, moment: Moment) -> Iterator[str]:
+    def _format_position_lines(self, moment: Moment) -> Iterator[str]:
         """Yield the lines for a position: head, source, request, answer and variables."""
         tape, state = self.debugger.stepper.tape, moment.state
         is_program = any(frame.kind == "program" for frame in moment.frames)  # which has no steps
@@ -181,7 +181,7 @@ class DebugScreen:
         frames = [frame for frame in moment.frames if frame.kind != "package" or self.options.verbose]
         selected = frames[min(self.frame, len(frames) - 1)] if frames else None
         if selected is not None:
-            yield from self.source_lines(selected, 4)
+            yield from self.format_source_lines(selected, 4)
             inner = [f"{frame.function.rpartition('.')[2]}:{frame.line}" for frame in frames[1:]]
             if inner:
                 yield f"   in {' > '.join(inner)}"
@@ -191,9 +191,9 @@ class DebugScreen:
         at = f"  (line {line})" if line and any(f.kind == "program" and f.line != line for f in frames) else ""
         yield f" asked     {truncate_text(self.redact_and_escape(moment.asked), self.width)}{at}"
         yield f" answer    {truncate_text(self._describe_outcome(moment), self.width)}"
-        yield from self._variable_lines(selected)
+        yield from self._format_variable_lines(selected)
 
-    def _variable_lines(self, frame: Frame | None) -> Iterator[str]:
+    def _format_variable_lines(self, frame: Frame | None) -> Iterator[str]:
         """Yield lines with the variables of a frame, the output of a program and the variables that programs left."""
         texts = self.debugger.texts
         if frame is not None and frame.kind == "program":
@@ -212,6 +212,7 @@ class DebugScreen:
             yield f" variables {truncate_text('  '.join([f'{n}={truncate_text(v, SHORT)}' for n, v in variables.items()]), self.width)}"
 
     def _describe_outcome(self, moment: Moment) -> str:
+        """Return the outcome at a position as text, or why there is none."""
         from stepengine.debugging.debugger import format_outcome
 
         if moment.outcome is not None:
@@ -220,7 +221,7 @@ class DebugScreen:
             return "none: the run differs from its record here"
         return "none is recorded" if moment.effect is not None else ""
 
-    def source_lines(self, frame: Frame, max_lines: int) -> Iterator[str]:
+    def format_source_lines(self, frame: Frame, max_lines: int) -> Iterator[str]:
         """Yield a heading and up to *max_lines* source lines around the line of a frame."""
         from stepengine.debugging.debugger import iterate_source_lines_around
 

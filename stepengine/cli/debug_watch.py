@@ -100,6 +100,7 @@ class _WatchScreen:
             )
 
     def _load_engine_and_agent(self) -> tuple[Engine, AgentDefinition]:
+        """Load the agent of the recorded run, and return it with an engine that performs nothing."""
         history = self._tape.history
         agent = load_recorded_agent(self._options, history)
         return make_engine_setup(self._options, agent, performs=False, recorded=history).engine, agent
@@ -137,6 +138,7 @@ class _WatchScreen:
     # --- showing ------------------------------------------------------------------------------------------------------
 
     def _print_preview(self, preview: MomentPreview, saved: list[str], changes: list[str] | None) -> None:
+        """Print the position under the saved code, or its changes, as lines or as one JSON object."""
         if self._options.as_json:
             seconds = round(self._watched.seconds, 3)
             told = {"format": FORMAT, "at": self._watched.at, "saved": saved, "seconds": seconds}
@@ -155,29 +157,32 @@ class _WatchScreen:
             line = json.dumps({**told, **said, **more, "difference": changes})
             print(line.replace("\x7f", "\\u007f"), flush=True)
         else:
-            print_visible("\n".join(self._preview_lines(preview, saved, changes)))
+            print_visible("\n".join(self._format_preview_lines(preview, saved, changes)))
             sys.stdout.flush()
 
-    def _preview_lines(self, preview: MomentPreview, saved: list[str], changes: list[str] | None) -> Iterator[str]:
+    def _format_preview_lines(
+        self, preview: MomentPreview, saved: list[str], changes: list[str] | None
+    ) -> Iterator[str]:
+        """Yield the lines about a preview: time, saved files, changes or source, request, and the rest of the run."""
         names = ", ".join([Path(file).name for file in saved])
         head = f"── {datetime.now():%H:%M:%S}{f' · {names} saved' if names else ''} · {self._watched.seconds:.2f} s "  # noqa: DTZ005 - the reader's
         yield f"{head}{'─' * max(2, self._width - len(head))}"
         place = preview.place
         if place is None:
-            yield from [f" {preview.problem}"] if preview.problem else self._remaining_run_lines(preview)
+            yield from [f" {preview.problem}"] if preview.problem else self._format_remaining_run_lines(preview)
             yield " still showing the last version" if self._last is not None else ""
             return
         yield f" step {place['step']} · {place['address'] or 'the end'}{' (the last position before it)' if preview.is_before else ''}"
         if changes is None or self._has_changed_lines_or_request(preview):
-            yield from self._preview_source_lines(preview)
+            yield from self._format_preview_source_lines(preview)
         if changes is None:
-            yield from self._effect_lines(place)
+            yield from self._format_effect_lines(place)
         else:
             yield from [f" {truncate_text(line, self._width - 1)}" for line in changes[:MOST]] or [
                 " no variable is different"
             ]
             yield from [f" and {len(changes) - MOST} more lines; --json prints all"] if len(changes) > MOST else ()
-        yield from self._remaining_run_lines(preview)
+        yield from self._format_remaining_run_lines(preview)
 
     def _has_changed_lines_or_request(self, preview: MomentPreview) -> bool:
         """Return whether the source line or the request differs from the last version."""
@@ -188,7 +193,8 @@ class _WatchScreen:
             or (good.place or {}).get("asked") != (preview.place or {}).get("asked")
         )
 
-    def _preview_source_lines(self, preview: MomentPreview) -> Iterator[str]:
+    def _format_preview_source_lines(self, preview: MomentPreview) -> Iterator[str]:
+        """Yield the source lines of a preview, with a mark at the current one."""
         frames = (preview.place or {})["frames"]
         if not frames:
             yield " no code of the agent is suspended here"
@@ -197,7 +203,7 @@ class _WatchScreen:
         for number, text in preview.lines:
             yield f" {'>' if number == frames[0]['line'] else ' '} {number:<4} {truncate_text(text, self._width - 8)}"
 
-    def _effect_lines(self, position: Mapping[str, Any]) -> Iterator[str]:
+    def _format_effect_lines(self, position: Mapping[str, Any]) -> Iterator[str]:
         """Yield the request, the answer and the variables of the outermost frame."""
         yield f" asked     {truncate_text(position['asked'], self._width - 11)}"
         if position["outcome"] is not None:
@@ -206,7 +212,7 @@ class _WatchScreen:
             for name, text in frame["locals"].items():
                 yield f"   {name} = {truncate_text(text, self._width - len(name) - 6)}"
 
-    def _remaining_run_lines(self, preview: MomentPreview) -> Iterator[str]:
+    def _format_remaining_run_lines(self, preview: MomentPreview) -> Iterator[str]:
         """Yield lines about the rest of the run under the new code: changed requests, divergence or end."""
         if preview.changed:
             more = f" and {len(preview.changed) - LISTED} more" if len(preview.changed) > LISTED else ""

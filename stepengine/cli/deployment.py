@@ -81,6 +81,7 @@ def run_with_operator(db: str, act: Callable[[Operator], Awaitable[Exit]], *, ap
     """Connect to a database and run *act* with its operator. Errors are printed as in ``run_deployment_command``."""
 
     async def act_with_operator() -> Exit:
+        """Connect to the database, run *act* with the operator, and return the exit code."""
         from stepengine.durable import Operator
 
         async with await Operator.connect(resolve_database(db), app=app, pool=pool) as operator:

@@ -162,6 +162,7 @@ class _DueRunResumer:
                 work.append(loop.create_task(waker.watch(interval_seconds)))
 
             def cancel_work() -> None:
+                """Cancel the tasks that resume and start runs."""
                 for task in work:
                     loop.call_soon_threadsafe(task.cancel)
 
@@ -194,6 +195,7 @@ class _DueRunResumer:
 
     @property
     def _agent_folders(self) -> tuple[Path, ...]:
+        """The folders in which agents are found by id."""
         return (*self._agents.folders, *self._options.settings.agent_folders)
 
     # --- one run ------------------------------------------------------------------------------------------------------
@@ -253,11 +255,13 @@ class _DueRunResumer:
 
 
 async def _start_due_runs_and_wait(scheduler: Scheduler) -> None:
+    """Start the due runs of a scheduler, and wait for their ends."""
     await scheduler.tick()
     await scheduler.wait_until_idle()
 
 
 def _describe_woken_run(woken: WakeResult) -> Iterator[str]:
+    """Yield the parts of a line about a due run: name, result or error, and lateness."""
     name = woken.run.removesuffix(".jsonl")
     yield f"{name} ({woken.agent_id}):" if name else "the wake index:"
     if woken.result is not None:
@@ -276,6 +280,7 @@ def _describe_woken_run(woken: WakeResult) -> Iterator[str]:
 
 
 def _describe_result(result: RunResult) -> str:
+    """Return a text about the status of a resumed run, with its waits or its error."""
     if result.status is RunStatus.SUSPENDED:
         return f"was resumed, and {'; '.join([describe_wait(one) for one in result.waits_for]) or 'is suspended'}"
     error = f": {one_line(format_error(result.error), SHOWN_CHARS)}" if result.error is not None else ""
@@ -289,6 +294,7 @@ def _format_lateness(due: datetime | None) -> str:
 
 
 def _woken_run_to_dict(woken: WakeResult) -> dict[str, object]:
+    """Return the outcome of a due run as JSON values."""
     result, error = woken.result, woken.error
     if result is not None and error is None:
         error = result.error

@@ -22,9 +22,9 @@ from stepengine.cli.exits import Exit, get_exit_code_of_signal, print_error, run
 from stepengine.cli.journals import (
     Interrupted,
     await_unless_interrupted,
+    list_recorded_hook_names,
     load_recorded_agent,
     open_journal,
-    recorded_hook_names,
 )
 from stepengine.cli.options import Options
 from stepengine.cli.screen.confirm import can_ask_at_terminal, confirm
@@ -94,7 +94,7 @@ def load_recorded_case(
 
     journal = open_journal(file)
     history = journal.history()
-    agent, hooks = load_recorded_agent(options, history), recorded_hook_names(history)
+    agent, hooks = load_recorded_agent(options, history), list_recorded_hook_names(history)
     same = next((case for case in share_engines_of if (case.agent, case.hooks) == (agent, hooks)), None)
     if same is not None:
         return RecordedCase(file, journal, same.agent, hooks, same.bench)
@@ -153,7 +153,7 @@ def confirm_cost(estimate: CostEstimate, *, yes: bool) -> None:
 
 def require_user_confirmation(announcement: str) -> None:
     """
-    Ask the person at the terminal to confirm *announcement* before models are called.
+    Ask the person at the terminal to confirm *announcement*; raise ``UsageProblem`` without a confirmation.
 
     Raises:
         UsageProblem: when there is no terminal to ask at, or the person denies it.
@@ -195,6 +195,7 @@ def run_until_signal(
     """
 
     async def run_to_end() -> tuple[Made, int | None]:
+        """Await the coroutine unless a signal arrives, and close the engines."""
         async with AsyncExitStack() as stack:
             for engine in dict.fromkeys(engines):
                 await stack.enter_async_context(engine)
@@ -207,6 +208,7 @@ def run_reporting_errors(command: Callable[[], Exit]) -> Exit:
     """Run *command*; report signals, divergences and errors, and return the exit code."""
 
     def run_command() -> Exit:
+        """Run the command; report a signal, divergence or error, and return the exit code."""
         try:
             return command()
         except Interrupted as interrupted:

@@ -61,6 +61,7 @@ def choose_exit_code(result: RunResult) -> Exit:
 
 
 def _get_exit_code_of_error(error: BaseException | None) -> Exit:
+    """Return the exit code for the error of a failed run; a child's missing key or model counts as its own."""
     match error:
         case LimitExceeded():
             return Exit.LIMIT
@@ -186,6 +187,7 @@ def _make_warning_printer(fallback: Callable[..., None]) -> Callable[..., None]:
     def print_warning(
         message: Warning | str, category: type[Warning], filename: str, lineno: int, *more: object, **named: object
     ) -> None:
+        """Print a warning about an agent file once, in one line; pass any other to *fallback*."""
         from stepengine.engine.handler_sources import SourceWarning
         from stepengine.engine.loader import BrokenFile
 

@@ -82,7 +82,7 @@ class Interrupted(Exception):
 
 def require_choice(option: str, value: str, choices: Sequence[str]) -> Any:
     """
-    Return the value of an option if it is one of *choices*.
+    Return the value of an option; raise ``UsageProblem`` unless it is one of *choices*.
 
     Raises:
         UsageProblem: for any other value.
@@ -180,6 +180,7 @@ def add_journal_to_options(options: Options, *, resumable_only: bool = False) ->
 
 
 def _is_existing_file(text: str) -> bool:
+    """Return whether the file in the name of a journal exists."""
     from stepengine.journal.sources import get_journal_file
 
     return get_journal_file(text).exists()
@@ -299,7 +300,7 @@ def load_recorded_agent(
     return attrs.evolve(agent, model=None) if "model" in history.root else agent
 
 
-def recorded_hook_names(history: History) -> Sequence[str]:
+def list_recorded_hook_names(history: History) -> Sequence[str]:
     """Return the names of the hooks in the record of a run."""
     return () if history.head is None else history.head.hooks
 
@@ -357,6 +358,7 @@ def run_cancelling_on_signal(
     """
 
     async def run_to_end() -> FinishedRun:
+        """Await the coroutine unless a signal arrives, and close the engine."""
         async with bench.engine:
             result, _ = await await_unless_interrupted(await_result_despite_limit(make_coroutine()))
             return FinishedRun(result)
@@ -371,6 +373,7 @@ def replay_recorded_run(journal: Journal, options: Options) -> RunResult:
     bench = make_engine_setup(options, agent, performs=False, recorded=history)
 
     async def replay_to_end() -> RunResult:
+        """Replay the journal, close the engine, and return the result."""
         async with bench.engine:
             return await bench.engine.replay(journal, agent=agent)
 
@@ -393,11 +396,13 @@ def start_run_and_wait(
     """
 
     async def run_to_end() -> FinishedRun:
+        """Start the run, wait for its end while signals interrupt it, and close the engine."""
         loop = asyncio.get_running_loop()
         async with bench.engine:
             starting = asyncio.ensure_future(start())
 
             def interrupt_or_cancel_start() -> None:
+                """Interrupt the run gracefully; cancel its start if it has not started."""
                 if starting.done():
                     interrupt_run(starting.result(), loop)
                 else:
@@ -418,7 +423,7 @@ def start_run_and_wait(
 
 def create_journal(path: str, *, sign: str = "") -> Journal:
     """
-    Return a journal for a new run: one more in an SQLite file, else a file of its own.
+    Return a journal for a new run, in an SQLite file or a file of its own; raise ``UsageProblem`` if that run exists.
 
     Raises:
         UsageProblem: when the file, or the named run in it, is not empty.
@@ -534,7 +539,7 @@ def _is_journal(file: Path) -> bool:
 
 
 def report_ignored_approvals(journal: Journal, history: History) -> bool:
-    """Print the approvals of an untrusted journal that do not count; return whether a person must approve calls that only it requests."""
+    """Print the ignored approvals of an untrusted journal; return whether a person must approve calls that only it requests."""
     from stepengine.journal.permission_reset import find_effective_approvals
     from stepengine.journal.provenance import has_trusted_permissions
 

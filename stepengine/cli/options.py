@@ -85,7 +85,7 @@ def parse_age_option(option: str, text: str) -> timedelta:
 
 def make_unique_dict(option: str, pairs: Iterable[tuple[str, T]]) -> dict[str, T]:
     """
-    Return the names and values of a repeated option as a dict.
+    Return the names and values of a repeated option as a dict; raise ``UsageProblem`` for a repeated name.
 
     Raises:
         UsageProblem: when a name has two values.
@@ -100,6 +100,7 @@ def make_unique_dict(option: str, pairs: Iterable[tuple[str, T]]) -> dict[str, T
 
 
 def _wrap_in_list(given: str | list[str] | None) -> list[str] | None:
+    """Return a text as a list with one item, and any other value unchanged."""
     return [given] if isinstance(given, str) else given
 
 
@@ -197,7 +198,7 @@ class Options:
 
     def with_settings(self) -> Options:
         """
-        Return the options with the settings of the working folder.
+        Load the settings of the working folder, and return the options with them.
 
         Raises:
             UsageProblem: when they cannot be read.
@@ -222,6 +223,7 @@ def with_shared_options(command: Callable[..., Exit], *, without: Container[str]
     ]
 
     def run_with_options(**given: Any) -> Exit:
+        """Collect the shared options into ``Options``, and call the command with them."""
         options = Options(**{each.name: given.pop(each.name, each.default) for each in shared})
         return command(options, **given)
 

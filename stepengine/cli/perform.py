@@ -56,7 +56,7 @@ class FinishedRun:
 
     @property
     def code(self) -> Exit:
-        """The exit code."""
+        """The exit code: of the signal that cancelled the run, else of its result."""
         if self.signal is not None and self.result.status is RunStatus.CANCELLED:
             return get_exit_code_of_signal(self.signal)
         return choose_exit_code(self.result)
@@ -78,6 +78,7 @@ def run_agent_to_end(
     """
 
     async def run_to_end() -> FinishedRun:
+        """Run the agent to its end while signals interrupt it, and close the engine."""
         async with engine, engine.start(agent, prompt, wait_for_answers=0, **options) as handle:
             on_start(handle.run_id)
             loop = asyncio.get_running_loop()
@@ -92,6 +93,7 @@ def interrupt_run(handle: RunHandle, loop: asyncio.AbstractEventLoop) -> None:
     """Interrupt a run, giving its running effects some seconds to finish, and print their names."""
 
     def print_names() -> None:
+        """Print the names of the effects for which the end of the run waits."""
         if names := ", ".join(handle.calls_to_finish):
             print_error(
                 f"waiting up to {GRACE:g} s for {names}, so that the outcome is recorded; press Ctrl-C again to stop at once"
@@ -242,6 +244,7 @@ def format_resume_command(options: Options, agent_id: str = "") -> str:
 
 
 def _has_effects_in_doubt(journal: str) -> bool:
+    """Return whether a journal has effects in doubt; ``False`` if it cannot be read."""
     from stepengine.journal import as_journal
     from stepengine.journal.questions import list_effects_in_doubt
 

@@ -213,6 +213,7 @@ def _serve_page(options: Options, page_options: PageOptions) -> Exit:
     code = Exit.COMPLETED
 
     def terminate(*_: object) -> None:
+        """Set the exit code for SIGTERM, and end the server."""
         nonlocal code
         code = Exit.TERMINATED
         raise KeyboardInterrupt

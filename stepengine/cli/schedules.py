@@ -38,7 +38,10 @@ def list_and_print_schedules(
 
 
 def _print_durable_schedules(schedules: Sequence[Schedule], db: str, *, app: str, as_json: bool) -> Exit:
+    """Print the schedules with their last runs in a database; return the exit code."""
+
     async def print_states(operator: Operator) -> Exit:
+        """Load the status of each schedule from the database, print them, and return the exit code."""
         from stepengine.durable.schedules import load_durable_schedule_statuses
 
         return _print_schedule_states(
@@ -49,6 +52,7 @@ def _print_durable_schedules(schedules: Sequence[Schedule], db: str, *, app: str
 
 
 def _print_schedule_states(statuses: Sequence[ScheduleStatus], *, as_json: bool) -> Exit:
+    """Print the status of each schedule as text or JSON; return the exit code."""
     if as_json:
         print(to_ascii_json([_schedule_state_to_dict(one) for one in statuses]))
     elif statuses:
@@ -108,6 +112,7 @@ def _load_schedule_states(schedules: Sequence[Schedule], runs: str) -> list[Sche
 
 
 def _schedule_state_to_dict(status: ScheduleStatus) -> dict[str, object]:
+    """Return the status of a schedule as JSON values."""
     schedule, last = status.schedule, status.last
     return {
         "id": schedule.id,
@@ -127,6 +132,7 @@ def _schedule_state_to_dict(status: ScheduleStatus) -> dict[str, object]:
 
 
 def _describe_schedule(status: ScheduleStatus) -> Iterator[str]:
+    """Yield the lines about a schedule: agent, times, next and last run."""
     schedule, last = status.schedule, status.last
     yield schedule.id
     yield f"  agent   {visible(schedule.agent_id, strict=True)}"
@@ -145,4 +151,5 @@ def _describe_schedule(status: ScheduleStatus) -> Iterator[str]:
 
 
 def _format_local_time(schedule: Schedule, moment: datetime) -> str:
+    """Return a time in the timezone of a schedule as text."""
     return f"{schedule.local(moment):%a %Y-%m-%d %H:%M %z}"

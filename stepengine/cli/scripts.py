@@ -82,21 +82,23 @@ def load_script(file: str) -> Any:
     return replies
 
 
-def _parse_replies(items: object, file: str) -> list[Any]:
-    if not isinstance(items, list):
-        msg = f"--script {file!r} must be a list of replies, not {type(items).__name__}"
+def _parse_replies(replies: object, file: str) -> list[Any]:
+    """Parse the replies of a script; raise ``UsageProblem`` unless they are a list."""
+    if not isinstance(replies, list):
+        msg = f"--script {file!r} must be a list of replies, not {type(replies).__name__}"
         raise UsageProblem(msg)
-    return [_parse_reply(item, file) for item in items]
+    return [_parse_reply(item, file) for item in replies]
 
 
-def _parse_reply(item: object, file: str) -> Any:
+def _parse_reply(reply: object, file: str) -> Any:
+    """Parse a reply: a text, a tool call or a list of tool calls; raise ``UsageProblem`` for anything else."""
     from stepengine.testing import tool_call, tool_calls
 
-    if isinstance(item, str):
-        return item
-    if isinstance(item, list):
-        return tool_calls(*[_parse_reply(each, file) for each in item])
-    if isinstance(item, dict) and isinstance(item.get("tool"), str) and set(item) <= {"tool", "input", "text"}:
-        return tool_call(item["tool"], item.get("input") or {}, text=str(item.get("text") or ""))
-    msg = f'--script {file!r}: a reply must be a text, a call {{"tool": "look", "input": {{}}}}, or a list of both, not {item!r}'
+    if isinstance(reply, str):
+        return reply
+    if isinstance(reply, list):
+        return tool_calls(*[_parse_reply(each, file) for each in reply])
+    if isinstance(reply, dict) and isinstance(reply.get("tool"), str) and set(reply) <= {"tool", "input", "text"}:
+        return tool_call(reply["tool"], reply.get("input") or {}, text=str(reply.get("text") or ""))
+    msg = f'--script {file!r}: a reply must be a text, a call {{"tool": "look", "input": {{}}}}, or a list of both, not {reply!r}'
     raise UsageProblem(msg)

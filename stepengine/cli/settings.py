@@ -15,7 +15,7 @@ class UsageProblem(Exception):
 
 def load_settings(config: Path | None = None) -> Settings:
     """
-    Load the settings for the working folder, print which settings of the project are ignored, and store which agent files are sandboxed.
+    Load the settings for the working folder, print notes about ignored ones, and store which agent files are sandboxed.
 
     Raises:
         DefinitionError: as for ``Settings.load``.

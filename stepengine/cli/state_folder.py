@@ -113,7 +113,7 @@ def list_recorded_runs(*, working_folder: Path | None = None, resumable_only: bo
 
 def find_recorded_run_by_prefix(text: str) -> RecordedRun | None:
     """
-    Return the run whose stem or run id starts with *text*; ``None`` if there is none.
+    Return the run whose stem or run id starts with *text*; ``None`` if none does. Raise ``UsageProblem`` if several do.
 
     Raises:
         UsageProblem: when several runs match.
@@ -130,7 +130,7 @@ def find_recorded_run_by_prefix(text: str) -> RecordedRun | None:
 
 def get_newest_run(*, resumable_only: bool = False, skip: int = 0) -> RecordedRun:
     """
-    Return the newest run of the working folder.
+    Return the newest run of the working folder, after *skip* newer ones; raise ``UsageProblem`` if there is none.
 
     Args:
         resumable_only: Select the newest run that can be resumed.
@@ -270,7 +270,7 @@ class RunRecording:
     @classmethod
     def create(cls, options: Options, journal: Journal | None, **about: Any) -> Self:
         """
-        Create the companion, and the journal if needed, of a new run.
+        Create the companion, and the journal if needed, of a new run; remove old runs above the limits, and print an error.
 
         There is no companion if recording is switched off, or if the state folder cannot be used; the reason is then printed.
 
@@ -363,6 +363,7 @@ def _make_companion_data(
     forked_from: object = None,
     session_id: str | None = None,
 ) -> dict[str, object]:
+    """Return the content of the companion of a new run: command, agent, folder, journal and options."""
     installed = get_installed_version("stepengine") or ""
     place, now = _find_agent_location(options.agent or agent_id, options), _format_now()
     file = None if place is None else place.file
@@ -414,6 +415,7 @@ def _make_companion_data(
 
 
 def _find_agent_location(agent: str, options: Options) -> AgentLocation | None:
+    """Return the file of an agent with an absolute path; ``None`` if it is not found."""
     from stepengine.engine.loader import locate_agent
 
     try:
@@ -424,10 +426,12 @@ def _find_agent_location(agent: str, options: Options) -> AgentLocation | None:
 
 
 def _hash_file(file: Path) -> str:
+    """Return the SHA-256 of a file as hexadecimal digits."""
     return sha256(file.read_bytes()).hexdigest()
 
 
 def _make_journal_absolute(journal: str) -> str:
+    """Return the name of a journal with an absolute path; ``#RUN`` of a database stays."""
     file, separator, run = journal.rpartition("#")
     return (
         f"{Path(file).absolute()}#{run}" if separator and not Path(journal).exists() else str(Path(journal).absolute())
@@ -435,6 +439,7 @@ def _make_journal_absolute(journal: str) -> str:
 
 
 def _format_now() -> str:
+    """Return the current time in ISO 8601, in UTC."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
@@ -486,11 +491,12 @@ def _list_run_files(folder: Path) -> dict[str, dict[str, int]]:
         for file in listed:
             stem, _, kind = file.name.partition(".")
             if STEM.fullmatch(stem) and (kind in OWN or (kind.startswith("before-") and kind.endswith(".jsonl"))):
-                found.setdefault(stem, {})[file.name] = _file_size(file)
+                found.setdefault(stem, {})[file.name] = _get_file_size(file)
     return found
 
 
-def _file_size(file: os.DirEntry[str]) -> int:
+def _get_file_size(file: os.DirEntry[str]) -> int:
+    """Return the size of a file; 0 if it is gone."""
     try:
         return file.stat().st_size
     except OSError:

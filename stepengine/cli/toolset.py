@@ -15,9 +15,9 @@ from stepengine.cli.approvals import (
     OPTIONS,
     choose_categories_to_ask_about,
     collect_tool_specs,
-    disallowed_categories,
+    get_disallowed_categories,
+    list_tools_needing_approval,
     make_category_approval_policy,
-    tools_needing_approval,
 )
 from stepengine.cli.options import Options
 from stepengine.cli.settings import UsageProblem
@@ -83,9 +83,9 @@ class ToolRequest:
         return [*self.list_bundled_specs(agent), *collect_tool_specs([*self.file_tools, *agent.tools])]
 
     def make_approval_policy(self, options: Options, recorded: History | None) -> Policy | None:
-        """Return the policy that asks about calls that the options do not allow; a recorded run asks as before."""
+        """Return the policy that asks about calls without an allowing option; a recorded run asks as before."""
         specs = {spec.name: spec for agent in self.agents for spec in self.list_all_specs(agent)}
-        categories = disallowed_categories(options)
+        categories = get_disallowed_categories(options)
         if recorded is not None:
             categories = choose_categories_to_ask_about(recorded, specs, categories)
         return make_category_approval_policy(categories, specs.values())
@@ -106,7 +106,7 @@ class ToolRequest:
             UsageProblem: naming the agent, the tools and the option.
         """
         for category, (does, option) in OPTIONS.items():
-            if not self.can_ask and category in disallowed_categories(options):
+            if not self.can_ask and category in get_disallowed_categories(options):
                 self._refuse_tools_of_category(category, does, option)
         if not options.web:
             self._refuse_tools_of_category(WEB, "reaches the web", "--web URL, the address of a SearXNG instance")
@@ -124,7 +124,7 @@ class ToolRequest:
         bundled = [spec.name for spec in self.list_bundled_specs(agent) if spec.category == category]
         if category == WEB or self.is_judged:
             return bundled
-        return [*bundled, *tools_needing_approval(collect_tool_specs([*self.file_tools, *agent.tools]), category)]
+        return [*bundled, *list_tools_needing_approval(collect_tool_specs([*self.file_tools, *agent.tools]), category)]
 
 
 def merge_bundled_tools(
@@ -311,6 +311,7 @@ def convert_to_code_mode(agent: AgentDefinition) -> AgentDefinition:
 
 
 def _can_run_in_programs(tool: Tool[..., Any] | ToolSpec) -> bool:
+    """Return whether programs may call a tool: it neither ends the turn nor controls the run."""
     spec = tool if isinstance(tool, ToolSpec) else tool.spec
     return not spec.ends_turn and spec.category != "control"
 

@@ -41,7 +41,7 @@ def replay_and_print_waiting_runs(options: Options, files: Iterable[str], on_div
     goes_on = ("ready", "ended", "keep") if keeps else ("ready", "ended")
     found: list[WaitingRun] = []
     for file in _list_waiting_runs(files, last=options.last):
-        found.append(_check_waiting_run(attrs.evolve(options, journal=file, last=False, quiet=True)))
+        found.append(_replay_waiting_run(attrs.evolve(options, journal=file, last=False, quiet=True)))
         if not options.as_json and found[-1].outcome != "ended":
             print_visible("\n".join(_format_run(found[-1])), hanging_indent=4)
     outcomes = [run.outcome for run in found]
@@ -67,7 +67,7 @@ def _list_waiting_runs(files: Iterable[str], *, last: bool) -> list[str]:
     ]
 
 
-def _check_waiting_run(options: Options) -> WaitingRun:
+def _replay_waiting_run(options: Options) -> WaitingRun:
     """Replay a waiting run, and return whether the current code can resume it, or the error. An ended run is not replayed."""
     from stepengine.evaluation import WaitingRun, replay_waiting
     from stepengine.evaluation.waiting_runs import read_waiting_run
@@ -89,6 +89,7 @@ def _check_waiting_run(options: Options) -> WaitingRun:
 
 
 def _format_run(run: WaitingRun) -> Iterator[str]:
+    """Yield the lines about a waiting run: outcome, questions, package changes and error."""
     yield f"{run.outcome:<10}{run.file}  {run.agent_id}".rstrip()
     yield from [f"  ? {one_line(one.id, 40)}: {one_line(one.text, 120)}" for one in run.questions]
     yield from [f"  ! {said}" for said in run.packages]
@@ -96,6 +97,7 @@ def _format_run(run: WaitingRun) -> Iterator[str]:
 
 
 def _summarize_outcomes(outcomes: list[str]) -> str:
+    """Return a text with the numbers of runs that can be resumed, diverge or failed."""
     waiting = [outcome for outcome in outcomes if outcome != "ended"]
     ready, kept, other, failed = [waiting.count(o) for o in ("ready", "keep", "diverges", "failed")]
     ended = f"; {len(outcomes) - len(waiting)} have ended" if len(waiting) < len(outcomes) else ""

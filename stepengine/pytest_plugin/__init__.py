@@ -35,14 +35,14 @@ from stepengine.pytest_plugin.messages import (
     was_raised_by_test,
 )
 from stepengine.pytest_plugin.orphans import OrphanFinder
-from stepengine.pytest_plugin.places import ROOT, get_extra_cassette_path, is_replayed_only, recording_file
+from stepengine.pytest_plugin.places import ROOT, get_extra_cassette_path, is_replayed_only, make_recording_path
 from stepengine.pytest_plugin.settings import (
     MODES,
     choose_record_mode,
+    get_node_id_without_group,
     is_live,
     make_redaction_rules,
     make_rerun_command,
-    node_id_without_group,
     read_mark_arguments,
     refuse_unusable_modes,
     requests_cassette,
@@ -139,7 +139,7 @@ def stepengine_cassette(request: pytest.FixtureRequest) -> CassetteFixture:
         given["ignore"] = (*given.get("ignore", ()), *CACHE_HINTS)
     passed = ("ignore", "ignore_headers", "allow_unused", "chunks", "record_errors")
     cassette = CassetteFixture(
-        recording_file(item, "cassette"),
+        make_recording_path(item, "cassette"),
         choose_record_mode(item),
         command=make_rerun_command(item),
         keeps=not is_live(item),
@@ -155,7 +155,7 @@ def stepengine_cassette(request: pytest.FixtureRequest) -> CassetteFixture:
             "@pytest.mark.xdist_group and run with --dist=loadgroup"
         )
     cassette.set_recorded_files(item.config.stash[SHARED])
-    item.config.stash[ORPHANS].record_owned_file(recording_file(item, "cassette"))
+    item.config.stash[ORPHANS].record_owned_file(make_recording_path(item, "cassette"))
     item.stash.setdefault(RECORDINGS, []).append(cassette)
     return cassette
 
@@ -167,14 +167,14 @@ def stepengine_journal(request: pytest.FixtureRequest) -> JournalFixture:
 
     item = request.node
     journal = JournalFixture(
-        recording_file(item, "journal"),
+        make_recording_path(item, "journal"),
         choose_record_mode(item),
         command=make_rerun_command(item),
         allow_unused=bool(read_mark_arguments(item).get("allow_unused")),
         keeps=not is_live(item),
         **make_redaction_rules(item),
     )
-    item.config.stash[ORPHANS].record_owned_file(recording_file(item, "journal"))
+    item.config.stash[ORPHANS].record_owned_file(make_recording_path(item, "journal"))
     item.stash.setdefault(RECORDINGS, []).append(journal)
     return journal
 
@@ -243,7 +243,7 @@ def _read_allowed_hosts(item: pytest.Item) -> list[str]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a live test, unless live calls are allowed; check the mark of a test that uses no fixture."""
+    """Clear the recordings of a test. Skip a live test, unless live calls are allowed; raise an error for an invalid mark."""
     item.stash[RECORDINGS] = []  # a repeated test still has those of its failed run
     item.stash.get(REFUSED, []).clear()
     leftovers = sys.modules.get("stepengine.tools.leftovers")
@@ -282,7 +282,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
             _add_failure_notes(item, recordings, error)
         raise
     finally:
-        told.lines += [f"{node_id_without_group(item)}: {usage}" for r in recordings for usage in r.list_usages()]
+        told.lines += [f"{get_node_id_without_group(item)}: {usage}" for r in recordings for usage in r.list_usages()]
     return result
 
 
@@ -310,7 +310,7 @@ def _make_client_patch(item: pytest.Item, recordings: Sequence[Any]) -> Abstract
 
 
 def _require_valid_recording_usage(item: pytest.Item, recordings: Sequence[Any]) -> None:
-    """Fail the test if a recording was not used as recorded, or if model calls in a journal bypassed its cassette."""
+    """Raise an error if a recording was not used as recorded, or if model calls in a journal bypassed its cassette."""
     from stepengine.testing.recordings import CassetteFixture
 
     cassettes = [r for r in recordings if isinstance(r, CassetteFixture)]
@@ -400,7 +400,7 @@ def pytest_testnodedown(node: Any, error: Any) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Find the recordings that no test owns, once for all workers."""
+    """Find the recordings that no test owns, once for all workers; delete them or fail the run if the option says so."""
     config = session.config
     orphans = config.stash[ORPHANS]
     if hasattr(config, "workeroutput"):

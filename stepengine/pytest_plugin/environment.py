@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from stepengine.pytest_plugin.places import recording_file
+from stepengine.pytest_plugin.places import make_recording_path
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def _list_recorded_hosts(item: pytest.Item) -> Iterable[str]:
     from stepengine.testing.placeholders import list_hosts
     from stepengine.testing.recordings import load_interactions
 
-    file = recording_file(item, "cassette")
+    file = make_recording_path(item, "cassette")
     try:
         return list_hosts([i.request.url for i in load_interactions(file)]) if file.is_file() else ()
     except DataError:  # the fixture that reads it reports the error

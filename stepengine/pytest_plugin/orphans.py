@@ -20,9 +20,9 @@ import pytest
 from stepengine.pytest_plugin.places import (
     SUFFIXES,
     get_extra_cassette_path,
-    module_recordings_folder,
-    recording_file,
-    recordings_folder,
+    get_module_recordings_folder,
+    get_recordings_folder,
+    make_recording_path,
 )
 from stepengine.pytest_plugin.settings import FIXTURES, read_mark_arguments
 
@@ -66,15 +66,15 @@ class OrphanFinder:
                 self._foreign.add(str(item.path))
             if not FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
                 self._modules.add(str(item.path))
-                self._users[item.nodeid] = str(module_recordings_folder(item, "cassette"))
+                self._users[item.nodeid] = str(get_module_recordings_folder(item, "cassette"))
                 self.owned |= {str(path.with_suffix("")) for path in _list_recording_files(item)}
 
     def record_owned_file(self, path: Path) -> None:
-        """Record that a test uses the file at *path*, which it may request only while it runs."""
+        """Record that a test uses the file at *path*, for files that are known only while it runs."""
         self.owned.add(str(path.with_suffix("")))
 
     def record_passed_test(self, item: pytest.Item) -> None:
-        """Record that a test has passed, and so has named each shared cassette that it uses."""
+        """Record that a test has passed: it has named each shared cassette of its run."""
         self._passed.add(item.nodeid)
 
     def to_dict(self) -> dict[str, Any]:
@@ -135,10 +135,10 @@ class OrphanFinder:
         """Yield the recording folders to check: those of collected and of deleted modules, unless another plugin uses them."""
         foreign = kind == "cassette" and any(map(self._config.pluginmanager.hasplugin, FOREIGN))
         for module in map(Path, sorted(self._modules - self._foreign)):
-            yield recordings_folder(self._config, kind, module.parent) / module.stem
+            yield get_recordings_folder(self._config, kind, module.parent) / module.stem
         if not foreign:
             for here in self._iterate_test_folders():
-                base = recordings_folder(self._config, kind, here)
+                base = get_recordings_folder(self._config, kind, here)
                 kept = [f for f in base.iterdir() if f.is_dir()] if base.is_dir() else []
                 # With one folder for the whole project, folders of tests and of modules are next to each other.
                 yield from (
@@ -179,7 +179,7 @@ def _is_own_or_empty_recording(path: Path, kind: str) -> bool:
 
 def _list_recording_files(item: pytest.Item) -> Iterable[Path]:
     """Return the paths of the journal and cassette of a test, and of the extra cassettes that its mark names."""
-    own = [recording_file(item, kind) for kind in SUFFIXES]
+    own = [make_recording_path(item, kind) for kind in SUFFIXES]
     try:
         return [*own, *(get_extra_cassette_path(item, name) for name in read_mark_arguments(item).get("extra", ()))]
     except pytest.UsageError:  # reported when the test runs

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stepengine.pytest_plugin.settings import choose_record_mode, node_id_without_group
+from stepengine.pytest_plugin.settings import choose_record_mode, get_node_id_without_group
 
 ROOT = "{rootdir}"
 SUFFIXES = {"journal": ".jsonl", "cassette": ".yaml"}
@@ -16,7 +16,7 @@ UNFIT = re.compile(r"[^A-Za-z0-9._\[\]=,-]")
 LONGEST = 120
 
 
-def recordings_folder(config: pytest.Config, kind: str, test_folder: Path) -> Path:
+def get_recordings_folder(config: pytest.Config, kind: str, test_folder: Path) -> Path:
     """Return the folder of the recordings of one kind, ``journal`` or ``cassette``, for tests in *test_folder*."""
     setting = str(config.getini(f"stepengine_{kind}_dir"))
     if not setting.startswith(ROOT):
@@ -25,12 +25,12 @@ def recordings_folder(config: pytest.Config, kind: str, test_folder: Path) -> Pa
     return folder / test_folder.relative_to(config.rootpath) if test_folder.is_relative_to(config.rootpath) else folder
 
 
-def module_recordings_folder(item: pytest.Item, kind: str) -> Path:
+def get_module_recordings_folder(item: pytest.Item, kind: str) -> Path:
     """Return the folder of the recordings of a test's module."""
-    return recordings_folder(item.config, kind, item.path.parent) / item.path.stem
+    return get_recordings_folder(item.config, kind, item.path.parent) / item.path.stem
 
 
-def recording_file(item: pytest.Item, kind: str) -> Path:
+def make_recording_path(item: pytest.Item, kind: str) -> Path:
     """
     Return the path of the recording of a test: ``<folder>/<module>/<Class>.<test>[<param>]`` and the kind's suffix.
 
@@ -41,8 +41,8 @@ def recording_file(item: pytest.Item, kind: str) -> Path:
     name = f"{owner.__name__}.{item.name}" if owner is not None else item.name
     fit = UNFIT.sub("-", name)
     if fit != name or len(fit) > LONGEST or _has_name_differing_in_case(item):
-        fit = f"{fit[:LONGEST]}~{hashlib.sha256(node_id_without_group(item).encode()).hexdigest()[:6]}"
-    return module_recordings_folder(item, kind) / f"{fit}{SUFFIXES[kind]}"
+        fit = f"{fit[:LONGEST]}~{hashlib.sha256(get_node_id_without_group(item).encode()).hexdigest()[:6]}"
+    return get_module_recordings_folder(item, kind) / f"{fit}{SUFFIXES[kind]}"
 
 
 def is_replayed_only(item: pytest.Item) -> bool:
@@ -52,7 +52,7 @@ def is_replayed_only(item: pytest.Item) -> bool:
         return False
     names = getattr(item, "fixturenames", ())
     kinds = [kind for kind in SUFFIXES if f"stepengine_{kind}" in names] or ["cassette"]
-    return mode == "none" or all(recording_file(item, kind).exists() for kind in kinds)
+    return mode == "none" or all(make_recording_path(item, kind).exists() for kind in kinds)
 
 
 def _has_name_differing_in_case(item: pytest.Item) -> bool:
@@ -71,14 +71,14 @@ def _has_name_differing_in_case(item: pytest.Item) -> bool:
 
 def get_extra_cassette_path(item: pytest.Item, name: str) -> Path:
     """
-    Return the path of an extra cassette: next to the test's own, else in the folder above.
+    Return the path of an extra cassette: next to the test's own, else above; raise ``pytest.UsageError`` if missing.
 
     Raises:
         pytest.UsageError: when there is no such file.
     """
-    folder = module_recordings_folder(item, "cassette")
+    folder = get_module_recordings_folder(item, "cassette")
     for path in (folder / name, folder.parent / name):
         if path.is_file():
             return path
-    msg = f"{node_id_without_group(item)}: there is no cassette {name!r} in {folder} or {folder.parent}; the mark names it in extra="
+    msg = f"{get_node_id_without_group(item)}: there is no cassette {name!r} in {folder} or {folder.parent}; the mark names it in extra="
     raise pytest.UsageError(msg)

@@ -133,7 +133,7 @@ def make_redaction_rules(item: pytest.Item) -> dict[str, Any]:
     }
 
 
-def node_id_without_group(item: pytest.Item) -> str:
+def get_node_id_without_group(item: pytest.Item) -> str:
     """Return the id of a test without the names of groups that pytest-xdist appends (``--dist=loadgroup``)."""
     group = "_".join(
         sorted(
@@ -145,7 +145,7 @@ def node_id_without_group(item: pytest.Item) -> str:
 
 def make_rerun_command(item: pytest.Item) -> str:
     """Return the command that runs one test, from the folder in which pytest was called."""
-    _, colons, name = node_id_without_group(item).partition("::")
+    _, colons, name = get_node_id_without_group(item).partition("::")
     try:
         file = os.path.relpath(item.path, item.config.invocation_params.dir)
     except ValueError:  # another drive

@@ -55,18 +55,19 @@ ScopeName: TypeAlias = Literal["read", "run", "answer", "debug", "metrics", "adm
 SCOPES: tuple[ScopeName, ...] = get_args(ScopeName)
 
 
-def _validate_scopes(given: Iterable[str]) -> frozenset[ScopeName]:
+def _validate_scopes(scopes: Iterable[str]) -> frozenset[ScopeName]:
     """Return scopes as a frozen set; raise ``DefinitionError`` for an unknown scope, for an empty list, and for a string."""
-    found = frozenset(given)
+    found = frozenset(scopes)
     strange = sorted(found.difference(SCOPES))
-    if strange or not found or isinstance(given, str):
+    if strange or not found or isinstance(scopes, str):
         said = f"unknown scope {', '.join(map(repr, strange))}" if strange else "no scope is given"
         msg = f"{said}; valid scopes: {list_names(SCOPES, strange[0] if strange else '')}"
         raise DefinitionError(msg)
     return frozenset(scope for scope in SCOPES if scope in found)
 
 
-def _check_caller_name(_instance: object, _attribute: attrs.Attribute[Any], value: object) -> None:
+def _require_valid_caller_name(_instance: object, _attribute: attrs.Attribute[Any], value: object) -> None:
+    """Raise ``DefinitionError`` if the name of a caller is empty, no string, or a reserved name."""
     # Scheduled runs have no owner: a caller without a name would own them.
     if not isinstance(value, str) or not value:
         msg = f"Caller(name={value!r}) must be a non-empty string, such as the id of a user"
@@ -86,7 +87,7 @@ class Caller:
         scopes: What the caller may do: ``read``, ``run``, ``answer``, ``debug``, ``metrics``; ``admin`` includes all of them.
     """
 
-    name: str = attrs.field(validator=_check_caller_name)
+    name: str = attrs.field(validator=_require_valid_caller_name)
     scopes: frozenset[ScopeName] = attrs.field(converter=_validate_scopes)
 
     def may(self, scope: ScopeName) -> bool:
@@ -206,7 +207,7 @@ class Tokens:
         self, name: str, scopes: Iterable[ScopeName], expires: datetime | None = None, owner: str | None = None
     ) -> str:  # fmt: skip
         """
-        Create a token of 256 random bits and return it; it is not stored and cannot be shown again.
+        Create a token of 256 random bits, store its hash, and return it. It cannot be shown again.
 
         Args:
             name: The name of the token, by which it is listed and removed.
@@ -366,10 +367,12 @@ def _require_private_file(status: os.stat_result, path: Path, content: str) -> N
 
 
 def _hash_token(token: str) -> bytes:
+    """Return the SHA-256 of a token, by which it is stored."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 
 def _entry_to_dict(entry: _TokenEntry) -> dict[str, Any]:
+    """Return an entry of the file of tokens as JSON values."""
     known = entry.known
     return {
         "name": known.name,
@@ -403,6 +406,7 @@ def _parse_entries(data: bytes, path: Path) -> tuple[_TokenEntry, ...]:
 
 
 def _parse_entry(fields: Mapping[str, Any]) -> _TokenEntry:
+    """Parse an entry of a file of tokens; raise ``ValueError`` or ``KeyError`` if it is invalid."""
     digest = bytes.fromhex(fields["sha256"])
     times = [None if fields[k] is None else datetime.fromisoformat(fields[k]) for k in ("created", "expires")]
     created, expires = times
@@ -546,13 +550,15 @@ PREFLIGHT = {
 }
 
 
-def _check_positive(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+def _require_positive(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    """Raise ``DefinitionError`` unless a limit is a finite number above 0."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         msg = f"Caps({attribute.name}={value!r}) must be a number above 0"
         raise DefinitionError(msg)
 
 
-def _check_fraction(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+def _require_fraction(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    """Raise ``DefinitionError`` unless a limit is a number of at least 0 and below 1."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
         msg = f"Caps({attribute.name}={value!r}) must be a number of at least 0 and below 1"
         raise DefinitionError(msg)
@@ -576,14 +582,14 @@ class Caps:
         failure_seconds: The period for *failures*, in seconds.
     """
 
-    body: int = attrs.field(default=1024 * 1024, validator=_check_positive)
-    body_seconds: float = attrs.field(default=30.0, validator=_check_positive)
-    rate: float = attrs.field(default=200.0, validator=_check_positive)
-    burst: int = attrs.field(default=2_000, validator=_check_positive)
-    at_once: int = attrs.field(factory=lambda: connection_limits_of_process().connections, validator=_check_positive)
-    reserve: float = attrs.field(default=0.25, validator=_check_fraction)
-    failures: int = attrs.field(default=30, validator=_check_positive)
-    failure_seconds: float = attrs.field(default=60.0, validator=_check_positive)
+    body: int = attrs.field(default=1024 * 1024, validator=_require_positive)
+    body_seconds: float = attrs.field(default=30.0, validator=_require_positive)
+    rate: float = attrs.field(default=200.0, validator=_require_positive)
+    burst: int = attrs.field(default=2_000, validator=_require_positive)
+    at_once: int = attrs.field(factory=lambda: connection_limits_of_process().connections, validator=_require_positive)
+    reserve: float = attrs.field(default=0.25, validator=_require_fraction)
+    failures: int = attrs.field(default=30, validator=_require_positive)
+    failure_seconds: float = attrs.field(default=60.0, validator=_require_positive)
 
 
 class Guard:
@@ -647,6 +653,7 @@ class Guard:
         has_begun = False
 
         async def send_with_headers(message: Message) -> None:
+            """Send a message of a response, its start with the security headers, and note that the response has started."""
             nonlocal has_begun
             if message["type"] == "http.response.start":
                 has_begun = True
@@ -692,7 +699,7 @@ class Guard:
         with self._hold_request_slot(caller), ExitStack() as stack:
             body = await self._read_body(facts, receive)
             if logins is not None and facts.path == LOGOUT and is_posted:
-                logins.end_session(facts.get_bearer_token() or "")
+                logins.end_session(facts.find_bearer_token() or "")
                 await _make_empty_response({})(facts.scope, receive, send)
             elif logins is not None and facts.path == f"{logins.path}/links" and is_posted:
                 caller.must("admin")
@@ -715,7 +722,7 @@ class Guard:
 
     async def _authenticate(self, facts: _RequestFacts) -> Caller:
         """Return the caller by token, session or *authenticate*; if there is none, count the failure and raise ``Problem`` 401."""
-        bearer = facts.get_bearer_token()
+        bearer = facts.find_bearer_token()
         if bearer is not None and self.tokens is not None and (caller := self._find_token_caller(self.tokens, bearer)):
             return caller
         if bearer is not None and self.logins is not None and (caller := self.logins.find_caller(bearer)):
@@ -794,15 +801,15 @@ class Guard:
 
         A request with a cookie but without ``Origin`` and ``Sec-Fetch-Site`` is refused, too.
         """
-        site, origin = facts.get_header("sec-fetch-site"), facts.get_header("origin")
+        site, origin = facts.find_header("sec-fetch-site"), facts.find_header("origin")
         if facts.method in SAFE:
             # A link is followed; a script, an image or a frame of another site has no business here.
             is_followed = (
-                facts.get_header("sec-fetch-mode") == "navigate" and facts.get_header("sec-fetch-dest") == "document"
+                facts.find_header("sec-fetch-mode") == "navigate" and facts.find_header("sec-fetch-dest") == "document"
             )
             is_fine = site in {None, "same-origin", "none"} or is_followed or origin in allowed_origins
         elif origin is None and site is None:
-            is_fine = facts.get_header("cookie") is None
+            is_fine = facts.find_header("cookie") is None
         elif origin in allowed_origins:
             is_fine = True
         else:
@@ -812,13 +819,15 @@ class Guard:
             raise Problem(msg, status=403, kind="cross_site")
 
     def _is_allowed_preflight(self, facts: _RequestFacts) -> bool:
-        is_asked = facts.method == "OPTIONS" and facts.get_header("access-control-request-method") is not None
-        return is_asked and facts.get_header("origin") in self.cors
+        """Return whether a request is a CORS preflight from an allowed origin."""
+        is_asked = facts.method == "OPTIONS" and facts.find_header("access-control-request-method") is not None
+        return is_asked and facts.find_header("origin") in self.cors
 
     def _make_cors_headers(self, facts: _RequestFacts) -> dict[str, str]:
+        """Return the CORS headers for the origin of a request; only ``Vary`` if the origin is not allowed."""
         if not self.cors:
             return {}
-        origin = facts.get_header("origin")
+        origin = facts.find_header("origin")
         if origin is None or origin not in self.cors:
             return {"vary": "Origin"}
         return {
@@ -866,13 +875,13 @@ class Guard:
 
     async def _read_body(self, facts: _RequestFacts, receive: Receive) -> bytes:
         """
-        Receive the whole body, so that the application never acts on a part of it.
+        Receive and return the whole body of a request; raise ``Problem`` if it is too large or arrives too slowly.
 
         Raises:
             Problem: 400 for an invalid length, 408 for a slow body, 413 for one that is too large.
             _ClientDisconnected: If the client disconnected before the end of the body.
         """
-        length = facts.get_header("content-length")
+        length = facts.find_header("content-length")
         if length is not None and not (length.isascii() and length.isdigit()):
             msg = "Content-Length is not a number"
             raise Problem(msg, status=400, kind="bad_request")
@@ -899,6 +908,7 @@ class Guard:
         return bool(message.get("more_body", False))
 
     def _make_size_problem(self) -> Problem:
+        """Return the problem 413 for a body that is too large."""
         msg = f"the body of this request is larger than {self.caps.body:,} bytes"
         return Problem(msg, status=413, kind="body_too_large", headers={"Connection": "close"})
 
@@ -920,7 +930,7 @@ class _RequestFacts:
         path: str = scope["path"]
         self.path = path[len(root) :] if root and path.startswith(f"{root}/") else path
 
-    def get_header(self, name: str) -> str | None:
+    def find_header(self, name: str) -> str | None:
         """Return a header, ``None`` without one; several values are joined, so that none of them is accepted alone."""
         found = self._headers.get(name.encode("ascii"))
         return None if found is None else b", ".join(found).decode("latin-1")
@@ -929,7 +939,7 @@ class _RequestFacts:
         """Return whether the request has an ``Authorization`` or ``Cookie`` header."""
         return b"authorization" in self._headers or b"cookie" in self._headers
 
-    def get_bearer_token(self) -> str | None:
+    def find_bearer_token(self) -> str | None:
         """Return the bearer token of the request: ``None`` if it has none, ``""`` if it has several."""
         found = self._headers.get(b"authorization")
         if found is None:
@@ -945,12 +955,12 @@ class _RequestFacts:
 
     def parse_host(self) -> tuple[str, str]:
         """
-        Return the host name that the client used, and the port.
+        Return the host name that the client used, and the port; raise ``Problem`` 400 without one valid ``Host`` header.
 
         Raises:
             Problem: 400 without exactly one valid ``Host`` header.
         """
-        found = HOST.fullmatch((self.get_header("host") or "").lower())
+        found = HOST.fullmatch((self.find_header("host") or "").lower())
         if found is None:
             msg = "this request must have exactly one valid Host header"
             raise Problem(msg, status=400, kind="bad_request")
@@ -958,7 +968,7 @@ class _RequestFacts:
 
     def is_same_origin(self, origin: str) -> bool:
         """Return whether an origin, such as ``https://example.org``, is the one of this server by the ``Host`` header."""
-        found, host = ORIGIN.fullmatch(origin), HOST.fullmatch((self.get_header("host") or "").lower())
+        found, host = ORIGIN.fullmatch(origin), HOST.fullmatch((self.find_header("host") or "").lower())
         if found is None or host is None:
             return False
         theirs = HOST.fullmatch(found[2].lower())
@@ -999,6 +1009,7 @@ class _RateBuckets:
 
 
 def _make_unauthenticated_problem() -> Problem:
+    """Return the problem 401 for a request without a valid token."""
     msg = "this request needs a token: `Authorization: Bearer TOKEN`; `stepengine tokens add` creates one"
     return Problem(msg, status=401, kind="unauthenticated", headers={"WWW-Authenticate": "Bearer"})
 
@@ -1009,12 +1020,14 @@ def _matches_path(path: str, paths: Iterable[str]) -> bool:
 
 
 def _make_json_response(content: Mapping[str, object]) -> Response:
+    """Return a JSON response with status 200."""
     from starlette.responses import JSONResponse
 
     return JSONResponse(content)
 
 
 def _make_empty_response(headers: Mapping[str, str]) -> Response:
+    """Return a response with status 204 and these headers."""
     from starlette.responses import Response
 
     return Response(status_code=204, headers=dict(headers))
@@ -1023,6 +1036,7 @@ def _make_empty_response(headers: Mapping[str, str]) -> Response:
 def _add_security_headers(
     headers: Iterable[tuple[bytes, bytes]], cors_headers: Mapping[str, str]
 ) -> list[tuple[bytes, bytes]]:  # fmt: skip
+    """Return the headers of a response with the security and CORS headers that they lack."""
     given = [(bytes(name).lower(), bytes(value)) for name, value in headers]
     added = {**SECURITY, **cors_headers}
     has = {name for name, _ in given} - {b"vary"}
@@ -1030,10 +1044,11 @@ def _add_security_headers(
 
 
 def _make_receive_with_body(body: bytes, receive: Receive) -> Receive:
-    """Return a receive function that returns a body that was read before, then the messages of *receive*."""
+    """Return a ``receive`` function for a body read before: it returns the body, then further messages of *receive*."""
     is_given = False
 
     async def receive_body() -> Message:
+        """Return the body at the first call, then the messages of the client."""
         nonlocal is_given
         if is_given:
             return await receive()
@@ -1043,9 +1058,9 @@ def _make_receive_with_body(body: bytes, receive: Receive) -> Receive:
     return receive_body
 
 
-def _validate_and_normalize_hosts(given: Collection[str]) -> frozenset[str]:
+def _validate_and_normalize_hosts(hosts: Collection[str]) -> frozenset[str]:
     """Return host names in lower case; raise ``DefinitionError`` for an invalid one."""
-    names = frozenset(name.lower().rstrip(".") for name in _require_not_string("hosts", given))
+    names = frozenset(name.lower().rstrip(".") for name in _require_not_string("hosts", hosts))
     for name in names:
         found = HOST.fullmatch(name)
         if name != "*" and (found is None or int(found[2] or 0) > MAX_PORT):
@@ -1057,22 +1072,24 @@ def _validate_and_normalize_hosts(given: Collection[str]) -> frozenset[str]:
     return names
 
 
-def _validate_origins(given: Collection[str]) -> frozenset[str]:
-    for origin in _require_not_string("cors", given):
+def _validate_origins(origins: Collection[str]) -> frozenset[str]:
+    """Return origins as a frozen set; raise ``DefinitionError`` for an invalid one and for a string."""
+    for origin in _require_not_string("cors", origins):
         if not ORIGIN.fullmatch(origin):
             msg = (
                 f"cors= has the invalid origin {origin!r}; use an origin such as 'https://example.com', without a path "
                 "and without *"
             )
             raise DefinitionError(msg)
-    return frozenset(given)
+    return frozenset(origins)
 
 
-def _require_not_string(option: str, given: Collection[str]) -> Collection[str]:
-    if isinstance(given, str):
-        msg = f"{option}={given!r} is a string; pass a list of strings"
+def _require_not_string(option: str, values: Collection[str]) -> Collection[str]:
+    """Return the values of an option; raise ``DefinitionError`` if they are one string."""
+    if isinstance(values, str):
+        msg = f"{option}={values!r} is a string; pass a list of strings"
         raise DefinitionError(msg)
-    return given
+    return values
 
 
 # --- folders --------------------------------------------------------------------------------------------------------
@@ -1131,6 +1148,7 @@ def _check_folders_and_find_link(path: Path) -> Path | None:
 
 
 def _require_private_path(path: Path) -> None:
+    """Raise ``JournalError`` unless a path is a file or folder of this user that others cannot write to."""
     status = path.stat()
     if not stat.S_ISDIR(status.st_mode) and not stat.S_ISREG(status.st_mode):
         msg = f"{str(path)!r} is neither a folder nor a file"

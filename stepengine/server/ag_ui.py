@@ -60,7 +60,8 @@ class AgentRun(BaseModel):
 
 
 async def start_agent_turn(request: Request) -> Response:
-    given = await _parse_agent_run(request)
+    """Start the next turn of a conversation from an AG-UI request, and stream its events."""
+    given = await _parse_agent_run_input(request)
     agent, thread = require_agent_id(request), await CallerConversation.load(request, given.thread_id)
     thread.require_not_running()
     asked = parse_page_request(given, _session_from_state(thread.name, thread.state), shares=request.app.state.shares)
@@ -76,35 +77,36 @@ async def start_agent_turn(request: Request) -> Response:
     )
 
 
-async def _parse_agent_run(request: Request) -> Any:
+async def _parse_agent_run_input(request: Request) -> Any:
+    """Parse the ``RunAgentInput`` of an AG-UI request; raise ``Problem`` 501 if AG-UI is not installed."""
     if find_spec("ag_ui") is None:
         msg = "this server does not support AG-UI without the package ag-ui-protocol: pip install 'stepengine[ag-ui]'"
         raise Problem(msg, status=501, kind="extra_missing", members={"extra": "ag-ui"})
     return parse_run_input(plain(await read_json_body(request)))
 
 
-def _require_may_answer_last_run(request: Request, thread: CallerConversation, given: Any) -> None:
+def _require_may_answer_last_run(request: Request, thread: CallerConversation, run_input: Any) -> None:
     """Raise if the caller answers without the scope for it, or answers questions of another run than the last one."""
     asks = thread.state is not None and any(not find_page_tool_name(question) for question in thread.state.pending)
-    if given.resume or asks:
+    if run_input.resume or asks:
         require_caller(request).must("answer")
-    runs = {entry.interrupt_id.partition(":")[0] for entry in given.resume or ()}
+    runs = {entry.interrupt_id.partition(":")[0] for entry in run_input.resume or ()}
     if runs - {"" if thread.last is None else thread.last.run}:
         msg = "the answers are not for the last run of this conversation, so none was accepted; reload the conversation"
         raise AnswerRejected(msg)
 
 
 async def _stream_turn_and_follow_ups(
-    request: Request, turn: StartedTurn, asked: PageRequest
+    request: Request, turn: StartedTurn, page_request: PageRequest
 ) -> AsyncGenerator[Event, None]:
-    """Yield the events of a turn, and of further turns that start with results which the page has sent; only the last end."""
+    """Yield the events of a turn, and of further turns with results that the page sent early; only the last end is yielded."""
     while True:
         results: dict[str, Any] = {}
         try:
             async for event in turn.events:
                 if isinstance(event, RunFinished) and not event.path:
                     results = (
-                        select_next_page_answer(event.result.state, asked.results)
+                        select_next_page_answer(event.result.state, page_request.results)
                         if event.result.pending_questions
                         else {}
                     )
@@ -114,12 +116,13 @@ async def _stream_turn_and_follow_ups(
             await turn.events.aclose()
         if not results:
             return
-        thread = await CallerConversation.load(request, asked.thread_id)
+        thread = await CallerConversation.load(request, page_request.thread_id)
         turn = await thread.start_next_turn(require_agent_id(request), "", results, page_questions=results)
 
 
 async def reconnect_to_turn(request: Request) -> Response:
-    given, agent = await _parse_agent_run(request), require_agent_id(request)
+    """Stream the running turn of a conversation to a page again; for an idle conversation, send its messages."""
+    given, agent = await _parse_agent_run_input(request), require_agent_id(request)
     thread = await CallerConversation.load(request, given.thread_id)
     shares = request.app.state.shares
     if thread.last is None or not thread.has_running_run:
@@ -147,10 +150,12 @@ class _ReconnectedTurn:
     run: RunRow
 
     def events(self) -> AsyncIterable[Event]:
+        """Yield the events of the run from the first one."""
         return self.thread.stream_events(self.run)
 
 
 def _session_from_state(thread: str, state: AgentState | None) -> Session:
+    """Return the conversation of a thread with the messages of its last state."""
     info = SessionInfo(session_id=thread)
     if state is None:
         return Session(info=info)
@@ -158,6 +163,7 @@ def _session_from_state(thread: str, state: AgentState | None) -> Session:
 
 
 def _make_event_stream_response(thread: CallerConversation, events: AsyncGenerator[Any, None]) -> Response:
+    """Return a response that streams AG-UI events with secrets redacted, and comments during pauses."""
     return StreamingResponse(
         add_ping_comments(_encode_redacted_events(events), thread.runs.state.stopping),
         media_type="text/event-stream",

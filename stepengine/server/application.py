@@ -159,6 +159,7 @@ def app(
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        """Start the runs and the sender of webhooks, and close them with the engine at the end of the block."""
         await run_service.start()
         try:
             async with AsyncExitStack() as stack, served.state.freed_memory.trim_periodically():
@@ -298,6 +299,7 @@ def _make_route(operation: Operation) -> Route:
     from starlette.routing import Route
 
     async def check_scope_and_answer(request: Request) -> Response:
+        """Check the scope of the caller and call the handler; answer an error with a problem document."""
         request.scope.get(ROUTE, []).append(operation.name)
         try:
             if operation.scope is not None:
@@ -319,6 +321,7 @@ def _make_route(operation: Operation) -> Route:
 
 
 async def _make_problem_response(request: Request, error: Exception) -> Response:
+    """Return the problem document for an error of a route."""
     from starlette.routing import Match
 
     problem = problem_of(error)

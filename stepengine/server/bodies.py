@@ -107,7 +107,7 @@ async def parse_body(request: Request, model: type[Model], *, may_be_empty: bool
     return validate_as(model, await read_json_body(request))
 
 
-def validate_as(model: type[Model], value: Any) -> Model:
+def validate_as(model: type[Model], json_value: Any) -> Model:
     """
     Return JSON as an object of *model*; raise ``InputError`` if it is invalid.
 
@@ -115,7 +115,7 @@ def validate_as(model: type[Model], value: Any) -> Model:
         InputError: With an issue for each invalid field.
     """
     try:
-        return model.model_validate(value)
+        return model.model_validate(json_value)
     except ValidationError as error:
         issues = tuple(
             [
@@ -128,6 +128,7 @@ def validate_as(model: type[Model], value: Any) -> Model:
 
 
 def _format_validation_error(error: Mapping[str, Any]) -> str:
+    """Return a validation error as ``member: message``."""
     where = ".".join([str(part) for part in error["loc"]])
     return f"{where}: {error['msg']}" if where else str(error["msg"])
 

@@ -55,7 +55,7 @@ class CurrentEngine:
         self.engine.add_observer(observer)
 
     def get_engine_for_run(self, run: str) -> Engine:
-        """Return the engine that executes the run *run*, else the engine that would resume it."""
+        """Return the replaced engine that still executes a run, else the current engine."""
         return next((engine for engine in self._old if engine.is_running(run)), self.engine)
 
     async def rebuild_if_files_changed(self, *, retry: bool = True) -> None:

@@ -290,6 +290,7 @@ class JobList(View):
 
 
 def _get_inspection_service(request: Request) -> InspectionService:
+    """Return the inspection service of the server."""
     found: InspectionService = request.app.state.workshop
     return found
 
@@ -308,6 +309,7 @@ async def _require_journal_copy(request: Request, row: RunRow) -> MemoryJournal:
 
 
 async def list_places(request: Request) -> Response:
+    """Return the effects of a run in order, the positions that the debugger can go to, as JSON."""
     row = await get_requested_run(request)
     journal = await _require_journal_copy(request, row)
     places = await asyncio.to_thread(_make_place_list, row, journal)
@@ -315,6 +317,7 @@ async def list_places(request: Request) -> Response:
 
 
 def _make_place_list(row: RunRow, journal: MemoryJournal) -> PlaceList:
+    """Return the effects of a run in order, and the number of its steps."""
     tape, texts = Tape(journal), SafeTexts()
     waiting = tape.find_waiting_effect()
     order = [*tape.order, *([waiting] if waiting is not None and waiting not in tape.positions else [])]
@@ -328,6 +331,7 @@ def _make_place_list(row: RunRow, journal: MemoryJournal) -> PlaceList:
 
 
 def _make_place_view(tape: Tape, position: int, address: Address, texts: SafeTexts) -> PlaceView:
+    """Return an effect with its position, step, kind and name."""
     intent = tape.history.intents.get(address)
     kind = "End" if intent is None else intent.type
     return PlaceView(
@@ -363,6 +367,7 @@ async def get_comparison_page_data(request: Request) -> Response:
 
 
 async def list_run_differences(request: Request) -> Response:
+    """Return the differences between the records of two runs as JSON, the first one separately."""
     one, other = await get_requested_run(request), await get_requested_run(request, "other")
     a, b = [await _require_journal_copy(request, row) for row in (one, other)]
     found = await asyncio.to_thread(diff, a, b)
@@ -377,6 +382,7 @@ async def list_run_differences(request: Request) -> Response:
 
 
 async def get_sample_page_data(request: Request) -> Response:
+    """Return the data of the run page for a sample of an evaluation report, as JSON."""
     reports: Reports | None = request.app.state.reports
     report, name = [request.query_params.get(each, "")[:MAX_SAMPLE] for each in ("report", "journal")]
     journal = None if reports is None else await asyncio.to_thread(reports.find_sample_journal, report, name)
@@ -393,6 +399,7 @@ async def get_sample_page_data(request: Request) -> Response:
 
 
 def _make_change_view(change: RunChange, texts: SafeTexts) -> ChangeView:
+    """Return a difference between two runs with secrets redacted."""
     fields = [
         FieldView(pointer=f.pointer, a=texts.clean(str(f.recorded)), b=texts.clean(str(f.now))) for f in change.fields
     ]
@@ -403,6 +410,7 @@ def _make_change_view(change: RunChange, texts: SafeTexts) -> ChangeView:
 
 
 async def start_inspection_stream(request: Request) -> Response:
+    """Start a process that inspects a run, and stream its messages; the process ends with the stream."""
     row, at = await get_requested_run(request), request.query_params.get("at", "")
     if len(at) > MAX_AT:
         msg = f"at: must have at most {MAX_AT} characters"
@@ -462,16 +470,19 @@ async def _stream_inspection_events(desk: InspectionProcess, stopping: asyncio.E
 
 
 def _encode_sse_event(kind: str, data: Mapping[str, Any]) -> str:
+    """Encode a server-sent event with JSON data."""
     return f"event: {kind}\ndata: {json.dumps(data)}\n\n"
 
 
 def _get_requested_inspection(request: Request) -> InspectionProcess:
+    """Return the caller's inspection that a request names; raise ``Problem`` 404 if there is none."""
     return _get_inspection_service(request).get_inspection(
         require_caller(request), request.path_params["run"], request.path_params["desk"]
     )
 
 
 async def move_inspection(request: Request) -> Response:
+    """Move an inspection to another effect of the run, and return the state there."""
     body = await parse_body(request, GoTo)
     desk = _get_requested_inspection(request)
     return LooksView.model_validate(await desk.send_request("go", at=body.at)).response()
@@ -486,6 +497,7 @@ async def predict_next_request(request: Request) -> Response:
 
 
 async def start_job(request: Request) -> Response:
+    """Start an evaluation job about runs of the caller, and return it with status 202."""
     body, caller = await parse_body(request, StartJob), require_caller(request)
     if body.kind != "impact" and len(body.runs) != 1:
         msg = f"runs: {body.kind} needs exactly one run"
@@ -504,6 +516,7 @@ async def start_job(request: Request) -> Response:
 
 
 def _make_job_view(job: EvaluationJob) -> JobView:
+    """Return a job as the HTTP API shows it."""
     return JobView(
         id=job.id,
         kind=job.kind,
@@ -518,18 +531,21 @@ def _make_job_view(job: EvaluationJob) -> JobView:
 
 
 async def list_jobs(request: Request) -> Response:
+    """Return the evaluation jobs of the caller."""
     return JobList(
         jobs=[_make_job_view(job) for job in _get_inspection_service(request).list_jobs(require_caller(request))]
     ).response()
 
 
 async def get_job(request: Request) -> Response:
+    """Return an evaluation job of the caller."""
     return _make_job_view(
         _get_inspection_service(request).get_job(require_caller(request), request.path_params["job"])
     ).response()
 
 
 async def approve_job(request: Request) -> Response:
+    """Approve the price of an evaluation job up to a budget, so that the job continues."""
     workshop, body = _get_inspection_service(request), await parse_body(request, Agree)
     job = workshop.get_job(require_caller(request), request.path_params["job"])
     await workshop.approve_job(job, body.budget)
@@ -537,6 +553,7 @@ async def approve_job(request: Request) -> Response:
 
 
 async def cancel_job(request: Request) -> Response:
+    """Cancel an evaluation job of the caller, and return it."""
     workshop = _get_inspection_service(request)
     job = workshop.get_job(require_caller(request), request.path_params["job"])
     await workshop.cancel_job(job)

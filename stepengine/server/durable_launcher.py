@@ -52,23 +52,28 @@ class DurableLauncher(RunStarts[RegisteredRun]):
         self._agents = agents
 
     async def _validate_request_and_make_row(self, caller: Caller, asked: StartRequest) -> RegisteredRun:
+        """Validate a request to start a run, and return the row of the run, which is not registered yet."""
         require_not_closing(is_closing=self.is_closing)
         plan = plan_start(caller, asked, self._store.engine.embedded_engine, self._agents, stores_messages=True)
         return _make_new_run_row(caller, plan.agent, plan.request, plan.session, plan.created)
 
     async def _has_idempotency_key(self, owner: str, key: str, now: float) -> bool:
+        """Return whether an owner has started a run with this key a short time ago."""
         return await self._store.register.has_recent_key(owner, key, now)
 
     async def _is_registered(self, run: str) -> bool:
+        """Return whether the table of runs has a run."""
         return await self._store.register.find_run(run) is not None
 
     async def _register_or_find_earlier_run(self, row: RegisteredRun, key: str | None) -> str | None:
+        """Register a run and return ``None``; if an earlier run has the same key, return its id instead."""
         try:
             return await self._store.register.add_run(row, key)
         except InputError as error:
             raise Problem(error.message, status=409, kind="key_reused") from error
 
     async def _start_and_unregister_on_failure(self, row: RegisteredRun) -> None:
+        """Submit a run that was just registered; if it is refused, remove its registration and raise."""
         try:
             await self._submit_registered_run(row)
         except DatabaseUnavailable as error:
@@ -91,7 +96,7 @@ class DurableLauncher(RunStarts[RegisteredRun]):
         await self._store.register.record_submitted(row.run)
 
     async def submit_orphaned_run(self, row: RegisteredRun) -> None:
-        """Submit a run that a dead server registered and did not submit; if the run is refused, record that instead of raising."""
+        """Submit a run of a dead server; record a refusal of the run instead of raising it."""
         try:
             await self._submit_registered_run(row)
         except DatabaseUnavailable:
@@ -108,7 +113,7 @@ class DurableLauncher(RunStarts[RegisteredRun]):
 
     async def resume(self, row: RunRow, asked: ResumeRun | None = None) -> None:
         """
-        Resume a run that stopped without a result, or move one that waits for workers with older code to the current code.
+        Resume a run without a result, or move a run from older code without workers to the current code.
 
         Raises:
             Problem: If the run has ended or cannot be resumed, or with *asked*: a database has no divergent resume.

@@ -47,7 +47,7 @@ class DurableMessenger:
         await self._store.operator.answer_first(row.run, validate_and_sign_answers(caller, answers, open_))
 
     async def list_stored_answers(self, row: RunRow, questions: Collection[str]) -> list[tuple[str, str, str]]:
-        """Return an empty list, because the database does not store who answered a question first."""
+        """Return an empty list, because the database does not store the authors of answers."""
         return []
 
     async def send_message(self, row: RunRow, topic: str, value: object, *, id: str | None, path: str) -> bool:

@@ -55,7 +55,7 @@ class DurableReader:
 
     async def get_run(self, caller: Caller, run: str) -> RunRow:
         """
-        Return a run by its id, if *caller* owns it or is an admin.
+        Return a run by its id; raise ``Problem`` 404 unless *caller* owns it or is an admin.
 
         Raises:
             Problem: 404 for a missing run and for a run of another owner, which look the same.
@@ -120,6 +120,7 @@ class DurableReader:
         return details
 
     async def _load_unfinished_run_details(self, row: RunRow) -> ServedRun:
+        """Return the questions and waits of a run that has not ended, from the database."""
         # Status and questions in one query: with two, a run could be suspended in between, and a client that waits for its
         # question would be told that there is none.
         operator = self._store.operator
@@ -135,6 +136,7 @@ class DurableReader:
         )
 
     async def _load_ended_run_details(self, row: RunRow) -> ServedRun:
+        """Return the result or the error of an ended run, from the database."""
         found = await self._store.register.find_run(row.run)
         if found is not None and not found.is_submitted:
             return ServedRun(row=row, status=row.status, error=row.error)
@@ -195,14 +197,16 @@ class DurableReader:
 
 
 def _find_fork_origin(row: RunRow) -> Mapping[str, str] | None:
+    """Return the run and the effect that a run was forked from; ``None`` for other runs."""
     fork = row.request.get("fork")
     return {"run": str(fork["run"]), "at": str(fork["at"])} if isinstance(fork, Mapping) else None
 
 
-def _run_row_from_registered(found: RegisteredRun, status: str = "") -> RunRow:
+def _run_row_from_registered(row: RegisteredRun, status: str = "") -> RunRow:
+    """Convert a row of the table of runs to a ``RunRow``, by default with the registered status."""
     # A conversation that was started without this server has no owner before its name, and such a run no request.
-    session = found.session if found.session is None or found.owner else f":{found.session}"
+    session = row.session if row.session is None or row.owner else f":{row.session}"
     return RunRow(
-        found.run, found.owner, found.agent, status or found.status, found.created, found.created, found.request or {}, session,
-        found.tries, found.error,
+        row.run, row.owner, row.agent, status or row.status, row.created, row.created, row.request or {}, session,
+        row.tries, row.error,
     )  # fmt: skip

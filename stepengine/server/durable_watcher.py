@@ -42,6 +42,7 @@ class DurableWatcher:
         self._left_at: dict[tuple[str, int], float] = {}
 
     def _get_or_create_shared_events(self, row: RunRow) -> SharedEvents:
+        """Return the event stream that all clients of a run share; create it for the first client."""
         key = row.run, row.tries
         known = self._followed.get(key)
         if known is None:

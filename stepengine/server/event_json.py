@@ -58,6 +58,7 @@ def encode_sse_event(event: Event, *, full: bool = False, id: str | None = None)
 
 
 def _to_compact_json(value: dict[str, Any]) -> str:
+    """Encode a value as JSON without spaces."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 

@@ -129,9 +129,10 @@ class ForeignJournals:
     def list_summaries(self, before: tuple[float, str] | None, limit: int) -> list[tuple[ForeignFile, ForeignSummary]]:
         """Return summaries of the journals after a position, newest first; each file is read once."""
         found = [one for one in self.foreign.list_journals() if before is None or (one.changed, one.name) < before]
-        return [(one, self._get_cached_summary(one)) for one in found[:limit]]
+        return [(one, self._get_or_load_summary(one)) for one in found[:limit]]
 
-    def _get_cached_summary(self, file: ForeignFile) -> ForeignSummary:
+    def _get_or_load_summary(self, file: ForeignFile) -> ForeignSummary:
+        """Return the summary of a journal file from memory; read a file that is new or has changed."""
         known = self._known.get(file)
         if known is None or not file.changed:
             known = self._known[file] = _summarize_journal(self.foreign.journal(file.name), file.name)
@@ -173,6 +174,7 @@ class ForeignJournals:
 
 
 def _summarize_journal(journal: Journal, name: str) -> ForeignSummary:
+    """Return the agent, status, time, prompt and number of steps of a journal; for an unreadable journal the error."""
     clean = PageTexts().clean
     told: dict[str, Any] = {"agent": "", "status": "unreadable", "created": "", "prompt": "", "error": ""}
     told |= {"steps": None, "cost_usd": None}
@@ -191,6 +193,7 @@ def _summarize_journal(journal: Journal, name: str) -> ForeignSummary:
 
 
 def _list_pending_effects(history: History) -> list[PendingEffect]:
+    """Return the last effects without an outcome, which a resume performs, with secrets redacted."""
     clean, found = PageTexts().clean, []
     for (path, seq), intent in list(history.open.items())[-MOST_PENDING:]:
         if intent.starts_child_or_body and any(other[0] == f"{path}.{seq}".removeprefix(".") for other in history.open):
@@ -224,11 +227,13 @@ def _require_foreign_journals(request: Request) -> ForeignJournals:
 
 
 def _make_missing_journal_problem(name: str) -> Problem:
+    """Return the problem 404 for a journal that does not exist."""
     msg = f"there is no third-party journal {name[:200]!r} in the store of this server"
     return Problem(msg, status=404, kind="no_such_journal")
 
 
 async def list_foreign_journals(request: Request) -> Response:
+    """Return a page of summaries of the third-party journals, newest first."""
     limit, before = parse_limit(request), parse_cursor(request)
     journals: ForeignJournals | None = request.app.state.foreign
     found = [] if journals is None else await asyncio.to_thread(journals.list_summaries, before, limit + 1)
@@ -237,11 +242,13 @@ async def list_foreign_journals(request: Request) -> Response:
 
 
 async def get_foreign_journal(request: Request) -> Response:
+    """Return the summary and the pending effects of a third-party journal."""
     found = await asyncio.to_thread(_require_foreign_journals(request).inspect, request.path_params["journal"])
     return found.response()
 
 
 async def get_foreign_page_data(request: Request) -> Response:
+    """Return the page data of a third-party journal as JSON; with the parameter ``after`` only the changes since."""
     name = request.path_params["journal"]
     views: RunPageData = request.app.state.views
     journal = await asyncio.to_thread(_require_foreign_journals(request).require_journal, name)
@@ -255,7 +262,7 @@ async def get_foreign_page_data(request: Request) -> Response:
 
 
 async def resume_foreign_journal(request: Request) -> Response:
-    """Resume a journal that this server did not start, if its next step is the one that the caller saw."""
+    """Resume a third-party journal, if its next step is the one in the request; else raise ``Problem``."""
     body, name = await parse_body(request, ResumeForeign), request.path_params["journal"]
     journals = _require_foreign_journals(request)
     view = await asyncio.to_thread(journals.inspect, name)

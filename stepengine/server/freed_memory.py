@@ -46,6 +46,7 @@ class FreedMemory:
                 await task
 
     async def _trim_memory_forever(self) -> None:
+        """Every few seconds, return freed memory to the system if a run has ended."""
         while True:
             await asyncio.sleep(PAUSE_SECONDS)
             if self._has_ended_run:

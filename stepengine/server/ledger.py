@@ -151,7 +151,7 @@ class Ledger:
 
     def write(self, acts: Iterable[Act]) -> list[Any]:
         """
-        Execute *acts* in one durable transaction, and return the result of each.
+        Execute *acts* in one durable transaction, and return the result of each, or its ``InputError``.
 
         The result of an act that raises ``InputError`` is that error. Its writes until then stay, so acts check first.
         Any other error undoes all acts of the transaction.
@@ -221,10 +221,11 @@ class Ledger:
         else:
             for (run,) in self.read("SELECT run FROM served WHERE owner = ?", (owner,), is_slow=True):
                 journal = self.path.with_name(f"{run}.jsonl")
-                stored += _file_size_or_zero(journal) + _file_size_or_zero(mailbox_path(journal))
+                stored += _get_file_size_or_zero(journal) + _get_file_size_or_zero(mailbox_path(journal))
         return QuotaUsage(open_runs, stored)
 
     def _fetch_row(self, statement: str, values: Sequence[object], *, is_slow: bool = False) -> Any:
+        """Return the first row of a query; ``None`` without one."""
         with self._open_shared_database() as known, known.reading(is_long=is_slow) as database:
             return database.execute(statement, values).fetchone()
 
@@ -295,6 +296,7 @@ class Ledger:
             return list(database.execute(query, values))
 
     def _select_rows(self, condition: str, values: Sequence[object], *, is_slow: bool = False) -> list[RunRow]:
+        """Return the runs that fulfil an SQL condition."""
         found = self.read(f"SELECT {ROW} FROM served {condition}", values, is_slow=is_slow)  # noqa: S608 - of names of ours
         return [_run_row_from_columns(row) for row in found]
 
@@ -334,7 +336,8 @@ class Ledger:
             return self._database.share()
 
 
-def _file_size_or_zero(path: Path) -> int:
+def _get_file_size_or_zero(path: Path) -> int:
+    """Return the size of a file in bytes; 0 if it does not exist."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -342,12 +345,14 @@ def _file_size_or_zero(path: Path) -> int:
 
 
 def _make_like_pattern(text: str) -> str:
+    """Return the LIKE pattern for texts that contain *text*."""
     for sign in "!%_":
         text = text.replace(sign, f"!{sign}")
     return f"%{text}%"
 
 
 def _run_row_from_columns(row: tuple[Any, ...]) -> RunRow:
+    """Convert the columns of a row of the ledger to a ``RunRow``."""
     run, owner, agent, status, created, changed, request, session, tries, error = row
     return RunRow(run, owner, agent, status, created, changed, json.loads(request), session, tries, error)
 
@@ -363,6 +368,7 @@ def make_register_run_act(row: RunRow, key: str | None) -> Act:
     """
 
     def register_run(database: sqlite3.Connection) -> RunRow | None:
+        """Insert a run, or return the earlier run of a recent idempotency key; raise ``InputError`` if its request differs."""
         if key is not None:
             old = f"SELECT {ROW} FROM served WHERE owner = ? AND key = ?"  # noqa: S608 - of names of ours
             found = database.execute(old, (row.owner, key)).fetchone()
@@ -405,6 +411,7 @@ def make_register_turn_act(row: RunRow, after: str | None) -> Act:
     """
 
     def register_next_turn(database: sqlite3.Connection) -> None:
+        """Insert the next run of a conversation; raise ``InputError`` if it has a newer one."""
         found = database.execute(f"SELECT run FROM served {NEWEST}", (row.session, row.owner)).fetchone()  # noqa: S608 - of names of ours
         if (None if found is None else found[0]) != after:
             msg = "the conversation has a newer turn; reload it, then send the message again"
@@ -418,6 +425,7 @@ def make_store_conversation_state_act(session: str, run: str, status: str, state
     """Return an act that stores the state of an ended or suspended run of a conversation, for its next run."""
 
     def store_state(database: sqlite3.Connection) -> None:
+        """Store the state of a run for the next turn, if the run is still attached to its conversation."""
         # A fork has the conversation in its journal, and does not belong to it.
         database.execute(
             "INSERT OR REPLACE INTO served_left SELECT ?, ?, ?, ? WHERE EXISTS "
@@ -429,9 +437,10 @@ def make_store_conversation_state_act(session: str, run: str, status: str, state
 
 
 def make_store_shown_message_act(run: str, message: str, after_event: str) -> Act:
-    """Return an act that stores the id of the page message that shows a run after the event *after_event*."""
+    """Return an act for the page message of a run: it stores the message id and the event before its start."""
 
     def store_shown_message(database: sqlite3.Connection) -> None:
+        """Insert or replace the id of the page message that shows a run."""
         database.execute("INSERT OR REPLACE INTO served_shown VALUES (?, ?, ?)", (run, message, after_event))
 
     return store_shown_message
@@ -441,6 +450,7 @@ def make_store_status_act(run: str, status: str, now: float, *, tries: int = 0, 
     """Return an act that stores the status of a run, unless the run has ended."""
 
     def update_status(database: sqlite3.Connection) -> None:
+        """Store the status of a run, unless it has ended."""
         database.execute(
             "UPDATE served SET status = ?, changed = ?, tries = ?, error = ? WHERE run = ? "
             "AND status IN ('started', 'running', 'suspended', 'stranded')",
@@ -451,7 +461,7 @@ def make_store_status_act(run: str, status: str, now: float, *, tries: int = 0, 
 
 
 def make_restore_status_act(row: RunRow) -> Act:
-    """Return an act that stores the status, tries and error of *row* again, for a run that could not be resumed."""
+    """Return an act that stores the status, tries and error of *row* again, after a failed resume."""
     return make_store_status_act(row.run, row.status, row.changed, tries=row.tries, error=row.error)
 
 
@@ -464,6 +474,7 @@ def make_store_decisions_act(run: str, decisions: Mapping[str, Answer]) -> Act:
     """
 
     def store_new_decisions(database: sqlite3.Connection) -> list[str] | None:
+        """Store new decisions, mark a suspended run as running, and return the new questions; raise for a different decision."""
         texts = {question: to_compact_json(encode_stored(answer)) for question, answer in decisions.items()}
         known = dict(database.execute("SELECT question, answer FROM served_decided WHERE run = ?", (run,)))
         for question in known.keys() & texts.keys():
@@ -482,6 +493,7 @@ def make_remove_decisions_act(run: str, questions: Iterable[str]) -> Act:
     """Return an act that removes decisions about effects in doubt whose request was refused."""
 
     def delete_decisions(database: sqlite3.Connection) -> None:
+        """Delete the decisions about some effects in doubt of a run."""
         database.executemany(
             "DELETE FROM served_decided WHERE run = ? AND question = ?", [(run, question) for question in questions]
         )
@@ -493,6 +505,7 @@ def make_count_message_act(run: str) -> Act:
     """Return an act that counts an arrived message for a run, and marks a suspended run as running."""
 
     def count_message_and_wake(database: sqlite3.Connection) -> None:
+        """Count an arrived message, and mark a suspended run as running."""
         database.execute(UNDER_WAY, (run,))
         database.execute(
             "INSERT INTO served_woken VALUES (?, 1) ON CONFLICT (run) DO UPDATE SET times = times + 1", (run,)
@@ -512,6 +525,7 @@ def make_suspend_act(run: str, now: float, known_message_count: int) -> Act:
     """
 
     def suspend_unless_woken(database: sqlite3.Connection) -> bool:
+        """Mark a run as suspended and return True; return False if a message or decision has arrived."""
         came = database.execute("SELECT times FROM served_woken WHERE run = ?", (run,)).fetchone() or (0,)
         decided = database.execute("SELECT 1 FROM served_decided WHERE run = ?", (run,)).fetchone()
         if came != (known_message_count,) or decided is not None:
@@ -532,6 +546,7 @@ def make_resume_act(run: str) -> Act:
     """
 
     def resume_and_take_decisions(database: sqlite3.Connection) -> dict[str, Answer]:
+        """Mark a suspended or stranded run as running; remove and return its decisions by question."""
         database.execute(
             "UPDATE served SET status = 'running', tries = 0, error = '' "
             "WHERE run = ? AND status IN ('suspended', 'stranded')",
@@ -555,6 +570,7 @@ def make_detach_runs_act(session: str) -> Act:
     """
 
     def detach_runs(database: sqlite3.Connection) -> list[str]:
+        """Detach the runs of a conversation and return their ids; raise ``InputError`` if one has not ended."""
         if database.execute(UNENDED, (session,)).fetchone() is not None:
             msg = "a run of this conversation has not ended"
             raise InputError(msg)
@@ -569,20 +585,23 @@ def make_attach_runs_act(session: str, runs: Iterable[str]) -> Act:
     """Return an act that attaches detached runs to their conversation again."""
 
     def attach(database: sqlite3.Connection) -> None:
+        """Attach runs to a conversation again."""
         database.executemany("UPDATE served SET session = ? WHERE run = ?", [(session, run) for run in runs])
 
     return attach
 
 
 def make_delete_run_act(run: str) -> Act:
-    """Return an act that deletes the row of a run that never started."""
+    """Return an act that deletes the row of a run, for one that has not started."""
 
     def delete_row(database: sqlite3.Connection) -> None:
+        """Delete the row of a run."""
         database.execute("DELETE FROM served WHERE run = ?", (run,))
 
     return delete_row
 
 
 def _request_to_json(request: object) -> str:
+    """Encode a request as compact JSON with sorted keys."""
     # Sorted: two requests with one key are compared. Escapes would take up to three times the bytes of other scripts.
     return json.dumps(request, sort_keys=True, separators=(",", ":"), ensure_ascii=False)

@@ -97,6 +97,7 @@ class McpEndpoint:
             self._task.result()  # raises the error of the failed start; the next call tries again
 
     def _list_offered_agents(self) -> list[OfferedAgent]:
+        """Return the agents that clients may start, as offered over MCP."""
         engine = self._runs.engine
         return [OfferedAgent(engine, engine.agent(name)) for name in self._runs.agents]
 
@@ -190,6 +191,7 @@ class ServerCallRunner:
         return result
 
     async def _cancel_ignoring_errors(self, caller: Caller, run: str) -> None:
+        """Cancel a run because its client cancelled the call; errors are ignored."""
         with contextlib.suppress(StepEngineError, Problem):
             await self._runs.messenger.cancel(
                 await self._runs.reader.get_run(caller, run), "the client took its call back"
@@ -217,6 +219,7 @@ class ServerCallRunner:
 
 
 def _make_offered_call(offered: OfferedAgent, run: str) -> OfferedCall:
+    """Return the call of an agent with its run id and the text for the client while the run waits."""
     goes_on = f"it is kept as the run {run!r} of this server, and goes on when what it waits for has come"
     return OfferedCall(offered, run, {RUN: run}, goes_on)
 
@@ -246,6 +249,7 @@ class _DelegatedResponse(Response):
 
 
 async def forward_to_mcp(request: Request) -> Response:
+    """Return a response from the MCP server, which the first request starts."""
     door: McpEndpoint = request.app.state.mcp
     return _DelegatedResponse(await door.get_or_start_handler())
 

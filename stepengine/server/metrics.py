@@ -75,13 +75,15 @@ class Metrics:
         self._agent_of: dict[str, str] = {}
         self._models: set[str] = set()
 
-    def _make_counter(self, name: str, about: str, *labels: str) -> Counter:
-        return Counter(f"stepengine_{name}", about, labels, registry=self.registry)
+    def _make_counter(self, name: str, description: str, *labels: str) -> Counter:
+        """Register and return a counter with the prefix ``stepengine_``."""
+        return Counter(f"stepengine_{name}", description, labels, registry=self.registry)
 
-    def _make_gauge(self, name: str, about: str, value: Any = None) -> Gauge:
-        made = Gauge(f"stepengine_{name}", about, registry=self.registry)
-        if value is not None:
-            made.set_function(value)
+    def _make_gauge(self, name: str, description: str, get_value: Any = None) -> Gauge:
+        """Register and return a gauge with the prefix ``stepengine_``; *get_value* returns its current value."""
+        made = Gauge(f"stepengine_{name}", description, registry=self.registry)
+        if get_value is not None:
+            made.set_function(get_value)
         return made
 
     # --- counting -----------------------------------------------------------------------------------------------------
@@ -101,6 +103,7 @@ class Metrics:
                 pass
 
     def _count_model_call(self, event: ModelFinished) -> None:
+        """Count a model call by its outcome, and its tokens and cost."""
         model = self._register_model_label(event.model)
         self._calls.labels(model, "failed" if event.reply is None else "completed").inc()
         if event.reply is None:
@@ -158,6 +161,7 @@ class Metrics:
         return generate_latest(places), OPEN_METRICS  # type: ignore[no-untyped-call]  # theirs
 
     def _make_run_metric(self, rows: Iterable[tuple[str, str, int]]) -> Metric:
+        """Return a gauge of the number of stored runs by agent and status."""
         told = GaugeMetricFamily("stepengine_runs", "Runs in the store, by agent and status.", labels=("agent", "status"))  # fmt: skip
         counts: dict[tuple[str, str], int] = {}
         for agent, status, count in rows:
@@ -181,6 +185,7 @@ class _CollectedMetrics:
         self._metrics = tuple(metrics)
 
     def collect(self) -> Iterator[Metric]:
+        """Yield the collected metrics."""
         yield from self._metrics
 
 
@@ -192,6 +197,7 @@ async def handle_and_measure(
     is_watching = False
 
     async def send_and_count(message: Message) -> None:
+        """Send a message of a response; at its start, count the response and the start of an event stream."""
         nonlocal is_watching
         if message["type"] == "http.response.start":
             name = route[0] if route else NONE
@@ -210,6 +216,7 @@ STREAM = b"text/event-stream"
 
 
 async def show_metrics(request: Request) -> Response:
+    """Return all metrics in the format that the client accepts."""
     # The application's own registry and not the process's: two applications in one process would count into each other,
     # and a second one of the same names is an error there.
     metrics: Metrics = request.app.state.metrics

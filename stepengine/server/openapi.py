@@ -148,6 +148,7 @@ def make_document(operations: Iterable[Operation], *, version: str) -> dict[str,
 
 
 def _describe_operation(operation: Operation) -> dict[str, Any]:
+    """Return an operation as a member of an OpenAPI path."""
     title, _, more = operation.about.partition("\n")
     problem = {"application/problem+json": {"schema": {"$ref": REF.format(model="Problem")}}}
     said: dict[str, Any] = {
@@ -180,11 +181,13 @@ def _describe_operation(operation: Operation) -> dict[str, Any]:
 
 
 def _describe_path_parameters(path: str) -> list[dict[str, Any]]:
+    """Return the OpenAPI parameters for the names in braces of a path."""
     names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
     return [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
 
 
 def _describe_parameter(parameter: HttpParameter) -> dict[str, Any]:
+    """Return a query or header parameter as OpenAPI."""
     schema = TypeAdapter(parameter.type).json_schema()
     return {
         "name": parameter.name,
@@ -196,6 +199,7 @@ def _describe_parameter(parameter: HttpParameter) -> dict[str, Any]:
 
 
 def _describe_response(status: int, content: type[BaseModel] | str | None) -> dict[str, Any]:
+    """Return a response as OpenAPI; *content* is a model or a media type, ``None`` for no body."""
     said: dict[str, Any] = {"description": "Accepted." if status == 202 else "Done."}  # noqa: PLR2004 - it is the status of HTTP
     if isinstance(content, str):
         said["content"] = {content: {"schema": {"type": "object" if content == "application/json" else "string"}}}

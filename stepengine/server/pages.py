@@ -57,7 +57,7 @@ def require_turns(runs: RunService) -> RunTurns:
 
 def require_agent_id(request: Request) -> str:
     """
-    Return the agent id in the path of a request to a server with turns.
+    Return the agent id in the path of a request; raise ``Problem`` 404 for an unknown one, 501 without turns.
 
     Raises:
         Problem: 404 for an unknown agent, 501 for a server with a database.
@@ -197,11 +197,12 @@ class CallerConversation:
             raise Problem(msg, status=409, kind="waits", members={"run_id": last.run})
 
     async def _resume_with_answers(
-        self, last: RunRow, given: Mapping[str, AnswerLike], *, page_questions: Collection[str], user_input: str
+        self, last: RunRow, answers: Mapping[str, AnswerLike], *, page_questions: Collection[str], user_input: str
     ) -> StartedTurn:
+        """Answer the questions of the last run, and return the turn that resumes it."""
         after = await self.turns.find_last_event_id(last)
         events = await self.turns.answer_and_stream(
-            self.caller, last, given, after=after, page_questions=page_questions, user_input=user_input
+            self.caller, last, answers, after=after, page_questions=page_questions, user_input=user_input
         )
         return StartedTurn(last.run, events, after)
 

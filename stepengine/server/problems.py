@@ -114,7 +114,7 @@ def problem_of(error: Exception, *, members: Mapping[str, Any] = {}) -> Problem:
     if isinstance(error, Problem):
         return error
     if type(error) is AgentError:  # its subclasses are faults inside an agent
-        return Problem(NO_AGENT, status=409, kind=snake_case_name(error), members=members)
+        return Problem(NO_AGENT, status=409, kind=make_snake_case_name(error), members=members)
     for kind, told in TOLD.items():
         if isinstance(error, kind):
             made = told(error)
@@ -129,11 +129,11 @@ def problem_of(error: Exception, *, members: Mapping[str, Any] = {}) -> Problem:
         )
     logger.error("a request failed", exc_info=error)
     said = "the run's agent or its journal failed" if isinstance(error, StepEngineError) else "the server failed"
-    word = snake_case_name(error) if isinstance(error, StepEngineError) else "internal"
+    word = make_snake_case_name(error) if isinstance(error, StepEngineError) else "internal"
     return Problem(f"{said}; the server's log says why", status=500, kind=word, members=members)
 
 
-def snake_case_name(error: StepEngineError) -> str:
+def make_snake_case_name(error: StepEngineError) -> str:
     """Return the class name of an error in snake case: ``input_error`` for ``InputError``."""
     return WORD.sub("_", type(error).__name__).lower()
 
@@ -145,8 +145,9 @@ def _make_message_converter(status: int, **fields: str) -> Callable[[Any], Probl
     """Return a function that makes a problem from an error's message, with some of its attributes as members."""
 
     def make_problem(error: StepEngineError) -> Problem:
+        """Return a problem with the message of an error and some of its attributes as members."""
         members = {name: getattr(error, field) for name, field in fields.items()}
-        return Problem(error.message, status=status, kind=snake_case_name(error), members=members)
+        return Problem(error.message, status=status, kind=make_snake_case_name(error), members=members)
 
     return make_problem
 
@@ -155,43 +156,48 @@ def _make_fixed_text_converter(status: int, message: str, **fields: str) -> Call
     """Return a function that converts an error to a ``Problem`` with a fixed *message*, because the error names paths of the server."""
 
     def make_problem(error: StepEngineError) -> Problem:
+        """Return a problem with the fixed message, and log the error if it is one of the server."""
         # Only the operator of the server can correct the cause, so it is in the log.
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             logger.warning("a request was refused: %s", error.message)
         members = {name: getattr(error, field) for name, field in fields.items()}
-        return Problem(message, status=status, kind=snake_case_name(error), members=members)
+        return Problem(message, status=status, kind=make_snake_case_name(error), members=members)
 
     return make_problem
 
 
 def _problem_from_model_error(error: ModelError) -> Problem:
+    """Log an error of a model, and return the problem 502 for it."""
     logger.warning("a model failed", exc_info=error)
     wait = error.retry_after
     headers = {"Retry-After": str(math.ceil(wait))} if wait is not None and 0 <= wait < MAX_WAIT else {}
     return Problem(
         "the provider of the model failed; the server's log says why",
         status=502,
-        kind=snake_case_name(error),
+        kind=make_snake_case_name(error),
         headers=headers,
     )
 
 
 def _problem_from_database_error(error: DatabaseUnavailable) -> Problem:
+    """Return the problem 503 for a database that cannot be reached."""
     said = "the database of the runs cannot be reached; try again in a moment"
-    return Problem(said, status=503, kind=snake_case_name(error), headers={"Retry-After": "5"})
+    return Problem(said, status=503, kind=make_snake_case_name(error), headers={"Retry-After": "5"})
 
 
 def _problem_from_data_error(error: DataError) -> Problem:
+    """Return the problem 422 for invalid data, with the path of the error in the data."""
     members = {"path": error.path, "issues": [f"{error.path}: {error.message}"]}
-    return Problem(error.message, status=422, kind=snake_case_name(error), members=members)
+    return Problem(error.message, status=422, kind=make_snake_case_name(error), members=members)
 
 
 def _problem_from_damaged_journal(error: JournalCorrupt) -> Problem:
+    """Log an unreadable journal, and return the problem 409 for it, without paths of the server."""
     logger.warning("a journal cannot be read: %s", error.message)
     record = DAMAGED_RECORD.search(error.message)
     which = "a record" if record is None else record[0]
     said = f"{which} of the run's journal is damaged or not written by stepengine; check it on the server with `stepengine journal check`"
-    return Problem(said, status=409, kind=snake_case_name(error))
+    return Problem(said, status=409, kind=make_snake_case_name(error))
 
 
 DAMAGED_RECORD = re.compile(r"record [0-9]{1,9}")
@@ -241,6 +247,7 @@ TOLD: Mapping[type[StepEngineError], Callable[[Any], Problem]] = {
 
 
 def _get_status_title(status: int) -> str:
+    """Return the standard phrase of an HTTP status."""
     try:
         return HTTPStatus(status).phrase
     except ValueError:

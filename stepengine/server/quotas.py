@@ -36,7 +36,8 @@ OWNERS_KEPT = 1_000
 RETRY_SECONDS = 5
 
 
-def _check_amount(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+def _require_valid_amount(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+    """Raise ``DefinitionError`` unless a quota is a positive integer or ``None``."""
     if value is not None and (type(value) is not int or value < 1):
         msg = f"Quotas({attribute.name}=...) must be a positive number or None, not {value!r}"
         raise DefinitionError(msg)
@@ -55,10 +56,10 @@ class Quotas:
         event_streams: Event streams that are open, counted by each server process. ``Caps`` limits them in any case.
     """
 
-    open_runs: int | None = field(default=10_000, validator=_check_amount)
-    stored_bytes: int | None = field(default=8 * 1024 * MIB, validator=_check_amount)
-    bytes_per_minute: int | None = field(default=64 * MIB, validator=_check_amount)
-    event_streams: int | None = field(default=None, validator=_check_amount)
+    open_runs: int | None = field(default=10_000, validator=_require_valid_amount)
+    stored_bytes: int | None = field(default=8 * 1024 * MIB, validator=_require_valid_amount)
+    bytes_per_minute: int | None = field(default=64 * MIB, validator=_require_valid_amount)
+    event_streams: int | None = field(default=None, validator=_require_valid_amount)
 
 
 @frozen
@@ -103,6 +104,7 @@ class _MinuteWindow:
         self.total = 0
 
     def add(self, size: int, now: float) -> None:
+        """Add bytes that were sent at the time *now*."""
         if not self._seconds or self._seconds[-1][0] != math.floor(now):
             self._seconds.append([math.floor(now), 0])
         self._seconds[-1][1] += size
@@ -116,6 +118,7 @@ class _MinuteWindow:
                 self.total -= size
 
     def expire(self, now: float) -> None:
+        """Remove the bytes that were sent more than a minute before *now*."""
         while self._seconds and self._seconds[0][0] + MINUTE < now:
             self.total -= self._seconds.popleft()[1]
 
@@ -215,7 +218,7 @@ class QuotaTable:
         return now
 
     async def _measure_usage(self, owner: str, owner_usage: _OwnerUsage) -> None:
-        """Measure and store what an owner uses in storage. From then on only pending and later uses are added to it."""
+        """Measure and store the open runs and bytes of an owner; only pending and later uses are added to the result."""
         started = self._clock()
         owner_usage.added = owner_usage.pending
         try:
@@ -238,14 +241,14 @@ class QuotaTable:
             return "stored_bytes", self.quotas.stored_bytes
         return None
 
-    def _require_bytes_per_minute(self, known: _OwnerUsage, size: int, now: float) -> None:
+    def _require_bytes_per_minute(self, owner_usage: _OwnerUsage, size: int, now: float) -> None:
         """Raise ``Problem`` if *size* more bytes exceed the quota of a minute. A request without others in that minute may be larger."""
-        known.window.expire(now)
+        owner_usage.window.expire(now)
         limit = self.quotas.bytes_per_minute
         # So a journal that is larger than the quota can be forked.
-        if limit is not None and size and known.window.total and known.window.total + size > limit:
+        if limit is not None and size and owner_usage.window.total and owner_usage.window.total + size > limit:
             self._report_and_raise_exceeded(
-                "bytes_per_minute", limit, known.window.get_seconds_until_at_most(max(0, limit - size), now)
+                "bytes_per_minute", limit, owner_usage.window.get_seconds_until_at_most(max(0, limit - size), now)
             )
 
     def _report_and_raise_exceeded(self, quota: str, limit: int, seconds: int = RETRY_SECONDS) -> None:
@@ -296,6 +299,7 @@ def parse_quotas(texts: Iterable[str]) -> Quotas:
 
 
 def _parse_amount(text: str, *, is_size: bool) -> int | None:
+    """Return the number or size in a text; ``None`` for ``none``. Raise ``ValueError`` for other texts."""
     if text == "none":
         return None
     if not is_size and not text.isdecimal():

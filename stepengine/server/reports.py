@@ -179,7 +179,7 @@ class Reports:
         return _find_journal_in_folder(report_file.file.parent, journal) if named else None
 
     def _iterate_report_files(self) -> Iterator[ReportFile]:
-        """Yield each folder with a report; links are not followed."""
+        """Yield the report file of each folder that has one; links are not followed."""
         folders: list[tuple[Path, int]] = [(self._folder, 0)]
         for seen, (folder, depth) in enumerate(folders):
             if seen >= MAX_FOLDERS:

@@ -586,6 +586,7 @@ class Health(View):
 
 
 async def get_caller(request: Request) -> Response:
+    """Return the name and the scopes of the caller."""
     caller = require_caller(request)
     return CallerView(name=caller.name, scopes=sorted(caller.scopes)).response()
 
@@ -599,7 +600,7 @@ class AgentSummaries:
     def __init__(self) -> None:
         self._known: dict[str, tuple[AgentDefinition, dict[str, Any]]] = {}
 
-    def get_summary(self, agent: AgentDefinition) -> dict[str, Any]:
+    def get_or_make_summary(self, agent: AgentDefinition) -> dict[str, Any]:
         """Return the members of ``AgentView`` that are the same for every caller, made once for each definition."""
         known, summary = self._known.get(agent.id, (None, {}))
         if known is not agent:
@@ -609,6 +610,7 @@ class AgentSummaries:
 
 
 def _summarize_agent(agent: AgentDefinition) -> dict[str, Any]:
+    """Return the members of ``AgentView`` that are the same for every caller."""
     return {
         "id": agent.id,
         "name": agent.display_name or agent.id,
@@ -622,6 +624,7 @@ def _summarize_agent(agent: AgentDefinition) -> dict[str, Any]:
 
 
 async def list_agents(request: Request) -> Response:
+    """Return the agents that may be started, after reloading changed files."""
     runs = await _reload_agents_and_get_runs(request)
     broken = None if runs.load_problem is None else runs.load_problem.message
     is_told, engine = require_caller(request).may("admin"), runs.engine
@@ -629,7 +632,7 @@ async def list_agents(request: Request) -> Response:
     lacks = await asyncio.to_thread(lambda: [runs.explain_missing_model(id_) if is_told else "" for id_ in runs.agents])
     summaries: AgentSummaries = request.app.state.agent_summaries
     agents = [
-        AgentView(**summaries.get_summary(engine.agent(id_)), missing=lack or None)
+        AgentView(**summaries.get_or_make_summary(engine.agent(id_)), missing=lack or None)
         for id_, lack in zip(runs.agents, lacks, strict=True)
     ]
     return AgentList(agents=agents, broken=broken, script=request.app.state.script or None).response()
@@ -643,6 +646,7 @@ async def _reload_agents_and_get_runs(request: Request) -> RunService:
 
 
 async def get_agent(request: Request) -> Response:
+    """Return an agent, after reloading changed files; for callers with the scope debug also its source and settings."""
     runs, name = await _reload_agents_and_get_runs(request), request.path_params["agent"]
     if name not in runs.agents:
         msg = f"there is no agent {name[:200]!r}; GET /agents lists the agents"
@@ -654,7 +658,7 @@ async def get_agent(request: Request) -> Response:
         else {"source": None}
     )
     summaries: AgentSummaries = request.app.state.agent_summaries
-    return AgentDetail(**summaries.get_summary(agent), **more).response()
+    return AgentDetail(**summaries.get_or_make_summary(agent), **more).response()
 
 
 def _get_agent_debug_fields(runs: RunService, agent: AgentDefinition) -> dict[str, Any]:
@@ -682,6 +686,7 @@ def _get_agent_debug_fields(runs: RunService, agent: AgentDefinition) -> dict[st
 
 
 def _find_handler_source(agent: AgentDefinition) -> str | None:
+    """Return the source code of an agent's ``handle_steps``; ``None`` if there is none."""
     if agent.handle_steps is None:
         return None
     try:
@@ -694,6 +699,7 @@ def _find_handler_source(agent: AgentDefinition) -> str | None:
 
 
 async def start_run(request: Request) -> Response:
+    """Start a run from the body of a request; a repeated idempotency key returns the earlier run."""
     body, key = await _body(request, StartRun), request.headers.get("idempotency-key")
     if key is not None and not (1 <= len(key) <= MAX_KEY and key.isprintable()):
         msg = f"an Idempotency-Key must have 1 to {MAX_KEY} printable characters"
@@ -732,7 +738,7 @@ async def start_run(request: Request) -> Response:
 
 def _resolve_picture_type(picture: Picture) -> str:
     """
-    Return the media type of a picture: the detected type, or the stated one if the bytes are of no known type.
+    Return the media type of a picture, detected or else stated; raise ``InputError`` for one that is not accepted.
 
     Raises:
         InputError: For invalid base64, and for types that models do not accept.
@@ -788,6 +794,7 @@ def _make_started_response(request: Request, run: str, *, is_new: bool) -> Respo
 
 
 async def list_runs(request: Request) -> Response:
+    """Return a page of the caller's runs, newest first, filtered by the query."""
     given = request.query_params
     statuses = tuple([word for word in given.get("status", "").split(",") if word])
     if any(word not in STATUSES for word in statuses):
@@ -812,6 +819,7 @@ async def list_runs(request: Request) -> Response:
 
 
 def _parse_search_text(request: Request) -> str | None:
+    """Return the query parameter ``search``, ``None`` without one; raise ``InputError`` if it is too long."""
     search = request.query_params.get("search") or None
     if search is not None and len(search) > MAX_SEARCH:
         msg = f"search: must have at most {MAX_SEARCH} characters"
@@ -820,6 +828,7 @@ def _parse_search_text(request: Request) -> str | None:
 
 
 def _parse_flag(request: Request, name: str) -> bool:
+    """Return whether a query parameter is 1; raise ``InputError`` unless it is 0, 1 or missing."""
     asked = request.query_params.get(name, "0")
     if asked not in ("0", "1"):
         msg = f"{name}: must be 0 or 1"
@@ -828,6 +837,7 @@ def _parse_flag(request: Request, name: str) -> bool:
 
 
 async def _load_run_details(request: Request, row: RunRow) -> RunDetails:
+    """Return the details of a run for a list: prompt, steps, cost, waits and output."""
     brief = await get_run_service(request).reader.load_summary(row)
     return RunDetails(
         prompt=_format_prompt_or_params(row.request),
@@ -846,9 +856,9 @@ async def _load_run_details(request: Request, row: RunRow) -> RunDetails:
     )
 
 
-def _format_prompt_or_params(asked: Any) -> str:
+def _format_prompt_or_params(stored_request: Any) -> str:
     """Return the prompt of a run, else its params as JSON."""
-    given = asked if isinstance(asked, dict) else {}
+    given = stored_request if isinstance(stored_request, dict) else {}
     said = given.get("prompt") or ""
     params = given.get("params")
     text = said or ("" if not params else json.dumps(params, ensure_ascii=False))
@@ -856,15 +866,18 @@ def _format_prompt_or_params(asked: Any) -> str:
 
 
 def _format_time(seconds: float) -> str:
+    """Return a Unix time in ISO 8601, in UTC."""
     return datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
 async def get_run_page_data(request: Request) -> Response:
+    """Return the page data of a run as JSON; with the parameter ``after`` only the changes since."""
     row, views = await get_requested_run(request), request.app.state.views
     return Response(await views.get_run_page_data(row, _parse_after_offset(request)), media_type="application/json")
 
 
 async def replay_run_for_source_lines(request: Request) -> Response:
+    """Replay a run without effects, and return the source lines of its handlers as JSON."""
     row, views = await get_requested_run(request), request.app.state.views
     return Response(
         await views.replay_for_source_lines(row, last=_parse_flag(request, "last")), media_type="application/json"
@@ -872,6 +885,7 @@ async def replay_run_for_source_lines(request: Request) -> Response:
 
 
 def _parse_after_offset(request: Request) -> int | None:
+    """Return the query parameter ``after`` as an offset, ``None`` without one; raise ``InputError`` if it is no number."""
     after = request.query_params.get("after")
     if after is None:
         return None
@@ -882,6 +896,7 @@ def _parse_after_offset(request: Request) -> int | None:
 
 
 async def list_questions(request: Request) -> Response:
+    """Return a page of the open questions of the caller's runs."""
     runs, caller, limit = get_run_service(request), require_caller(request), parse_limit(request)
     views: RunPageData = request.app.state.views
     before, found, is_last = parse_cursor(request), list[tuple[RunRow, OpenQuestion]](), False
@@ -904,6 +919,7 @@ async def list_questions(request: Request) -> Response:
 
 
 def _make_open_question(row: RunRow, details: QuestionDetails) -> OpenQuestion:
+    """Return an open question with its run and the program that asks it."""
     summary = _make_run_summary_fields(row)
     return OpenQuestion(
         **question_to_json(details.question),
@@ -918,6 +934,7 @@ def _make_open_question(row: RunRow, details: QuestionDetails) -> OpenQuestion:
 
 
 def _make_run_summary_fields(row: RunRow) -> dict[str, Any]:
+    """Return the members of a run that each view of it has: id, agent, owner, status, time and conversation."""
     return {
         "run_id": row.run,
         "agent": row.agent,
@@ -929,6 +946,7 @@ def _make_run_summary_fields(row: RunRow) -> dict[str, Any]:
 
 
 def _make_run_view(run: ServedRun) -> RunView:
+    """Return a run with its questions, result, cost and waits, as the HTTP API shows it."""
     told = _make_run_summary_fields(run.row) | {"status": run.status}
     return RunView(
         **told,
@@ -948,6 +966,7 @@ def _make_run_view(run: ServedRun) -> RunView:
 
 
 def _make_wait_view(wait: Waits) -> WaitView:
+    """Return a wait of a run as the HTTP API shows it."""
     return WaitView(
         kind=wait.kind,
         said=wait.description,
@@ -961,12 +980,14 @@ def _make_wait_view(wait: Waits) -> WaitView:
 
 
 async def get_run(request: Request) -> Response:
+    """Return a run with its questions, result and cost."""
     return _make_run_view(
         await get_run_service(request).reader.load_details(await get_requested_run(request))
     ).response()
 
 
 async def watch_run(request: Request) -> Response:
+    """Stream the events of a run as server-sent events, from the first or after the last one that the client has."""
     row, runs, full = await get_requested_run(request), get_run_service(request), _parse_flag(request, "full")
     if full:
         require_caller(request).must("debug")
@@ -996,6 +1017,7 @@ async def watch_run(request: Request) -> Response:
 
 
 async def answer_run(request: Request) -> Response:
+    """Answer open questions of a run; a refusal lists the open questions and earlier answers."""
     row, runs, body = await get_requested_run(request), get_run_service(request), await _body(request, AnswerQuestions)
     given = {name: _parse_answer(value) for name, value in body.answers.items()}
     try:
@@ -1009,12 +1031,14 @@ async def answer_run(request: Request) -> Response:
 
 
 def _parse_answer(value: bool | str | AnswerObject) -> AnswerLike:  # noqa: FBT001 - yes and no are answers
+    """Convert an answer in a body to an ``Answer``; a boolean or a text is returned unchanged."""
     if isinstance(value, bool | str):
         return value
     return Answer(**value.model_dump())
 
 
 async def post_message(request: Request) -> Response:
+    """Send a message to a topic of a run; a topic of webhooks needs the scope admin."""
     row, body = await get_requested_run(request), await _body(request, PostMessage)
     if body.topic in request.app.state.webhooks.topics:
         # The run trusts the signature of a service. Its owner may be who gains by the event, such as who has to pay.
@@ -1026,12 +1050,14 @@ async def post_message(request: Request) -> Response:
 
 
 async def send_run_input(request: Request) -> Response:
+    """Send user input to a run: its next model call gets it."""
     row, body = await get_requested_run(request), await _body(request, SayInput)
     await get_run_service(request).messenger.send_user_input(row, body.text)
     return Accepted(run_id=row.run).response(202)
 
 
 async def deliver_tool_result(request: Request) -> Response:
+    """Deliver the result of a call of a deferred tool to a run."""
     row, body = await get_requested_run(request), await _body(request, ToolResultBody)
     await get_run_service(request).messenger.deliver_tool_result(
         row, request.path_params["call"], body.result, body.path
@@ -1040,12 +1066,14 @@ async def deliver_tool_result(request: Request) -> Response:
 
 
 async def cancel_run(request: Request) -> Response:
+    """Request the cancellation of a run."""
     row, body = await get_requested_run(request), await _body(request, CancelRun, may_be_empty=True)
     await get_run_service(request).messenger.cancel(row, body.reason)
     return Accepted(run_id=row.run).response(202)
 
 
 async def resume_run(request: Request) -> Response:
+    """Resume a run that stopped without a result; options for changed code need the scope admin."""
     row, body = await get_requested_run(request), await _body(request, ResumeRun, may_be_empty=True)
     if body.allow_repeat and body.on_divergence != "extend":
         msg = "allow_repeat: needs on_divergence extend"
@@ -1058,6 +1086,7 @@ async def resume_run(request: Request) -> Response:
 
 
 async def replay_run(request: Request) -> Response:
+    """Replay a run with the current agents, and return the result or the first divergence."""
     row, caller = await get_requested_run(request), require_caller(request)
     body, difference, result = await _body(request, ReplayRun, may_be_empty=True), None, None
     try:
@@ -1081,6 +1110,7 @@ async def replay_run(request: Request) -> Response:
 
 
 def _make_divergence_view(error: ReplayDivergence) -> DivergenceView:
+    """Return a replay divergence with secrets redacted."""
     # Only its first line: the others name commands for the server's files.
     clean, said = SafeTexts().clean, error.message.partition("\n")[0]
     return DivergenceView(
@@ -1094,6 +1124,7 @@ def _make_divergence_view(error: ReplayDivergence) -> DivergenceView:
 
 
 async def fork_run(request: Request) -> Response:
+    """Fork a run and return the new run, or the report of a fork whose tools the record answers."""
     row, caller, body = await get_requested_run(request), require_caller(request), await _body(request, ForkRun)
     body.require_valid_members_and_scopes(caller)
     made = await get_run_service(request).launcher.fork(caller, row, body)
@@ -1114,6 +1145,7 @@ async def fork_run(request: Request) -> Response:
 
 
 async def undo_run(request: Request) -> Response:
+    """Restore the files that a run wrote, or with ``dry_run`` change nothing; return the paths by what happened to them."""
     row, body = await get_requested_run(request), await _body(request, UndoRun, may_be_empty=True)
     done = await get_run_service(request).undo(row, at=body.at, dry_run=body.dry_run, partial=body.partial)
     return UndoneView(
@@ -1129,6 +1161,7 @@ async def undo_run(request: Request) -> Response:
 
 
 async def get_run_cost(request: Request) -> Response:
+    """Return the tokens and the cost of a run, also by agent and by model."""
     row = await get_requested_run(request)
     spent = await get_run_service(request).reader.load_spending(row)
     of_agents, of_models = spent.cost_by_agent, spent.cost_by_model
@@ -1141,11 +1174,13 @@ async def get_run_cost(request: Request) -> Response:
 
 
 def _spending_to_dict(usage: Usage, cost: Decimal | None) -> dict[str, Any]:
+    """Return tokens and cost as JSON values."""
     told = {**plain(usage), "total_tokens": usage.total_tokens}
     return {"usage": told, "cost_usd": None if cost is None else str(cost)}
 
 
 async def download_journal(request: Request) -> Response:
+    """Return the journal of a run as a file of JSON lines."""
     row = await get_requested_run(request)
     # A journal of somebody else has any name that a file can have.
     headers = {"content-disposition": f"attachment; filename*=UTF-8''{quote(row.run, safe='')}.jsonl"}
@@ -1160,6 +1195,7 @@ async def download_journal(request: Request) -> Response:
 
 
 def _make_session_summary_fields(row: SessionRow) -> dict[str, Any]:
+    """Return the members of a conversation that each view of it has."""
     return {
         "session_id": row.session.partition(":")[2],
         "owner": row.owner,
@@ -1171,6 +1207,7 @@ def _make_session_summary_fields(row: SessionRow) -> dict[str, Any]:
 
 
 async def list_sessions(request: Request) -> Response:
+    """Return a page of the caller's conversations, those with the newest runs first."""
     given, limit = request.query_params, parse_limit(request)
     before = parse_cursor(request)
     found = await get_run_service(request).conversations.list_sessions(
@@ -1183,6 +1220,7 @@ async def list_sessions(request: Request) -> Response:
 
 
 async def get_session(request: Request) -> Response:
+    """Return a conversation of the caller with its last messages."""
     name, owner = request.path_params["session"], request.query_params.get("owner")
     row, kept = await get_run_service(request).conversations.get_session(require_caller(request), name, owner=owner)
     said = None if kept is None else list(kept.messages)
@@ -1204,6 +1242,7 @@ def _make_message_view(message: Message) -> MessageView:
 
 
 async def delete_session(request: Request) -> Response:
+    """Delete the messages of a conversation; its runs stay."""
     name, owner = request.path_params["session"], request.query_params.get("owner")
     await get_run_service(request).conversations.delete_messages(require_caller(request), name, owner=owner)
     return Response(status_code=204)
@@ -1213,6 +1252,7 @@ async def delete_session(request: Request) -> Response:
 
 
 async def list_reports(request: Request) -> Response:
+    """Return a page of summaries of the evaluation reports, newest first."""
     reports: Reports | None = request.app.state.reports
     limit, before = parse_limit(request), parse_cursor(request)
     found = [] if reports is None else await asyncio.to_thread(reports.list_summaries, before, limit + 1)
@@ -1221,6 +1261,7 @@ async def list_reports(request: Request) -> Response:
 
 
 async def get_report(request: Request) -> Response:
+    """Return an evaluation report; raise ``Problem`` 404 if there is none."""
     reports: Reports | None = request.app.state.reports
     name = request.path_params["report"]
     found = None if reports is None else await asyncio.to_thread(reports.find_report, name)
@@ -1234,12 +1275,14 @@ async def get_report(request: Request) -> Response:
 
 
 async def list_schedules(request: Request) -> Response:
+    """Return each schedule with its next and last run."""
     return ScheduleList(
         schedules=[_make_schedule_view(one) for one in await get_run_service(request).load_schedule_statuses()]
     ).response()
 
 
 def _make_schedule_view(schedule_status: ScheduleStatus) -> ScheduleView:
+    """Return a schedule with its next and last run, as the HTTP API shows it."""
     last = schedule_status.last
     return ScheduleView(
         id=schedule_status.schedule.id,
@@ -1254,16 +1297,19 @@ def _make_schedule_view(schedule_status: ScheduleStatus) -> ScheduleView:
 
 
 async def report_health(request: Request) -> Response:
+    """Return status 200 and the number of runs that this process executes."""
     return Health(status="ok", live=get_run_service(request).live_count).response()
 
 
 async def report_readiness(request: Request) -> Response:
+    """Return status 200 if runs can be started, otherwise 503."""
     runs = get_run_service(request)
     status = "ready" if runs.state.is_ready else "away" if runs.state.is_away else "stopping"
     return Health(status=status, live=runs.live_count).response(200 if runs.state.is_ready else 503)
 
 
 async def get_openapi_document(request: Request) -> Response:
+    """Return the OpenAPI document of the server."""
     document: OpenApiDocument = request.app.state.openapi
     return document.make_response(request.scope.get("root_path", "")).response(request)
 

@@ -95,6 +95,7 @@ class RunLauncher(RunStarts[RunRow]):
     # --- starting -----------------------------------------------------------------------------------------------------
 
     async def _validate_request_and_make_row(self, caller: Caller, asked: StartRequest) -> RunRow:
+        """Reload changed agents, validate a request to start a run, and return its row, which is not registered yet."""
         await self._engines.rebuild_if_files_changed()
         engine = self._engines.engine
         plan = plan_start(caller, asked, engine, self._engines.agents, stores_messages=engine.sessions is not None)
@@ -103,15 +104,19 @@ class RunLauncher(RunStarts[RunRow]):
         )  # fmt: skip
 
     async def _has_idempotency_key(self, owner: str, key: str, now: float) -> bool:
+        """Return whether an owner has started a run with this key within a day."""
         return await asyncio.to_thread(self._store.ledger.has_idempotency_key, owner, key, now)
 
     def _reserve_room(self, owner: str) -> AbstractContextManager[None]:
+        """Reserve room for a run of *owner* within the block, or raise ``Problem``."""
         return self._live.reserve_room(owner)
 
     async def _is_registered(self, run: str) -> bool:
+        """Return whether the ledger has a run."""
         return await self._store.find(run) is not None
 
     async def _start_and_unregister_on_failure(self, row: RunRow) -> None:
+        """Start a run that was just registered; if it has not started, remove its registration and raise."""
         try:
             await self._start_registered_run(row)
         except JournalLocked:
@@ -127,6 +132,7 @@ class RunLauncher(RunStarts[RunRow]):
                 raise
 
     async def _register_or_find_earlier_run(self, row: RunRow, key: str | None) -> str | None:
+        """Register a run and return ``None``; if an earlier run has the same key, return its id instead."""
         if "turn" in row.request:
             try:
                 await self._store.write(make_register_turn_act(row, row.request["turn"]["after"]))
@@ -176,7 +182,7 @@ class RunLauncher(RunStarts[RunRow]):
 
     async def resume(self, row: RunRow, asked: ResumeRun | None = None) -> None:
         """
-        Resume a stranded or interrupted run for a caller.
+        Resume a stranded or interrupted run. Do nothing for a running one, but raise with *asked*.
 
         Args:
             row: The run.
@@ -245,12 +251,12 @@ class RunLauncher(RunStarts[RunRow]):
                 await self._store.write(make_restore_status_act(known))
             raise
 
-    async def _start_run_without_journal(self, row: RunRow, known: RunRow) -> None:
-        """Start a run that was registered and has no journal; *known* is its present row."""
+    async def _start_run_without_journal(self, row: RunRow, present_row: RunRow) -> None:
+        """Start a run that was registered and has no journal; *present_row* is its row in the ledger now."""
         await self._start_registered_run(row)
         # Not before: the recovery would see a run that has started and that no process has.
-        if known.status == "stranded":
-            await self._store.write(make_store_status_act(row.run, "started", known.changed))
+        if present_row.status == "stranded":
+            await self._store.write(make_store_status_act(row.run, "started", present_row.changed))
 
     async def _resume_journal(self, row: RunRow, journal: Journal, divergence: dict[str, Any] | None = None) -> None:
         """Resume a run from its journal, with its stored decisions, in the current engine; store the decisions again if that fails."""
@@ -453,7 +459,7 @@ def _make_fork_agent_options(row: RunRow, engine: Engine) -> dict[str, Any]:
 
 def find_recorded_end_status(journal: Journal) -> str | None:
     """
-    Return the status with which a run ended according to its journal, or a recorded cancel; ``None`` if the run has not ended.
+    Return the status of an ended or cancelled run by its journal, ``None`` before; raise ``JournalMissing`` without one.
 
     Raises:
         JournalMissing: If the run never started.

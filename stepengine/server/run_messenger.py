@@ -145,13 +145,13 @@ class RunMessenger:
         handle = self._live.handles.get(row.run) or self._live.find_ended_handle(row.run)
         return None if handle is before else handle
 
-    async def _find_open_questions(self, row: RunRow, wanted: Iterable[str]) -> dict[str, Question]:
-        """Return the open questions of a run by id; while the run is being suspended, wait up to 30 s for those in *wanted*."""
+    async def _find_open_questions(self, row: RunRow, question_ids: Iterable[str]) -> dict[str, Question]:
+        """Return the open questions of a run by id; while it is being suspended, wait up to 30 s for those in *question_ids*."""
         until = time.monotonic() + SUSPEND_SECONDS
         while True:
             is_live = row.run in self._live
             known = {question.id: question for question in (await self._reader.load_details(row)).questions}
-            missing = set(wanted) - known.keys()
+            missing = set(question_ids) - known.keys()
             if not (is_live and missing) or time.monotonic() > until:
                 return known
             # A run drops its questions before it is suspended; an answer that arrives in between is in time.
@@ -274,12 +274,13 @@ def _store_or_send_tool_result(
     return send_tool_result(journal, call_id, result, path=path)
 
 
-def _list_mailbox_answers(journal: Journal, wanted: Collection[str]) -> list[tuple[str, str, str]]:
+def _list_mailbox_answers(journal: Journal, question_ids: Collection[str]) -> list[tuple[str, str, str]]:
+    """Return (question id, answerer, answer) for the first answer to each question in *question_ids*."""
     found: dict[str, tuple[str, str, str]] = {}
     try:
         letters, _ = journal.mailbox().read()
         for letter in letters:
-            if letter.kind == "answer" and letter.topic in wanted:
+            if letter.kind == "answer" and letter.topic in question_ids:
                 answer = decode_stored(thaw(letter.value))
                 found.setdefault(letter.topic, (letter.topic, answer.by, answer.value or "(declined)"))
     except (StepEngineError, OSError):

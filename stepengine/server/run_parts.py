@@ -181,7 +181,7 @@ class RunService(Protocol):
 
     @property
     def quotas(self) -> QuotaTable:
-        """What each owner uses."""
+        """The quotas, and the usage of each owner."""
 
     @property
     def launcher(self) -> LauncherPart:

@@ -193,6 +193,7 @@ class RunReader:
         return await asyncio.to_thread(self._read_details, row)
 
     def _read_details(self, row: RunRow) -> ServedRun:
+        """Return the status, questions, result and cost of a run from its journal."""
         journal = self._store.journal(row.run)
         history = journal.history()
         ended, spending = find_root_end(history), compute_spending(history)
@@ -272,7 +273,7 @@ class RunReader:
 
 
 def _find_fork_parent(journal: Journal) -> Mapping[str, str] | None:
-    """Return the parent of a fork that is executed; ``None`` for other runs, and before a journal has its first record."""
+    """Return the run and the effect that a run was forked from; ``None`` for others, and before the first record."""
     try:
         head = journal.head()
     except JournalError:

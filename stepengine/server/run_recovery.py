@@ -49,7 +49,7 @@ class RunRecovery:
         self._watching: asyncio.Task[Any] | None = None
 
     async def start(self) -> None:
-        """Resume interrupted runs, then start a task that resumes runs that are due or lose their process."""
+        """Resume interrupted runs, then start a task for runs that become due or lose their process."""
         # Before the first request: a client of a run whose server was killed finds it running. Runs for which there is no
         # room now are resumed when others make some, which may need an answer, and so a server.
         await self._resume_orphaned_runs(include_new=True)
@@ -61,6 +61,7 @@ class RunRecovery:
             self._watching.cancel()
 
     async def _resume_runs_forever(self) -> None:
+        """Every second, resume due runs and those whose process died, and stop following idle journals; errors are logged."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             self._drop_idle()
@@ -100,12 +101,12 @@ class RunRecovery:
         self._third_party = third_party
         return [row for run in chosen if (row := self._store.ledger.find(run)) is not None]
 
-    def _choose_runs_with_room(self, names: Iterable[str], known: Mapping[str, tuple[str, str]]) -> list[str]:
-        """Return the first runs in *names* for which there is room, at most 25 of an owner; *known* has (owner, status) by run."""
+    def _choose_runs_with_room(self, names: Iterable[str], ledger_states: Mapping[str, tuple[str, str]]) -> list[str]:
+        """Return the first runs in *names* with room, at most 25 of an owner; *ledger_states* has (owner, status) by run."""
         chosen: list[str] = []
         counts = Counter[str]()
         for run in names:
-            owner, status = known.get(run, ("", ""))
+            owner, status = ledger_states.get(run, ("", ""))
             if status not in OPEN or run in self._live:
                 continue
             if counts[owner] < MAX_DUE_OF_OWNER and self._live.has_room_for(owner):

@@ -174,7 +174,7 @@ def require_listed_agent(agents: Sequence[str], name: str) -> str:
 
 def validate_and_encode_request(agent_limits: Limits, asked: StartRequest) -> dict[str, Any]:
     """
-    Return a request as the JSON that is stored with its run; absent limits, models and pictures are left out.
+    Return a request as the JSON that is stored with its run; raise ``InputError`` for limits above those of the agent.
 
     Raises:
         InputError: For a limit above *agent_limits*.

@@ -114,6 +114,7 @@ class RunStore:
         return await asyncio.shield(future)
 
     async def _write_waiting_acts(self) -> None:
+        """Write the waiting acts to the ledger in batches, and set their results, until none is left."""
         try:
             while self._acts:
                 batch, self._acts = self._acts, []
@@ -149,6 +150,7 @@ class RunStore:
         await self.write(make_store_status_act(run, status, now, tries=tries, error=self._shorten_error(run, reason)))
 
     def _has_record(self, run: str) -> bool:
+        """Return whether the journal of a run has a record, or one that cannot be read."""
         try:
             return self.journal(run).head() is not None
         except JournalMissing:

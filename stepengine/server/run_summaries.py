@@ -99,6 +99,7 @@ class RunSummaries:
         return found
 
     async def _refresh_summary(self, run: str) -> RunListSummary:
+        """Return the summary of a run after reading the new records of its journal."""
         summary, lock = self._followed.setdefault(run, (_JournalSummary(self._journal(run)), asyncio.Lock()))
         remove_oldest_entries(self._followed, MAX_FOLLOWED)
         async with lock:
@@ -113,6 +114,7 @@ class _JournalSummary:
         self._reset_counts()
 
     def _reset_counts(self) -> None:
+        """Set the counts of steps, tokens, agents and cost to the start of a journal."""
         self._steps = self._tokens = 0
         self._agents = 1
         self._cost: Decimal | None = Decimal(0)
@@ -147,6 +149,7 @@ class _JournalSummary:
         )
 
     def _count_record(self, record: object) -> None:
+        """Add a record to the counts of steps, agents, tokens and cost."""
         history = self._follower.history
         if isinstance(record, Intent):
             self._steps += record.type == "model_call"
@@ -161,10 +164,10 @@ class _JournalSummary:
                 self._cost = add_cost(self._cost, value.cost)
 
 
-def remove_oldest_entries(known: OrderedDict[Any, Any], max_entries: int) -> None:
+def remove_oldest_entries(cache: OrderedDict[Any, Any], max_entries: int) -> None:
     """Remove the oldest entries of a cache until it has at most *max_entries*."""
-    while len(known) > max_entries:
-        known.popitem(last=False)
+    while len(cache) > max_entries:
+        cache.popitem(last=False)
 
 
 def shorten_output(output: Any) -> str | None:

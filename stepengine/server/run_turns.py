@@ -56,11 +56,11 @@ class RunTurns:
         return row
 
     async def load_or_replay_state(self, row: RunRow) -> AgentState:
-        """Return the last state of a run that is not running; errors are those of ``RunReader.load_or_replay_state``."""
+        """Return the last state of an idle run, from the ledger or else by a replay with the current agents."""
         return await self._reader.load_or_replay_state(row)
 
     async def load_result(self, row: RunRow) -> RunResult:
-        """Return the result of a run that is not running; errors are those of ``load_or_replay_state``."""
+        """Return the result of an idle run, from its journal and its last state."""
         state = await self.load_or_replay_state(row)
         return await asyncio.to_thread(_result_from_state, self._store.journal(row.run).history, row, state)
 
@@ -142,7 +142,7 @@ class RunTurns:
             await events.aclose()
 
     async def store_shown_message(self, run: str, message: str, after_event: str) -> None:
-        """Store the id of the newest message that shows a run on a page, which starts after the event *after_event*."""
+        """Store the id of the newest page message of a run, and the event *after_event* before its start."""
         await self._store.write(make_store_shown_message_act(run, message, after_event))
 
     async def find_shown_message(self, run: str) -> tuple[str, str] | None:

@@ -113,6 +113,7 @@ class Runs:
         self._roots = tuple(roots)
 
     async def _resume_or_record_failure(self, row: RunRow) -> None:
+        """Resume a run, and record an error in the ledger instead of raising it."""
         # The launcher needs the live runs, so they get it through this method.
         await self.launcher.resume_or_record_failure(row)
 

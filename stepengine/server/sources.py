@@ -126,6 +126,7 @@ class EngineSources:
         return engine
 
     def _list_watched_files(self) -> set[str]:
+        """Return the paths of the author's imported files and of the files that the engine reads."""
         return {
             *find_author_files_imported_since(self._known),
             *[str(Path(file).resolve()) for file in self._maker.iterate_watched_files()],
@@ -150,11 +151,13 @@ class EngineSources:
 
 
 def _iterate_parent_packages(name: str) -> Iterator[str]:
+    """Yield the names of the packages that contain a module, the nearest first."""
     while name := name.rpartition(".")[0]:
         yield name
 
 
 def _hash_file(file: str) -> bytes:
+    """Return the SHA-256 of a file; empty bytes if it cannot be read."""
     try:
         return sha256(Path(file).read_bytes()).digest()
     except OSError:  # an editor may take it away for a moment
@@ -162,6 +165,7 @@ def _hash_file(file: str) -> bytes:
 
 
 def _make_source_problem(message: str, file: str, line: int) -> Problem:
+    """Return the problem 409 for files that cannot be loaded, with the place of the error."""
     where = f"{file}:{line}"
     message = message if not file or where in message else f"{where}: {message}"
     msg = f"the agents' files cannot be loaded, so the server uses the last version that loaded: {message}"

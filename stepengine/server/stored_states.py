@@ -68,6 +68,7 @@ def decode_state_with_references(stored: str, journal: FileJournal | SqliteJourn
 
 
 def _unpack_with_journal(packed: Any, texts: Mapping[str, object], journal: FileJournal | SqliteJournal) -> object:
+    """Return a packed state with its texts from *texts* and from the journal; raise ``JournalError`` if one is missing."""
     try:
         return decode_with_blobs(packed, {**_read_texts_by_fingerprint(journal), **texts})
     except (KeyError, ValueError) as error:

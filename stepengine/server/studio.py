@@ -89,6 +89,7 @@ def _load_page_files() -> dict[str, SharedResponse]:
 
 
 def _make_file_response(request: Request, name: str) -> Response:
+    """Return a file of the page as a response; raise ``Problem`` 404 if there is none."""
     if name not in _load_page_files():
         msg = f"the studio has no {name[:200]!r}"
         raise Problem(msg, status=404, kind="no_such_part")
@@ -269,6 +270,7 @@ def _replay_for_current_lines(engine: Engine, journal: Journal, name: str) -> by
 
 
 def _read_nearby_lines(frame: Frame) -> list[str]:
+    """Return the source lines around the current line of a frame."""
     return linecache.getlines(frame.file)[max(0, frame.line - NEAR - 1) : frame.line + NEAR]
 
 
@@ -302,6 +304,7 @@ def _make_details_with_programs(journal: Journal, questions: Iterable[Question])
 
 
 def _make_question_details(history: History, address: Address | None, question: Question) -> QuestionDetails:
+    """Return a question with the program text and the line that ask it, if a program does."""
     if address is None or not address[0]:
         return QuestionDetails(question)
     above, _, seq = address[0].rpartition(".")

@@ -49,11 +49,13 @@ async def serve_until_signal(served: Application, host: str, port: int, on_liste
     begin = server.startup
 
     async def start_and_report_url(sockets: Any = None) -> None:
+        """Start the server, and call *on_listening* with its URL if it listens."""
         await begin(sockets)
         if server.started:
             on_listening(_get_server_url(server))
 
     def stop_server() -> None:
+        """Let the server stop, and end its event streams."""
         server.should_exit = True
         served.end_event_streams()
 
@@ -75,5 +77,6 @@ async def serve_until_signal(served: Application, host: str, port: int, on_liste
 
 
 def _get_server_url(server: Any) -> str:
+    """Return the URL of the first socket on which a server listens."""
     host, port = server.servers[0].sockets[0].getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

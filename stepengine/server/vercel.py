@@ -39,6 +39,7 @@ class ChatTurn(BaseModel):
 
 
 async def start_chat_turn(request: Request) -> Response:
+    """Start the next turn of a conversation from a request of Vercel's ``useChat``, and stream its events."""
     body = validate_as(ChatTurn, plain(await read_json_body(request)))
     agent, version = require_agent_id(request), _parse_protocol_version(request)
     answers = read_approvals(body.messages)
@@ -70,6 +71,7 @@ def _require_answers_for_last_run(chat: CallerConversation, message: dict[str, A
 
 
 async def reconnect_to_chat(request: Request) -> Response:
+    """Stream the last run of a chat to its page again; 204 if there is none."""
     agent, version = require_agent_id(request), _parse_protocol_version(request)
     chat = await CallerConversation.load(request, request.path_params["chat"])
     if chat.last is None or chat.last.agent != agent:
@@ -79,6 +81,7 @@ async def reconnect_to_chat(request: Request) -> Response:
 
 
 def _parse_protocol_version(request: Request) -> int:
+    """Return the protocol version in the request's header, by default the newest; raise ``InputError`` for an unknown one."""
     given = request.headers.get(VERSION, str(VERSIONS[-1]))
     if given not in map(str, VERSIONS):
         msg = f"{VERSION}: {given[:20]!r} is not supported; supported versions: {', '.join(map(str, VERSIONS))}"
@@ -89,6 +92,7 @@ def _parse_protocol_version(request: Request) -> int:
 def _make_event_stream_response(
     chat: CallerConversation, events: AsyncGenerator[Event, None], message: str, version: int
 ) -> Response:
+    """Return a response that streams events in Vercel's protocol with secrets redacted."""
     chunks = vercel(events, message_id=message, version=version)
     return StreamingResponse(
         add_ping_comments(sse(_redact_chunks(chunks)), chat.runs.state.stopping), headers=dict(HEADERS)

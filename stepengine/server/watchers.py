@@ -76,7 +76,7 @@ class ReaderPosition:
     @classmethod
     def parse(cls, after: str | None) -> ReaderPosition:
         """
-        Parse the id of the last event that a client received.
+        Return the position of a client from the id of the last event that it received; raise ``StepEngineError`` if it is invalid.
 
         Raises:
             StepEngineError: If *after* is not the id of an event.
@@ -149,6 +149,7 @@ def _replaces_mark(event: Event, mark: Mark | None) -> bool:
 
 
 def _parse_mark(text: str) -> tuple[str, Mark] | tuple[None, None]:
+    """Parse a mark ``path:seq:kind`` in the id of an event; return (``None``, ``None``) if it is invalid."""
     path, _, mark = text.partition(":")
     number, _, kind = mark.partition(":")
     digits = number.removeprefix("-")
@@ -180,6 +181,7 @@ class UnreadEvents:
         self.new = [event for number, event in enumerate(events) if not self._has_received(number, event)]
 
     def _has_received(self, index: int, event: Event) -> bool:
+        """Return whether the reader has received an event of the journal, by the marks of its path."""
         mark = self._marks.get(event.path)
         if mark is not None and event.path not in self._at:
             return is_already_received(mark, event)
@@ -301,6 +303,7 @@ class FollowedEvents:
         self.since = asyncio.get_running_loop().time()
 
     async def _stream_until_end(self, position: ReaderPosition, *, wait_for_new: bool) -> AsyncGenerator[Event, None]:
+        """Yield the events that a reader lacks, then new ones, until the run is over or no longer executed."""
         await self._read_remaining_records()
         if self._task is None:
             self._task = asyncio.create_task(self._poll_journal_forever())
@@ -344,6 +347,7 @@ class FollowedEvents:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     async def _poll_journal_forever(self) -> None:
+        """Read new records of the journal in growing intervals; store an error for the readers, and notify them."""
         pause = FIRST_PAUSE_SECONDS
         try:
             while True:
@@ -417,10 +421,12 @@ class FollowedEvents:
 
     @property
     def _end_index(self) -> int:
+        """The index after the last event read from the journal."""
         return self._start + len(self._events)
 
     @property
     def _epoch(self) -> str:
+        """The epoch of the last event; ``""`` without events."""
         return self._events[-1].epoch if self._events else ""
 
     async def _get_events_after(self, index: int) -> Sequence[Event]:
@@ -441,6 +447,7 @@ def _retrieve_error(task: asyncio.Task[bool]) -> None:
 
 
 def _read_events_in_range(journal: Journal, first: int, end: int) -> list[Event]:
+    """Read the events from index *first* to before *end* from a journal."""
     watch, found = JournalWatch(journal), list[Event]()
     while watch.is_behind and (not found or found[-1].index + 1 < end):
         found += [event for event in watch.read_new_events() if event.id and event.index >= first]

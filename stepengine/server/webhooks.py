@@ -113,6 +113,7 @@ def verify(secret: str | Iterable[str], body: bytes, header: str, now: float) ->
 
 
 def _compute_hex_signature(key: bytes, body: bytes, t: str) -> str:
+    """Return the HMAC-SHA256 of ``t.body`` as hexadecimal digits."""
     return hmac.new(key, f"{t}.".encode() + body, hashlib.sha256).hexdigest()
 
 
@@ -123,21 +124,25 @@ def _compute_standard_signature(key: bytes, body: bytes, id_: str, t: str) -> st
 
 
 def _is_recent_timestamp(text: str, now: float) -> bool:
+    """Return whether a text is a Unix time within 300 s of *now*."""
     return _is_short_digits(text) and abs(now - int(text)) <= TOLERANCE
 
 
 def _is_short_digits(text: str) -> bool:
+    """Return whether a text consists of a few ASCII digits."""
     return text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
 
 
-def _has_matching_signature(valid: list[str], given: list[str]) -> bool:
+def _has_matching_signature(valid: list[str], signatures: list[str]) -> bool:
+    """Return whether one of *signatures* is in *valid*, compared in constant time."""
     # Each with each: neither how many there are nor which one fits is told by the time that it takes.
-    tried = [one.encode("utf-8", "surrogatepass") for one in given[:MAX_SIGNATURES]]
+    tried = [one.encode("utf-8", "surrogatepass") for one in signatures[:MAX_SIGNATURES]]
     found = [hmac.compare_digest(one.encode(), other) for one in valid for other in tried]
-    return len(given) <= MAX_SIGNATURES and any(found)
+    return len(signatures) <= MAX_SIGNATURES and any(found)
 
 
 def _parse_standard_key(secret: str) -> bytes | None:
+    """Decode a secret of Standard Webhooks to its key; return ``None`` for other secrets."""
     try:
         return base64.b64decode(secret.removeprefix(STANDARD) + "==") if secret.startswith(STANDARD) else None
     except (binascii.Error, ValueError):
@@ -148,6 +153,7 @@ def _parse_standard_key(secret: str) -> bytes | None:
 
 
 def _validate_json_pointer(text: str) -> str:
+    """Return a JSON pointer; raise ``ValueError`` if it is invalid or has too many steps."""
     if not text.startswith("/") or text.count("/") > MAX_POINTER:
         msg = f"use a JSON pointer of at most {MAX_POINTER} steps, such as /data/object/metadata/run"
         raise ValueError(msg)
@@ -155,6 +161,7 @@ def _validate_json_pointer(text: str) -> str:
 
 
 def _validate_url(text: str) -> str:
+    """Return an HTTP address; raise ``ValueError`` if it is invalid or names a user."""
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
         msg = "use an address that starts with https:// or http://, without a user"
@@ -183,6 +190,7 @@ class _SecretsModel(_WebhookModel):
 
     @property
     def secret_texts(self) -> tuple[str, ...]:
+        """The secrets as plain texts."""
         return tuple([one.get_secret_value() for one in self.secrets])
 
 
@@ -294,6 +302,7 @@ NOBODY = Topic(secrets=(SecretStr(secrets.token_hex(32)),))
 
 
 async def receive_event(request: Request) -> Response:
+    """Store a signed event of another service in the mailbox of its run."""
     from starlette.responses import Response
 
     webhooks: Webhooks = request.app.state.webhooks
@@ -317,6 +326,7 @@ async def receive_event(request: Request) -> Response:
 
 
 def _collect_headers(request: Request) -> dict[str, list[str]]:
+    """Return the values of each header by its name in lower case."""
     found: dict[str, list[str]] = {}
     for name, value in request.headers.items():
         found.setdefault(name.lower(), []).append(value)
@@ -324,6 +334,7 @@ def _collect_headers(request: Request) -> dict[str, list[str]]:
 
 
 def _make_signature_problem() -> Problem:
+    """Return the problem 401 for an event without a valid signature."""
     msg = (
         "this request has no valid signature; send Stepengine-Signature with t and v1, or the headers of Standard Webhooks. Sign the "
         f"bytes of the body with a secret of the topic, at most {TOLERANCE} s before the request arrives"
@@ -351,12 +362,12 @@ async def _store_event_for_run(
     return MessageReceipt(run_id=row.run, is_new=await _send_event_when_started(runs, row, topic_name, value, id_))
 
 
-async def _send_event_when_started(runs: RunService, row: RunRow, topic: str, value: object, id_: str) -> bool:
+async def _send_event_when_started(runs: RunService, row: RunRow, topic: str, event: object, id_: str) -> bool:
     """Send an event to a run, and return False for a repeated id; while the run has no mailbox, retry for 2 s, then raise 503."""
     until = time.monotonic() + BEGIN_SECONDS
     while True:
         try:
-            return await runs.messenger.send_message(row, topic, value, id=id_, path="")
+            return await runs.messenger.send_message(row, topic, event, id=id_, path="")
         except JournalMissing:
             # The run is registered and has done nothing yet, so it has no mailbox. Whoever was told of it before may be this fast.
             if time.monotonic() > until:
@@ -366,6 +377,7 @@ async def _send_event_when_started(runs: RunService, row: RunRow, topic: str, va
 
 
 def _parse_event(body: bytes) -> Any:
+    """Parse an event as JSON; raise ``InputError`` if it is invalid."""
     try:
         return jiter.from_json(body, allow_inf_nan=False, catch_duplicate_keys=True)
     except ValueError as error:
@@ -373,7 +385,7 @@ def _parse_event(body: bytes) -> Any:
         raise make_input_error(msg) from None
 
 
-def _find_event_run_id(value: object, topic: Topic) -> str | None:
+def _find_event_run_id(event: object, topic: Topic) -> str | None:
     """Return the run id in an event, ``None`` without one; raise ``Problem`` 404 if the topic has no pointer to the id."""
     if topic.run is None:
         msg = (
@@ -381,13 +393,13 @@ def _find_event_run_id(value: object, topic: Topic) -> str | None:
             "pointer of the run's id"
         )
         raise Problem(msg, status=404, kind="no_such_run")
-    found = _get_pointer_value(value, topic.run)
+    found = _get_pointer_value(event, topic.run)
     return found if isinstance(found, str) and found else None
 
 
-def _get_event_id_or_hash(value: object, topic: Topic, body: bytes) -> str:
+def _get_event_id_or_hash(event: object, topic: Topic, body: bytes) -> str:
     """Return the id in an event as text; the hash of the body if the event has none."""
-    found = _get_pointer_value(value, topic.id)
+    found = _get_pointer_value(event, topic.id)
     if isinstance(found, str | int) and not isinstance(found, bool) and str(found)[:1]:
         return str(found)
     return hashlib.sha256(body).hexdigest()
@@ -401,17 +413,17 @@ def _make_message_id(topic: str, id_: str) -> str:
     return f"{topic}:{id_}"
 
 
-def _get_pointer_value(value: Any, pointer: str) -> Any:
-    """Return the value at a JSON pointer; ``None`` if *value* has nothing there."""
+def _get_pointer_value(document: Any, pointer: str) -> Any:
+    """Return the value at a JSON pointer; ``None`` if *document* has nothing there."""
     for part in pointer.split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(value, dict):
-            value = value.get(name)
-        elif isinstance(value, list) and _is_short_digits(name) and int(name) < len(value):
-            value = value[int(name)]
+        if isinstance(document, dict):
+            document = document.get(name)
+        elif isinstance(document, list) and _is_short_digits(name) and int(name) < len(document):
+            document = document[int(name)]
         else:
             return None
-    return value
+    return document
 
 
 SIGNATURE = (
@@ -533,6 +545,7 @@ class WebhookSender:
         await self._stack.aclose()
 
     async def _send_forever(self) -> None:
+        """Claim runs with due webhooks and send their messages, again and again; errors are logged."""
         while True:
             try:
                 found = await asyncio.to_thread(self._claim_due_runs)
@@ -576,7 +589,7 @@ class WebhookSender:
         )
 
     def _make_next_try_act(self, claimed: _RunWithWebhooks) -> Act:
-        """Return an act that postpones the webhooks of a run to their next try; after the last try log that, and wait for a restart."""
+        """Return an act that postpones the webhooks of a run to their next try; after the last try, log that and give up until a restart."""
         has_more = claimed.tries < len(self._retries)
         if not has_more:
             LOGGER.warning(
@@ -619,6 +632,7 @@ class WebhookSender:
         return made
 
     def _make_result_message(self, run: ServedRun) -> _WebhookMessage:
+        """Return the message about the end of a run."""
         row = run.row
         url = f"{self._target.public_url.rstrip('/')}/runs/{row.run}"
         return self._make_message(row, "finished", row.status, {"status": row.status, "run_url": url})
@@ -626,6 +640,7 @@ class WebhookSender:
     def _make_message(
         self, row: RunRow, kind: str, id_suffix: str, members: Mapping[str, Any], *, receipt: str = ""
     ) -> _WebhookMessage:
+        """Return a message about a run with secrets redacted; its id ends with *id_suffix*."""
         # Made of what it tells of, so that the same message has the same id each time that it is sent, by whichever
         # server of the place: the receiver can throw the second one away.
         id_ = f"{row.run}:{id_suffix}"
@@ -665,6 +680,7 @@ RECEIPTS = "SELECT message FROM served_receipts WHERE run = ?"
 
 
 def _compute_short_digest(content: object) -> str:
+    """Return 16 digits of the SHA-256 of JSON content."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -679,6 +695,7 @@ def _make_signature_headers(secret_texts: tuple[str, ...], id_: str, body: bytes
 
 
 async def _cancel_and_wait(task: asyncio.Task[None]) -> None:
+    """Cancel a task, and wait for its end."""
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
@@ -688,6 +705,7 @@ def _make_setup_act(now: float) -> Act:
     """Return an act that creates the tables, retries given-up webhooks, and returns when webhooks were first enabled."""
 
     def create_tables_and_retry(database: sqlite3.Connection) -> float:
+        """Create the tables, retry given-up webhooks, and return when webhooks were first enabled."""
         for table in TABLES.split(";"):
             database.execute(table)
         database.execute("UPDATE served_told SET due = 0, tries = 0 WHERE is_told = 0")
@@ -707,6 +725,7 @@ def _make_claim_act(now: float, since: float, begun: float) -> Act:
     """
 
     def claim_due_runs(database: sqlite3.Connection) -> list[_RunWithWebhooks]:
+        """Insert changed runs, claim up to 16 runs with due webhooks, and return them."""
         database.execute(
             f"INSERT INTO served_told SELECT run, changed, 0, 0, 0 {NEWS} "
             "ON CONFLICT (run) DO UPDATE SET changed = excluded.changed, due = 0, tries = 0, is_told = 0",
@@ -724,7 +743,10 @@ def _make_claim_act(now: float, since: float, begun: float) -> Act:
 
 
 def _make_mark_sent_act(claimed: _RunWithWebhooks) -> Act:
+    """Return an act that marks the webhooks of a run as sent, unless the run has changed."""
+
     def mark_as_sent(database: sqlite3.Connection) -> None:
+        """Mark the webhooks of a run as sent, unless the run has changed."""
         # Only if the run has not changed since: a run that asked again while the message was under way has something
         # new to tell.
         database.execute(
@@ -735,7 +757,10 @@ def _make_mark_sent_act(claimed: _RunWithWebhooks) -> Act:
 
 
 def _make_postpone_act(claimed: _RunWithWebhooks, due: float) -> Act:
+    """Return an act that sets the next try of a run's webhooks to *due*, and counts the failed try."""
+
     def postpone(database: sqlite3.Connection) -> None:
+        """Store the next try of a run's webhooks, and count the failed one."""
         values = (due, claimed.tries + 1, claimed.run, claimed.changed)
         database.execute("UPDATE served_told SET due = ?, tries = ? WHERE run = ? AND changed = ?", values)
 
@@ -746,6 +771,7 @@ def _make_store_receipts_act(claimed: _RunWithWebhooks, receipts: Iterable[str],
     """Return an act that stores the receipts of a sent message, and renews the claim of its run."""
 
     def insert_receipts(database: sqlite3.Connection) -> None:
+        """Store the receipts of a sent message, and renew the claim of its run."""
         rows = [(claimed.run, receipt, now) for receipt in receipts]
         database.executemany("INSERT OR IGNORE INTO served_receipts VALUES (?, ?, ?)", rows)
         values = (now + LEASE, claimed.run, claimed.changed)

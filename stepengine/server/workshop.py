@@ -72,9 +72,9 @@ class InspectionProcess:
             self._asked.clear()
             self._events.put_nowait(None)
 
-    async def send_request(self, operation: str, **more: Any) -> dict[str, Any]:
+    async def send_request(self, operation: str, **members: Any) -> dict[str, Any]:
         """
-        Send the process a request, and return its reply.
+        Send the process a request, and return its reply; raise ``Problem`` if the process has ended or is too slow.
 
         Raises:
             Problem: 404 if the process has ended, 503 after 30 s without a reply, 422 if it refuses the request.
@@ -86,7 +86,7 @@ class InspectionProcess:
             async with asyncio.timeout(ANSWER_SECONDS):
                 if self._hearing.done():
                     raise _make_inspection_ended_problem(self.id)
-                await self._process.send_message({"id": number, "do": operation, **more})
+                await self._process.send_message({"id": number, "do": operation, **members})
                 told = await asyncio.shield(future)
         except TimeoutError:
             msg = f"the process that replays the run did not answer within {ANSWER_SECONDS:g} s"
@@ -115,6 +115,7 @@ class InspectionProcess:
 
 
 def _make_inspection_ended_problem(inspection_id: str) -> Problem:
+    """Return the problem 404 for an inspection that has ended."""
     msg = f"there is no desk {inspection_id[:100]!r}: a desk ends when its page disconnects; reload the page to get a new one"
     return Problem(msg, status=404, kind="no_such_desk")
 
@@ -230,7 +231,7 @@ class InspectionService:
 
     def get_inspection(self, caller: Caller, run: str, inspection_id: str) -> InspectionProcess:
         """
-        Return an inspection process of *caller* by its id.
+        Return an inspection of *caller* by its id; raise ``Problem`` 404 if there is none.
 
         Raises:
             Problem: 404 if *caller* has no such process for the run.
@@ -265,6 +266,7 @@ class InspectionService:
         files = {run: folder / f"{run}.jsonl" for run in contents}
 
         def write_journals() -> None:
+            """Write the journals to their files in the temporary folder."""
             for run, content in contents.items():
                 files[run].write_bytes(content)
 
@@ -328,7 +330,7 @@ class InspectionService:
 
     def get_job(self, caller: Caller, job_id: str) -> EvaluationJob:
         """
-        Return a job of *caller*.
+        Return a job of *caller*; raise ``Problem`` 404 if there is none.
 
         Raises:
             Problem: 404 if *caller* has no such job.

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepengine.adapters.mcp.results import content_parts
+from stepengine.adapters.mcp.results import make_content_parts
 from stepengine.data.ai_sdk import convert_to_wire_message
 from stepengine.data.media_types import SIGNATURES, find_media_type, normalize_media_type, resolve_media_type
 from stepengine.data.messages import DocumentPart, ImagePart, TextPart, UserMessage
@@ -135,7 +135,7 @@ def test_media_of_mcp_servers_have_the_type_of_their_bytes(kind, stated, is_reso
     block = {"type": "image", "data": encoded, "mimeType": stated}
     if is_resource:
         block = {"type": "resource", "resource": {"uri": "x://y", "blob": encoded, "mimeType": stated}}
-    (part,) = content_parts([block])
+    (part,) = make_content_parts([block])
 
     assert not isinstance(part, TextPart)
     assert (part.data, part.mime_type) == (FILES[kind], kind)

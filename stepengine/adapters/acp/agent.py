@@ -230,14 +230,14 @@ class EditorAgent:
         for session_id in list(self._open):
             await self.close_session(session_id)
 
-    async def _open_stored_session(self, kept: StoredSession, mcp_servers: Any) -> EditorSession:
+    async def _open_stored_session(self, stored: StoredSession, mcp_servers: Any) -> EditorSession:
         """Open a stored session in place of an open one with its id, and send its skill commands after the reply."""
-        await self.close_session(kept.id)
-        kept.chosen = self._offer.replace_unoffered_choices(kept.chosen)
+        await self.close_session(stored.id)
+        stored.chosen = self._offer.replace_unoffered_choices(stored.chosen)
         with convert_to_protocol_errors():
-            session = EditorSession(self._editor, self._engines, kept)
+            session = EditorSession(self._editor, self._engines, stored)
             session.add_servers(mcp_servers)
-        self._open[kept.id] = session
+        self._open[stored.id] = session
         self._editor.send_after_reply(session.send_skill_commands())
         return session
 
@@ -253,6 +253,7 @@ class EditorAgent:
         return session
 
     def _require_open_session(self, session_id: str) -> EditorSession:
+        """Return an open session by its id; raise the protocol's error if it is not open."""
         session = self._open.get(session_id)
         if session is None:
             msg = f"session {session_id!r:.80} is not open; load it with session/load, or start one with session/new"
@@ -298,6 +299,7 @@ class EditorAgent:
         )
 
     def _validate_and_save_choice(self, session: EditorSession, option: str, value: object) -> None:
+        """Save the mode or model that a person chose for a session; raise the protocol's error for an invalid one."""
         chosen = self._offer.with_option_value(session.kept.chosen, option, value)
         if chosen is None:
             msg = f"{value!r:.80} is not a valid value for {option!r:.80}; session/new returns the valid options and values"
@@ -350,6 +352,7 @@ class EditorAgent:
 
 
 def _validate_workspace_folder(cwd: str) -> Path:
+    """Return the path of a workspace; raise the protocol's error unless it is absolute and an existing folder."""
     path = Path(cwd)
     if not (path.is_absolute() and path.is_dir()):
         msg = f"cwd must be the absolute path of an existing folder, not {cwd!r:.200}"

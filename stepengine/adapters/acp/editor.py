@@ -88,10 +88,12 @@ class ConnectedEditor:
         return offered
 
     def _get_client(self) -> Client:
+        """Return the client; a connection has set it before any request."""
         assert self.client is not None  # noqa: S101 - somebody is connected, or nothing would run
         return self.client
 
 
 async def _await_ignoring_disconnect(sending: Awaitable[None]) -> None:
+    """Await *sending*; ignore the error of a closed connection."""
     with contextlib.suppress(ConnectionError):
         await sending

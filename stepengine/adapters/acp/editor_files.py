@@ -103,12 +103,14 @@ class EditorBuffers:
         return True
 
     def _is_on_loop(self) -> bool:
+        """Return whether this code runs on the event loop of the connection, which must not be blocked."""
         try:
             return asyncio.get_running_loop() is self._loop
         except RuntimeError:
             return False
 
     def _run_on_loop_with_timeout(self, call: Coroutine[Any, Any, Any]) -> Any:
+        """Run a request on the event loop from another thread, and return its result; raise ``TimeoutError`` if it takes too long."""
         asked = asyncio.run_coroutine_threadsafe(call, self._loop)
         try:
             return asked.result(SECONDS)
@@ -189,6 +191,7 @@ class EditorTerminals:
         return True
 
     async def _read_terminal_result(self, terminal: str, *, in_time: bool) -> TerminalResult:
+        """Return the output and the exit status of a terminal; *in_time* is False for a killed program."""
         said = await self._client.terminal_output(session_id=self._session_id, terminal_id=terminal)
         ended = said.exit_status
         return TerminalResult(

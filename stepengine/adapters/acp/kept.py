@@ -228,15 +228,18 @@ class SessionStorage:
 
 
 def _make_storage_error(folder: Path, error: OSError) -> SessionError:
+    """Return the error for a session that cannot be stored in a folder."""
     return SessionError(f"the session cannot be stored in {str(folder)!r}: {error.strerror}")
 
 
 def _read_json(file: Path) -> dict[str, Any]:
+    """Read a JSON object from a file."""
     about: dict[str, object] = json.loads(file.read_text(encoding="utf-8"))
     return about
 
 
 def _parse_choices(encoded: Any) -> SessionChoices:
+    """Return the mode and the model in a stored session or turn, empty ones if they are missing."""
     return SessionChoices(str(encoded.get("mode", "")), str(encoded.get("model", "")))
 
 

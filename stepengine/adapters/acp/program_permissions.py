@@ -68,7 +68,7 @@ class ProgramPermissions:
                 answer.set_result(None)
 
     def grant(self, kind: str, command: object, paths: Iterable[str]) -> None:
-        """Store that an action of *kind* was allowed, so that its command and files are not asked about again."""
+        """Store an allowed action of *kind*, so that its command and files need no second permission."""
         # The program names the kind, and rules judge by it: what was allowed as reading is no permission to run a command.
         if kind == "execute" and isinstance(command, str | list):
             self._commands.add(command if isinstance(command, str) else shlex.join(command))

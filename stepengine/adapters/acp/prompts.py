@@ -80,12 +80,14 @@ def parse_prompt(blocks: Iterable[Any]) -> EditorPrompt:
 
 
 def _format_embedded_resource(resource: Any) -> str:
+    """Return an embedded text as a ``<resource>`` element with its address; a long text is cut with a note."""
     text = resource.text
     cut = f"\n... ({len(text) - MAX_RESOURCE} characters more)" if len(text) > MAX_RESOURCE else ""
     return f'<resource uri="{resource.uri}">\n{text[:MAX_RESOURCE]}{cut}\n</resource>'
 
 
 def _media_from_resource(resource: Any) -> Media:
+    """Return an embedded file as an image or a document, with its detected media type."""
     data = _decode_base64(resource.blob)
     kind = resolve_media_type(resource.mime_type or UNKNOWN, data)
     if kind.startswith("image/"):
@@ -94,6 +96,7 @@ def _media_from_resource(resource: Any) -> Media:
 
 
 def _decode_base64(text: str) -> bytes:
+    """Decode base64; raise ``InputError`` if it is invalid."""
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):

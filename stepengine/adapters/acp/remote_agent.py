@@ -181,7 +181,7 @@ class ExternalAgent(AgentDefinition[ExternalReply]):
         **fields: Any,
     ) -> None:
         if command is not None:
-            _check_options(id, command, env, files, start_seconds)
+            _require_valid_options(id, command, env, files, start_seconds)
             names, values = ((), dict(env)) if isinstance(env, Mapping) else (tuple(env), {})
             place = workspace if isinstance(workspace, Workspace) or workspace is None else Workspace(Path(workspace))
             settings = _ProgramSettings(
@@ -210,7 +210,8 @@ PARAMS: Mapping[str, object] = {
 }
 
 
-def _check_options(id: object, command: object, env: object, files: object, start_seconds: float) -> None:
+def _require_valid_options(id: object, command: object, env: object, files: object, start_seconds: float) -> None:
+    """Raise ``DefinitionError`` for invalid options of an external agent."""
     # When the agent is defined and not when its program starts: a wrong command would show in the middle of a run that
     # has been paid for. The first problem only, as each of them is one argument of one call, which whoever wrote it
     # mends at once.
@@ -242,14 +243,16 @@ def _make_first_turn_input(ctx: StepContext) -> dict[str, Any]:
     return {"prompt": ctx.prompt, "session": given.get("session") or ctx.agent_state.context.get(SESSION) or ""}
 
 
-def _make_reply(data: Mapping[str, Any]) -> ExternalReply:
-    return ExternalReply(text=data["text"], session=data["session"], stop_reason=data["stop_reason"])
+def _make_reply(result: Mapping[str, Any]) -> ExternalReply:
+    """Return the reply of an agent from the JSON result of its last turn."""
+    return ExternalReply(text=result["text"], session=result["session"], stop_reason=result["stop_reason"])
 
 
 # --- a turn -----------------------------------------------------------------------------------------------------------
 
 
 def _make_turn_tool(settings: _ProgramSettings, timeout: float | None) -> Tool[Any, Any]:
+    """Return the tool whose calls run the turns of an external agent."""
     schema = {
         "type": "object",
         "properties": {
@@ -288,6 +291,7 @@ def _make_guard_recorder(settings: _ProgramSettings) -> Callable[[ToolContext, J
     """Return a callback for allowed permission calls; it stores the call's file rules in the conversation with the program."""
 
     def store_guard(ctx: ToolContext, input: JsonDict) -> None:
+        """Store the file rules of an allowed permission call in the conversation with the program."""
         _get_or_make_conversation(settings, ctx).guards[ctx.tool_name, canonical(input)] = GUARD.get()
 
     return store_guard
@@ -357,6 +361,7 @@ class _ProgramConversation:
         self._prompting = asyncio.create_task(self._send_request("session/prompt", asked), context=apart)
 
     def _require_local_workspace(self, ctx: ToolContext) -> Workspace:
+        """Return the workspace of the program; raise an error if there is none, or if it is on another machine."""
         place = self._settings.workspace or ctx.workspace
         if place is None:
             msg = f"{self._settings.id!r} needs a folder to work in: pass ExternalAgent(workspace=...) or Engine(workspace=...)"
@@ -462,6 +467,7 @@ class _ProgramConversation:
         return answer
 
     def _make_refusal_error(self, method: str, error: Any, error_kind: str) -> ExternalAgentError:
+        """Return the error for a request that the program refused; for a required sign-in, it names the offered methods."""
         if error.code == AUTH_REQUIRED:
             ways = f"; it offers: {', '.join(filter(None, self._methods))}" if self._methods else ""
             msg = f"{self._settings.id!r} requires a sign-in before {method}: {shorten_text(str(error))}{ways}"
@@ -532,7 +538,9 @@ class _ProgramConversation:
         allowed = await self._request_permission(kind, asked)
         if allowed:
             # Once, so that nobody is asked twice about what we are told to do next.
-            self._permissions.grant(kind, asked.get("command"), map(self._workspace_relpath, asked.get("paths", ())))
+            self._permissions.grant(
+                kind, asked.get("command"), map(self._make_workspace_relpath, asked.get("paths", ()))
+            )
         chosen = next((options[kind] for kind in (ALLOWED if allowed else DENIED) if kind in options), None)
         if allowed is None or chosen is None:
             return {"outcome": {"outcome": "cancelled"}}
@@ -548,7 +556,7 @@ class _ProgramConversation:
         line = shlex.join(words)
         # A person has to see where a command runs, and which variables change what it does. A permission says neither.
         around = {name: request[name] for name in ("cwd", "env") if request.get(name)}
-        is_at_top = self._workspace_relpath(shorten_text(around.get("cwd"))) == "."
+        is_at_top = self._make_workspace_relpath(shorten_text(around.get("cwd"))) == "."
         variables = parse_variables(request)
         if variables or not is_at_top or not self._permissions.is_command_granted(line):
             # As our shell tool would be given it: a variable such as PATH decides which program runs.
@@ -563,12 +571,13 @@ class _ProgramConversation:
         assert self._terminals is not None  # noqa: S101 - else nobody comes here
         return await self._terminals.start_command_in_terminal(request)
 
-    def _workspace_relpath(self, path: str) -> str:
+    def _make_workspace_relpath(self, path: str) -> str:
         """Return a path of the program relative to the workspace; it starts with ``..`` if it is outside. Links are not resolved."""
         assert self._files is not None  # noqa: S101
         return os.path.relpath(os.path.normpath(self._files.folder / path), self._files.folder)
 
     async def _authorize_and_read_file(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Ask for permission to read a file unless it was granted, and return the requested lines; raise an error if denied."""
         assert self._files is not None  # noqa: S101
         file = await asyncio.to_thread(self._files.resolve_readable_file, request)
         with self._use_guard(
@@ -577,6 +586,7 @@ class _ProgramConversation:
             return {"content": await self._files.read_requested_lines(file, request)}
 
     async def _authorize_and_write_file(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Ask for permission to write a file unless it was granted, and write it; raise an error if denied."""
         assert self._files is not None  # noqa: S101
         file = await asyncio.to_thread(self._files.resolve_writable_file, request)
         difference = await asyncio.to_thread(self._make_write_diff, file, request["content"])
@@ -679,6 +689,7 @@ def _make_resume_prompt(answers: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _category_from_kind(kind: object) -> str:
+    """Return the category of our permission rules for a tool kind of the protocol; ``""`` for an unknown kind."""
     return KINDS.get(kind, "") if isinstance(kind, str) else ""
 
 
@@ -787,13 +798,13 @@ class _ProgramOutput(TurnOutput):
     # --- results ------------------------------------------------------------------------------------------------------
 
     def make_partial_result(self, session: str, asks: Sequence[Mapping[str, Any]]) -> ToolResult:
-        """Return the output up to the program's permission requests as the result of the call."""
+        """Return and drain the recorded output with the program's permission requests, as the result of the call."""
         self.emit_full_text()
         data: Any = {"asks": list(asks), "session": session, "transcript": self.drain_record()}
         return ToolResult.json(data)
 
     def make_final_result(self, session: str, answer: Mapping[str, Any]) -> ToolResult:
-        """Return the output up to the end of the turn as the result of the call."""
+        """Return and drain the recorded output with usage and cost, as the result of the call that ends the turn."""
         text = self.emit_full_text()
         reason = shorten_text(answer.get("stopReason"), 100) or "end_turn"
         data: Any = {"text": text, "session": session, "stop_reason": reason, "transcript": self.drain_record()}
@@ -824,6 +835,7 @@ def _parse_usage(usage: object) -> Usage | None:
         return None
 
     def get_count_or_zero(name: str) -> int:
+        """Return a reported number of tokens; 0 if it is missing or invalid."""
         value = given.get(name)
         return value if type(value) is int and 0 <= value < 2**53 else 0
 
@@ -851,6 +863,7 @@ def _format_call_content(content: object) -> str:
 
 
 def _format_diff(diff: Mapping[str, Any]) -> str:
+    """Return a difference in a tool call's content as a unified diff."""
     from stepengine.tools.bundled.files.edits import unified_diff
 
     old, new = diff.get("oldText"), diff.get("newText")

@@ -70,9 +70,9 @@ def make_replay_sources(names: Iterable[str], make: McpMaker) -> tuple[ToolSourc
     return tuple([_OptionalSource(make(["recorded"], name=name), lambda _: None) for name in names])
 
 
-def _make_unique_server_name(given: str, taken: Collection[str]) -> str:
+def _make_unique_server_name(server_name: str, taken: Collection[str]) -> str:
     """Return a prefix for tool names, of letters, digits and ``-``, that is not in *taken*."""
-    name = re.sub("[^A-Za-z0-9]+", "-", given[:NAME_CHARS]).strip("-") or "server"
+    name = re.sub("[^A-Za-z0-9]+", "-", server_name[:NAME_CHARS]).strip("-") or "server"
     number, found = 1, name
     while found in taken:
         number += 1
@@ -94,6 +94,7 @@ class _OptionalSource:
 
     @property
     def name(self) -> str:
+        """The name of the server, with which its tool names start."""
         return str(self._source.name)
 
     def for_engine(self) -> _OptionalSource:
@@ -115,4 +116,5 @@ class _OptionalSource:
             return change
 
     async def aclose(self, blocked: Any = None) -> None:
+        """Close the source within."""
         await self._source.aclose(blocked)

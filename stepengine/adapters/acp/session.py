@@ -124,6 +124,7 @@ class EditorSession:
         """Add the tools of the MCP servers that the editor named."""
 
         def show_warning(message: str) -> None:
+            """Show a warning in the editor after the reply to the current request."""
             self._editor.send_after_reply(self._send_agent_text(f"({message})\n\n"))
 
         self._sources = self._engines.make_server_sources(mcp_servers or (), self._agent, self.kept.cwd, show_warning)
@@ -141,6 +142,7 @@ class EditorSession:
         await self._editor.send_update(self.kept.id, update)
 
     async def _send_agent_text(self, text: str) -> None:
+        """Show a text in the editor as a message of the agent."""
         import acp
 
         await self.send_update(acp.update_agent_message_text(text))
@@ -159,14 +161,17 @@ class EditorSession:
         )
 
     def _make_engine(self, chosen: SessionChoices) -> Engine:
+        """Return an engine with the choices of a person and the buffers and terminals of the editor."""
         tools = self._editor.make_buffers_and_terminals(self.kept.id, self.kept.cwd, self._show_terminal)
         return self._engines.make_engine(self.kept.cwd, chosen, tools)
 
     async def _show_terminal(self, path: str, call_id: str, terminal: str) -> None:
+        """Show a terminal at its tool call in the editor, if a run is running."""
         if self.run is not None:
             await self.send_update(self.run.shown.make_terminal_update(path, call_id, terminal))
 
     def _make_shown_turn(self, *, number: int, is_live: bool) -> ShownTurn:
+        """Return an object that makes the updates of a turn; it gets the cost of all other turns."""
         from stepengine.adapters.acp.updates import ShownTurn
 
         others = [cost for turn, cost in self._costs.items() if turn != number]
@@ -207,6 +212,7 @@ class EditorSession:
         updates: list[object] = prompts.make_prompt_updates(turn.prompt, turn.media_file)
 
         def collect_updates(event: Event) -> None:
+            """Collect the updates that show an event."""
             updates.extend(shown.make_updates(event))
 
         engine = self._engines.make_engine(self.kept.cwd, turn.chosen, {}, (collect_updates,))
@@ -313,6 +319,7 @@ class EditorSession:
         self._set_live_run(handle, turn)
 
     def _set_live_run(self, handle: RunHandle, turn: PromptRun) -> _LiveRun:
+        """Store a started run as the current one of the session, and return it."""
         shown = self._make_shown_turn(number=len(self.kept.turns), is_live=True)
         self.run = _LiveRun(handle, turn, handle.events(), shown)
         return self.run
@@ -497,8 +504,10 @@ def _read_cost(journal: Path) -> Decimal | None:
 
 
 def _is_resume_command(prompt: prompts.EditorPrompt) -> bool:
+    """Return whether a prompt starts with the command that resumes a suspended run."""
     return prompt.text.strip().partition(" ")[0] == RESUME
 
 
 def _describe_sleep(waits: tuple[Waits, ...]) -> str:
+    """Return a text about the waits of a suspended run, and how it is resumed."""
     return f"{describe_waits(waits)} It continues with the next prompt after that; {RESUME} resumes it now.\n\n"

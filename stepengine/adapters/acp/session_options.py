@@ -71,14 +71,14 @@ class OfferedChoices:
         """The initial choices."""
         return SessionChoices(self.modes[0] if self.modes else "", self.models[0] if self.models else "")
 
-    def replace_unoffered_choices(self, kept: SessionChoices) -> SessionChoices:
+    def replace_unoffered_choices(self, choices: SessionChoices) -> SessionChoices:
         """Return earlier choices, with the default in place of each one that is no longer offered."""
         # A kept choice may be of a time when more was offered. What is no longer offered is not in force, whatever an
         # editor remembers.
         first = self.defaults
         return SessionChoices(
-            kept.mode if kept.mode in self.modes else first.mode,
-            kept.model if kept.model in self.models else first.model,
+            choices.mode if choices.mode in self.modes else first.mode,
+            choices.model if choices.model in self.models else first.model,
         )
 
     def with_option_value(self, chosen: SessionChoices, option: str, value: object) -> SessionChoices | None:
@@ -120,6 +120,7 @@ class OfferedChoices:
 
 
 def _make_select_option(id: Any, name: str, about: str, current: str, values: list[Any]) -> object:
+    """Return a session option that the editor shows as a list of values."""
     from acp.schema import SessionConfigOptionSelect
 
     return SessionConfigOptionSelect(

@@ -128,7 +128,7 @@ class _MessageReader(asyncio.StreamReader):
                 return line
 
     def _make_routable_line(self, message: dict[str, Any], line: bytes) -> bytes:
-        """Return the line of a message in a form that the package routes; empty for one that needs no action."""
+        """Return the line of a message in a form for the package; empty bytes for a message without an action."""
         method, params = message.get("method"), message.get("params")
         if method == "session/prompt" and isinstance(params, dict):
             self._prompts[message.get("id")] = params.get("sessionId")

@@ -111,11 +111,11 @@ class ShownTurn:
 
     def make_permission_call(self, event: PermissionRequested) -> ToolCallUpdate:
         """Return the tool call for a permission request."""
-        call = self._call_id(event.path, event.tool_call_id)
+        call = self._make_call_id(event.path, event.tool_call_id)
         return ToolCallUpdate(
             tool_call_id=call,
-            title=_call_title(event.tool_name, event.input),
-            kind=_tool_kind(event),
+            title=_make_call_title(event.tool_name, event.input),
+            kind=_choose_tool_kind(event),
             status="pending",
             content=self._make_permission_content(event),
             locations=self._list_file_locations(event.input),
@@ -124,7 +124,7 @@ class ShownTurn:
 
     def make_terminal_update(self, path: str, call_id: str, terminal: str) -> object:
         """Return the update that shows a call with its terminal, whose output stays visible after the end of the call."""
-        call = self._call_id(path, call_id)
+        call = self._make_call_id(path, call_id)
         self._diffed.add(call)
         return acp.update_tool_call(call, content=[acp.tool_terminal_ref(terminal)])
 
@@ -136,9 +136,10 @@ class ShownTurn:
             yield from self._show_text_items(self._texts.make_items(event))
         elif isinstance(event, TextCompleted):
             content = [acp.tool_content(acp.text_block(cut_end(event.text, RESULT_CHARS)))]
-            yield acp.update_tool_call(self._child_call_id(event.path), content=content)
+            yield acp.update_tool_call(self._make_child_call_id(event.path), content=content)
 
     def _show_text_items(self, items: Iterable[TextItem]) -> Iterator[object]:
+        """Yield the pieces of texts as messages of the agent, and of thoughts as its thoughts."""
         for step, text, piece, _ in items:
             if step == "piece":
                 is_text = text.kind == "text"
@@ -178,15 +179,18 @@ class ShownTurn:
     # --- tools and agents ---------------------------------------------------------------------------------------------
 
     def _show_pending_call(self, event: PermissionRequested) -> Iterator[Any]:
+        """Yield a call that waits for a permission, with its changes."""
         yield from self._start_or_update_call(event, "pending", event.input, self._make_permission_content(event))
 
     def _show_tool_start(self, event: ToolStarted) -> Iterator[object]:
+        """Yield a call that has started, with the diffs of files that it writes."""
         yield from self._start_or_update_call(
             event, "in_progress", event.input, list(self._make_file_diffs(event.input))
         )
 
     def _start_or_update_call(self, event: Any, status: Any, input: object, content: Sequence[Any]) -> Iterator[Any]:
-        call = self._call_id(event.path, event.tool_call_id)
+        """Yield the start of a new call with *content*, or the new status of a call that was shown before."""
+        call = self._make_call_id(event.path, event.tool_call_id)
         if call in self._calls:
             yield acp.update_tool_call(call, status=status)
             return
@@ -195,8 +199,8 @@ class ShownTurn:
             self._diffed.add(call)
         yield acp.start_tool_call(
             call,
-            _call_title(event.tool_name, input),
-            kind=_tool_kind(event),
+            _make_call_title(event.tool_name, input),
+            kind=_choose_tool_kind(event),
             status=status,
             content=content,
             locations=self._list_file_locations(input),
@@ -205,7 +209,7 @@ class ShownTurn:
 
     def _show_tool_end(self, event: ToolFinished) -> Iterator[object]:
         """Yield the end of a call with its result; a diff or terminal stays instead. Nothing for a pending result."""
-        result, call = event.result, self._call_id(event.path, event.tool_call_id)
+        result, call = event.result, self._make_call_id(event.path, event.tool_call_id)
         if result.status == "pending":
             return  # it is under way until the answer that it waits for is there
         status: Any = "failed" if result.is_error else "completed"
@@ -216,20 +220,24 @@ class ShownTurn:
     def _show_tool_progress(self, event: ToolProgress | ToolLog) -> Iterator[object]:
         """Yield the message of a call as its content, unless the call shows a diff or a terminal."""
         # What a call shows is replaced, and a diff says more.
-        call = self._call_id(event.path, event.tool_call_id)
+        call = self._make_call_id(event.path, event.tool_call_id)
         if event.tool_call_id and call not in self._diffed:
             content = [acp.tool_content(acp.text_block(cut_end(event.message, RESULT_CHARS)))]
             yield acp.update_tool_call(call, content=content)
 
     def _show_child_start(self, event: AgentSpawned) -> Iterator[object]:
+        """Yield the start of a child run, shown as a tool call with its prompt."""
         title = visible(event.display_name or event.agent_id, strict=True)[:TITLE_CHARS]
         prompt = [acp.tool_content(acp.text_block(cut_end(event.prompt, RESULT_CHARS)))] if event.prompt else None
-        agent = self._child_call_id(event.child_path)
+        agent = self._make_child_call_id(event.child_path)
         yield acp.start_tool_call(agent, title, kind="think", status="in_progress", content=prompt)
 
     def _show_child_end(self, event: AgentFinished) -> Iterator[object]:
+        """Yield the end of a child run, shown as a tool call."""
         failed = event.status in FAILURES
-        yield acp.update_tool_call(self._child_call_id(event.child_path), status="failed" if failed else "completed")
+        yield acp.update_tool_call(
+            self._make_child_call_id(event.child_path), status="failed" if failed else "completed"
+        )
 
     # --- what a call is about ------------------------------------------------------------------------------------------
 
@@ -247,12 +255,12 @@ class ShownTurn:
         """Yield the diffs of an input that writes a file or replaces strings in it."""
         match input:
             case {"path": str(path), "content": str(new)}:
-                yield acp.tool_diff_content(self._absolute_path(path), new, self._read_old_text(path))
+                yield acp.tool_diff_content(self._make_path_absolute(path), new, self._read_old_text(path))
             case {"path": str(path), "replacements": list() | tuple() as replacements}:
                 for each in replacements:
                     match each:
                         case {"old_string": str(old), "new_string": str(new)}:
-                            yield acp.tool_diff_content(self._absolute_path(path), new, old)
+                            yield acp.tool_diff_content(self._make_path_absolute(path), new, old)
                         case _:
                             pass
             case _:
@@ -271,21 +279,27 @@ class ShownTurn:
             return None
 
     def _list_file_locations(self, input: object) -> list[ToolCallLocation]:
+        """Return the absolute paths in the members ``path`` and ``paths`` of a call's input, as locations."""
         match input:
             case {"path": str(path)}:
-                return [ToolCallLocation(path=self._absolute_path(path))]
+                return [ToolCallLocation(path=self._make_path_absolute(path))]
             case {"paths": list() | tuple() as paths}:
-                return [ToolCallLocation(path=self._absolute_path(path)) for path in paths if isinstance(path, str)]
+                return [
+                    ToolCallLocation(path=self._make_path_absolute(path)) for path in paths if isinstance(path, str)
+                ]
             case _:
                 return []
 
-    def _absolute_path(self, path: str) -> str:
+    def _make_path_absolute(self, path: str) -> str:
+        """Return a path of the workspace as an absolute path."""
         return str(self._cwd / path)
 
-    def _call_id(self, path: str, call: str) -> str:
+    def _make_call_id(self, path: str, call: str) -> str:
+        """Return the id of a call in the editor, which has the number of the turn and the path of the run."""
         return f"{self._turn}:{path}:{call}" if path else f"{self._turn}:{call}"
 
-    def _child_call_id(self, path: str) -> str:
+    def _make_child_call_id(self, path: str) -> str:
+        """Return the id of the tool call that shows the child run at *path*."""
         return f"{self._turn}:agent-{path}"
 
     SHOWN: ClassVar[Mapping[type[Event], Callable[[ShownTurn, Any], Iterator[Any]]]] = {
@@ -314,6 +328,7 @@ class ShownTurn:
 
 
 def _make_plan_entry(todo: Mapping[str, object]) -> Any:
+    """Return a todo as an entry of the plan."""
     task = cut_end(visible(str(todo.get("task", "")), strict=True), RESULT_CHARS)
     return acp.plan_entry(task, status="completed" if todo.get("completed") else "pending")
 
@@ -353,6 +368,7 @@ def _make_code_block(language: str, text: str) -> str:
 
 
 def _make_result_content(result: ToolResult) -> Iterator[Any]:
+    """Yield the text and the images of a tool result as content blocks; too large images are left out."""
     images = [part for part in result.media if isinstance(part, ImagePart) and part.data is not None]
     if result.text or not images:
         yield acp.tool_content(acp.text_block(cut_end(_format_result(result), RESULT_CHARS)))
@@ -391,6 +407,7 @@ def _is_file_entry(entry: object) -> bool:
 
 
 def _format_file_entry(entry: Any) -> str:
+    """Return a file in the result of ``read_files`` as its path with the content in a code block, or with the error."""
     path = visible(entry["path"], strict=True)
     if "error" in entry:
         return f"{path}: {visible(str(entry['error']))}"
@@ -408,7 +425,7 @@ def _find_context_window(model: str) -> int | None:
         return None
 
 
-def _tool_kind(event: ToolStarted | PermissionRequested) -> Any:
+def _choose_tool_kind(event: ToolStarted | PermissionRequested) -> Any:
     """Return the protocol's tool kind for a call of a model, a handler or a hook."""
     if event.tool_name == "think_deeply":
         return "think"
@@ -419,5 +436,6 @@ def _tool_kind(event: ToolStarted | PermissionRequested) -> Any:
     return KINDS.get(event.category, "other")
 
 
-def _call_title(name: str, input: object) -> str:
+def _make_call_title(name: str, input: object) -> str:
+    """Return the title of a tool call: its name and subject, cut."""
     return visible(f"{name} {find_call_subject(input)}".strip(), strict=True)[:TITLE_CHARS]

@@ -139,7 +139,7 @@ class ProgramFileAccess:
 
     def read_whole_text(self, file: RequestedFile) -> str:
         """
-        Return the text of a file.
+        Return the text of a file; raise ``ToolError`` if it is too large, no UTF-8, or another file by now.
 
         Raises:
             ToolError: If the file is missing, withheld, too large or not text, or its path now leads through a link.
@@ -273,6 +273,7 @@ class BorrowedTerminals:
         return self._root.open_folder(os.fspath(folder.relative_to(self._folder))).fd
 
     def _resolve_working_folder(self, cwd: object) -> Path:
+        """Return the folder in which a command starts; raise ``PathOutsideRoot`` if it is outside of the workspace."""
         if cwd is None:
             return self._folder
         place = Path(os.path.realpath(self._folder / shorten_text(cwd, 4_096)))
@@ -282,6 +283,7 @@ class BorrowedTerminals:
         return place
 
     def _get_terminal(self, request: Mapping[str, Any]) -> _Terminal:
+        """Return the terminal that a request names; raise ``ToolError`` if there is none."""
         found = self._open.get(shorten_text(request.get("terminalId"), 100))
         if found is None:
             msg = "there is no such terminal"
@@ -327,6 +329,7 @@ def _fetch_default_environment(system: RemoteSystem) -> dict[str, str]:
 
 
 def _find_program(name: str, search_path: str, system: RemoteSystem | None) -> str | None:
+    """Return the path of a program on this machine or, with *system*, on a remote one; ``None`` if it is not found."""
     if system is None or "/" in name:
         return find_program(name, search_path, ())
     return system.find_program_outside(name, search_path.split(os.pathsep), ())
@@ -345,12 +348,14 @@ def parse_variables(request: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _find_exit_status(terminal: _Terminal) -> dict[str, Any] | None:
+    """Return the exit status of a command as the protocol sends it; ``None`` while it runs."""
     how = terminal.process.get_ending()
     ended = terminal.ended or (None if how is None else (how.code, how.signal))
     return None if ended is None else {"exitCode": ended[0], "signal": ended[1]}
 
 
 async def _end_command(terminal: _Terminal) -> None:
+    """End a command unless it has ended, and store how it ended."""
     if terminal.ended is None:
         how = await terminal.process.end()
         terminal.ended = how.code, how.signal

@@ -220,12 +220,14 @@ async def _translate_events(
 
 
 async def _close_if_generator(events: object) -> None:
+    """Close *events* if they are an async generator."""
     close = getattr(events, "aclose", None)
     if close is not None:
         await close()
 
 
 def _import_core() -> ModuleType:
+    """Return the module ``ag_ui.core``; raise ``DefinitionError`` with a remedy if it is not installed."""
     try:
         from ag_ui import core
     except ImportError:
@@ -235,6 +237,7 @@ def _import_core() -> ModuleType:
 
 
 def _error_code_from_class_name(error: BaseException) -> str:
+    """Return the class name of an error in snake case, as the code of an error event."""
     name = type(error).__name__
     return "".join([f"_{c.lower()}" if c.isupper() else c for c in name]).lstrip("_")
 
@@ -317,7 +320,7 @@ class _EventTranslator:
             yield self.core.CustomEvent(name="stepengine.warned", value={"message": warning})
 
     def show_idle_session(self) -> Iterator[BaseEvent]:
-        """Yield an empty run that ends like the last one, for a page of a session in which no run executes."""
+        """Yield an empty run with the end of the last one, for the page of an idle session."""
         state = None if self._page is None else self._page.session.state
         self._root = "" if state is None else state.run_id
         yield from self._start_run()
@@ -383,17 +386,19 @@ class _EventTranslator:
         if path:
             above = path.rpartition(".")[0]
             yield self.core.SubagentStartedEvent(
-                subagent_run_id=self._subagent_run_id(path),
+                subagent_run_id=self._make_subagent_run_id(path),
                 name=name,
-                parent_subagent_run_id=self._subagent_run_id(above),
+                parent_subagent_run_id=self._make_subagent_run_id(above),
                 parent_tool_call_id=call,
             )
 
     def _show_child_start(self, event: AgentSpawned) -> Iterator[BaseEvent]:
-        call = self._call_id(event.path, event.tool_call_id) if event.tool_call_id else None
+        """Yield the start of a child run."""
+        call = self._make_call_id(event.path, event.tool_call_id) if event.tool_call_id else None
         yield from self._start_lane_once(event.child_path, event.display_name or event.agent_id, call=call)
 
     def _show_child_end(self, event: AgentFinished) -> Iterator[BaseEvent]:
+        """Yield the ends of a child run and of all that is open in it."""
         yield from self._end_lane_and_children(event.child_path, event.status, event.error)
 
     def _end_lane_and_children(self, path: str, status: RunStatus, error: str = "") -> Iterator[BaseEvent]:
@@ -407,7 +412,8 @@ class _EventTranslator:
                 yield self._make_agent_end_event(each, status, lane, error if each == path else "")
 
     def _make_agent_end_event(self, path: str, status: RunStatus, lane: _Lane, error: str) -> BaseEvent:
-        core, agent = self.core, {"subagent_run_id": self._subagent_run_id(path)}
+        """Return the event for the end of a child: an error, a suspension or a success."""
+        core, agent = self.core, {"subagent_run_id": self._make_subagent_run_id(path)}
         if status in FAILURES:
             message = f"{lane.name} ended as {status}{f': {error}' if error else ''}"
             ended: BaseEvent = core.SubagentErrorEvent(**agent, message=message, code=status.value)
@@ -446,11 +452,12 @@ class _EventTranslator:
             **self._ids,
             outcome=outcome,
             result=plain(result.output),
-            usage=self._usage_by_model(result),
+            usage=self._make_usage_by_model(result),
             metadata={"stepengine": {"run_id": event.run_id, "status": result.status.value}},
         )
 
-    def _usage_by_model(self, result: RunResult) -> list[object]:
+    def _make_usage_by_model(self, result: RunResult) -> list[object]:
+        """Return the tokens of a run by provider and model."""
         return [
             self.core.TokenUsage(
                 provider=model.partition("/")[0] if "/" in model else None,
@@ -505,17 +512,18 @@ class _EventTranslator:
 
     def _show_permission_request(self, event: PermissionRequested) -> Iterator[BaseEvent]:
         """Yield the call. Its question follows at the end of the run, which is suspended."""
-        self._asked[event.question.id] = self._call_id(event.path, event.tool_call_id)
+        self._asked[event.question.id] = self._make_call_id(event.path, event.tool_call_id)
         yield from self._show_call_input(event)
 
     def _make_interrupt(self, question: Question) -> object:
+        """Return a question as an interrupt, with the schema of its answer."""
         is_permission = question.tool_name is not None
         return self.core.Interrupt(
             id=f"{self._root}:{question.id}",
             reason="stepengine.permission" if is_permission else "stepengine.question",
             message=question.text,
             tool_call_id=self._asked.get(question.id),
-            subagent_run_id=self._subagent_run_id(question.path),
+            subagent_run_id=self._make_subagent_run_id(question.path),
             response_schema=make_approval_schema() if is_permission else answer_schema(question),
             metadata={"stepengine": question_to_json(question)},
         )
@@ -523,27 +531,32 @@ class _EventTranslator:
     # --- steps and messages -------------------------------------------------------------------------------------------
 
     def _show_step_start(self, event: StepStarted) -> Iterator[BaseEvent]:
+        """Yield the end of the open step and the start of a new one."""
         yield from self._end_open_step(event.path)
         self._lanes[event.path].step = name = f"{event.path}#{event.step}"
-        yield self.core.StepStartedEvent(step_name=name, subagent_run_id=self._subagent_run_id(event.path))
+        yield self.core.StepStartedEvent(step_name=name, subagent_run_id=self._make_subagent_run_id(event.path))
 
     def _end_texts_calls_and_step(self, event: StepFinished) -> Iterator[BaseEvent]:
+        """Yield the ends of the open texts and calls, and of the step."""
         yield from self._end_open_texts_and_calls(event.path)
         yield from self._end_open_step(event.path)
 
     def _end_open_step(self, path: str) -> Iterator[BaseEvent]:
+        """Yield the end of the open step of a run; nothing without one."""
         lane = self._lanes[path]
         if lane.step:
-            yield self.core.StepFinishedEvent(step_name=lane.step, subagent_run_id=self._subagent_run_id(path))
+            yield self.core.StepFinishedEvent(step_name=lane.step, subagent_run_id=self._make_subagent_run_id(path))
             lane.step = ""
 
     def _show_text(self, event: TextEvent) -> Iterator[BaseEvent]:
+        """Yield the start, pieces or end of a text or thought."""
         yield from self._show_text_items(self._texts.make_items(event))
 
     def _show_text_items(self, items: Iterable[TextItem]) -> Iterator[BaseEvent]:
+        """Yield the protocol's events for the starts, pieces and ends of texts and thoughts."""
         core = self.core
         for step, text, piece, is_discarded in items:
-            agent = {"subagent_run_id": self._subagent_run_id(text.path)}
+            agent = {"subagent_run_id": self._make_subagent_run_id(text.path)}
             message = {"message_id": f"{self._root}-{text.path}-{text.epoch}-{text.number}", **agent}
             if is_discarded:
                 yield self._make_custom_event(text.path, "discarded", {"messageId": message["message_id"]})
@@ -568,18 +581,20 @@ class _EventTranslator:
         yield from self._show_text_items(self._texts.end_texts(event.path, discarded=event.seq))
         calls = self._calls.end_incomplete_inputs(event.path, are_over=False)
         for call in calls:
-            yield self._make_custom_event(event.path, "discarded", {"toolCallId": self._call_id(event.path, call)})
+            yield self._make_custom_event(event.path, "discarded", {"toolCallId": self._make_call_id(event.path, call)})
         yield from self._end_open_texts_and_calls(event.path)
         yield from self._end_calls(event.path, calls)
 
     def _end_open_texts_and_calls(self, path: str) -> Iterator[BaseEvent]:
+        """Yield the ends of the open texts of a run, and of its calls with incomplete input."""
         yield from self._show_text_items(self._texts.end_texts(path))
         yield from self._end_calls(path, self._calls.end_incomplete_inputs(path, are_over=True))
 
     def _end_calls(self, path: str, calls: Iterable[str]) -> Iterator[BaseEvent]:
+        """Yield the end of the input of each call."""
         for call in calls:
             yield self.core.ToolCallEndEvent(
-                tool_call_id=self._call_id(path, call), subagent_run_id=self._subagent_run_id(path)
+                tool_call_id=self._make_call_id(path, call), subagent_run_id=self._make_subagent_run_id(path)
             )
 
     # --- tools --------------------------------------------------------------------------------------------------------
@@ -588,7 +603,10 @@ class _EventTranslator:
         """Yield the start, arguments and end of the input of a call; the whole input only once."""
         core = self.core
         for step, path, call, name, piece, given, is_streamed in self._calls.make_items(event):
-            about = {"tool_call_id": self._call_id(path, call), "subagent_run_id": self._subagent_run_id(path)}
+            about = {
+                "tool_call_id": self._make_call_id(path, call),
+                "subagent_run_id": self._make_subagent_run_id(path),
+            }
             if step == "start" or not is_streamed:
                 yield core.ToolCallStartEvent(tool_call_name=name, **about)
             if step == "piece" or not (is_streamed or given is ABSENT):
@@ -602,7 +620,7 @@ class _EventTranslator:
         yield from self._show_call_input(event)
         if event.child_path:
             # The effects of a tool's body are shown below its call, like those of a child.
-            call = self._call_id(event.path, event.tool_call_id)
+            call = self._make_call_id(event.path, event.tool_call_id)
             yield from self._start_lane_once(event.child_path, event.tool_name, call=call)
 
     def _show_tool_end(self, event: ToolFinished) -> Iterator[BaseEvent]:
@@ -612,7 +630,7 @@ class _EventTranslator:
             status = RunStatus.FAILED if failed else RunStatus.COMPLETED
             yield from self._end_lane_and_children(event.child_path, status, event.result.text if failed else "")
         yield from self._show_call_input(event)
-        call = self._call_id(event.path, event.tool_call_id)
+        call = self._make_call_id(event.path, event.tool_call_id)
         yield from self._show_tool_state_change(event)
         if event.result.status == "pending":
             return  # its result comes with the answer that it waits for
@@ -623,17 +641,19 @@ class _EventTranslator:
             tool_call_id=call,
             content=event.result.text,
             role="tool",
-            subagent_run_id=self._subagent_run_id(event.path),
+            subagent_run_id=self._make_subagent_run_id(event.path),
             metadata={"stepengine": {"status": event.result.status, "duration_ms": event.duration_ms}},
         )
 
     def _show_tool_progress(self, event: ToolProgress | ToolLog) -> Iterator[BaseEvent]:
-        call = self._call_id(event.path, event.tool_call_id)
+        """Yield the progress of a call as an activity that replaces the one before."""
+        call = self._make_call_id(event.path, event.tool_call_id)
         content = {"toolCallId": call, "message": event.message, "percent": getattr(event, "percent", None)}
         yield self._make_activity_snapshot(event.path, "progress", f"{call}-progress", content)
 
     def _show_todos(self, event: TodosChanged) -> Iterator[BaseEvent]:
-        id_ = f"{self._subagent_run_id(event.path) or self._root}-todos"
+        """Yield the todos of a run as an activity that replaces the one before."""
+        id_ = f"{self._make_subagent_run_id(event.path) or self._root}-todos"
         yield self._make_activity_snapshot(event.path, "todos", id_, {"todos": thaw(event.todos)})
 
     def _show_wait(self, event: WaitStarted | WaitFinished) -> Iterator[BaseEvent]:
@@ -642,14 +662,15 @@ class _EventTranslator:
         about = self._awaited.setdefault((event.path, event.seq), {"kind": event.kind})
         if isinstance(event, WaitStarted):
             about |= {"wakesAt": event.wakes_at, "topic": event.topic, "children": list(event.children)}
-        id_ = f"{self._subagent_run_id(event.path) or self._root}-wait-{event.seq}"
+        id_ = f"{self._make_subagent_run_id(event.path) or self._root}-wait-{event.seq}"
         yield self._make_activity_snapshot(event.path, "wait", id_, {**about, "isOver": is_over})
 
     def _show_answer_or_decision(self, event: AnswerReceived | PermissionDecided) -> Iterator[BaseEvent]:
+        """Yield the answer to a question, or the decision about a call, as a custom event."""
         if isinstance(event, AnswerReceived):
             told = {"questionId": event.question_id, "answer": event.answer}
         else:
-            told = {"toolCallId": self._call_id(event.path, event.tool_call_id), "decision": event.decision}
+            told = {"toolCallId": self._make_call_id(event.path, event.tool_call_id), "decision": event.decision}
         yield self._make_custom_event(event.path, "answer", told)
 
     # --- words --------------------------------------------------------------------------------------------------------
@@ -663,22 +684,25 @@ class _EventTranslator:
             activity_type=f"stepengine.{name}",
             content=content,
             replace=True,
-            subagent_run_id=self._subagent_run_id(path),
+            subagent_run_id=self._make_subagent_run_id(path),
         )
         return activity
 
     def _make_custom_event(self, path: str, name: str, value: Mapping[str, object]) -> BaseEvent:
+        """Return an event of our own, ``stepengine.NAME``, about the run at *path*."""
         custom: BaseEvent = self.core.CustomEvent(
-            name=f"stepengine.{name}", value=dict(value), subagent_run_id=self._subagent_run_id(path)
+            name=f"stepengine.{name}", value=dict(value), subagent_run_id=self._make_subagent_run_id(path)
         )
         return custom
 
-    def _subagent_run_id(self, path: str) -> str | None:
+    def _make_subagent_run_id(self, path: str) -> str | None:
+        """Return the id of the child run at *path*; ``None`` for the root."""
         return f"{self._root}-{path}" if path else None
 
-    def _call_id(self, path: str, call: str) -> str:
+    def _make_call_id(self, path: str, call: str) -> str:
+        """Return the id of a call for the page; for a call of a child, it starts with the id of the child."""
         # Those of a root run count on through its conversation, also where a run goes on as another one.
-        return f"{self._subagent_run_id(path)}:{call}" if path else call
+        return f"{self._make_subagent_run_id(path)}:{call}" if path else call
 
     SHOWN: ClassVar[Mapping[type[Event], Callable[[_EventTranslator, Any], Iterable[BaseEvent]]]] = {
         RunStarted: lambda *_: (),
@@ -738,4 +762,5 @@ def to_protocol_messages(core: ModuleType, messages: Sequence[Message], thread_i
 
 
 def _to_json_text(value: object) -> str:
+    """Encode a value as JSON text."""
     return json.dumps(plain(value), ensure_ascii=False)

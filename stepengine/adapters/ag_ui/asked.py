@@ -175,6 +175,7 @@ def parse_interrupt_answers(request: Any) -> dict[str, AnswerLike]:
 
 
 def _parse_answer(payload: Any, number: int) -> AnswerLike:
+    """Convert the payload of an interrupt to an answer; raise ``InputError`` if it is none."""
     answer = answer_from_json(payload)
     if answer is not None:
         return answer
@@ -336,6 +337,7 @@ def _run_metadata_from_page(request: Any, state: AgentState | None, shares: tupl
 
 
 def _list_tools_of_waiting_calls(state: AgentState | None) -> list[dict[str, Any]]:
+    """Return the definitions of the page's tools whose calls wait for a result."""
     calls = set(list_waiting_page_call_ids(state))
     names = {message.tool_name for message in list_waiting_call_placeholders(state) if message.tool_call_id in calls}
     specs = {} if state is None else state.tool_definitions
@@ -361,6 +363,7 @@ def _validate_page_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _parse_shared_state(state: Any, shares: tuple[str, ...]) -> dict[str, Any]:
+    """Return the state that a page sent; raise ``InputError`` for members that are not shared."""
     if not state:
         return {}
     others = sorted(set(state) - set(shares)) if isinstance(state, dict) else ["no object"]

@@ -149,7 +149,7 @@ class RemoteAgent(AgentDefinition[Any]):
         **fields: Any,
     ) -> None:
         if url is not None:
-            _check_options(id, url, permissions, away_seconds, allow_http=allow_http)
+            _require_valid_options(id, url, permissions, away_seconds, allow_http=allow_http)
             secret = Secret(_validate_token(id, token)) if isinstance(token, str) else token
             settings = _RemoteSettings(
                 id=id, url=url.rstrip("/"), agent=agent or id, token=secret, token_env=token_env, permissions=permissions,
@@ -170,7 +170,10 @@ class RemoteAgent(AgentDefinition[Any]):
         super().__init__(id, description=description, **fields)
 
 
-def _check_options(id: object, url: object, permissions: object, away_seconds: float, *, allow_http: bool) -> None:
+def _require_valid_options(
+    id: object, url: object, permissions: object, away_seconds: float, *, allow_http: bool
+) -> None:
+    """Raise ``DefinitionError`` for invalid options of a remote agent."""
     problem = _find_url_problem(url, allow_http=allow_http)
     if problem:
         pass
@@ -188,6 +191,7 @@ def _check_options(id: object, url: object, permissions: object, away_seconds: f
 
 
 def _find_url_problem(url: object, *, allow_http: bool) -> str:
+    """Return why an address cannot be that of a server, with advice; ``""`` if it can."""
     fine = "use one such as 'https://agents.example.com'"
     try:
         parts = urlsplit(url if isinstance(url, str) else "")
@@ -227,6 +231,7 @@ def _make_first_turn_input(ctx: StepContext) -> dict[str, Any]:
 
 
 def _make_turn_tool(settings: _RemoteSettings, timeout: float | None) -> Tool[Any, Any]:
+    """Return the tool whose calls run the turns of a remote agent."""
     schema = {
         "type": "object",
         "properties": {
@@ -388,6 +393,7 @@ class _RemoteRun:
     # --- what it says -------------------------------------------------------------------------------------------------
 
     async def _fetch_run(self) -> Mapping[str, Any]:
+        """Fetch the run from the server; raise an error for a reply without status and questions."""
         view = await self._server.send_request("GET", f"/runs/{self._run}")
         if view.get("status") not in (*ENDED, *OPEN) or not isinstance(view.get("questions"), list):
             self._server.raise_invalid_reply(f"a run with the status {view.get('status')!r:.60}")
@@ -448,6 +454,7 @@ class _RemoteRun:
             self._said.discard_reply(seq, shorten_text(event.get("model"), 100))
 
     def _emit_and_record_call(self, kind: str, event: Mapping[str, Any]) -> None:
+        """Emit and record the start or the end of a tool call of the remote run."""
         call = shorten_text(event.get("tool_call_id"))
         if not call:
             return
@@ -469,6 +476,7 @@ class _RemoteRun:
         )
 
     def _emit_and_record_todos(self, event: Mapping[str, Any]) -> None:
+        """Emit and record the todos of the remote agent as its plan; those of its children are ignored."""
         todos = list_dicts(event.get("todos"))[:200]
         if event.get("path") == "":
             self._said.emit_and_record_plan(
@@ -500,7 +508,7 @@ class _RemoteRun:
         return asks
 
     def _list_open_questions(self, view: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        """Return the open questions of a run, without just answered ones; raise an error for one without an id."""
+        """Return the open questions except just answered ones, and drop the kinds of closed ones; raise for one without an id."""
         now = asyncio.get_running_loop().time()
         found, listed = [], list_dicts(view["questions"])
         names = [one.get("id") for one in listed]
@@ -591,6 +599,7 @@ def _parse_usage(usage: object) -> Usage | None:
 
 
 def _parse_cost(cost: object) -> Decimal | None:
+    """Return a cost that a server reported in US dollars; ``None`` if it is invalid."""
     with contextlib.suppress(InvalidOperation, ValueError):
         amount = Decimal(cost[:40]) if isinstance(cost, str) else None
         return amount if amount is not None and amount.is_finite() and amount >= 0 else None
@@ -692,6 +701,7 @@ class _ServerClient:
             pause = await self._wait_before_retry(why, pause)
 
     async def _read_capped_content(self, response: httpx2.Response) -> bytes:
+        """Return the content of a response; raise an error if it is too large."""
         found = bytearray()
         async for piece in response.aiter_raw():
             found += piece
@@ -724,6 +734,7 @@ class _ServerClient:
         )
 
     def _record_contact(self) -> None:
+        """Store the time of the last contact with the server."""
         self._last_seen, self._was_seen = asyncio.get_running_loop().time(), True
 
     async def _wait_before_retry(self, why: str, pause: float) -> float:
@@ -760,6 +771,7 @@ class _ServerClient:
             self.raise_invalid_reply(f"{type(error).__name__} in the events")
 
     async def _parse_event_stream(self, response: httpx2.Response) -> AsyncGenerator[tuple[str, Mapping[str, Any]]]:
+        """Yield the events of a response with their ids; raise an error for an invalid or too large one."""
         parser, waiting = SSEParser(), 0
         async for piece in response.aiter_raw():
             self._record_contact()
@@ -775,6 +787,7 @@ class _ServerClient:
                     yield parser.id, self._parse_event(data)
 
     def _parse_event(self, data: bytes) -> Mapping[str, Any]:
+        """Parse an event; raise an error unless it is a JSON object with a type."""
         told: Any = None
         with contextlib.suppress(ValueError):
             told = jiter.from_json(data, allow_inf_nan=False)

@@ -100,6 +100,7 @@ def make_external_handler(
 
 
 def _make_tool_call_or_ask(name: str, ask: Mapping[str, Any]) -> ToolCall | Ask:
+    """Return the call of the permission tool for a permission request, or the question for a question of the agent."""
     given = ask["input"]
     if ask["kind"] != QUESTION:
         return ToolCall(f"{name}_{ask['kind']}", given, include_tool_call=False)
@@ -120,6 +121,7 @@ def _encode_answer(ask: Mapping[str, Any], decided: Any) -> dict[str, Any]:
 
 
 def _error_from_json(error: Any) -> ExternalAgentError:
+    """Return the error that a failed turn recorded."""
     if isinstance(error, Mapping):
         return ExternalAgentError(str(error.get("message", "")), kind=str(error.get("kind", "")))
     return ExternalAgentError(str(error), kind="failed")
@@ -185,6 +187,7 @@ def _make_permission_tool(
 
 
 def _make_preview(input: JsonDict) -> ToolPreview:
+    """Return the preview of a permission request: its title, and its other members as details."""
     details = {key: value for key, value in input.items() if key != "title"}
     return ToolPreview(str(input.get("title", "")), details)
 
@@ -226,6 +229,7 @@ def make_shown_input(title: str, tool_input: Mapping[str, Any], *, paths: Sequen
 
 
 def _make_titled_input(title: str, judged: Mapping[str, Any], details: str) -> dict[str, Any]:
+    """Return a title, the members that rules judge and the cut details as one input."""
     made = {"title": title or "An action without a title", **judged}
     return {**made, "details": cut_end(details, ENTRY_CHARS)} if details else made
 
@@ -331,7 +335,7 @@ class TurnOutput:
         self._pieces.pop((kind, reply), None)
 
     def discard_reply(self, reply: int, model: str) -> None:
-        """Remove the texts of a reply that was interrupted from the output, and emit that they do not count."""
+        """Remove the texts of an interrupted reply from the output, and emit that the reply is discarded."""
         for kind in ("text", "thought"):
             self._clear_pieces(kind, reply)
         self.ctx.emit(ReplyDiscarded(model=model))
@@ -353,7 +357,7 @@ class TurnOutput:
         return True
 
     def _add_note_when_full(self) -> None:
-        """Add a note that more is left out, after the entry that used up the room, which is stored whole."""
+        """Add a note about left-out output once, after the entry that used up the room."""
         if self._is_full or (self._left > 0 and len(self._record) < ENTRIES):
             return
         self._left, self._is_full = 0, True
@@ -425,6 +429,7 @@ class TurnOutput:
             self._emit_call_end(call, entry, "ok" if entry["status"] == "completed" else "error")
 
     def _emit_call_end(self, call: str, entry: dict[str, Any], status: Any) -> None:
+        """Emit the end of a call whose start was emitted, and mark its entry as ended."""
         if call not in self._shown:
             return
         self._shown.discard(call)

@@ -200,6 +200,7 @@ class LocalRuns:
 
 
 def _make_mcp_tool(agent: AgentDefinition) -> Any:
+    """Return an agent as a tool of the protocol."""
     import mcp_types as types
 
     spec, promise = make_spawnable_agent_tool(agent).spec, _find_object_output_schema(agent)
@@ -340,6 +341,7 @@ class AgentServer:
         manager = StreamableHTTPSessionManager(app=self.server)
 
         async def handle_as_owner(scope: Any, receive: Any, send: Any, *, owner: str) -> None:
+            """Handle a request in the sessions of *owner*."""
             user = AuthenticatedUser(AccessToken(token="", client_id=owner, scopes=[]))
             await sessions.forward_request({**scope, "user": user}, receive, send, owner=owner)
 
@@ -350,6 +352,7 @@ class AgentServer:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     async def _list_tools(self, ctx: object, params: object) -> Any:
+        """Return the offered agents as tools."""
         import mcp_types as types
 
         return types.ListToolsResult(tools=self._tools)
@@ -377,6 +380,7 @@ class AgentServer:
         count = 0
 
         async def report_tool_start(event: Event) -> None:
+            """Report a started tool call to the client as progress; ignore errors."""
             nonlocal count
             if isinstance(event, ToolStarted):
                 count += 1
@@ -427,6 +431,7 @@ class AgentServer:
 
 
 def _open_listening_socket(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at an address; raise ``DefinitionError`` if the address cannot be used."""
     if not 0 <= port <= MAX_PORT:
         msg = f"cannot listen at {host}:{port}: a port must be 0 to {MAX_PORT}"
         raise DefinitionError(msg)
@@ -443,6 +448,7 @@ def _wrap_with_token_check(app: Any, token: str) -> Any:
     expected = f"bearer {token}".encode()
 
     async def check_token(scope: Any, receive: Any, send: Any) -> None:
+        """Answer 401 to an HTTP request without the token; pass others to the application."""
         if scope["type"] == "http":
             given = dict(scope["headers"]).get(b"authorization", b"")
             kind, _, rest = given.partition(b" ")
@@ -475,6 +481,7 @@ UNSHOWN = Answer(declined=True)
 
 
 def _supports_elicitation(ctx: Any) -> bool:
+    """Return whether the client can show questions to its user."""
     import mcp_types as types
 
     able: bool = ctx.session.check_client_capability(
@@ -484,6 +491,7 @@ def _supports_elicitation(ctx: Any) -> bool:
 
 
 def _has_modern_protocol(ctx: Any) -> bool:
+    """Return whether the client uses a protocol version in which a result may ask for input."""
     from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
     return ctx.session.protocol_version in MODERN_PROTOCOL_VERSIONS
@@ -601,6 +609,7 @@ def _describe_unasked_questions(questions: Sequence[Question]) -> str:
 
 
 def _make_call_error(text: str) -> object:
+    """Return a text as the error result of a call."""
     import mcp_types as types
 
     return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=True)

@@ -115,6 +115,7 @@ class ServerQuestions:
     # --- people ---------------------------------------------------------------------------------------------------------
 
     def _make_question_text(self, *parts: str) -> str:
+        """Return the text of a question with the name of the server, cut and without hidden characters."""
         text = visible(" - ".join([part for part in parts if part]))
         text = cut_after(text, QUESTION_CHARS)
         return f"The MCP server {self._server} asks: {text}"
@@ -134,6 +135,7 @@ class ServerQuestions:
         has_asked = False
 
         def ask_if_still_open(question: Ask) -> Generator[Any, Any, str]:
+            """Ask a question; before each but the first, raise if the server no longer waits."""
             nonlocal has_asked
             # The process that had the call may be gone since the first question, and nobody is asked for nothing.
             if has_asked and is_open is not None and not (yield from is_open()):
@@ -231,9 +233,9 @@ def mark_oversized_requests(server: str, requests: Mapping[str, Any], state: str
     Raises:
         ToolError: If the marked requests are still too large.
     """
-    left, kept = REQUEST_BYTES - _json_size(state or ""), dict[str, Any]()
+    left, kept = REQUEST_BYTES - _measure_json_bytes(state or ""), dict[str, Any]()
     for key, request in sorted(requests.items()):
-        size = _json_size({key: request})
+        size = _measure_json_bytes({key: request})
         if size > left:
             reason = f"the request has {size:,} bytes, and {max(left, 0):,} of {REQUEST_BYTES:,} are left"
             LOGGER.warning("the MCP server %r sent a request that is declined: %s", server, reason)
@@ -242,14 +244,14 @@ def mark_oversized_requests(server: str, requests: Mapping[str, Any], state: str
         else:
             left -= size
             kept[key] = request
-    if _json_size({"requests": kept, "state": state}) > REQUEST_BYTES + STUBS_BYTES:
+    if _measure_json_bytes({"requests": kept, "state": state}) > REQUEST_BYTES + STUBS_BYTES:
         msg = f"the MCP server {server!r} asked for more than {REQUEST_BYTES:,} bytes of requests in one call, so it was given up"
         raise ToolError(msg)
     return kept
 
 
-def _json_size(value: object) -> int:
-    """Return the size of JSON; a value that no record can store is too large."""
+def _measure_json_bytes(value: object) -> int:
+    """Return the size of JSON in bytes; a value that no record can store is too large."""
     try:
         return len(compact(freeze(value)).encode("utf-8", "surrogatepass"))
     except DataError:
@@ -283,18 +285,22 @@ class _FormField:
 
     @property
     def kind(self) -> object:
+        """The JSON type of the field."""
         return self.schema.get("type")
 
     @property
     def is_list(self) -> bool:
+        """Whether the value is a list."""
         return self.kind == "array"
 
     @property
     def title(self) -> str:
+        """The title of the field, by default its name."""
         return str(self.schema.get("title") or self.name)
 
     @property
     def description(self) -> str:
+        """The description of the field, by default empty."""
         return str(self.schema.get("description") or "")
 
     def map_choice_titles(self) -> dict[str, object]:
@@ -337,6 +343,7 @@ class _FormField:
         return ", ".join(said)
 
     def _describe_limits(self) -> list[str]:
+        """Return texts about the type, bounds and format of the field."""
         kind, said = self.kind, self.schema
         if kind in ("integer", "number"):
             words = ["a whole number" if kind == "integer" else "a number"]
@@ -350,6 +357,7 @@ class _FormField:
         ]
 
     def _format_default(self) -> str:
+        """Return the default of the field as a person would answer it."""
         default = self.schema["default"]
         if isinstance(default, bool):
             return YES if default else NO
@@ -381,6 +389,7 @@ class _FormField:
         )
 
     def _parse_list_value(self, text: str) -> tuple[object, str]:
+        """Return the chosen values in the text of an answer, and the problem with them or ``""``."""
         known = self.map_choice_titles()
         chosen = _parse_choices(text, known)
         if DEFAULT in chosen and self.has_default:
@@ -400,15 +409,18 @@ class _FormField:
 
 
 def _describe_bounds(low: object, high: object, unit: str) -> list[str]:
+    """Return the lower and the upper bound as texts; bounds that are no numbers are left out."""
     said = [f"at least {low}{unit}"] if _is_number(low) else []
     return [*said, *([f"at most {high}{unit}"] if _is_number(high) else [])]
 
 
 def _is_number(value: object) -> bool:
+    """Return whether a value is a number and no boolean."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _format_choices(choices: Mapping[str, object]) -> str:
+    """Return the first titles of choices as one text."""
     return ", ".join(list(choices)[:SHOWN_CHOICES]) + (", ..." if len(choices) > SHOWN_CHOICES else "")
 
 
@@ -432,14 +444,14 @@ def _find_format_problem(text: str, format_name: object) -> str:
     return ""
 
 
-def _parse_choices(text: str, known: Mapping[str, object]) -> list[object]:
+def _parse_choices(text: str, values_by_title: Mapping[str, object]) -> list[object]:
     """Return the chosen values; an unknown name is returned as it is. Names may contain commas."""
     parts, found = [part.strip() for part in text.split(",")], list[object]()
     while parts:
-        ends = [end for end in range(len(parts), 0, -1) if ", ".join(parts[:end]) in known]
+        ends = [end for end in range(len(parts), 0, -1) if ", ".join(parts[:end]) in values_by_title]
         end = ends[0] if ends else 1
         name = ", ".join(parts[:end])
-        found += [known.get(name, name)] if name else []
+        found += [values_by_title.get(name, name)] if name else []
         del parts[:end]
     return found
 
@@ -455,6 +467,7 @@ def _drop_null_type(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _list_or_empty(value: object) -> list[Any]:
+    """Return the items of a list or tuple; an empty list for any other value."""
     return list(value) if isinstance(value, list | tuple) else []
 
 

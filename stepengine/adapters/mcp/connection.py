@@ -156,6 +156,7 @@ class OpenCall:
         self._wake_waiter_if_asked()
 
     def _wake_waiter_if_asked(self) -> None:
+        """Wake the waiting caller if a request of the server is queued."""
         if self._asked and self._bell is not None and not self._bell.done():
             self._bell.set_result(None)
 
@@ -181,10 +182,10 @@ class OpenCall:
         request, self.waiting = self._asked.pop(0)
         return ServerRequests({"asked": request.model_dump(mode="json", by_alias=True, exclude_none=True)})
 
-    def answer_server_request(self, value: object) -> None:
+    def answer_server_request(self, answer: object) -> None:
         """Answer the last request that the server sent."""
         if self.waiting is not None and not self.waiting.done():
-            self.waiting.set_result(value)
+            self.waiting.set_result(answer)
 
     async def cancel(self) -> None:
         """Cancel the request, notify the server, and end its unanswered requests."""
@@ -221,6 +222,7 @@ class _OpenClient:
 
     @property
     def is_over(self) -> bool:
+        """Whether the client has ended, or has been told to end."""
         return self._over.is_set() or self.task.done()
 
     @property
@@ -235,7 +237,7 @@ class _OpenClient:
 
         options = self._options
         server: Any = options.server
-        repair = MessageRepair(self._protocol_version)
+        repair = MessageRepair(self._find_protocol_version)
         if isinstance(server, ServerProgram):
             self.pipe = ServerProcess(server, self._over.set, repair)
             server = self.pipe.start_and_open_streams()
@@ -257,15 +259,18 @@ class _OpenClient:
             client_info=Implementation(name="stepengine", version=get_installed_version("stepengine") or "0"),
         )
 
-    def _protocol_version(self) -> str | None:
+    def _find_protocol_version(self) -> str | None:
+        """Return the negotiated protocol version; ``None`` before the connection is open."""
         with suppress(RuntimeError):
             return self.client.session.protocol_version
         return None
 
     async def _answer_server_request(self, _: Any, params: Any) -> Any:
+        """Return the answer to a request of the server, from the call that it belongs to."""
         return await self._answer(params)
 
     async def _list_roots(self, _: Any) -> Any:
+        """Return the folders of the options as roots."""
         import mcp_types as types
 
         return types.ListRootsResult.model_validate(make_roots(self._options.roots or ()), by_name=False)
@@ -365,12 +370,14 @@ class _OpenClient:
             self._over.set()
 
     def _describe_start_error(self) -> str:
+        """Return the message for a server that did not start or refuses requests."""
         name = self._options.name
         if self.refusal_reason:
             return f"the MCP server {name!r} cannot be used: {self.refusal_reason}"
         return f"the MCP server {name!r} did not start: {self.why}"
 
     def _describe_end(self, error: BaseException) -> str:
+        """Return why the client ended: a problem of the pipe, a timeout, a failure status or the error; with the end of stderr."""
         leaf = _find_first_error(error)
         pipe = self.pipe
         if pipe is not None and pipe.problem:
@@ -385,6 +392,7 @@ class _OpenClient:
         return f"{said}; its stderr ends with: {words}" if words else said
 
     def _describe_start_timeout(self) -> str:
+        """Return a text about a server that did not answer in time, with advice."""
         said = f"it did not answer within {self._options.start_timeout:g} s"
         server = self._options.server
         word = PurePath(server.argv[0]).stem if isinstance(server, ServerProgram) else ""
@@ -400,6 +408,7 @@ class _OpenClient:
         self._over.set()
 
     async def end_and_wait(self) -> None:
+        """Let the task of the client leave it, and wait for the end of the task."""
         self.request_end()
         await asyncio.wait((self.task,))
 
@@ -518,6 +527,7 @@ class ServerConnection:
             self._live.request_end()
 
     def _mark_stale(self) -> None:
+        """Mark the tool list as changed, so that it is fetched again."""
         self.is_stale = True
 
     # --- lists --------------------------------------------------------------------------------------------------------
@@ -640,6 +650,7 @@ class ServerConnection:
         return ConnectionLost(self._describe_loss(problem))
 
     def _describe_loss(self, problem: str) -> str:
+        """Return the message for a lost connection, with its *problem* if there is one."""
         because = f" ({problem})" if problem else ""
         return f"the connection to the MCP server {self._options.name!r} was lost{because}; the outcome is unknown"
 
@@ -744,6 +755,7 @@ def _start_detached_task(work: Coroutine[object, Any, T], name: str) -> asyncio.
 
 
 async def _cancel_and_wait(task: asyncio.Task[None]) -> None:
+    """Cancel a task, wait for its end, and log its error."""
     task.cancel()
     await asyncio.wait((task,))
     _log_task_error(task)
@@ -762,6 +774,7 @@ def _clamp_poll_seconds(milliseconds: float | None) -> float:
 
 
 def _is_current_task_cancelled() -> bool:
+    """Return whether a cancellation of the current task was requested."""
     task = asyncio.current_task()
     return task is not None and bool(task.cancelling())
 

@@ -272,7 +272,7 @@ class EndpointAnswers:
             await self._replace_unusable_reply(incoming, response, asked)
 
     def _repair_event_line(self, request: Any, line: bytes) -> bytes:
-        """Return a line of events; one with a reply that the package cannot parse becomes one that it can."""
+        """Return a line of events; a reply that the package cannot parse is replaced by a repaired one."""
         name, _, content = line.partition(b":")
         number = getattr(request, "id", None)
         if name != b"data" or number is None or self._repair is None or _try_parse_message(content.strip()) is not None:
@@ -333,6 +333,7 @@ class EndpointAnswers:
         return f"{self.describe_failure(answer)}{f' ({said})' if said else ''}{self._find_remedy(status)}"
 
     def _find_remedy(self, status: int) -> str:
+        """Return advice for a refused request by its status; it depends on the given token."""
         given = "in headers=" if any(name.lower() == "authorization" for name in self._headers) else ""
         given = "of auth=" if self._auth is not None else given
         if status == HTTPStatus.UNAUTHORIZED:

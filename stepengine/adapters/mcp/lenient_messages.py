@@ -93,7 +93,7 @@ class MessageRepair:
         return result if kind is None or "content" in result else self._repair_list(kind, result)
 
     def _repair_result(self, method: str, result: Mapping[str, Any]) -> Mapping[str, object]:
-        """Return the result, or one that holds it as it was sent. One that only asks for input is no result yet."""
+        """Return the result, or a valid one with it in the metadata; a request for input is returned unchanged."""
         kind = result.get("resultType") or "complete"
         if "inputRequests" in result or "requestState" in result or kind != "complete":
             return result

@@ -14,9 +14,9 @@ DIGEST_DIGITS = 8
 """32 bits tell apart the few names of one server that are cut to the same beginning."""
 
 
-def check_server_name(name: object) -> None:
+def require_valid_server_name(name: object) -> None:
     """
-    Raise an error if a server name cannot be a prefix of tool names.
+    Raise ``DefinitionError`` if a server name cannot be a prefix of tool names.
 
     Raises:
         DefinitionError: Unless the name is 1 to 32 letters, digits and ``-``.

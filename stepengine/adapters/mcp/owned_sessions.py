@@ -37,6 +37,7 @@ class OwnedSessions:
         status = 0
 
         async def watch_for_new_session(message: Any) -> None:
+            """Pass on a message of the response; store the id of a session that it opens, and end the oldest idle sessions."""
             nonlocal session, status
             if message["type"] == "http.response.start":
                 status, opened = message["status"], _find_session_id(message.get("headers", ()))
@@ -57,6 +58,7 @@ class OwnedSessions:
                     del sessions[session]
 
     async def _end_oldest_idle_sessions(self, scope: Any, sessions: dict[str, int]) -> None:
+        """End the oldest sessions without a running request until an owner has at most the allowed number."""
         idle = [one for one, under_way in sessions.items() if not under_way]
         for one in idle[: max(0, len(sessions) - SESSIONS_PER_OWNER)]:
             del sessions[one]
@@ -66,10 +68,12 @@ class OwnedSessions:
 
 
 def _find_session_id(headers: Any) -> str | None:
+    """Return the session id in headers; ``None`` without one."""
     return next((value.decode("latin-1") for name, value in headers if name.lower() == SESSION_HEADER), None)
 
 
 async def _receive_empty_body() -> dict[str, Any]:
+    """Return an empty request body, as ASGI's ``receive``."""
     return {"type": "http.request", "body": b"", "more_body": False}
 
 

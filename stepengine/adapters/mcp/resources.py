@@ -9,13 +9,13 @@ from stepengine.adapters.mcp._caps import DESCRIPTION_CHARS, PARTS
 from stepengine.adapters.mcp.connection import ServerConnection
 from stepengine.adapters.mcp.lenient_messages import read_result_as_sent
 from stepengine.adapters.mcp.results import (
-    binary_side_effects,
-    content_parts,
-    failed_result,
+    make_binary_side_effects,
+    make_content_parts,
+    make_failed_call_result,
+    make_readable_blocks,
     make_recordable,
-    readable_blocks,
+    make_resource_part,
     replace_excess_media,
-    resource_part,
     wrap_in_list,
 )
 from stepengine.adapters.mcp.tool_list import annotations_from_hints, clean_server_text, find_recorded_problem
@@ -41,7 +41,7 @@ def make_resource_tools(server: str, get_or_start_session: Session) -> list[Tool
                 client.list_resource_templates, "resource_templates", optional=True
             )
         except ToolError as error:
-            return failed_result(server, error)
+            return make_failed_call_result(server, error)
         found = [*map(_make_resource_entry, resources), *map(_make_resource_entry, templates)]
         most = 10 * PARTS
         more = [{"left_out": f"{len(found) - most:,} more"}] if len(found) > most else []
@@ -52,13 +52,13 @@ def make_resource_tools(server: str, get_or_start_session: Session) -> list[Tool
             connection, client = await get_or_start_session()
             result = await connection.await_response(client.read_resource(input["uri"]))
         except ToolError as error:
-            return failed_result(server, error)
+            return make_failed_call_result(server, error)
         found = wrap_in_list(make_recordable(read_result_as_sent(result)).get("contents"))
         contents = [{"type": "resource", "resource": one} for one in found[:PARTS]]
-        blocks = replace_excess_media(readable_blocks(contents))
-        parts = [resource_part(b["resource"]) if b["type"] == "resource" else TextPart(b["text"]) for b in blocks]
+        blocks = replace_excess_media(make_readable_blocks(contents))
+        parts = [make_resource_part(b["resource"]) if b["type"] == "resource" else TextPart(b["text"]) for b in blocks]
         return make_tool_result(
-            ToolResult((*parts, *_make_omission_note(found)), side_effects=binary_side_effects(blocks))
+            ToolResult((*parts, *_make_omission_note(found)), side_effects=make_binary_side_effects(blocks))
         )
 
     uri = {"type": "string", "description": "The address of the resource, as the list has it"}
@@ -93,13 +93,13 @@ def make_prompt_tool(server: str, prompts: Sequence[Mapping[str, object]], get_o
             connection, client = await get_or_start_session()
             result = await connection.await_response(client.get_prompt(input["name"], input.get("arguments") or {}))
         except ToolError as error:
-            return failed_result(server, error)
+            return make_failed_call_result(server, error)
         found = wrap_in_list(make_recordable(read_result_as_sent(result)).get("messages"))
         said = [(role, block) for message in found[:PARTS] for role, block in _split_message_blocks(message)]
         kept = replace_excess_media([block for _, block in said])
         parts: list[ResultPart] = []
         for (role, _), block in zip(said, kept, strict=True):
-            parts += [TextPart(f"{role}: "), *content_parts([block])]
+            parts += [TextPart(f"{role}: "), *make_content_parts([block])]
         return make_tool_result(ToolResult((*parts, *_make_omission_note(found))))
 
     return Tool(
@@ -116,30 +116,31 @@ def make_prompt_tool(server: str, prompts: Sequence[Mapping[str, object]], get_o
     )
 
 
-def _make_resource_entry(one: Mapping[str, Any]) -> dict[str, Any]:
+def _make_resource_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entry of a resource or template for a model; for an unreadable one, the reason."""
-    if odd := find_recorded_problem(one):
-        return {"name": visible(one["name"], strict=True), "left_out": odd}
-    about = clean_server_text(one.get("description") or "")
-    if "uriTemplate" in one:
-        return {"template": one["uriTemplate"], "name": one["name"], "about": about}
-    return {"uri": one["uri"], "name": one["name"], "about": about}
+    if odd := find_recorded_problem(entry):
+        return {"name": visible(entry["name"], strict=True), "left_out": odd}
+    about = clean_server_text(entry.get("description") or "")
+    if "uriTemplate" in entry:
+        return {"template": entry["uriTemplate"], "name": entry["name"], "about": about}
+    return {"uri": entry["uri"], "name": entry["name"], "about": about}
 
 
 def _split_message_blocks(message: object) -> list[tuple[str, dict[str, Any]]]:
     """Return the blocks of a message of a prompt, each with the role."""
     if not isinstance(message, Mapping):
-        return [("?", block) for block in readable_blocks([message])]
+        return [("?", block) for block in make_readable_blocks([message])]
     role = message.get("role")
-    blocks = readable_blocks(wrap_in_list(message.get("content"), default=[None]))
+    blocks = make_readable_blocks(wrap_in_list(message.get("content"), default=[None]))
     return [(role if isinstance(role, str) else "?", block) for block in blocks]
 
 
-def _make_omission_note(found: Sequence[object]) -> list[ResultPart]:
+def _make_omission_note(parts: Sequence[object]) -> list[ResultPart]:
     """Return a note with the number of parts above the limit; an empty list if there are none."""
-    return [TextPart(f"[{len(found) - PARTS:,} more parts were left out]")] if len(found) > PARTS else []
+    return [TextPart(f"[{len(parts) - PARTS:,} more parts were left out]")] if len(parts) > PARTS else []
 
 
 def _describe_prompt(prompt: Mapping[str, Any]) -> str:
+    """Return a line with the name, arguments and description of a prompt; optional arguments end in ``?``."""
     named = [f"{one['name']}{'' if one.get('required') else '?'}" for one in prompt.get("arguments") or ()]
     return clean_server_text(f"- {prompt['name']}({', '.join(named)}): {prompt.get('description') or ''}")

@@ -52,21 +52,21 @@ OF_RESULT = frozenset({"content", "structuredContent", "isError", "_meta", "resu
 NO = ("", "false", "0", "no", "off")
 
 
-def error_result(text: str) -> ToolResult:
+def make_error_result(text: str) -> ToolResult:
     """Return an error result with *text*, which may be a server's: cut, and with hidden characters made visible."""
     return ToolResult.error(cut_middle(visible(text), ERROR_CHARS))
 
 
-def failed_result(server: str, error: ToolError) -> ToolResult:
+def make_failed_call_result(server: str, error: ToolError) -> ToolResult:
     """Return the result of a call that failed with *error*. A lost server is distinguished from a refusal."""
     if isinstance(error, ToolServerError):
-        return lost_server_result(server, error.message)
-    return error_result(error.message)
+        return make_lost_server_result(server, error.message)
+    return make_error_result(error.message)
 
 
-def lost_server_result(server: str, text: str) -> ToolResult:
+def make_lost_server_result(server: str, text: str) -> ToolResult:
     """Return the error result of a call that was open when *server* ended."""
-    return attrs.evolve(error_result(text), side_effects=(SideEffect(CUT_OFF, server),))
+    return attrs.evolve(make_error_result(text), side_effects=(SideEffect(CUT_OFF, server),))
 
 
 @frozen
@@ -99,7 +99,7 @@ def get_non_media_content(result: ToolResult) -> tuple[BinaryContent, ...]:
     return tuple(found)
 
 
-def binary_side_effects(blocks: Sequence[Mapping[str, object]]) -> tuple[SideEffect, ...]:
+def make_binary_side_effects(blocks: Sequence[Mapping[str, object]]) -> tuple[SideEffect, ...]:
     """Return side effects with the binary content of the blocks that models are not shown."""
     kept: list[SideEffect] = []
     for block in blocks[:PARTS]:
@@ -114,12 +114,12 @@ def binary_side_effects(blocks: Sequence[Mapping[str, object]]) -> tuple[SideEff
     return tuple(kept)
 
 
-def page_side_effects(content: Sequence[Mapping[str, Any]], page: str) -> tuple[SideEffect, ...]:
+def make_page_side_effects(content: Sequence[Mapping[str, Any]], page: str) -> tuple[SideEffect, ...]:
     """
     Return side effects with the pages of a result: its texts and links with a ``ui://`` address, and the tool's own *page*.
     """
     found = [SideEffect(PAGE, page)] if page else []
-    for one in filter(None, map(_page_from_block, content[:PARTS])):
+    for one in filter(None, map(_find_block_page, content[:PARTS])):
         text = one.get("text")
         if not isinstance(text, str):
             found.append(SideEffect(PAGE, _clean_page_address(one)))
@@ -129,7 +129,7 @@ def page_side_effects(content: Sequence[Mapping[str, Any]], page: str) -> tuple[
     return tuple(found)
 
 
-def _page_from_block(block: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _find_block_page(block: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the page that a block has as text or links to; ``None`` for another block."""
     kind = block.get("type")
     found = block.get("resource") if kind == "resource" else block if kind == "resource_link" else None
@@ -138,10 +138,12 @@ def _page_from_block(block: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _clean_page_address(page: Mapping[str, Any]) -> str:
+    """Return the address of a page without hidden characters."""
     return visible(str(page["uri"]), strict=True)
 
 
 def _is_base64(text: str) -> bool:
+    """Return whether a text is valid base64."""
     try:
         base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
@@ -159,9 +161,9 @@ def make_result(raw: Mapping[str, Any], channel: Channel = "once", *, page: str 
         page: The ``ui://`` address of the page of its tool; ``""`` for none.
     """
     raw = make_recordable(raw)
-    given = readable_blocks(raw.get("content"))
+    given = make_readable_blocks(raw.get("content"))
     content = replace_excess_media(given)
-    parts = content_parts(content)
+    parts = make_content_parts(content)
     structured = raw.get("structuredContent")
     unknown = {name: value for name, value in raw.items() if name not in OF_RESULT}
     if structured is None and raw.get("content") is None and unknown:
@@ -178,12 +180,12 @@ def make_result(raw: Mapping[str, Any], channel: Channel = "once", *, page: str 
     is_unread = bool(given) and structured is None and all(block["type"] == UNREAD for block in given)
     if is_unread or is_error_result(raw):
         return _make_error_result(raw, parts)
-    effects = (*binary_side_effects(content), *page_side_effects(content, page))
+    effects = (*make_binary_side_effects(content), *make_page_side_effects(content, page))
     return make_tool_result(ToolResult(tuple(parts), side_effects=effects, structured=data))
 
 
 def _make_error_result(raw: Mapping[str, Any], parts: Sequence[ResultPart]) -> ToolResult:
-    """Return the error result of a call that failed, or of which nothing can be read."""
+    """Return the error result of a failed call, or of one without a readable result."""
     texts = [
         p.text if isinstance(p, TextPart) else compact(p.value) for p in parts if isinstance(p, TextPart | JsonPart)
     ]
@@ -191,7 +193,7 @@ def _make_error_result(raw: Mapping[str, Any], parts: Sequence[ResultPart]) -> T
         texts.insert(0, "the call was carried out, but nothing of its result can be read:")
     elif not isinstance(raw["isError"], bool):
         texts.append(f"[isError is {_format_short_json(raw['isError'])}, which is taken for an error]")
-    return error_result("\n".join(texts) or "the server says that the call failed, and not why")
+    return make_error_result("\n".join(texts) or "the server says that the call failed, and not why")
 
 
 def is_error_result(raw: Mapping[str, Any]) -> bool:
@@ -200,9 +202,9 @@ def is_error_result(raw: Mapping[str, Any]) -> bool:
     return bool(said) and str(said).strip().lower() not in NO
 
 
-def readable_blocks(content: object) -> list[dict[str, Any]]:
+def make_readable_blocks(content: object) -> list[dict[str, Any]]:
     """Return the content of a result as readable blocks; an unreadable one has the type ``UNREAD`` and the reason."""
-    return [_readable_block(block) for block in wrap_in_list(content)]
+    return [_make_readable_block(block) for block in wrap_in_list(content)]
 
 
 def wrap_in_list(value: object, *, default: Sequence[Any] = ()) -> list[Any]:
@@ -210,7 +212,8 @@ def wrap_in_list(value: object, *, default: Sequence[Any] = ()) -> list[Any]:
     return list(value if isinstance(value, list | tuple) else default if value is None else [value])
 
 
-def _readable_block(block: object) -> dict[str, Any]:
+def _make_readable_block(block: object) -> dict[str, Any]:
+    """Return a block of content; a text for a string, and the reason for an unreadable one."""
     if isinstance(block, str):
         return {"type": "text", "text": block}
     if not isinstance(block, Mapping):
@@ -232,10 +235,12 @@ def _readable_block(block: object) -> dict[str, Any]:
 
 
 def _has_text_or_blob(resource: object) -> bool:
+    """Return whether a resource has its content as text or base64."""
     return isinstance(resource, Mapping) and any(isinstance(resource.get(member), str) for member in ("text", "blob"))
 
 
 def _make_left_out_block(why: str) -> dict[str, Any]:
+    """Return a block with the reason why another one is left out."""
     return {"type": UNREAD, "text": f"[{why}, so it was left out]"}
 
 
@@ -261,9 +266,9 @@ def replace_excess_media(content: Sequence[Mapping[str, Any]]) -> Sequence[Mappi
     """Return *content* with placeholders for media and pages that would make its record too large."""
     kept, left = list[Mapping[str, Any]](), MEDIA_BYTES
     for block in content:
-        page = _page_from_block(block)
+        page = _find_block_page(block)
         text = None if page is None else page.get("text")
-        size = len(_base64_data(block)) + (len(text.encode(errors="replace")) if isinstance(text, str) else 0)
+        size = len(_get_base64_data(block)) + (len(text.encode(errors="replace")) if isinstance(text, str) else 0)
         if size > left:
             kind = "page" if page else block.get("type")
             words = f"[{kind} was left out: the media of a result have at most {MEDIA_BYTES:,} bytes in base64]"
@@ -275,7 +280,8 @@ def replace_excess_media(content: Sequence[Mapping[str, Any]]) -> Sequence[Mappi
 
 
 def _list_media_data(content: Sequence[Mapping[str, object]]) -> set[str]:
-    return {data for block in content if (data := _base64_data(block))}
+    """Return the base64 data of all content blocks that have some."""
+    return {data for block in content if (data := _get_base64_data(block))}
 
 
 def _merge_structured_value(
@@ -336,35 +342,35 @@ def _is_same_content(value: object, content: Sequence[Mapping[str, object]]) -> 
     )
 
 
-def _base64_data(block: Mapping[str, object]) -> str:
+def _get_base64_data(block: Mapping[str, object]) -> str:
     """Return the base64 data of a content block; ``""`` if it has none."""
     resource = block.get("resource")
     found = resource.get("blob") if isinstance(resource, Mapping) else block.get("data")
     return found if isinstance(found, str) else ""
 
 
-def _replace_media(value: object, shown: Collection[str]) -> object:
+def _replace_media(value: object, shown_data: Collection[str]) -> object:
     """
     Return *value* with placeholders for media.
 
     These are those that the result shows, and whatever has the form of a block of content or of a resource of bytes.
     """
     if isinstance(value, str):
-        return SHOWN if value in shown else value
+        return SHOWN if value in shown_data else value
     if isinstance(value, Mapping):
-        kept = {name: _replace_media(each, shown) for name, each in value.items()}
-        return {**kept, **_placeholder_member(value, shown)}
+        kept = {name: _replace_media(each, shown_data) for name, each in value.items()}
+        return {**kept, **_make_placeholder_member(value, shown_data)}
     if isinstance(value, list | tuple):
-        return [_replace_media(each, shown) for each in value]
+        return [_replace_media(each, shown_data) for each in value]
     return value
 
 
-def _placeholder_member(value: Mapping[str, object], shown: Collection[str]) -> dict[str, str]:
-    """Return the data member of a content block with a placeholder; ``{}`` if there is no such member or *shown* has its data."""
+def _make_placeholder_member(value: Mapping[str, object], shown_data: Collection[str]) -> dict[str, str]:
+    """Return the data member of a content block with a placeholder; ``{}`` if there is no such member or *shown_data* has its data."""
     is_block = value.get("type") in ("image", "audio") and isinstance(value.get("mimeType"), str)
     member = "data" if is_block else "blob" if isinstance(value.get("uri"), str) else ""
     data = value.get(member) if member else None
-    if not isinstance(data, str) or data in shown:
+    if not isinstance(data, str) or data in shown_data:
         return {}
     return {member: f"[{len(data.rstrip('=')) * 3 // 4:,} bytes were left out]"}
 
@@ -391,7 +397,7 @@ def _parse_json_unless_text(text: str, value: object) -> Any:
         return text
 
 
-def content_parts(content: Sequence[Mapping[str, object]]) -> list[ResultPart]:
+def make_content_parts(content: Sequence[Mapping[str, object]]) -> list[ResultPart]:
     """Return the parts of a result, prompt or resource. Unsupported content is described in words."""
     parts = [_make_part(block) for block in content[:PARTS]]
     if len(content) > PARTS:
@@ -402,7 +408,7 @@ def content_parts(content: Sequence[Mapping[str, object]]) -> list[ResultPart]:
 def _make_part(block: Mapping[str, Any]) -> ResultPart:
     """Return a block of content as a text, image or document; links, pages and unsupported content as words in brackets."""
     kind = str(block.get("type") or "")
-    if page := _page_from_block(block):
+    if page := _find_block_page(block):
         return TextPart(f"[the page {_clean_page_address(page)} is for people, and is left out]")
     if kind in ("text", UNREAD):
         return TextPart(str(block.get("text", "")))
@@ -412,7 +418,7 @@ def _make_part(block: Mapping[str, Any]) -> ResultPart:
         about = f" ({block['mimeType']})" if block.get("mimeType") else ""
         return TextPart(f"[a link, which was not followed: {block.get('uri')}{about}]")
     if kind == "resource":
-        return resource_part(block.get("resource") or {})
+        return make_resource_part(block.get("resource") or {})
     if kind != "audio" and isinstance(block.get("text"), str):
         return TextPart(f"[{_format_short_json(kind)}, shown as text] {block['text']}")
     return TextPart(
@@ -420,7 +426,7 @@ def _make_part(block: Mapping[str, Any]) -> ResultPart:
     )
 
 
-def resource_part(resource: Mapping[str, Any]) -> ResultPart:
+def make_resource_part(resource: Mapping[str, Any]) -> ResultPart:
     """Return the content of a resource as a text, image or PDF part; else a text with the reason why it is left out."""
     if isinstance(resource.get("text"), str):
         return TextPart(resource["text"])

@@ -29,15 +29,15 @@ from stepengine.adapters.mcp.connection import (
 )
 from stepengine.adapters.mcp.connections import ServerConnections, needs_run_for_headers
 from stepengine.adapters.mcp.http import NO_RUN, McpRun
-from stepengine.adapters.mcp.names import check_server_name
+from stepengine.adapters.mcp.names import require_valid_server_name
 from stepengine.adapters.mcp.notices import LEVELS, LogLevel, Notice
 from stepengine.adapters.mcp.resources import make_prompt_tool, make_resource_tools
 from stepengine.adapters.mcp.results import (
     Channel,
-    error_result,
-    failed_result,
     find_schema_mismatch,
-    lost_server_result,
+    make_error_result,
+    make_failed_call_result,
+    make_lost_server_result,
     make_recordable,
     make_result,
 )
@@ -45,7 +45,7 @@ from stepengine.adapters.mcp.stdio import ServerProgram
 from stepengine.adapters.mcp.tool_list import (
     ListedTool,
     annotations_from_hints,
-    definition_digest,
+    compute_definition_digest,
     is_for_page_only,
     parse_tool_list,
     select_usable_prompts,
@@ -153,9 +153,11 @@ def mcp_tools(
     Raises:
         DefinitionError: For an invalid name, server or option.
     """
-    check_server_name(name)
+    require_valid_server_name(name)
     target = _make_target(server, env, cwd)
-    _check_options(name, target, headers=headers, auth=auth, results=results, log_level=log_level, subscribe=subscribe)
+    _require_valid_options(
+        name, target, headers=headers, auth=auth, results=results, log_level=log_level, subscribe=subscribe
+    )
     options = ConnectionOptions(
         name=name,
         server=target,
@@ -185,7 +187,7 @@ def mcp_tools(
     )
 
 
-def _check_options(
+def _require_valid_options(
     name: str,
     target: object,
     *,
@@ -314,7 +316,7 @@ class McpTools:
     # --- what a run has of it -----------------------------------------------------------------------------------------
 
     def pre_run(self, ctx: HookContext) -> Generator[Any, Any, Change]:
-        """Fetch the list or read it from the record, and add the tools to the run."""
+        """Fetch the tools of the server, or read them from the record of the run, and add them to the run."""
         run = McpRun(ctx.state.run_id, ctx.user_id or "", ctx.params)
         try:
             recorded = yield from Perform.idempotent(partial(self.listing, run=run), self.name)
@@ -337,33 +339,35 @@ class McpTools:
             beside += make_resource_tools(self.name, session)
         return Change(tools=(*tools, *beside))
 
-    def _make_tools(self, listed: Sequence[ListedTool], known: _ServerOfRun) -> list[ToolLike]:
+    def _make_tools(self, listed: Sequence[ListedTool], server_state: _ServerOfRun) -> list[ToolLike]:
         """Return the tools of a list, all with deferred loading if the options or their number or size require it."""
-        tools = [self._make_tool(one, known) for one in listed]
+        tools = [self._make_tool(one, server_state) for one in listed]
         return (
-            [self._make_tool(one, known, defer_loading=True) for one in listed]
+            [self._make_tool(one, server_state, defer_loading=True) for one in listed]
             if self._should_defer_loading(tools)
             else tools
         )
 
     def _should_defer_loading(self, tools: Sequence[ToolLike]) -> bool:
+        """Return whether tools are loaded on demand: by the option, or by their number and size."""
         if self._defer != "auto":
             return self._defer
         return len(tools) > DEFER_TOOLS or sum(t.spec.char_count for t in tools) > DEFER_TOKENS * CHARS_PER_TOKEN
 
-    def _make_tool(self, listed: ListedTool, known: _ServerOfRun, *, defer_loading: bool = False) -> ToolLike:
+    def _make_tool(self, listed: ListedTool, server_state: _ServerOfRun, *, defer_loading: bool = False) -> ToolLike:
+        """Return a tool of the server for a run; a call may also add new tools of the server to the run."""
         annotations = annotations_from_hints(listed.hints, trusted=self._trusts)
 
         async def call_server_tool(ctx: ToolContext, input: dict[str, Any]) -> ToolResult:
-            result = await self._call_tool_with_retry(listed, known.run, ctx, input)
-            return await self._make_pending_if_new_tools(result, known) if ctx.has_run else result
+            result = await self._call_tool_with_retry(listed, server_state.run, ctx, input)
+            return await self._make_pending_if_new_tools(result, server_state) if ctx.has_run else result
 
         return _ServerTool(
             listed.tool,
             listed.description,
             listed.input_schema,
             call_server_tool,
-            follow=partial(self._continue_pending_call, listed, known),
+            follow=partial(self._continue_pending_call, listed, server_state),
             category=CATEGORY,
             annotations=annotations,
             about=self._about.get(listed.name),
@@ -380,6 +384,7 @@ class McpTools:
         return connection, await connection.get_or_start_session()
 
     def _get_connection(self, run: McpRun) -> ServerConnection:
+        """Return the connection for a run, and register this source as its user."""
         return self._connections.get_connection_and_add_user(run, self)
 
     async def listing(self, name: str, *, run: McpRun = NO_RUN) -> dict[str, Any]:
@@ -399,7 +404,7 @@ class McpTools:
         tools, left_out = parse_tool_list(
             name, raw["tools"], include=self._include, exclude=self._exclude, tasks=raw["tasks"]
         )
-        connection.digests = {**_tool_digests(raw["tools"]), **{one.name: one.digest for one in tools}}
+        connection.digests = {**_compute_tool_digests(raw["tools"]), **{one.name: one.digest for one in tools}}
         connection.promises = {one.name: one.promise for one in tools if one.promise}
         kept = []
         for tool in tools:
@@ -438,13 +443,13 @@ class McpTools:
         except ConnectionLost as lost:
             is_repeatable = self._trusts and listed.hints.get("idempotentHint")
             if not (is_repeatable or isinstance(lost, SessionUnknown)):
-                return failed_result(self.name, lost)
+                return make_failed_call_result(self.name, lost)
         except ToolError as error:
-            return failed_result(self.name, error)
+            return make_failed_call_result(self.name, error)
         try:
             return await self._call_tool_once(listed, run, ctx, input)  # the caller vouches for it (reliability:MC05)
         except ToolError as error:
-            return failed_result(self.name, error)
+            return make_failed_call_result(self.name, error)
 
     async def _call_tool_once(
         self, listed: ListedTool, run: McpRun, ctx: ToolContext, input: Mapping[str, object]
@@ -453,13 +458,14 @@ class McpTools:
         connection = self._get_connection(run)
 
         async def emit_progress(done: float, total: float | None, message: str | None) -> None:
+            """Emit the progress that the server reports for the call."""
             percent = min(100.0, max(0.0, 100 * done / total)) if total else None
             ctx.emit(ToolProgress(message=visible(message or ""), percent=percent))
 
         session = await connection.get_or_start_session((*ctx.ancestor_run_ids, ctx.run_id)[0])
         refusal = await self._find_definition_change(connection, listed, run)
         if refusal:
-            return error_result(refusal)
+            return make_error_result(refusal)
         more: dict[str, Any] = {"task": {}} if listed.task else {}
         ticket, call = connection.start_call(connection.call_tool(session, listed.name, input, emit_progress, **more))
         try:
@@ -489,46 +495,47 @@ class McpTools:
     def _make_result_or_pending(
         self, connection: ServerConnection, listed: ListedTool, outcome: Any, ticket: str
     ) -> ToolResult:
+        """Return the result of a call, or a pending result with the requests of the server; an error if the schema is violated."""
         if isinstance(outcome, ServerRequests):
             return ToolResult.json(freeze_object(self._requests_to_json(outcome, ticket)), status="pending")
         wrong = _find_schema_problem(connection, listed, outcome)
-        return error_result(wrong) if wrong else make_result(outcome, self._channel, page=listed.page)
+        return make_error_result(wrong) if wrong else make_result(outcome, self._channel, page=listed.page)
 
     # --- lists that change during a run -----------------------------------------------------------------------------------
 
-    async def _make_pending_if_new_tools(self, result: ToolResult, known: _ServerOfRun) -> ToolResult:
+    async def _make_pending_if_new_tools(self, result: ToolResult, server_state: _ServerOfRun) -> ToolResult:
         """Return the result as pending if the server has new tools, which the run then adds first."""
         if result.status not in SETTLED or any(effect.kind == CUT_OFF for effect in result.side_effects):
             return result
-        connection = self._get_connection(known.run)
+        connection = self._get_connection(server_state.run)
         if connection.is_stale:
             try:
-                await self.listing(self.name, run=known.run)
+                await self.listing(self.name, run=server_state.run)
             except StepEngineError as error:
                 LOGGER.warning(
                     "the MCP server %r changed its list of tools, but the new list cannot be read: %s", self.name, error
                 )
                 return result
-        if not known.has_unknown_tool(connection.offered):
+        if not server_state.has_unknown_tool(connection.offered):
             return result
         return attrs.evolve(result, status="pending", structured={GREW: result.status, "data": result.structured})
 
     def _list_and_add_new_tools(
-        self, known: _ServerOfRun, given: ToolResult, said: Mapping[str, Any]
+        self, server_state: _ServerOfRun, result: ToolResult, pending_data: Mapping[str, Any]
     ) -> Generator[object, Any, ToolResult]:
         """List the server's tools again, and return the call's result with a change that adds the new ones, within limits."""
-        settled = attrs.evolve(given, status=said[GREW], structured=said["data"])
+        settled = attrs.evolve(result, status=pending_data[GREW], structured=pending_data["data"])
         try:
-            recorded = yield from Perform.idempotent(partial(self.listing, run=known.run), self.name)
+            recorded = yield from Perform.idempotent(partial(self.listing, run=server_state.run), self.name)
         except PerformError:
             return settled
         for reason in recorded["left_out"]:
-            if reason not in known.reported:
-                known.reported.add(reason)
+            if reason not in server_state.reported:
+                server_state.reported.add(reason)
                 LOGGER.warning("%s", LEFT_OUT_TEXT.format(server=self.name, reason=reason))
         listed = [ListedTool.from_json(one) for one in recorded["tools"]]
-        new = [one for one in listed if known.is_new(one)]
-        kept = known.reserve_tool_room(len(new), recorded)
+        new = [one for one in listed if server_state.is_new(one)]
+        kept = server_state.reserve_tool_room(len(new), recorded)
         if kept < len(new):
             LOGGER.warning(
                 "the MCP server %r has more tools than one run can hold (%d, and %d bytes of lists): %d are left out, and this run "
@@ -536,25 +543,25 @@ class McpTools:
                 self.name, TOOLS, RUN_LIST_BYTES, len(new) - kept,
             )  # fmt: skip
             new = new[:kept]
-        known.digests.update({one.name: one.digest for one in listed})
-        tools = [tool for tool in self._make_tools(listed, known) if tool.spec.name in {one.tool for one in new}]
+        server_state.digests.update({one.name: one.digest for one in listed})
+        tools = [tool for tool in self._make_tools(listed, server_state) if tool.spec.name in {one.tool for one in new}]
         return attrs.evolve(settled, change=Change(tools=tools)) if tools else settled
 
     # --- what a server wants to know first --------------------------------------------------------------------------------
 
     def _continue_pending_call(
-        self, listed: ListedTool, known: _ServerOfRun, input: JsonDict, given: ToolResult
+        self, listed: ListedTool, server_state: _ServerOfRun, input: JsonDict, result: ToolResult
     ) -> Generator[object, Any, ToolResult]:
         """Answer the server's requests in the run and continue the call, or add new tools to the run."""
-        waits: Any = given.data
-        if isinstance(given.structured, Mapping) and GREW in given.structured:
-            return (yield from self._list_and_add_new_tools(known, given, given.structured))
+        waits: Any = result.data
+        if isinstance(result.structured, Mapping) and GREW in result.structured:
+            return (yield from self._list_and_add_new_tools(server_state, result, result.structured))
         for _ in range(self._asking.rounds):
             answers = yield from self._asking.answer_requests(
-                waits["requests"], _make_waiting_check(partial(self._get_connection, known.run), waits)
+                waits["requests"], _make_waiting_check(partial(self._get_connection, server_state.run), waits)
             )
             outcome: Any = yield from Perform(
-                partial(self.going_on, run=known.run),
+                partial(self.going_on, run=server_state.run),
                 listed.to_json(),
                 input,
                 waits["ticket"],
@@ -564,14 +571,16 @@ class McpTools:
             if "requests" not in outcome:
                 return self._result_from_recorded_outcome(listed, outcome)
             waits = outcome
-        return error_result(f"{listed.tool!r} asked more than {self._asking.rounds} times, so it was given up")
+        return make_error_result(f"{listed.tool!r} asked more than {self._asking.rounds} times, so it was given up")
 
     def _result_from_recorded_outcome(self, listed: ListedTool, outcome: Mapping[str, Any]) -> ToolResult:
         """Return the result that ``going_on`` recorded."""
         if "error" not in outcome:
             return make_result(outcome["result"], self._channel, page=listed.page)
         return (
-            lost_server_result(self.name, outcome["error"]) if outcome.get("lost") else error_result(outcome["error"])
+            make_lost_server_result(self.name, outcome["error"])
+            if outcome.get("lost")
+            else make_error_result(outcome["error"])
         )
 
     async def going_on(
@@ -633,7 +642,7 @@ class McpTools:
 
 
 def _make_waiting_check(connect: Callable[[], ServerConnection], waits: Mapping[str, Any]) -> IsOpen | None:
-    """Return the check that a server of an older protocol still waits; ``None`` for one that can be called again."""
+    """Return the check whether a server of an older protocol still waits; ``None`` for newer ones, which are called again."""
     if waits["state"] is not None:
         return None
 
@@ -704,6 +713,7 @@ class _HeldRequest:
         self._ticket = ticket
 
     async def aclose(self) -> list[str]:
+        """Cancel the call that the server still waits with, and return no warnings."""
         await self._connection.cancel_call(self._ticket)
         return []
 
@@ -716,12 +726,12 @@ class _ServerTool(Tool):
         self._binding: ToolBinding = attrs.evolve(self._binding, runs=Ordinary(self, follow))
 
 
-def _tool_digests(tools: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the digests of definitions by name, without tools that no record can hold or that only a page may call."""
+def _compute_tool_digests(tools: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the digests of tool definitions by name, without unrecordable tools and those for pages only."""
     made: dict[str, str] = {}
     for tool in tools:
         if is_for_page_only(tool):
             continue
         with suppress(DataError):
-            made[tool["name"]] = definition_digest(tool)
+            made[tool["name"]] = compute_definition_digest(tool)
     return made

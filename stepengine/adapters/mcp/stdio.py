@@ -251,6 +251,7 @@ class ServerProcess:
 
 
 async def _drain_stdout(process: asyncio.subprocess.Process) -> None:
+    """Read and discard the rest of the output of a process."""
     assert process.stdout is not None  # noqa: S101
     while await process.stdout.read(CHUNK_BYTES):
         pass

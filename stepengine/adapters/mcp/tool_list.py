@@ -137,6 +137,7 @@ def _describe_clash(kept: ListedTool, other: ListedTool) -> str:
 
 
 def _quote_tool_name(tool: Mapping[str, object]) -> str:
+    """Return the name of a tool in quotes, cut and without hidden characters."""
     return repr(visible(str(tool.get("name", ""))[:200], strict=True))
 
 
@@ -159,7 +160,7 @@ def _make_listed_tool(server: str, tool: Mapping[str, Any], *, tasks: bool) -> L
         description=clean_server_text(tool.get("description") or tool.get("title") or ""),
         input_schema=schema,
         hints={k: v for k, v in (tool.get("annotations") or {}).items() if k.endswith("Hint") and isinstance(v, bool)},
-        digest=definition_digest(tool),
+        digest=compute_definition_digest(tool),
         task=is_task,
         page=_find_tool_page_address(tool),
         promise=tool.get("outputSchema") or None,
@@ -168,27 +169,27 @@ def _make_listed_tool(server: str, tool: Mapping[str, Any], *, tasks: bool) -> L
 
 def is_for_page_only(tool: Mapping[str, Any]) -> bool:
     """Return True if the server offers a tool to its own page and not to models."""
-    visibility = _ui_metadata(tool).get("visibility")
+    visibility = _get_ui_metadata(tool).get("visibility")
     return isinstance(visibility, list | tuple) and "app" in visibility and "model" not in visibility
 
 
 def _find_tool_page_address(tool: Mapping[str, Any]) -> str:
     """Return the ``ui://`` address of the page of a tool, without hidden characters; ``""`` without a valid one."""
-    address = _ui_metadata(tool).get("resourceUri")
+    address = _get_ui_metadata(tool).get("resourceUri")
     fits = isinstance(address, str) and address.startswith(PAGE_SCHEME) and len(address) <= PAGE_ADDRESS_CHARS
     return visible(str(address), strict=True) if fits else ""
 
 
-def _ui_metadata(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+def _get_ui_metadata(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return ``_meta.ui`` of a tool; ``{}`` if it has another form."""
     meta = tool.get("_meta")
     ui = meta.get("ui") if isinstance(meta, Mapping) else None
     return ui if isinstance(ui, Mapping) else {}
 
 
-def find_recorded_problem(one: Mapping[str, Any]) -> str:
+def find_recorded_problem(entry: Mapping[str, Any]) -> str:
     """Return the problem that ``MessageRepair`` recorded in a tool or prompt; ``""`` if it is usable."""
-    said = (one.get("_meta") or {}).get(ODD)
+    said = (entry.get("_meta") or {}).get(ODD)
     return said if isinstance(said, str) else ""
 
 
@@ -202,7 +203,7 @@ def clean_server_text(text: str) -> str:
     )
 
 
-def definition_digest(tool: Mapping[str, object]) -> str:
+def compute_definition_digest(tool: Mapping[str, object]) -> str:
     """Return the digest by which a tool definition is pinned; it does not depend on the order of members."""
     members = ("name", "title", "description", "inputSchema", "outputSchema", "annotations")
     said = {member: tool[member] for member in members if tool.get(member) is not None}
@@ -257,19 +258,19 @@ def select_usable_prompts(listed: Sequence[Mapping[str, Any]], problems: list[st
 # --- schemas ----------------------------------------------------------------------------------------------------------
 
 
-def adapt_schema(name: str, given: Mapping[str, object]) -> JsonDict:
+def adapt_schema(name: str, schema: Mapping[str, object]) -> JsonDict:
     """
-    Return a third-party input schema in a form that providers accept and that inputs can be validated with.
+    Return a third-party input schema in a form that providers and our validation accept.
 
     Keywords that cannot be validated here, or that providers refuse at the top level, are removed: the server validates its input itself.
 
     Raises:
         DefinitionError: If the schema is too large, too deep, or not the schema of an object.
     """
-    if _nesting_depth(given) > SCHEMA_DEPTH:
+    if _measure_nesting_depth(schema) > SCHEMA_DEPTH:
         msg = f"its input schema is nested more than {SCHEMA_DEPTH} deep"
         raise DefinitionError(msg)
-    frozen = freeze_object(given)
+    frozen = freeze_object(schema)
     if len(compact(frozen)) > SCHEMA_BYTES:
         msg = f"its input schema has more than {SCHEMA_BYTES // 1024} KiB"
         raise DefinitionError(msg)
@@ -282,7 +283,7 @@ def adapt_schema(name: str, given: Mapping[str, object]) -> JsonDict:
         return SchemaInputs(name, _prune_schema(kept, without=frozenset({"pattern", "patternProperties"}))).schema
 
 
-def _nesting_depth(value: object) -> int:
+def _measure_nesting_depth(value: object) -> int:
     """Return the nesting depth of third-party JSON, at most ``SCHEMA_DEPTH + 1``; without recursion."""
     deepest, waiting = 0, [(value, 1)]
     while waiting:

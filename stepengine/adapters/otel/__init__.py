@@ -115,6 +115,7 @@ class _RunSpans:
 
     @property
     def innermost_span(self) -> _OpenSpan:
+        """The span of the open step, else that of the run."""
         return self.step or self.own
 
 
@@ -188,15 +189,17 @@ class Tracing:
     # --- runs and steps -----------------------------------------------------------------------------------------------
 
     def _start_or_update_run_span(self, event: RunStarted) -> None:
+        """Start the span of a run unless a resumed one has it, and set its id and input."""
         tree = self._trees.setdefault(event.run_id, {})
         run = tree.get(event.path) or self._start_run_span(
             event, event.path, event.agent_id, self._find_parent_context(tree, event.path)
         )
         run.own.span.set_attribute("stepengine.own_run_id", event.own_id)
         if self._content:
-            run.own.span.set_attributes(_input_attributes(event.prompt, plain(event.params)))
+            run.own.span.set_attributes(_make_input_attributes(event.prompt, plain(event.params)))
 
     def _start_child_span(self, event: AgentSpawned) -> None:
+        """Start the span of a child run below the call that started it."""
         parent = self._find_run_spans(event)
         if parent is not None:
             caller = parent.calls.get(event.tool_call_id, parent.innermost_span)
@@ -207,6 +210,7 @@ class Tracing:
     def _start_run_span(
         self, event: Event, path: str, agent_id: str, context: Context | None, *, name: str = ""
     ) -> _RunSpans:
+        """Start and store the span of a run or child, and return the spans of the run."""
         about = {
             "gen_ai.operation.name": "invoke_agent",
             "gen_ai.agent.id": agent_id,
@@ -217,11 +221,13 @@ class Tracing:
         return run
 
     def _find_parent_context(self, tree: Mapping[str, _RunSpans], path: str) -> Context | None:
+        """Return the context of the innermost span of the run above *path*; ``None`` for a root."""
         # Without a parent it is the span that is current where the run was called.
         above = tree.get(path.rpartition(".")[0]) if path else None
         return None if above is None else above.innermost_span.context
 
     def _start_step_span(self, event: StepStarted) -> None:
+        """End the span of the step before, and start that of a step, if steps are traced."""
         run = self._find_run_spans(event)
         if run is None or not self._steps:
             return
@@ -231,6 +237,7 @@ class Tracing:
         run.step = self._open_span(event, f"stepengine.step {event.step}", about, run.own.context)
 
     def _end_step_span(self, event: StepFinished) -> None:
+        """End the span of a step with its status."""
         run = self._find_run_spans(event)
         if run is not None and run.step is not None:
             span = run.step.span
@@ -241,12 +248,14 @@ class Tracing:
             run.step = None
 
     def _mark_run_failed(self, event: RunFailed) -> None:
+        """Mark the span of a run as failed with the kind of its error."""
         run = self._find_run_spans(event)
         if run is not None:
             run.has_failed = True
             self._mark_span_failed(run.own.span, event.kind, event.error)
 
     def _end_child_spans(self, event: AgentFinished) -> None:
+        """End all spans of a child run."""
         self._end_run_spans(event, event.child_path, event.status, event.usage, event.text)
 
     def _end_tree_spans(self, event: RunFinished) -> None:
@@ -263,7 +272,7 @@ class Tracing:
         self._trees.pop(event.run_id, None)
 
     def _end_run_spans(
-        self, event: Event, path: str, status: RunStatus, usage: Usage | None = None, said: str = ""
+        self, event: Event, path: str, status: RunStatus, usage: Usage | None = None, text: str = ""
     ) -> None:
         """End all spans of one run of the tree, with its status, usage and text."""
         run = self._trees.get(event.run_id, {}).pop(path, None)
@@ -276,9 +285,9 @@ class Tracing:
         span = run.own.span
         span.set_attribute("stepengine.status", status.value)
         if usage is not None:
-            span.set_attributes(_usage_attributes(usage))
-        if said and self._content:
-            span.set_attributes(_output_attributes(said))
+            span.set_attributes(_make_usage_attributes(usage))
+        if text and self._content:
+            span.set_attributes(_make_output_attributes(text))
         if status is RunStatus.FAILED and not run.has_failed:
             span.set_status(self._trace.StatusCode.ERROR)
         run.own.span.end()
@@ -286,6 +295,7 @@ class Tracing:
     # --- calls --------------------------------------------------------------------------------------------------------
 
     def _start_model_span(self, event: ModelStarted) -> None:
+        """Start the span of a model call with the attributes of its request."""
         run = self._find_run_spans(event)
         if run is None:
             return
@@ -297,8 +307,8 @@ class Tracing:
         }
         about = {**told, "stepengine.purpose": event.purpose}
         if event.request is not None:
-            about |= _request_attributes(event.request)
-            about |= _request_content_attributes(event.request) if self._content else {}
+            about |= _make_request_attributes(event.request)
+            about |= _make_request_content_attributes(event.request) if self._content else {}
         name = f"chat {model}"
         call = self._open_span(event, name, about, run.innermost_span.context, kind=self._trace.SpanKind.CLIENT)
         call.told = told
@@ -308,6 +318,7 @@ class Tracing:
             run.own.span.set_attributes({name: told[name] for name in ("gen_ai.provider.name", "gen_ai.request.model")})
 
     def _record_time_to_first_chunk(self, event: TextDelta | ThinkingDelta | ToolInputDelta) -> None:
+        """Record the seconds until the first piece of a reply in its span and in the metric."""
         run = self._find_run_spans(event)
         call = None if run is None else run.calls.get(event.seq)
         if call is not None and not call.has_chunk:
@@ -317,6 +328,7 @@ class Tracing:
             self._first_chunk.record(seconds, call.told)
 
     def _end_model_span(self, event: ModelFinished) -> None:
+        """Record the duration of a model call, and end its span with the reply or the error."""
         run = self._find_run_spans(event)
         call = None if run is None else run.calls.pop(event.seq, None)
         if call is None:
@@ -331,6 +343,7 @@ class Tracing:
         call.span.end()
 
     def _set_reply_attributes_and_metrics(self, call: _OpenSpan, reply: ModelReply, call_ids: Sequence[str]) -> None:
+        """Set the attributes of a reply in the span of its call, and record its tokens in the metric."""
         span = call.span
         model = call.told["gen_ai.request.model"] if reply.model is None else _split_model(reply.model)[1]
         call.told["gen_ai.response.model"] = model
@@ -341,7 +354,7 @@ class Tracing:
         if reply.cost is not None:
             span.set_attribute("operation.cost", float(reply.cost))
         if reply.usage is not None:
-            span.set_attributes(_usage_attributes(reply.usage))
+            span.set_attributes(_make_usage_attributes(reply.usage))
             self._tokens.record(reply.usage.prompt_tokens, {**call.told, "gen_ai.token.type": "input"})
             self._tokens.record(reply.usage.completion_tokens, {**call.told, "gen_ai.token.type": "output"})
         if self._content:
@@ -352,6 +365,7 @@ class Tracing:
             span.set_attribute("gen_ai.output.messages", _to_json_text([said]))
 
     def _start_tool_span(self, event: ToolStarted) -> None:
+        """Start the span of a tool call; for a tool body with effects, also store it as a run of the tree."""
         run = self._find_run_spans(event)
         if run is None:
             return
@@ -372,6 +386,7 @@ class Tracing:
             self._trees[event.run_id][event.child_path] = _RunSpans(call)
 
     def _end_tool_span(self, event: ToolFinished) -> None:
+        """End the span of a tool call with its status, and the open spans of its body."""
         if event.child_path:
             body = self._trees.get(event.run_id, {}).pop(event.child_path, None)
             for left in reversed(body.calls.values()) if body is not None else ():
@@ -391,6 +406,7 @@ class Tracing:
     # --- what happens within a span -----------------------------------------------------------------------------------
 
     def _add_retry_or_limit_event(self, event: ModelRetry | RateLimited) -> None:
+        """Add a retry or a wait for a rate limit as an event to the span of its model call."""
         run = self._find_run_spans(event)
         if run is not None:
             wait: Attributes = {} if event.wait is None else {"wait": event.wait}
@@ -400,6 +416,7 @@ class Tracing:
             run.calls.get(event.seq, run.innermost_span).span.add_event(f"stepengine.{event.type}", about)
 
     def _add_event_to_innermost_span(self, event: Event) -> None:
+        """Add an event about a question, decision, wait or compaction to the innermost open span of its run."""
         run = self._find_run_spans(event)
         if run is None:
             return
@@ -425,6 +442,7 @@ class Tracing:
     # --- spans --------------------------------------------------------------------------------------------------------
 
     def _find_run_spans(self, event: Event) -> _RunSpans | None:
+        """Return the open spans of the run of an event; ``None`` if it has none."""
         return self._trees.get(event.run_id, {}).get(event.path)
 
     def _open_span(
@@ -437,12 +455,14 @@ class Tracing:
         path: str | None = None,
         kind: Any = None,
     ) -> _OpenSpan:
+        """Start a span with the run id and path of *event*, and return it with its context."""
         place = {"stepengine.run_id": event.run_id, "stepengine.path": event.path if path is None else path}
         kind = self._trace.SpanKind.INTERNAL if kind is None else kind
         span = self._tracer.start_span(name, context=context, kind=kind, attributes={**about, **place})
         return _OpenSpan(span, self._trace.set_span_in_context(span, context))
 
     def _mark_span_failed(self, span: Span, kind: str, message: str) -> None:
+        """Set the error status of a span; its message only if contents are traced."""
         span.set_attribute("error.type", kind)
         span.set_status(self._trace.StatusCode.ERROR, message if self._content else None)
 
@@ -469,7 +489,7 @@ class Tracing:
     """The events that change a span."""
 
 
-def _input_attributes(prompt: str, params: Any) -> Attributes:
+def _make_input_attributes(prompt: str, params: Any) -> Attributes:
     """Return the input attributes of a run: its prompt as a message, and prompt and params as one value."""
     told: Attributes = {}
     if prompt:
@@ -484,7 +504,7 @@ def _input_attributes(prompt: str, params: Any) -> Attributes:
     return {**told, "input.value": prompt, "input.mime_type": "text/plain"} if prompt else told
 
 
-def _output_attributes(text: str) -> Attributes:
+def _make_output_attributes(text: str) -> Attributes:
     """Return the output attributes of a run: its text as a message, and as one value."""
     message = {**_make_role_message("assistant", text), "finish_reason": "stop"}
     return {"gen_ai.output.messages": _to_json_text([message]), "output.value": text, "output.mime_type": "text/plain"}
@@ -511,7 +531,7 @@ def _split_model(model: str) -> tuple[str, str]:
     return (OTHER, model) if at < 0 else (model[:at], model[at + 1 :])
 
 
-def _usage_attributes(usage: Usage) -> Attributes:
+def _make_usage_attributes(usage: Usage) -> Attributes:
     """Return the tokens of a call or a run; the conventions count cached ones as input, and thinking as output."""
     return {
         "gen_ai.usage.input_tokens": usage.prompt_tokens,
@@ -522,7 +542,8 @@ def _usage_attributes(usage: Usage) -> Attributes:
     }
 
 
-def _request_attributes(request: ModelRequest) -> Attributes:
+def _make_request_attributes(request: ModelRequest) -> Attributes:
+    """Return the settings of a model request as attributes, without those that are not set."""
     settings = request.settings
     told = {
         "gen_ai.request.max_tokens": settings.max_tokens,
@@ -534,7 +555,8 @@ def _request_attributes(request: ModelRequest) -> Attributes:
     return {name: value for name, value in told.items() if value is not None}
 
 
-def _request_content_attributes(request: ModelRequest) -> Attributes:
+def _make_request_content_attributes(request: ModelRequest) -> Attributes:
+    """Return the messages and the system prompt of a model request as attributes."""
     shown = {"gen_ai.input.messages": _to_json_text([_message_to_dict(message) for message in request.all_messages])}
     if request.system_prompt:
         shown["gen_ai.system_instructions"] = _to_json_text([{"type": "text", "content": request.system_prompt}])
@@ -542,6 +564,7 @@ def _request_content_attributes(request: ModelRequest) -> Attributes:
 
 
 def _message_to_dict(message: Message) -> dict[str, object]:
+    """Return a message in the form of the conventions."""
     if isinstance(message, ToolMessage):
         response = {"type": "tool_call_response", "id": message.tool_call_id, "response": message.text}
         return {"role": "tool", "parts": [response]}
@@ -549,6 +572,7 @@ def _message_to_dict(message: Message) -> dict[str, object]:
 
 
 def _make_role_message(role: str, parts: Any) -> dict[str, object]:
+    """Return parts, or a text, as a message of a role in the form of the conventions."""
     return {
         "role": role,
         "parts": [_part_to_dict(part) for part in ((TextPart(parts),) if isinstance(parts, str) else parts)],
@@ -570,4 +594,5 @@ def _part_to_dict(part: object) -> dict[str, object]:
 
 
 def _to_json_text(value: object) -> str:
+    """Encode a value as compact JSON text."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

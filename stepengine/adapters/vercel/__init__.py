@@ -122,6 +122,7 @@ async def sse(chunks: AsyncIterable[Chunk]) -> AsyncGenerator[str, None]:
 
 
 async def _close_if_generator(source: object) -> None:
+    """Close *source* if it is an async generator."""
     close = getattr(source, "aclose", None)
     if close is not None:
         await close()
@@ -188,6 +189,7 @@ def read_approvals(messages: Sequence[object]) -> dict[str, AnswerLike]:
 
 
 def _get_last_message(messages: Any) -> dict[str, object]:
+    """Return the last message of a page; raise ``InputError`` if there is none."""
     last = messages[-1] if isinstance(messages, list | tuple) and messages else None
     if not isinstance(last, dict):
         msg = "a page sent no messages; the request body must have a list of messages"
@@ -196,6 +198,7 @@ def _get_last_message(messages: Any) -> dict[str, object]:
 
 
 def _get_message_parts(message: Mapping[str, object]) -> list[dict[str, object]]:
+    """Return the parts of a message; raise ``InputError`` unless they are a list of objects."""
     parts = message.get("parts")
     if not (isinstance(parts, list) and all(isinstance(part, dict) for part in parts)):
         msg = "a page sent a message without parts; each message must have a list of parts, which are objects"
@@ -245,6 +248,7 @@ class _ChunkTranslator:
         yield from self._end_message("error", {"type": "error", "errorText": message})
 
     def _start_message_once(self, run_id: str) -> Iterator[Chunk]:
+        """Yield the start of the message with the id of its run; nothing if it was yielded before."""
         if not self._has_begun:
             self._has_begun = True
             about = {"messageMetadata": {"runId": run_id}} if run_id else {}
@@ -297,6 +301,7 @@ class _ChunkTranslator:
     # --- the root's steps, texts and thoughts ---------------------------------------------------------------------------
 
     def _show_step_start(self, event: StepStarted) -> Iterator[Chunk]:
+        """Yield the end of the open step and the start of a new one; no start for a resumed step."""
         yield from self._end_open_step()
         if event.resumed:
             # Calls of it stand in the message that the page has, and are found there only while no other step has begun.
@@ -305,18 +310,22 @@ class _ChunkTranslator:
         yield {"type": "start-step"}
 
     def _end_texts_and_step(self, event: StepFinished) -> Iterator[Chunk]:
+        """Yield the ends of the open texts and of the step."""
         yield from self._end_root_texts()
         yield from self._end_open_step()
 
     def _end_open_step(self) -> Iterator[Chunk]:
+        """Yield the end of the open step; nothing without one."""
         if self._in_step:
             self._in_step = False
             yield {"type": "finish-step"}
 
     def _show_text(self, event: TextEvent) -> Iterator[Chunk]:
+        """Yield the start, pieces or end of a text or thought."""
         yield from self._show_text_items(self._texts.make_items(event))
 
     def _show_text_items(self, items: Iterable[TextItem]) -> Iterator[Chunk]:
+        """Yield the chunks for the starts, pieces and ends of texts and thoughts."""
         for step, text, piece, is_discarded in items:
             kind = "text" if text.kind == "text" else "reasoning"
             id_ = f"{kind}-{text.number}"
@@ -328,6 +337,7 @@ class _ChunkTranslator:
                 yield self._make_data_chunk("discarded", {"id": id_, "text": text.shown})
 
     def _end_root_texts(self, discarded: Literal["all"] | None = None) -> Iterator[Chunk]:
+        """Yield the ends of the open texts of the root; they are marked if they are *discarded*."""
         yield from self._show_text_items(self._texts.end_texts("", discarded=discarded))
 
     def _end_discarded_texts_and_calls(self, event: ReplyDiscarded) -> Iterator[Chunk]:
@@ -358,6 +368,7 @@ class _ChunkTranslator:
                 yield {**about, "toolName": name, **told, "dynamic": True}
 
     def _show_tool_start(self, event: ToolStarted) -> Iterator[Chunk]:
+        """Yield the input of a call unless shown before, and the start of a tool body with effects."""
         yield from self._show_call_input(event)
         yield from self._show_tool_body_start(event)
 
@@ -379,7 +390,7 @@ class _ChunkTranslator:
 
     def _show_tool_end(self, event: ToolFinished) -> Iterator[Chunk]:
         """Yield the input unless shown, the end of a body, and the result or denial; no result if it is pending."""
-        call, result = _call_id(event), event.result
+        call, result = _make_call_id(event), event.result
         if result.status != "pending":
             self._over.add(call)
         yield from self._show_call_input(event)
@@ -397,7 +408,12 @@ class _ChunkTranslator:
             }
 
     def _show_tool_progress(self, event: ToolProgress | ToolLog) -> Iterator[Chunk]:
-        told = {"toolCallId": _call_id(event), "message": event.message, "percent": getattr(event, "percent", None)}
+        """Yield the progress of a call as data that the page does not store."""
+        told = {
+            "toolCallId": _make_call_id(event),
+            "message": event.message,
+            "percent": getattr(event, "percent", None),
+        }
         yield self._make_data_chunk("progress", told, transient=True)
 
     def _show_permission_request(self, event: PermissionRequested) -> Iterator[Chunk]:
@@ -407,7 +423,7 @@ class _ChunkTranslator:
         if self._version < APPROVALS_FROM:
             yield from self._show_question(event)
             return
-        call = _call_id(event)
+        call = _make_call_id(event)
         # The runs of one message count their questions each from the beginning; its approvals are told apart by their ids.
         self._approvals[call] = approval = f"{event.run_id}:{event.question.id}"
         yield from self._show_call_input(event)
@@ -417,11 +433,12 @@ class _ChunkTranslator:
         yield {"type": "tool-approval-request", "approvalId": approval, "toolCallId": call}
 
     def _show_question(self, event: QuestionAsked | PermissionRequested) -> Iterator[Chunk]:
+        """Yield a question as a data part."""
         yield self._make_data_chunk("question", question_to_json(event.question), id=event.question.id)
 
     def _store_and_show_decision(self, event: PermissionDecided) -> Iterator[Chunk]:
         """Store that a call was decided; yield the decision if its approval is open and the page knows such chunks."""
-        call = _call_id(event)
+        call = _make_call_id(event)
         self._decided_calls.add(call)
         approval = self._approvals.pop(call, "")
         if approval and self._version >= DECISIONS_FROM:  # before, a page learns it from what becomes of the call
@@ -429,11 +446,13 @@ class _ChunkTranslator:
             yield {"type": "tool-approval-response", **answer, **({"reason": event.reason} if event.reason else {})}
 
     def _show_file_change(self, event: FileChanged) -> Iterator[Chunk]:
+        """Yield a changed file as a data part."""
         yield self._make_data_chunk(
-            "file-changed", {"file": event.file, "action": event.action, "toolCallId": _call_id(event)}
+            "file-changed", {"file": event.file, "action": event.action, "toolCallId": _make_call_id(event)}
         )
 
     def _show_todos(self, event: TodosChanged) -> Iterator[Chunk]:
+        """Yield the todos of a run as a data part that is replaced in place."""
         yield self._make_data_chunk(
             "todos", {"path": event.path, "todos": plain(event.todos)}, id=f"todos-{event.path}"
         )
@@ -450,6 +469,7 @@ class _ChunkTranslator:
     # --- children ---------------------------------------------------------------------------------------------------------
 
     def _show_child_start(self, event: AgentSpawned) -> Iterator[Chunk]:
+        """Yield a child as a running agent, a data part that is replaced in place."""
         name = event.display_name or event.agent_id
         yield self._update_agent_chunk(
             event.child_path,
@@ -462,13 +482,14 @@ class _ChunkTranslator:
         )
 
     def _show_child_text(self, event: TextCompleted) -> Iterator[Chunk]:
+        """Yield a child with its last text."""
         yield self._update_agent_chunk(event.path, text=event.text)
 
     def _show_child_tool(self, event: ToolStarted | ToolFinished) -> Iterator[Chunk]:
         """Yield a child with its current tool; also the start or end of a decided call, or of a tool body."""
         yield self._update_agent_chunk(event.path, tool=event.tool_name if isinstance(event, ToolStarted) else "")
         # What a person was asked about has a part of its own, which would wait for ever.
-        if _call_id(event) in self._decided_calls:
+        if _make_call_id(event) in self._decided_calls:
             yield from self._show_tool_start(event) if isinstance(event, ToolStarted) else self._show_tool_end(event)
         elif isinstance(event, ToolStarted):
             yield from self._show_tool_body_start(event)
@@ -476,6 +497,7 @@ class _ChunkTranslator:
             yield from self._show_tool_body_end(event)
 
     def _show_child_end(self, event: AgentFinished) -> Iterator[Chunk]:
+        """Yield a child with its status at the end."""
         why = {"error": event.error} if event.error else {}
         yield self._update_agent_chunk(
             event.child_path, agentId=event.agent_id, status=event.status.value, tool="", **why
@@ -487,6 +509,7 @@ class _ChunkTranslator:
         return self._make_data_chunk("agent", self._agents[path], id=path)
 
     def _make_data_chunk(self, name: str, data: object, *, id: str | None = None, transient: bool = False) -> Chunk:
+        """Return a data part ``data-NAME``; a *transient* one is not stored by the page."""
         told = {"id": id} if id is not None else {}
         return {"type": f"data-{name}", **told, "data": data, **({"transient": True} if transient else {})}
 
@@ -524,7 +547,8 @@ class _ChunkTranslator:
     }
 
 
-def _call_id(event: Any) -> str:
+def _make_call_id(event: Any) -> str:
+    """Return the id of the call of an event for the page."""
     return _join_call_id(event.path, event.tool_call_id)
 
 
@@ -534,5 +558,6 @@ def _join_call_id(path: str, call: str) -> str:
 
 
 def _output_from_result(result: ToolResult) -> object:
+    """Return the output of a tool for the page: its data, else its text."""
     # What the conversation holds of it, so that a page that is loaded again shows the same.
     return result.text if result.data is None or result.structured is not None else plain(result.data)

@@ -69,6 +69,7 @@ def acp(
 
 
 def _serve_editor(options: Options, offered: Sequence[str], *, allows_bypass: bool, in_terminals: bool) -> Exit:
+    """Serve an agent over standard input and output until the editor disconnects; return the exit code."""
     from stepengine.adapters.acp import redirect_stdout, serve
     from stepengine.cli.bench import choose_policy, make_asking_policy, make_engine_setup
     from stepengine.cli.state_folder import EDITORS
@@ -92,6 +93,7 @@ def _serve_editor(options: Options, offered: Sequence[str], *, allows_bypass: bo
         buffers: Buffers | None = None,
         terminals: Terminals | None = None,
     ) -> Engine:
+        """Return the engine of a session with the mode, model, buffers and terminals that the editor chose."""
         agent = load_agent(options.agent, folders=options.settings.agent_folders)
         chosen = attrs.evolve(policy, mode=cast("Any", mode or policy.mode))
         own = terminals if in_terminals else None

@@ -74,6 +74,7 @@ def agents(
 
 
 def _agent_to_dict(entry: ListedAgent) -> dict[str, object]:
+    """Return an agent as JSON values for ``--json``."""
     agent: Any = entry.agent
     return {
         "id": agent.id,
@@ -87,6 +88,7 @@ def _agent_to_dict(entry: ListedAgent) -> dict[str, object]:
 
 
 def _describe_agent(entry: ListedAgent) -> str:
+    """Return an agent as lines: id, description, tools, children, model and source."""
     agent: Any = entry.agent
     lines = [
         agent.id,
@@ -127,6 +129,7 @@ def _format_agents_of_package(package: Package) -> str:
 
 
 def _packages_to_agent_dicts(packages: Iterable[Package]) -> Iterator[dict[str, object]]:
+    """Yield each agent of installed packages as JSON values, with the approval of its package."""
     from stepengine.engine.trust import find_unapproved_access
 
     for package in packages:
@@ -151,7 +154,7 @@ def _packages_to_agent_dicts(packages: Iterable[Package]) -> Iterator[dict[str, 
 
 
 def _describe_duplicate_ids(packages: Sequence[Package]) -> Iterator[str]:
-    """Yield a message for each agent id that several packages have, which makes it unusable."""
+    """Yield a message for each agent id of several packages, since it is ambiguous."""
     having: dict[str, list[str]] = {}
     for package in packages:
         for agent_id in package.agents:
@@ -211,6 +214,7 @@ def _map_child_ids(agents: Iterable[AgentDefinition]) -> dict[str, list[str]]:
 def _format_child_lines(
     key: str, children: Children, trail: tuple[str, ...], shown: set[str], indent: str
 ) -> Iterator[str]:
+    """Yield the lines of the children of an agent, and add the agents in them to *shown*."""
     shown.add(key)
     below = children.get(key, ())
     for index, child in enumerate(below):

@@ -97,6 +97,7 @@ class CallDisplay:
 
 
 def _print_result(run: FinishedRun, options: Options, display: CallDisplay, seconds: float, *, as_json: bool) -> Exit:
+    """Print the reply or its JSON, then an error and the cost on stderr; return the exit code."""
     result = run.result
     if as_json:
         told = result_to_json(result)

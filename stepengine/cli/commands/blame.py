@@ -76,6 +76,7 @@ def blame(
     """
 
     def search_and_report() -> Exit:
+        """Search for the blamed step within the budget, print the report, and return the exit code."""
         from stepengine.evaluation.blame import blame as find_step
         from stepengine.evaluation.checks import Check, load_function
 
@@ -102,6 +103,7 @@ def blame(
 
 
 def _suggest_commands(report: Blame, options: Options) -> list[str]:
+    """Return a line with commands for the blamed step; an empty list if there is none."""
     if report.blamed is None:
         return []
     name, at = shlex.quote(options.stem or options.journal), report.blamed.step.address
@@ -109,6 +111,7 @@ def _suggest_commands(report: Blame, options: Options) -> list[str]:
 
 
 def _parse_step_range(text: str) -> tuple[int, int] | None:
+    """Parse ``A:B`` as the first and the last step; return ``None`` for an empty text."""
     if not text:
         return None
     first, colon, last = text.partition(":")

@@ -28,6 +28,7 @@ def cancel(run: Run, *, db: Db = "", app: App = "stepengine") -> Exit:
         return run_mailbox_command(lambda post: post.send_cancel(journal))
 
     async def cancel_run(operator: Operator) -> Exit:
+        """Cancel a durable run, and print the ids of the cancelled runs."""
         ended = await operator.cancel(run)
         print_visible(f"cancelled: {', '.join(ended)}" if ended else f"{run} had already ended")
         return Exit.COMPLETED

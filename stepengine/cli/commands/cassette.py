@@ -90,11 +90,13 @@ def replay(
 
 
 def _print_uncovered_programs(run: ProgramRun) -> None:
+    """Print the programs whose traffic was neither recorded nor replayed."""
     for one in run.uncovered:
         print_error(f"not covered: {one}")
 
 
 def _make_no_python_process_message(command: Sequence[str]) -> str:
+    """Return the error message for a command that started no Python process."""
     return (
         f"{command[0]} started no Python process that can be recorded or replayed. COMMAND must be a Python program, or start one that "
         "imports the site module and keeps PYTHONPATH"
@@ -105,7 +107,7 @@ def _make_no_python_process_message(command: Sequence[str]) -> str:
 
 
 def _report_recording_and_exit(run: ProgramRun, file: str, command: Sequence[str]) -> Never:
-    """Report what was recorded and what was not, and raise ``typer.Exit`` with the exit code of the program."""
+    """Print the recorded and the missing traffic, and raise ``typer.Exit`` with the exit code of the program."""
     from stepengine.testing.recordings import RecordingUsage
 
     for left in run.cassette.left_out:
@@ -130,7 +132,7 @@ def _report_recording_and_exit(run: ProgramRun, file: str, command: Sequence[str
 
 def _report_replay_result(run: ProgramRun, file: str, command: Sequence[str]) -> Exit:
     """
-    Report requests that differ from the recording, and return the exit code.
+    Report requests that differ from the recording; return the exit code, or raise ``typer.Exit`` with that of the program.
 
     Raises:
         typer.Exit: with the code of the program, if that counts.
@@ -179,6 +181,7 @@ def _report_replay_comparison(run: ProgramRun, command: Sequence[str]) -> Exit:
 
 
 def _describe_difference(finding: RequestDifference) -> list[str]:
+    """Return the lines about a request that differs between two runs, with its likely sources."""
     from stepengine.testing.cassette_misses import describe_difference
 
     sent = f", sent by {_shorten_source_location(finding.line)}," if finding.line else ""
@@ -197,11 +200,13 @@ def _describe_difference(finding: RequestDifference) -> list[str]:
 
 
 def _make_freeze_hint(name: str) -> str:
+    """Return the ``--freeze`` option that records a function such as ``time.time``; ``""`` if none does."""
     kind = FREEZABLE.get(name) or FREEZABLE.get(name.partition(".")[0])
     return f"  (record with --freeze {kind})" if kind else ""
 
 
 def _shorten_source_location(line: str) -> str:
+    """Return ``FILE:LINE`` with the file relative to the working folder."""
     from stepengine.testing.recordings import make_path_relative_to_cwd
 
     file, _, number = line.rpartition(":")

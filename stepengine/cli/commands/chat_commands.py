@@ -50,12 +50,14 @@ UNDONE = "(The files that the last turn wrote were brought back to what they wer
 
 
 async def _show_help(chat: Chat, _: str) -> None:
+    """Print the keys and the commands of the chat."""
     width = max(map(len, chat.commands)) + 1
     chat.print_text(KEYS)
     chat.print_text("\n".join([f"  /{name:{width}} {command.about}" for name, command in chat.commands.items()]))
 
 
 async def _show_or_set_model(chat: Chat, model: str) -> None:
+    """Print the current model and the usable providers; with a name, use that model from the next turn on."""
     talk = chat.conversation
     if not model:
         from stepengine.cli.commands.models import describe_model
@@ -80,6 +82,7 @@ async def _show_or_set_model(chat: Chat, model: str) -> None:
 
 
 async def _show_agent_tree(chat: Chat, _: str) -> None:
+    """Print the agent of the chat and those that it may spawn."""
     from stepengine.cli.commands.agents import format_agent_tree
     from stepengine.engine.agent_family import collect_agent_family
 
@@ -89,6 +92,7 @@ async def _show_agent_tree(chat: Chat, _: str) -> None:
 
 
 async def _show_cost(chat: Chat, _: str) -> None:
+    """Print the tokens and the cost of each turn, and of the running one so far."""
     talk = chat.conversation
     spent = Spending()
     for number, result in enumerate(talk.results, start=1):
@@ -114,6 +118,7 @@ async def _show_cost(chat: Chat, _: str) -> None:
 
 
 async def _show_agent_or_start_new_conversation(chat: Chat, name: str) -> None:
+    """Print the current agent; with a name, start a new conversation with that agent."""
     from stepengine.engine import load_agent
 
     talk = chat.conversation
@@ -130,6 +135,7 @@ async def _show_agent_or_start_new_conversation(chat: Chat, name: str) -> None:
 
 
 async def _show_or_set_mode(chat: Chat, mode: str) -> None:
+    """Print the permission mode; with a name, use that mode from the next turn on."""
     talk = chat.conversation
     if not mode:
         chat.print_text(f"current mode: {talk.policy.mode}; modes: {', '.join(talk.modes)}")
@@ -142,6 +148,7 @@ async def _show_or_set_mode(chat: Chat, mode: str) -> None:
 
 
 async def _print_permission_rules(chat: Chat, _: str) -> None:
+    """Print the permission rules of the chat, and its lasting approvals with their numbers."""
     talk = chat.conversation
     allowed = talk.list_approval_rules()
     chat.print_text(f"mode {talk.policy.mode}")
@@ -153,6 +160,7 @@ async def _print_permission_rules(chat: Chat, _: str) -> None:
 
 
 async def _remove_approval_rule(chat: Chat, number_text: str) -> None:
+    """Withdraw the lasting approval with a number of ``/rules``."""
     talk = chat.conversation
     allowed = talk.list_approval_rules()
     number = _parse_number_or_minus_one(number_text)
@@ -166,6 +174,7 @@ async def _remove_approval_rule(chat: Chat, number_text: str) -> None:
 
 
 async def _show_todos(chat: Chat, _: str) -> None:
+    """Print the todos of the agent."""
     talk = chat.conversation
     todos = [] if talk.state is None else parse_todos(talk.state.context.get("todos"))
     lines = [f"  [{'x' if todo.completed else ' '}] {one_line(todo.task, 200)}" for todo in todos]
@@ -173,6 +182,7 @@ async def _show_todos(chat: Chat, _: str) -> None:
 
 
 async def _print_file_diffs(chat: Chat, _: str) -> None:
+    """Print the diffs of the files that the agent wrote in this chat."""
     talk = chat.conversation
     diffs = [*talk.diffs, *(chat.screen.diffs if chat.is_working and chat.screen is not None else ())]
     for diff in diffs:
@@ -183,6 +193,7 @@ async def _print_file_diffs(chat: Chat, _: str) -> None:
 
 
 async def _print_memory_notes(chat: Chat, _: str) -> None:
+    """Print the stored notes of the project and of the user."""
     from stepengine.tools.bundled import FileMemory
     from stepengine.tools.bundled.note_tools import get_project_scope
 
@@ -193,6 +204,7 @@ async def _print_memory_notes(chat: Chat, _: str) -> None:
 
 
 async def _list_or_send_skill(chat: Chat, name_and_text: str) -> Exit | None:
+    """Print the skills of the folder; with a name, run a turn with the instructions of that skill."""
     from stepengine.workspace.skills import get_skill, get_skill_catalog, read_skill_instructions
 
     talk = chat.conversation
@@ -210,6 +222,7 @@ async def _list_or_send_skill(chat: Chat, name_and_text: str) -> Exit | None:
 
 
 async def _print_journal_name(chat: Chat, _: str) -> None:
+    """Print the journal of the last recorded turn, and the command that inspects it."""
     talk = chat.conversation
     if talk.journal is None:
         chat.print_text("no turn of this chat is recorded")
@@ -219,6 +232,7 @@ async def _print_journal_name(chat: Chat, _: str) -> None:
 
 
 async def _start_new_conversation(chat: Chat, _: str) -> None:
+    """Drop the turns and notes of the chat, so that the next prompt starts a new conversation."""
     talk = chat.conversation
     talk.drop_later_turns(0)
     talk.notes.clear()
@@ -226,6 +240,7 @@ async def _start_new_conversation(chat: Chat, _: str) -> None:
 
 
 async def _print_context_sizes(chat: Chat, _: str) -> None:
+    """Print the estimated tokens of the next request by kind."""
     talk = chat.conversation
     if not talk.states:
         chat.print_text("this conversation has no messages yet")
@@ -237,6 +252,7 @@ async def _print_context_sizes(chat: Chat, _: str) -> None:
 
 
 async def _confirm_and_undo_writes(chat: Chat, _: str) -> None:
+    """Print the changes of an undo of the last turn, ask for confirmation, restore the files, and note it for the agent."""
     from stepengine.journal import undo
 
     talk = chat.conversation
@@ -255,6 +271,7 @@ async def _confirm_and_undo_writes(chat: Chat, _: str) -> None:
 
 
 async def _save_as_markdown(chat: Chat, file: str) -> None:
+    """Write the conversation as Markdown to a new file."""
     talk = chat.conversation
     if not file:
         msg = "/save FILE writes the conversation as Markdown; name a file that does not exist yet"
@@ -266,6 +283,7 @@ async def _save_as_markdown(chat: Chat, file: str) -> None:
 
 
 async def _fork_conversation(chat: Chat, turn: str) -> None:
+    """Drop the turns after a number, by default the last one, so that the chat continues from there."""
     talk = chat.conversation
     last = len(talk.states) - 1
     number = _parse_number_or_minus_one(turn) if turn else last
@@ -280,6 +298,7 @@ async def _fork_conversation(chat: Chat, turn: str) -> None:
 
 
 async def _resume_conversation(chat: Chat, number_or_name: str) -> Exit | None:
+    """Load another recorded conversation, show it, and resume its last turn if that has not ended."""
     from stepengine.engine.loader import load_agent
 
     talk = chat.conversation
@@ -304,6 +323,7 @@ async def _resume_conversation(chat: Chat, number_or_name: str) -> Exit | None:
 
 
 async def _summarize_conversation(chat: Chat, hint: str) -> None:
+    """Replace the messages of the conversation by a summary from the model."""
     from stepengine.context import compact, summarize
     from stepengine.engine.packages import register_in_same_package
 
@@ -367,6 +387,7 @@ def _parse_number_or_minus_one(typed: str) -> int:
 
 
 def _write_new_file(path: Path, text: str) -> None:
+    """Write a text to a new file; raise ``FileExistsError`` if the file exists."""
     with path.open("x", encoding="utf-8") as file:
         file.write(text)
 

@@ -86,7 +86,7 @@ def check(
     is_good = all(one.is_good(allow_unsigned=allow_unsigned) for one in found)
     if as_json:
         print(to_ascii_json([one.to_dict(allow_unsigned=allow_unsigned) for one in found]))
-    elif lines := [line for one in found for line in one.finding_lines()]:
+    elif lines := [line for one in found for line in one.format_finding_lines()]:
         print_visible("\n".join(lines), hanging_indent=4)
     if where := sum(bool(one.leaks) for one in found):
         print(f"secrets in {where} files; remove them, and replace keys that were shared", file=sys.stderr)
@@ -110,6 +110,7 @@ class _CheckedFile:
         return is_sound and not self.leaks and is_signed
 
     def to_dict(self, *, allow_unsigned: bool) -> dict[str, object]:
+        """Return the findings in a file as JSON values."""
         told: dict[str, object] = {"name": self.name} if self.report is None else attrs.asdict(self.report)
         told |= {
             "ok": self.is_good(allow_unsigned=allow_unsigned),
@@ -124,13 +125,13 @@ class _CheckedFile:
             told |= {"signature": attrs.asdict(self.verified), "decisions": answers}
         return told
 
-    def finding_lines(self) -> Iterator[str]:
+    def format_finding_lines(self) -> Iterator[str]:
         """Yield printable lines: the signatures and answers, the state of the journal, and secrets not yet named."""
         if self.verified is not None:
-            yield from _verification_lines(self.verified)
+            yield from _format_verification_lines(self.verified)
             yield from [_describe_decision(one, self.verified) for one in self.decisions]
         if self.report is not None:
-            yield from _report_lines(
+            yield from _format_report_lines(
                 self.report, is_good=not (self.report.problems or self.report.secrets or self.leaks)
             )
         shown = [secret.partition(" /")[0] for secret in self.report.secrets] if self.report is not None else []
@@ -138,7 +139,7 @@ class _CheckedFile:
 
 
 def _check_journals_and_secrets(
-    paths: Iterable[str], allow: Sequence[str], keys: Sequence[str], seen: str
+    paths: Iterable[str], allow: Sequence[str], keys: Sequence[str], start_digest: str
 ) -> Iterator[_CheckedFile]:
     """Check every file of *paths*; yield journals and files with secrets."""
     from stepengine.journal import check, decisions, scan, verify
@@ -149,7 +150,7 @@ def _check_journals_and_secrets(
             if journal is None:
                 yield from [_CheckedFile(name=file, leaks=leaks)] if leaks else []
                 continue
-            verified = verify(journal, keys, seen=seen) if keys else None
+            verified = verify(journal, keys, seen=start_digest) if keys else None
             yield _CheckedFile(
                 name=file,
                 report=check(journal, allow_secrets=allow),
@@ -159,7 +160,8 @@ def _check_journals_and_secrets(
             )
 
 
-def _report_lines(report: JournalReport, *, is_good: bool) -> Iterator[str]:
+def _format_report_lines(report: JournalReport, *, is_good: bool) -> Iterator[str]:
+    """Yield the lines about a journal: its state, problems and secrets."""
     state = "complete" if report.is_complete else "incomplete: it can be resumed"
     state = "but no run has started: start it again" if report.records == 1 else state
     known = "not usable as it is" if report.problems else f"{report.records} records, {state}"
@@ -170,7 +172,8 @@ def _report_lines(report: JournalReport, *, is_good: bool) -> Iterator[str]:
         yield f"      {report.torn} bytes at the end are an incomplete record; resume removes them"
 
 
-def _verification_lines(verified: VerificationResult) -> Iterator[str]:
+def _format_verification_lines(verified: VerificationResult) -> Iterator[str]:
+    """Yield the lines about the signatures of a journal."""
     state = "ok" if verified else "ALTERED" if verified.problems else "UNSIGNED"
     yield f"{state:<9}{verified.name}  run {verified.run} of {verified.agent}, {verified.records} records"
     yield from [f"  {problem}" for problem in verified.problems]
@@ -181,6 +184,7 @@ def _verification_lines(verified: VerificationResult) -> Iterator[str]:
 
 
 def _describe_decision(decision: RecordedDecision, verified: VerificationResult) -> str:
+    """Return a line about a recorded answer of a person, and whether it is signed."""
     who = decision.by or "somebody"
     said = (
         "declined"

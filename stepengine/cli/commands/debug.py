@@ -267,7 +267,7 @@ class DebugSession:
         self._call_reporting_errors(lambda: self.navigation.go_to_typed_position(self._asked.at))
 
     def _get_view_to_restore(self) -> dict[str, Any]:
-        """Return the followed run and the selected frame, so that the process that continues can restore them."""
+        """Return the followed run and the selected frame, for the process that takes over."""
         return {"inside": self._debugger.places.followed_path, "frame": self.screen.frame}
 
     def _finish_handed_over_move(self, message: Mapping[str, Any]) -> None:
@@ -284,6 +284,7 @@ class DebugSession:
             return
 
         def finish_move() -> None:
+            """Move to the target, then show it, the divergence or the differences."""
             self.navigation.move_silently(message["position"])
             if message.get("refused"):
                 self.screen.report_divergence(message["refused"])
@@ -388,7 +389,7 @@ class DebugSession:
         try:
             with contextlib.redirect_stdout(sys.__stdout__):
                 self.screen.print_result(
-                    "\n".join(["breakpoint()", *self.screen.source_lines(self.screen.running, AROUND)]),
+                    "\n".join(["breakpoint()", *self.screen.format_source_lines(self.screen.running, AROUND)]),
                     {
                         "breakpoint": self.screen.running.function,
                         "file": self.screen.running.file,
@@ -400,6 +401,7 @@ class DebugSession:
             self.screen.running, self.screen.frame = None, kept
 
     def _run_breakpoint_loop(self) -> None:
+        """Run typed commands in the frame of a breakpoint until ``continue``; ``quit`` ends the debugger."""
         while True:
             line = self._read_command()
             if line is None or line.strip() in ("continue", "c"):
@@ -443,6 +445,7 @@ def _call_printing_failure(act: Callable[[], int]) -> int:
 
 
 def _read_terminal_line(prompt: str) -> str | None:
+    """Read a typed line, with editing if the module ``readline`` exists; ``None`` at the end of the input."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - what makes `input` remember lines
     try:
@@ -484,10 +487,12 @@ def debug_divergence(stepper: Stepper, error: ReplayDivergence, journal: Journal
 
 
 def _wrap_screen_command(act: Callable[[DebugScreen, str], None]) -> Callable[[DebugSession, str], None]:
+    """Return a function of *act* that gets the session in place of its screen."""
     return lambda session, typed: act(session.screen, typed)
 
 
 def _wrap_move_command(act: Callable[[DebugNavigation, str], None]) -> Callable[[DebugSession, str], None]:
+    """Return a function of *act* that gets the session in place of its navigation."""
     return lambda session, typed: act(session.navigation, typed)
 
 

@@ -146,12 +146,14 @@ def _explain_demo_cost(usage: Usage) -> str:
 
 
 def _print_introduction() -> None:
+    """Print the request and the files of the demo."""
     print_visible("A generator agent edits a small project. The model's replies are recorded; the rest runs live.\n")
     print_visible(f"  request   {PROMPT}", hanging_indent=10)
     print_visible(f"  files     {', '.join(PARAMS['files'])}, in a temporary copy\n", hanging_indent=10)
 
 
 def _print_changes_and_next_steps(diff: str, cost: str) -> None:
+    """Print the diff of the demo, the source of its handler, its cost and the next commands."""
     from rich.console import Console
     from rich.text import Text
 
@@ -160,6 +162,7 @@ def _print_changes_and_next_steps(diff: str, cost: str) -> None:
     console = Console(highlight=False)
 
     def print_styled(text: str, style: str = "", *, hang: int = 0) -> None:
+        """Print a text in a style; on a terminal, it is wrapped with the indent *hang*."""
         line = wrap_lines(text, console.width, hang) if console.is_terminal else text
         # Wrapped above, with the indent of its kind; rich would break it once more, without one.
         console.print(Text(line, style=style), soft_wrap=True)
@@ -181,6 +184,7 @@ def _get_command_name() -> str:
 
 
 def _get_handler_source() -> str:
+    """Return the source code of the handler of ``editor``."""
     return inspect.getsource(_load_editor().handle_steps or run_demo)
 
 

@@ -52,6 +52,7 @@ def diff(
 
 
 def _choose_two_runs(a: str, b: str, *, last: bool) -> tuple[str, str]:
+    """Return the names of the two typed runs; with *last*, the newest run is the second one."""
     if last and b:
         msg = f"--last, {a!r} and {b!r} name three runs; pass two"
         raise UsageProblem(msg)

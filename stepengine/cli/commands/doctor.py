@@ -51,6 +51,7 @@ def doctor(
 
 
 def _print_findings(findings: Sequence[Finding]) -> None:
+    """Print the findings of the installation by area, with a repair for each problem."""
     area = ""
     for one in findings:
         if one.area != area:

@@ -39,6 +39,7 @@ def _run_with_durable_engine(
     offered = load_module_contents(module)
 
     async def act_with_engine() -> Exit:
+        """Open the durable engine, run *act* with it, and return the exit code."""
         from stepengine.durable import DurableEngine
 
         async with DurableEngine(
@@ -72,6 +73,7 @@ def export_run(
     target = into or Path(f"{run.replace('/', '-')}.jsonl")
 
     async def write_export(engine: DurableEngine) -> Exit:
+        """Export the run to the target file, and print its path."""
         await engine.export(run, target)
         print(target)
         return Exit.COMPLETED
@@ -114,6 +116,7 @@ def import_run(
             refuse_unknown_calls(journal)
 
     async def submit_journal(engine: DurableEngine) -> Exit:
+        """Submit the run of the journal, and print its id."""
         print(await engine.submit_journal(open_journal(file), trust=trust_journal or None))
         return Exit.COMPLETED
 
@@ -134,6 +137,7 @@ def fork_durable_run(
     """Fork a durable run; *edit* changes the last outcome that is kept. Print the id of the new run."""
 
     async def fork_run(engine: DurableEngine) -> Exit:
+        """Fork the run, and print the id of the new one."""
         print(await engine.fork(run, at=at, edit=edit, allow_repeat=allow_repeat))
         return Exit.COMPLETED
 
@@ -174,6 +178,7 @@ def move_runs_to_release(
     """
 
     async def move_runs(engine: DurableEngine) -> Exit:
+        """Move each run that the new release can replay, print the outcomes, and return the exit code."""
         from stepengine.durable import DeploymentMaintenance
 
         found = [only] if only else await DeploymentMaintenance(engine.operator).list_unfinished(of)
@@ -217,5 +222,6 @@ async def _move_run_if_replayable(
 
 
 def _format_move_outcome(run: str, outcome: str, why: str) -> str:
+    """Return the outcome of a move as a line, with the reason on further lines."""
     reason = "".join([f"\n    {visible(line)}" for line in why.splitlines()])
     return f"{outcome:<11}{visible(run, strict=True)}{reason}"

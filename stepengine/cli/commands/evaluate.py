@@ -97,6 +97,7 @@ def evaluate(
     """
 
     def run_evaluation() -> Exit:
+        """Run or recheck the evaluation, print its report, and return the exit code."""
         from stepengine.debugging import render_run
         from stepengine.evaluation import evaluate as run_samples
         from stepengine.evaluation.evaluation_files import load_evaluation
@@ -127,6 +128,7 @@ def evaluate(
 
 
 def _parse_agent_sides(texts: Sequence[str]) -> dict[str, str]:
+    """Parse ``NAME=PATH`` options into paths by name; raise ``UsageProblem`` for an invalid one."""
     pairs = [text.partition("=") for text in texts]
     if wrong := [text for text, (_, sign, path) in zip(texts, pairs, strict=True) if not (sign and path)]:
         msg = f"--agent {wrong[0]!r} is not a side; write NAME=PATH, such as --agent new=./agents/mine.py"
@@ -143,7 +145,7 @@ class _EvaluationAgents:
         self._files: list[tuple[AgentDefinition, str]] = []
 
     def load_agent_and_store_file(self, agent: Any) -> AgentDefinition:
-        """Load the agent that an evaluation names, and store its file for agents that it may spawn."""
+        """Load an agent of an evaluation, and store its file for the agents that it may spawn."""
         from stepengine.engine.loader import load_agent
         from stepengine.evaluation.evaluation_files import resolve_agent_path
 
@@ -166,11 +168,13 @@ def _confirm_live_runs(estimate: CostEstimate) -> None:
 
 
 def _print_sample(sample: Sample) -> None:
+    """Print a line about an ended sample on stderr."""
     passed = "unknown" if sample.passed is None else "passed" if sample.passed else "failed"
     print_error(f"{sample.case} {sample.side} {sample.n}: {sample.status}, {passed} ({sample.reused})")
 
 
 def _print_report(report: EvaluationReport, root: Path, *, as_json: bool) -> None:
+    """Print the scores, failed samples and gates of an evaluation as text or JSON, with secrets redacted."""
     from stepengine.evaluation.report_pages import failed_sample_lines, summary_lines
 
     scores, folder = report.scores, report.folder

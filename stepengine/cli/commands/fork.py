@@ -242,6 +242,7 @@ def _make_fork_runner(
     }
 
     async def fork_and_report(engine: Engine, asked: dict[str, Any]) -> RunResult:
+        """Fork the run with recorded tools, print the counts of calls on stderr, and return the result."""
         report: ForkReport = await engine.fork(journal, **given, **asked)
         if not options.quiet:
             print_error(

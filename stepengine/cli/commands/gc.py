@@ -35,6 +35,7 @@ def delete_ended_runs(
     age = parse_age_option("--older-than", older_than)
 
     async def delete_runs(operator: Operator) -> Exit:
+        """Delete the runs that ended long enough ago, or only list them, and print their number."""
         from stepengine.durable import DeploymentMaintenance
 
         roots = await DeploymentMaintenance(operator).collect(age.total_seconds(), dry_run=dry_run)

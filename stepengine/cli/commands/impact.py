@@ -92,6 +92,7 @@ def impact(
     """
 
     def measure_and_report() -> Exit:
+        """Measure the impact on the runs within the budget, print the report, and return the exit code."""
         from stepengine.engine import load_agent
         from stepengine.evaluation.checks import load_function
         from stepengine.evaluation.impact import ImpactGate
@@ -116,7 +117,7 @@ def impact(
         elif markdown:
             print(_format_markdown_comment(report, holding))
         else:
-            print_visible(join_and_redact_lines([*report.lines(), *_report_lines(report)]), hanging_indent=4)
+            print_visible(join_and_redact_lines([*report.lines(), *_format_report_lines(report)]), hanging_indent=4)
         for gate in holding:
             print_error(f"--fail-on {gate} holds")
         return _choose_exit_code(report, holding, strict=strict)
@@ -125,6 +126,7 @@ def impact(
 
 
 def _choose_exit_code(report: Impact, holding: Sequence[ImpactGate], *, strict: bool) -> Exit:
+    """Return the exit code for a report: unreadable runs, budget, gates and divergences, in this order."""
     kinds = [one.found.kind for one in report.journals]
     if "unreadable" in kinds:
         return Exit.USAGE
@@ -136,9 +138,9 @@ def _choose_exit_code(report: Impact, holding: Sequence[ImpactGate], *, strict: 
 
 
 def _measure_impact(
-    files: Sequence[str], options: Options, *, n: int, budget: SharedBudget, tools: str, **asked: Any
+    files: Sequence[str], options: Options, *, n: int, budget: SharedBudget, tools: str, **impact_options: Any
 ) -> Impact:
-    """Return the report of all runs; the runs of each agent share an engine. *asked* are more options of ``impact``."""
+    """Return the report of all runs; the runs of each agent share an engine. *impact_options* are passed to ``impact``."""
     from stepengine.evaluation.impact import Impact, Judged, RepeatedJournal, impact, replay_to_first_difference
 
     own: list[RecordedCase] = []
@@ -153,15 +155,16 @@ def _measure_impact(
         return Impact("", n, tools, tuple(map(Judged, unread)), budget.spent_if_known)
 
     async def run_impact() -> Impact:
+        """Replay each run to its first difference, then sample it from there; return the report."""
         found = [
             await replay_to_first_difference(case.bench.engine, case.file, case.journal, case.agent) for case in own
         ]
-        return await impact(own[0].bench.engine, [*found, *unread], n=n, budget=budget, tools=tools, **asked)
+        return await impact(own[0].bench.engine, [*found, *unread], n=n, budget=budget, tools=tools, **impact_options)
 
     return run_and_close_engines(run_impact, [case.bench.engine for case in own])
 
 
-def _report_lines(report: Impact) -> Iterator[str]:
+def _format_report_lines(report: Impact) -> Iterator[str]:
     """Yield lines for each run with a difference, and the number of runs without one."""
     asked = [one for one in report.journals if one.samples and one.found.kind == "asked"]
     calm = [one for one in asked if not any(map(_has_difference, one.samples))]
@@ -181,11 +184,13 @@ def _report_lines(report: Impact) -> Iterator[str]:
         yield f"{len(calm)} more runs were repeated, with the same decisions and end as recorded"
 
 
-def _has_difference(each: Any) -> bool:
-    return bool(each.changed or not each.output_equal)
+def _has_difference(sample: Any) -> bool:
+    """Return whether a sample called other tools or had another output than the recorded run."""
+    return bool(sample.changed or not sample.output_equal)
 
 
 def _summarize_samples(samples: Sequence[Any]) -> str:
+    """Return a text about the samples of a run: changed tools, samples that left the record, and ends."""
     changed, left = _count_changed_and_left(samples)
     ends = ", ".join(dict.fromkeys(["unknown" if each.has_left_record else each.course.status for each in samples]))
     return f"of {len(samples)} samples {changed} chose another tool, {left} left the record; they ended: {ends}"
@@ -241,4 +246,5 @@ def _format_code_span(text: str) -> str:
 
 
 def _redact_and_shorten(text: str) -> str:
+    """Return a text in one line, with secrets redacted, visible control characters and limited length."""
     return truncate_text(visible(" ".join(str(redact_report(text)).split()), strict=True), MAX_TEXT)

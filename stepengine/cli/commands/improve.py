@@ -101,6 +101,7 @@ def improve(
     """
 
     def search_and_report() -> Exit:
+        """Search for a better version within the budget, print the report, and return the exit code."""
         from stepengine.engine.agent_family import collect_agent_family
         from stepengine.engine.loader import locate_agent
         from stepengine.evaluation import improve as search_version
@@ -114,6 +115,7 @@ def improve(
         known = place.load()
 
         def make_engine(agent: AgentDefinition, root: Path, *, performs: bool) -> Engine:
+            """Return an engine for a sample of a version, whose tools work in *root*."""
             file_of_agent = str(place.file) if agent.id == known.id else ""
             return make_sample_engine(own, agent, file_of_agent, root, performs=performs)
 
@@ -136,6 +138,7 @@ def improve(
 
 
 def _print_report(improvement: Improvement, *, as_json: bool, writes: bool) -> None:
+    """Print the result of a search as text or JSON, and how to apply the better version."""
     if as_json:
         print(to_ascii_json(redact_report(improvement.to_json())))
         return

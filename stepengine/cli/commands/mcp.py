@@ -127,6 +127,7 @@ def _split_server_and_options(words: list[str]) -> tuple[list[str], dict[str, An
 
 
 def _parse_timeout(text: str) -> float:
+    """Parse ``--timeout`` as seconds; raise ``UsageProblem`` unless it is a number above 0."""
     try:
         seconds = float(text)
     except ValueError:
@@ -138,6 +139,7 @@ def _parse_timeout(text: str) -> float:
 
 
 def _parse_http_address(text: str) -> tuple[str, int]:
+    """Parse ``[HOST:]PORT``, with 127.0.0.1 as the default host."""
     host, _, port = text.rpartition(":")
     if not port.isascii() or not port.isdecimal() or len(port) > len("65535"):
         msg = f"--http must be a port, or HOST:PORT, such as 8000 or 127.0.0.1:8000, not {text!r}"
@@ -146,6 +148,7 @@ def _parse_http_address(text: str) -> tuple[str, int]:
 
 
 def _read_token_variable(name: str) -> str:
+    """Return the token in an environment variable, ``""`` without a name; raise ``UsageProblem`` if it is unset."""
     if name and not os.environ.get(name):
         msg = f"--token-env {name}: the environment variable is not set, or is empty"
         raise UsageProblem(msg)
@@ -155,6 +158,7 @@ def _read_token_variable(name: str) -> str:
 def _serve_agents(
     options: Options, names: list[str], journals: Path | None, address: tuple[str, int] | None, token: str
 ) -> Exit:
+    """Serve agents over HTTP at *address*, or over standard input and output, until stopped; return the exit code."""
     # Standard output belongs to the protocol, so the output of agent files goes to stderr.
     out, sys.stdout = sys.stdout, sys.stderr
     try:
@@ -205,6 +209,7 @@ async def _serve_http(server: Any, engines: list[Any], host: str, port: int, tok
 def _connect_and_print_tools(
     server: list[str], header: list[str], env: list[str], *, timeout: float, as_json: bool
 ) -> Exit:
+    """Connect to an MCP server, and print its tools as text or JSON; return the exit code."""
     from stepengine.adapters.mcp import mcp_tools
 
     is_address = len(server) == 1 and server[0].startswith(("http://", "https://"))
@@ -252,6 +257,7 @@ def _parse_header(text: str) -> tuple[str, str]:
 
 
 def _parse_environment_variable(text: str) -> tuple[str, str]:
+    """Parse ``NAME=VALUE``; for ``NAME`` alone, return the value in this environment."""
     name, sign, value = text.partition("=")
     if not name or (not sign and name not in os.environ):
         msg = f"--env {name}: the environment variable is not set; pass a value with NAME=VALUE"
@@ -260,6 +266,7 @@ def _parse_environment_variable(text: str) -> tuple[str, str]:
 
 
 async def _list_tools_and_close(source: Any) -> Any:
+    """Return the tools of an MCP server, and close the connection."""
     try:
         return await source.listing(source.name)
     finally:

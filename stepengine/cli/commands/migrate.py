@@ -25,6 +25,7 @@ def migrate(
     """
 
     async def run_migration() -> Exit:
+        """Create or update the tables, and return the exit code."""
         from stepengine.durable import migrate as make
 
         await make(resolve_database(db), role=role or None)

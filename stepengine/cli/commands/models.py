@@ -76,6 +76,7 @@ async def _fetch_model_limits(registry: Models, names: Iterable[str]) -> None:
 
 
 def _print_providers(entries: list[ListedProvider]) -> None:
+    """Print a table of the providers with the state and the variable of their keys."""
     rows = [("PREFIX", "KEY", "VARIABLE", "ADDRESS")]
     for entry in entries:
         key = entry.key if len(entry.key) <= len("not needed") else "unusable"
@@ -112,10 +113,12 @@ def describe_model(entry: KnownModel) -> str:
 
 
 def _format_tokens(count: int | None) -> str:
+    """Return a number of tokens as text; "unknown" for ``None``."""
     return "unknown" if count is None else f"{count:,} tokens"
 
 
 def _entry_to_dict(entry: ListedProvider | KnownModel) -> dict[str, object]:
+    """Return a provider or a model as JSON values."""
     if isinstance(entry, ListedProvider):
         return attrs.asdict(entry)
     prices = {kind: f"{price:f}" for kind, price in entry.prices.items()}

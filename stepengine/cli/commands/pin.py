@@ -55,6 +55,7 @@ def pin(
 
 
 def _write_pin_test(options: Options, check: str, name: str, folder: Path) -> Exit:
+    """Write a test, with a copy of the journal, that fails until the run passes *check*; return the exit code."""
     from stepengine.evaluation import pin
 
     case = load_recorded_case(options.journal, options, performs=False)

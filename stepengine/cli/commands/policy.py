@@ -23,6 +23,7 @@ SHOWN_CHARS = 200
 
 
 def _print_policy(policy: Policy, *, as_json: bool) -> None:
+    """Print the mode and the rules of a policy as text or JSON."""
     from stepengine.cli.screen.render import one_line, to_ascii_json
 
     if as_json:

@@ -49,6 +49,7 @@ def price(
 
 
 def _print_prices(files: list[str], models: list[str], options: Options, *, as_json: bool) -> Exit:
+    """Print the estimated cost of each run with each model, and the sums; return the exit code."""
     from stepengine.evaluation import price as price_run
     from stepengine.evaluation.prices import FORMAT
 
@@ -78,6 +79,7 @@ def _print_prices(files: list[str], models: list[str], options: Options, *, as_j
 
 
 def _describe_price(file: str, run_price: RunPrice) -> str:
+    """Return a line with the estimated and the recorded cost of a run."""
     from stepengine.evaluation.samples import format_dollars
 
     if run_price.low is None or run_price.high is None:
@@ -91,6 +93,7 @@ def _describe_price(file: str, run_price: RunPrice) -> str:
 
 
 def _sum_prices(model: str, prices: list[RunPrice]) -> RunPrice:
+    """Return the sum of the estimates of a model for several runs."""
     from stepengine.evaluation.prices import RunPrice
     from stepengine.evaluation.samples import sum_costs
 

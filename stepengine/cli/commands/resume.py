@@ -241,6 +241,7 @@ def _run_resume(
 
 
 def _print_extension_counts(journal: Journal, result: RunResult, options: Options) -> None:
+    """Print how many effects an extended journal kept and recorded anew, or that it was not changed."""
     if result.status is RunStatus.FAILED:
         print_error(f"{options.journal} was not changed")
     elif (made := journal.extended) is not None and not options.quiet:

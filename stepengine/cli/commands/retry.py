@@ -31,6 +31,7 @@ def retry(
     """
 
     async def retry_run(operator: Operator) -> Exit:
+        """Resume the stopped run after its last record."""
         await operator.retry(run, release=release or None)
         return Exit.COMPLETED
 

@@ -121,6 +121,7 @@ def run(
 
 
 def _run_and_record_agent(options: Options, sign: str) -> Exit:
+    """Run an agent, record the run, and print its result; return the exit code."""
     from stepengine.engine import load_agent
     from stepengine.engine.packages import get_published_id
 

@@ -135,6 +135,7 @@ def _list_runs_of_files(files: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def _format_run(run: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines about a recorded run: name, age, status, agent, cost, title and waits."""
     cost, agent = run.get("cost"), run.get("agent")
     spent = format_cost(Decimal(cost)) if isinstance(cost, str) and COST.fullmatch(cost) else "-"
     agent_id = one_line(str(agent.get("id") or "") if isinstance(agent, dict) else "", 24)

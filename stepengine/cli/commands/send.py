@@ -100,6 +100,7 @@ def send(
         )
 
     async def send_message(operator: Operator) -> Exit:
+        """Send the answers or the message to the durable run, and print its id."""
         sent.print_sent_ids(await sent.send_to_database(operator, run), as_json=as_json)
         return Exit.COMPLETED
 

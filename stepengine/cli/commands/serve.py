@@ -278,6 +278,7 @@ def serve_runs(options: Options, serve_options: ServeOptions) -> Exit:
         with _print_engine_warnings(), contextlib.ExitStack() as until_end:
 
             def announce_and_print_links(url: str) -> None:
+                """Announce a studio to other commands until the server ends, and print the links to it."""
                 if logins is not None:
                     host = next((name for name in serve_options.hosts if name != "*"), url.partition("://")[2])
                     until_end.enter_context(
@@ -289,6 +290,7 @@ def serve_runs(options: Options, serve_options: ServeOptions) -> Exit:
 
 
 def _require_tokens_for_public_host(serve_options: ServeOptions) -> None:
+    """Raise ``UsageProblem`` if other machines can reach the server and tokens or host names are missing."""
     if serve_options.host not in NEAR and (serve_options.tokens is None or not serve_options.hosts):
         msg = (
             f"--host {serve_options.host} makes the server reachable from other machines: pass the accepted tokens with --tokens FILE, "
@@ -298,6 +300,7 @@ def _require_tokens_for_public_host(serve_options: ServeOptions) -> None:
 
 
 def _refuse_unusable_script(options: Options, serve_options: ServeOptions) -> None:
+    """Raise ``UsageProblem`` for ``--script`` with options or an engine that it cannot be combined with."""
     if not options.script:
         return
     refuse_script_with_server(options)
@@ -335,6 +338,7 @@ def _choose_engine_and_run_store(
 
 
 def _is_database_url_or_file(text: str) -> bool:
+    """Return whether a text is a PostgreSQL URL or ``@FILE``."""
     return text.startswith("@") or text.partition("://")[0].partition("+")[0] in ("postgres", "postgresql")
 
 
@@ -368,10 +372,12 @@ def _make_engine_reloader(module: str, options: Options, known_problems: list[st
     from stepengine.server.sources import EngineSources
 
     def raise_if_new_problem(problem: str) -> None:
+        """Raise ``UsageProblem`` for a problem of a file that did not exist at the start."""
         if problem not in known_problems:
             raise UsageProblem(problem)
 
     def load_engine() -> Engine:
+        """Load the engine again; raise ``UsageProblem`` for a new problem."""
         made: Any = load_engine_and_schedules(module, options, raise_if_new_problem)[0]
         return made  # type: ignore[no-any-return]  # files make engines; only functions make durable engines
 
@@ -464,6 +470,7 @@ def remake_engine(module: str, options: dict[str, Any]) -> Engine | DurableEngin
 
 
 def _import_and_call_engine_function(module: str, function: str) -> Engine | DurableEngine:
+    """Import a module, call its function, and return the engine; raise ``UsageProblem`` if that fails."""
     from stepengine.durable import DurableEngine
     from stepengine.engine import Engine
 
@@ -501,6 +508,7 @@ def _use_given_or_temporary_tokens(file: Path | None) -> Iterator[tuple[Path, st
 
 class _VisibleFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
+        """Return the text of a log record with control characters made visible."""
         return visible(super().format(record))
 
 
@@ -539,6 +547,7 @@ async def _serve_until_signal(
 def _print_links_and_open_browser(
     serve_options: ServeOptions, url: str, *, token: str, logins: Logins | None, agents: Sequence[str], script: str
 ) -> None:
+    """Print the address, the agents and a login link or token of a server, and open the studio if requested."""
     print(f"stepengine: {url} serves {', '.join(agents)}", file=sys.stderr)
     if script:
         print(f"stepengine: the script {visible(script)} supplies the replies; no model is called", file=sys.stderr)

@@ -133,7 +133,7 @@ def show(  # noqa: C901 - one line for each thing that is shown
             print(to_ascii_json(told))
         else:
             text = debugging.render_compactions(journal) if left_out else debugging.render_text(journal, step=step)
-            print_visible(text, _hanging_indent)
+            print_visible(text, _get_hanging_indent)
     except JournalError as error:
         return print_error(error.message, Exit.FAILED)
     except InputError as error:
@@ -169,16 +169,17 @@ def _print_provenance(options: Options, selected: str, *, as_json: bool) -> Exit
         lines += [f"{call.address} {call.name}{asked}", *_indent_lines(describe_origins(call.origins))]
     for path, sources in found.items():
         lines += [f"run {path}" if path else "the run", *_indent_lines(dict.fromkeys(map(describe_source, sources)))]
-    print_visible(clean("\n".join(lines)) or f"{selected or 'no call'} is not in this run", _hanging_indent)
+    print_visible(clean("\n".join(lines)) or f"{selected or 'no call'} is not in this run", _get_hanging_indent)
     return Exit.COMPLETED
 
 
 def _indent_lines(lines: Iterable[str]) -> list[str]:
+    """Return lines indented, with control characters made visible."""
     # A line break in a value must not look like the next origin.
     return [f"  {visible(line, strict=True)}" for line in lines]
 
 
-def _hanging_indent(line: str) -> int:
+def _get_hanging_indent(line: str) -> int:
     """Return the indent of a line's continuation: after an address, a dash or a member name."""
     first = line.lstrip(" ").partition(" ")[0]
     if first == "-":

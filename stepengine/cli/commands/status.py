@@ -56,6 +56,7 @@ def status(
     """
 
     async def print_status(operator: Operator) -> Exit:
+        """Print the chosen part of the deployment's status, and return the exit code."""
         if run:
             return await _print_run_tree(operator, run, as_json=as_json)
         if session:
@@ -73,7 +74,7 @@ def status(
         if as_json:
             print(to_ascii_json(attrs.asdict(view)))
         else:
-            print("\n".join(_overview_lines(view, only_executors=executors)))
+            print("\n".join(_format_overview_lines(view, only_executors=executors)))
         return Exit.FAILED if _needs_attention(view) else Exit.COMPLETED
 
     return run_with_operator(db, print_status, app=app)
@@ -89,7 +90,8 @@ def _needs_attention(view: DeploymentOverview) -> bool:
     )
 
 
-def _overview_lines(view: DeploymentOverview, *, only_executors: bool) -> list[str]:
+def _format_overview_lines(view: DeploymentOverview, *, only_executors: bool) -> list[str]:
+    """Return tables of the runs, workers and releases of a deployment, with advice; or only of the workers."""
     lines: list[str] = []
     if not only_executors:
         lines += _format_columns(
@@ -117,6 +119,7 @@ def _overview_lines(view: DeploymentOverview, *, only_executors: bool) -> list[s
 
 
 def _format_columns(head: str, rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return the lines of a table with aligned columns; *head* has the column names."""
     table: list[tuple[str, ...]] = [tuple(head.split()), *rows]
     widths = [max([len(row[column]) for row in table]) for column in range(len(table[0]))]
     return ["  ".join([cell.ljust(width) for cell, width in zip(row, widths, strict=True)]).rstrip() for row in table]
@@ -132,6 +135,7 @@ def _print_values(values: Iterable[Any], head: str, rows: Sequence[tuple[str, ..
 
 
 async def _print_run_tree(operator: Operator, run: str, *, as_json: bool) -> Exit:
+    """Print a run and its children with their questions and waits, as text or JSON; return the exit code."""
     tree = await operator.tree(run)
     asked: list[Waiting] = await operator.list_questions(run)
     waits = await operator.run_waits.list_waits([run])
@@ -149,12 +153,14 @@ async def _print_run_tree(operator: Operator, run: str, *, as_json: bool) -> Exi
 
 
 async def _print_sessions(operator: Operator, *, as_json: bool) -> Exit:
+    """Print a table or JSON of the sessions of a deployment; return the exit code."""
     found = await operator.sessions.list_sessions()
     rows = [(one_line(each.id, 60), str(each.turns), each.state, each.agent) for each in found]
     return _print_values(found, "SESSION TURNS STATE AGENT", rows, as_json=as_json)
 
 
 async def _print_session(operator: Operator, session: str, *, as_json: bool) -> Exit:
+    """Print the turns, messages and questions of a session; raise ``JournalError`` if it does not exist."""
     turns = await operator.sessions.list_turns(session)
     if not turns:
         msg = f"there is no session {session!r} in this database; `stepengine deploy status --sessions` lists them"
@@ -182,12 +188,14 @@ async def _print_session(operator: Operator, session: str, *, as_json: bool) -> 
 
 
 def _describe_turn_state(turn: TurnView) -> str:
+    """Return the state of a turn, or the question that it answered."""
     if turn.answered is not None:
         return f"answer to {one_line(turn.answered, 60)}"
     return "no answer" if turn.rejected else "queued" if turn.is_waiting else turn.state
 
 
 def _print_questions(run: str, open_questions: Sequence[Waiting]) -> None:
+    """Print open questions of a run, each with the command that answers it."""
     for waiting in open_questions:
         for question in waiting.questions:
             print(f"  ? {one_line(question.id, 60)}: {one_line(question.text, 120)}")
@@ -199,6 +207,7 @@ def _print_questions(run: str, open_questions: Sequence[Waiting]) -> None:
 
 
 async def _print_queues(maintenance: DeploymentMaintenance, *, as_json: bool) -> Exit:
+    """Print the queues of a deployment with their limits; return the exit code."""
     found = await maintenance.list_queue_settings()
     rows = [
         (
@@ -214,6 +223,7 @@ async def _print_queues(maintenance: DeploymentMaintenance, *, as_json: bool) ->
 
 
 async def _print_rate_limit_use(maintenance: DeploymentMaintenance, *, as_json: bool) -> Exit:
+    """Print the current use of rate-limited providers; return the exit code."""
     found = await maintenance.list_rates()
     rows = [(each.account, *[str(n) for n in attrs.astuple(each)[1:]]) for each in found]
     return _print_values(found, "ACCOUNT ACTIVE WAITING REQUESTS/MIN TOKENS/MIN", rows, as_json=as_json)

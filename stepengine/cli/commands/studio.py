@@ -102,7 +102,7 @@ def studio(
             raise UsageProblem(msg)
         print("\n".join(request_login_links(folder)))
         return Exit.COMPLETED
-    module, runs, reports = _find_project_folders(folder, agents, runs, reports)
+    module, runs, reports = _get_project_folders(folder, agents, runs, reports)
     # After Ctrl-C the terminal should be free soon: active runs resume at the next start, and a run that waits for an answer
     # would use the whole time that a server grants, ten seconds.
     wanted = ServeOptions(
@@ -112,10 +112,10 @@ def studio(
     return serve_runs(attrs.evolve(options, model=model, script=script, quiet=True).with_settings(), wanted)
 
 
-def _find_project_folders(
+def _get_project_folders(
     folder: Path, agents: str | None, runs: str | None, reports: Path | None
 ) -> tuple[str, str, Path | None]:
-    """Return where the agents, the runs and the reports of a project are."""
+    """Return the paths of the agents, the runs and any reports of a project; raise ``UsageProblem`` if it is missing."""
     if not folder.exists():
         msg = f"there is no {str(folder)!r}; pass a project, a folder of journals or RUNS.db"
         raise UsageProblem(msg)

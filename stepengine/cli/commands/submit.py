@@ -61,6 +61,7 @@ def submit(
     given = parse_json_params(params)
 
     async def submit_run(operator: Operator) -> Exit:
+        """Submit the run and print its id; with ``--wait``, wait for its end and print the result."""
         text = sys.stdin.read() if prompt == "-" else prompt
         run = await operator.submit(
             agent, text, id=run_id or None, params=given, priority=priority, release=release or None,
@@ -77,6 +78,7 @@ def submit(
 
 
 async def _wait_and_print_result(operator: Operator, run: str, *, as_json: bool) -> Exit:
+    """Wait for the end of a durable run, and print its output or JSON; return the exit code."""
     from stepengine.cli.perform import print_warnings
     from stepengine.durable import DurableEngine
 

@@ -55,6 +55,7 @@ def takeover(
         raise UsageProblem(msg)
 
     async def take_over(operator: Operator) -> Exit:
+        """Take over the runs of a dead worker, or with ``--watch`` of all, and print the outcomes."""
         from stepengine.durable import DeploymentMaintenance
 
         maintenance = DeploymentMaintenance(operator)
@@ -73,5 +74,6 @@ def takeover(
 
 
 def _describe_takeover(result: TakeoverResult) -> str:
+    """Return a line about the takeover of a run from a dead worker."""
     again = f"  (taken over {result.times} times without progress)" if result.times > 1 else ""
     return f"{result.outcome}  {result.run}  from {result.executor}{again}"

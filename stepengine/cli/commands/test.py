@@ -147,6 +147,7 @@ def _is_run_of_agent(run: Path, member: PackagedAgent) -> bool:
 
 
 def _replay_and_compare(file: str, options: Options) -> dict[str, Any]:
+    """Replay a journal, and return the outcome as JSON values: ``ok``, or an error with its differences."""
     try:
         journal = open_journal(file)
         result = replay_recorded_run(journal, options)
@@ -168,6 +169,7 @@ def _replay_and_compare(file: str, options: Options) -> dict[str, Any]:
 
 
 def _describe_outcome(entry: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines about the replay of a journal."""
     if entry["outcome"] == "ok":
         yield f"ok        {entry['file']}  {entry['status']}, {format_count(entry['steps'], 'step')}"
         return

@@ -116,6 +116,7 @@ def revoke_token(name: Name, *, file: File) -> Exit:
 
 
 def _open_existing_tokens(file: Path) -> Tokens:
+    """Return the tokens of a file; raise ``UsageProblem`` if the file is missing."""
     tokens = Tokens.open(file)
     if not file.exists():
         msg = f"there is no {str(file)!r}; `stepengine tokens add` creates it"
@@ -124,6 +125,7 @@ def _open_existing_tokens(file: Path) -> Tokens:
 
 
 def _parse_expiry(expires: str) -> datetime | None:
+    """Return the time at which a lifetime such as ``30d`` ends, from now on; ``None`` for an empty text."""
     if not expires:
         return None
     age = parse_age_option("--expires", expires)
@@ -134,10 +136,12 @@ def _parse_expiry(expires: str) -> datetime | None:
 
 
 def _describe_expiry(name: str, until: datetime | None) -> str:
+    """Return a text about the end of a token's validity."""
     return f"the token {name} is valid until {f'{until:%Y-%m-%d %H:%M} UTC' if until else 'it is revoked'}"
 
 
 def _format_token(token: KnownToken) -> str:
+    """Return a line with the name, owner, scopes and end of a token."""
     owner = "" if token.owner == token.name else f", of {token.owner}"
     now = datetime.now(UTC)
     ended = token.expires is not None and token.expires <= now
@@ -148,6 +152,7 @@ def _format_token(token: KnownToken) -> str:
 
 
 def _token_to_dict(token: KnownToken) -> dict[str, object]:
+    """Return a token as JSON values, without its hash."""
     return {
         "name": token.name,
         "owner": token.owner,

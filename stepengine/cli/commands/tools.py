@@ -50,7 +50,9 @@ def tools(
     if as_json:
         print(to_ascii_json([tool_to_dict(one) for one in chosen]))
     elif names:
-        print_visible("\n\n".join(["\n".join(describe_tool(one)) for one in chosen]), hanging_indent=_hanging_indent)
+        print_visible(
+            "\n\n".join(["\n".join(describe_tool(one)) for one in chosen]), hanging_indent=_get_hanging_indent
+        )
     else:
         width = max(map(len, known))
         print_visible("\n".join([f"{one.name:<{width}}  {one.text}" for one in chosen]), hanging_indent=width + 2)
@@ -71,19 +73,25 @@ def describe_tool(page: ToolPage) -> Iterator[str]:
         ["", "Parameters:", *map(_describe_parameter, page.parameters)] if page.parameters else ["", "No parameters."]
     )
     for number, form in enumerate(page.forms):
-        yield from ["", f"{'Or returns' if number else 'Returns'} {_describe_result(form)}", *_result_key_lines(form)]
+        yield from [
+            "",
+            f"{'Or returns' if number else 'Returns'} {_describe_result(form)}",
+            *_format_result_key_lines(form),
+        ]
     yield from ["", f"{'Fails':<{INDENT}}{page.errors}", f"{'Limits':<{INDENT}}{page.limits}", ""]
     yield from ["In a handler:", "  from stepengine import call", f"  from stepengine.tools.bundled import {page.name}"]
     yield f"  yield from call({page.name}{''.join([f', {key}={value!r}' for key, value in page.example.items()])})"
 
 
-def _hanging_indent(line: str) -> int:
+def _get_hanging_indent(line: str) -> int:
+    """Return the indent of the continuation of a line of a tool's description."""
     if line.startswith("  yield from"):
         return 4
     return INDENT - len(line) + len(line.lstrip()) if line.startswith((" ", "Fails", "Limits")) else 0
 
 
 def _describe_parameter(parameter: Parameter) -> str:
+    """Return a line with the name, type, default and text of a tool's parameter."""
     default = (
         "required"
         if parameter.is_required
@@ -97,17 +105,19 @@ def _describe_parameter(parameter: Parameter) -> str:
 
 
 def _describe_result(form: Form) -> str:
+    """Return a text about the type and shape of a tool's result."""
     if not form.shape:
         return "a text."
     return f"{'an' if form.type[0] in 'aeiou' else 'a'} {form.type} ({form.shape} of stepengine.tools.bundled.shapes):"
 
 
-def _result_key_lines(form: Form, indent: str = "  ") -> Iterator[str]:
+def _format_result_key_lines(form: Form, indent: str = "  ") -> Iterator[str]:
+    """Yield a line for each key of a tool's result, with nested keys indented."""
     for key in form.keys:
         name = f"{indent}{key.name}{'' if key.is_always else '?'}"
         yield f"{name:<{INDENT - 1}} {key.type}. {key.text}"
         if key.form is not None:
-            yield from _result_key_lines(key.form, f"{indent}  ")
+            yield from _format_result_key_lines(key.form, f"{indent}  ")
 
 
 def tool_to_dict(page: ToolPage) -> dict[str, Any]:
@@ -130,9 +140,11 @@ def tool_to_dict(page: ToolPage) -> dict[str, Any]:
 
 
 def _form_to_dict(form: Form) -> dict[str, object]:
+    """Return the form of a tool's result as JSON values."""
     return {"type": form.type, "shape": form.shape or None, "keys": [_result_key_to_dict(key) for key in form.keys]}
 
 
 def _result_key_to_dict(key: ResultKey) -> dict[str, object]:
+    """Return a key of a tool's result as JSON values."""
     inner = {} if key.form is None else {"of": _form_to_dict(key.form)}
     return {"name": key.name, "type": key.type, "always": key.is_always, "text": key.text, **inner}

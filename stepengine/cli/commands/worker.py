@@ -126,6 +126,7 @@ def worker(
     offered.options.update(_merge_rate_limits(offered.options.get("rate_limits"), limits))
 
     async def open_and_run() -> Exit:
+        """Start or find the database, and run the worker until a signal."""
         async with _run_embedded_or_resolve_database(embedded_db, db) as url:
             from stepengine.durable import DurableEngine
 
@@ -136,7 +137,7 @@ def worker(
     return run_deployment_command(open_and_run())
 
 
-def _merge_rate_limits(known: Any, typed: Mapping[str, Iterable[str]]) -> dict[str, object]:
+def _merge_rate_limits(module_limits: Any, typed: Mapping[str, Iterable[str]]) -> dict[str, object]:
     """
     Return the rate limits of a module merged with the typed ones, as an option of ``Engine``; empty if none were typed.
 
@@ -156,10 +157,10 @@ def _merge_rate_limits(known: Any, typed: Mapping[str, Iterable[str]]) -> dict[s
         return {}
     from stepengine.runtime import RateLimit
 
-    if isinstance(known, RateLimit):
+    if isinstance(module_limits, RateLimit):
         msg = "rate_limits of the module is one limit for all providers; to change it here, make it a dict from providers to limits"
         raise UsageProblem(msg)
-    own: dict[str, RateLimit] = dict(known or {})
+    own: dict[str, RateLimit] = dict(module_limits or {})
     return {"rate_limits": own | {name: attrs.evolve(own.get(name, RateLimit()), **new) for name, new in given.items()}}
 
 
@@ -177,6 +178,7 @@ async def _run_embedded_or_resolve_database(folder: Path | None, db: str) -> Asy
 
 
 async def _run_worker_until_signal(engine: DurableEngine, drain: float, schedules: Sequence[Schedule]) -> None:
+    """Open the engine, start its schedules, execute runs until SIGTERM or SIGINT, and close it within *drain* seconds."""
     from stepengine.durable import DurableScheduler
 
     stop = asyncio.Event()
@@ -268,6 +270,7 @@ def load_module_contents(module: str, on_skipped_file: Callable[[str], object] =
 
 
 def _import_module(module: str) -> ModuleType:
+    """Import a module; raise ``UsageProblem`` if it is missing or its import fails."""
     try:
         return importlib.import_module(module)
     except Exception as error:

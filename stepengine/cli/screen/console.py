@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
 from stepengine.adapters.display_items import get_text_unless_shown
 from stepengine.cli.screen.confirm import NO, YES, is_about_effect_in_doubt, is_doubt_result_answer, parse_result_answer
-from stepengine.cli.screen.progress import COLORS, ProgressDisplay, indent_level, style_diff_lines
+from stepengine.cli.screen.progress import COLORS, ProgressDisplay, get_indent_level, style_diff_lines
 from stepengine.cli.screen.render import (
     ColorScheme,
     format_cost,
@@ -180,6 +180,7 @@ class TypedLines:
         self._ended = not chunk
 
     async def _wait_until_readable(self, descriptor: int) -> None:
+        """Wait until a descriptor can be read without blocking."""
         loop = asyncio.get_running_loop()
         ready = loop.create_future()
 
@@ -290,7 +291,7 @@ class Screen(ProgressDisplay):
         # A group of children is counted in the line below.
         working = [path for path in sorted(self._children) if not self.children.is_only_counted(path)]
         lines = [
-            truncate_text(f"{'  ' * indent_level(path)}{self._children[path].line}", width - 1)
+            truncate_text(f"{'  ' * get_indent_level(path)}{self._children[path].line}", width - 1)
             for path in working[:LIVE_CHILDREN]
         ]
         if len(working) > LIVE_CHILDREN:
@@ -355,11 +356,11 @@ class Screen(ProgressDisplay):
         if isinstance(event, ev.TextCompleted | ev.ReplyDiscarded):
             self.print_delayed_notes()
 
-    def _summary_parts(self, result: RunResult) -> list[str]:
+    def _make_summary_parts(self, result: RunResult) -> list[str]:
         """Return the parts of the summary; after an interruption only that word, the steps and the cost."""
         if not self.is_stopping or result.status is not RunStatus.CANCELLED:
-            return super()._summary_parts(result)
-        return ["interrupted", *super()._summary_parts(result)[1:2], format_cost(result.cost, usage=result.usage)]
+            return super()._make_summary_parts(result)
+        return ["interrupted", *super()._make_summary_parts(result)[1:2], format_cost(result.cost, usage=result.usage)]
 
     def _print_markdown_block(self, text: str) -> None:
         """Print a block as Markdown. Links and images stay text, and control characters are made visible."""
@@ -371,6 +372,7 @@ class Screen(ProgressDisplay):
             self._print_markdown(text)
 
     def _print_markdown(self, text: str) -> None:
+        """Print a text as Markdown on the console."""
         print_markdown(self._console, text)
 
     def close_line_or_block(self) -> None:
@@ -383,6 +385,7 @@ class Screen(ProgressDisplay):
             self._print_streamed_text("\n")
 
     def _print_streamed_text(self, text: str) -> None:
+        """Print a piece of text without a line end, and flush it."""
         from rich.text import Text
 
         self._console.print(Text(text), end="", soft_wrap=True)
@@ -466,6 +469,7 @@ class _ChildLine:
 
     @property
     def line(self) -> str:
+        """The line: name, step, activity and seconds."""
         step = f"step {self._steps} | " if self._steps else ""
         return f"{self._name} | {step}{self._doing} | {time.monotonic() - self._start:.0f} s"
 
@@ -576,7 +580,7 @@ class Terminal:
         """
         for line in self.drain_typed_lines():
             await handle_other_line(line)
-        is_whole = self._print_question(question, self._max_subject_lines())
+        is_whole = self._print_question(question, self._compute_max_subject_lines())
         prompt = (
             _format_permission_prompt(question, self._console.width, is_whole=is_whole) if question.tool_name else "> "
         )
@@ -647,7 +651,7 @@ class Terminal:
             self.print_text(f"type a number from 1 to {len(lasting)}, or Enter for none", self._colors.warning)
         return None
 
-    def _max_subject_lines(self) -> int:
+    def _compute_max_subject_lines(self) -> int:
         """Return how many lines of a question's subject fit below the question."""
         return max(1, min(MAX_SHOWN, self._console.height - BELOW)) if self._console.is_terminal else MAX_SHOWN
 
@@ -698,6 +702,7 @@ def _format_question_details(question: Question, colors: ColorScheme) -> Iterato
 
 
 def _format_json(value: object) -> str:
+    """Return a value as JSON, in one line if that is short enough."""
     short = json.dumps(value, ensure_ascii=False)
     return short if len(short) <= MAX_WIDTH else json.dumps(value, indent=2, ensure_ascii=False)
 
@@ -802,7 +807,7 @@ def _parse_question_answer(question: Question, line: str) -> object:
 
 def validate_typed_answer(answer: Any, question: Question) -> Answer:
     """
-    Return the answer parsed from a line; the engine checks the result of an effect in doubt itself.
+    Return a typed answer; raise ``AnswerRejected`` for an invalid one. Results of effects in doubt are not checked here.
 
     Raises:
         AnswerRejected: when *answer* does not answer *question*.
@@ -872,6 +877,7 @@ async def show_run(
     is_over = False
 
     def stop_showing_events(_: object) -> None:
+        """End the display of events when the person's input ends, unless the run is over."""
         if not is_over:
             shown.reschedule(0)
 
@@ -1024,6 +1030,7 @@ class _ConsoleInput:
         """Ask a question until it is answered here or elsewhere; return ``False`` if the input has ended."""
 
         def send_answer(answer: Any) -> None:
+            """Send an answer to the run."""
             self._handle.answer(question.id, answer)
 
         if question.id in self._answered_ids:
@@ -1079,6 +1086,7 @@ class TerminalInteractor:
         answers: list[object] = []
 
         def store_answer(answer: Any) -> None:
+            """Validate an answer, and store it."""
             answers.append(validate_typed_answer(answer, question))
 
         held = contextlib.nullcontext() if self._progress is None else self._progress.hide_status_line()
@@ -1093,5 +1101,6 @@ class TerminalInteractor:
         return answers[0] if answers else None
 
     async def _print_unsent_line(self, typed: str) -> None:
+        """Print that a line was neither an answer nor sent; ignore an empty line."""
         if typed.strip():
             self._terminal.print_text(f"(no answer, and not sent: {one_line(typed)})")

@@ -25,6 +25,7 @@ def call_on_interrupts(
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def handle_signal(number: int, _: FrameType | None) -> None:
+        """Record a signal, and call *on_first* or *on_later*; without *on_later*, restore the usual handlers."""
         received.append(number)
         if on_later is None:
             signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -145,6 +145,7 @@ class ProgressDisplay:
         self._show_event(event)
 
     def _show_event(self, event: ev.Event) -> None:
+        """Call the function that prints events of this class, if there is one."""
         show = SHOWN.get(type(event))
         if show is not None:
             show(self, event)
@@ -179,11 +180,13 @@ class ProgressDisplay:
         for path, group in self.children.groups.items():
             if group.printed != group.ended:
                 self._print_group_progress(path, group)
-        self.print_line("", " | ".join([part for part in self._summary_parts(result) if part]), self.colors.summary)
+        self.print_line(
+            "", " | ".join([part for part in self._make_summary_parts(result) if part]), self.colors.summary
+        )
 
-    def _summary_parts(self, result: RunResult) -> list[str]:
+    def _make_summary_parts(self, result: RunResult) -> list[str]:
         """Return the parts of the last line: status, steps, calls, tokens, cost and time."""
-        return self.counts.summary_parts(result)
+        return self.counts.make_summary_parts(result)
 
     # --- what is shown ------------------------------------------------------------------------------------------------
 
@@ -202,7 +205,7 @@ class ProgressDisplay:
         from rich.text import Text
 
         groups = [group for group in list(self.children.groups.values()) if group.is_open]
-        parts = self.counts.status_parts([f"{group.agent_id} {group.ended}/{group.asked}" for group in groups])
+        parts = self.counts.make_status_parts([f"{group.agent_id} {group.ended}/{group.asked}" for group in groups])
         return Text(" | ".join([p for p in parts if p]), style=self.colors.note)
 
     def print_line(self, run_path: str, text: str, style: str = "") -> None:
@@ -213,9 +216,9 @@ class ProgressDisplay:
         if speaker != self._speaker:
             self._speaker = speaker
             if speaker:
-                heading = "  " * indent_level(speaker) + self.children.headings[speaker]
+                heading = "  " * get_indent_level(speaker) + self.children.headings[speaker]
                 self._console.print(Text(heading, style=self.colors.note), soft_wrap=True)
-        line = "  " * indent_level(run_path) + text
+        line = "  " * get_indent_level(run_path) + text
         if self._console.is_terminal:
             line = wrap_lines(line, self._console.width, HANG)
         self._console.print(Text(line, style=style), soft_wrap=True)
@@ -325,7 +328,7 @@ class _RunCounts:
             self._step = step
         return step
 
-    def status_parts(self, groups: Iterable[str]) -> list[str]:
+    def make_status_parts(self, groups: Iterable[str]) -> list[str]:
         """Return the parts of the status line; *groups* are texts such as ``reviewer 3/8``, one per group of children."""
         spent = format_tokens(self.usage)
         return [
@@ -337,7 +340,7 @@ class _RunCounts:
             f"{time.monotonic() - self._start:.0f} s",
         ]
 
-    def summary_parts(self, result: RunResult) -> list[str]:
+    def make_summary_parts(self, result: RunResult) -> list[str]:
         """Return the parts of the summary of an ended run."""
         return [
             result.status.value.replace("_", " "),
@@ -438,6 +441,7 @@ class _SiblingGroup:
 
 
 def _print_started_step(display: ProgressDisplay, event: ev.ModelStarted) -> None:
+    """Print the number of a new step at its first model call."""
     # Announced here, so that a step which fails for lack of a model shows nothing but its error.
     step = display.counts.pop_started_step(event.path)
     if step and not display.children.is_only_counted(event.path):
@@ -445,6 +449,7 @@ def _print_started_step(display: ProgressDisplay, event: ev.ModelStarted) -> Non
 
 
 def _print_agent_start(display: ProgressDisplay, event: ev.AgentSpawned) -> None:
+    """Print the start of a child, and store its heading if it has siblings."""
     beside = " in the background" if event.is_background else ""
     display.print_line(
         event.path,
@@ -456,11 +461,13 @@ def _print_agent_start(display: ProgressDisplay, event: ev.AgentSpawned) -> None
 
 
 def _print_agent_end(display: ProgressDisplay, event: ev.AgentFinished) -> None:
+    """Print the held-back text of a child, and its status at the end."""
     display.flush_text(event.child_path)
     display.print_line(event.path, f"agent {event.agent_id} ended: {event.status.value}", display.colors.agent)
 
 
 def _print_wait(display: ProgressDisplay, event: ev.WaitStarted) -> None:
+    """Print the description of a wait that starts."""
     display.print_line(event.path, f"  {one_line(event.description, 300)}", "dim")
 
 
@@ -468,6 +475,7 @@ def _print_wait(display: ProgressDisplay, event: ev.WaitStarted) -> None:
 
 
 def _print_thoughts(display: ProgressDisplay, event: ev.ThinkingCompleted) -> None:
+    """Print the thoughts of a model, their first line, or nothing, as the display is set."""
     lines = [line for line in event.text.splitlines() if line.strip()]
     if display.thinking == "show":
         for line in lines:
@@ -478,16 +486,19 @@ def _print_thoughts(display: ProgressDisplay, event: ev.ThinkingCompleted) -> No
 
 
 def _discard_text_and_print_notice(display: ProgressDisplay, event: ev.ReplyDiscarded) -> None:
+    """Drop the held-back text of an interrupted reply, and print that it was discarded."""
     display.discard_text(event.path)
     display.print_line(event.path, "(the reply was interrupted and discarded)", display.colors.warning)
 
 
 def _print_model_retry(display: ProgressDisplay, event: ev.ModelRetry) -> None:
+    """Print why a model call failed, and when it is retried."""
     why = f"attempt {event.attempt} failed; retrying in {event.wait:.1f} s: {one_line(event.error, 200)}"
     display.print_line(event.path, why, display.colors.warning)
 
 
 def _print_rate_limit_wait(display: ProgressDisplay, event: ev.RateLimited) -> None:
+    """Print that a run waits for the rate limit of a provider."""
     how_long = "" if event.wait is None else f", {event.wait:.0f} s at most"
     display.print_line(
         event.path, f"waits for the rate limit of {event.provider} ({event.limit}{how_long})", display.colors.note
@@ -498,12 +509,14 @@ def _print_rate_limit_wait(display: ProgressDisplay, event: ev.RateLimited) -> N
 
 
 def _print_tool_call(display: ProgressDisplay, event: ev.ToolStarted) -> None:
+    """Print the held-back text of a run, then a tool call with its arguments."""
     display.flush_text(event.path)
     call = f"{one_line(event.tool_name, 64)} {_format_tool_arguments(display, event)}".rstrip()
     display.print_line(event.path, f"{one_line(event.source, 16):>9} > {call}", display.colors.tool)
 
 
 def _print_tool_result(display: ProgressDisplay, event: ev.ToolFinished) -> None:
+    """Print the status and the diff of a tool call; print nothing for a run that is only counted."""
     if display.children.is_only_counted(event.path):
         return
     result, colors = event.result, display.colors
@@ -515,6 +528,7 @@ def _print_tool_result(display: ProgressDisplay, event: ev.ToolFinished) -> None
 
 
 def _print_repeat_warning(display: ProgressDisplay, event: ev.Repeat) -> None:
+    """Print a warning about a tool that was called often with the same result."""
     name = one_line(event.tool_name, 64)
     display.print_line(
         event.path, f"  warning: {name} was called {event.count} times with the same result", display.colors.warning
@@ -522,6 +536,7 @@ def _print_repeat_warning(display: ProgressDisplay, event: ev.Repeat) -> None:
 
 
 def _format_tool_arguments(display: ProgressDisplay, event: ev.ToolStarted) -> str:
+    """Return the arguments of a tool call in one line; for a shell tool, its command."""
     value = event.input
     if not isinstance(value, dict):
         return ""
@@ -534,6 +549,7 @@ def _format_tool_arguments(display: ProgressDisplay, event: ev.ToolStarted) -> s
 
 
 def _print_tool_progress(display: ProgressDisplay, event: ev.ToolProgress) -> None:
+    """Print the message and the percentage of a running tool call."""
     percent = "" if event.percent is None else f" {event.percent:.0f} %"
     display.print_line(event.path, f"  . {one_line(event.message, 200)}{percent}", display.colors.note)
 
@@ -542,11 +558,13 @@ def _print_tool_progress(display: ProgressDisplay, event: ev.ToolProgress) -> No
 
 
 def _print_question_line(display: ProgressDisplay, event: ev.QuestionAsked | ev.PermissionRequested) -> None:
+    """Print a question, if the display shows questions."""
     if display.shows_questions:
         display.print_line(event.path, f"  ? {one_line(event.question.text, 400)}", display.colors.question)
 
 
 def _print_permission_question(display: ProgressDisplay, event: ev.PermissionRequested) -> None:
+    """Print a permission question with its action and the origins of its data, if the display shows questions."""
     _print_question_line(display, event)
     shown = event.question.preview
     if not display.shows_questions:
@@ -561,10 +579,12 @@ def _print_permission_question(display: ProgressDisplay, event: ev.PermissionReq
 
 
 def _print_notification(display: ProgressDisplay, event: ev.Notification) -> None:
+    """Print a notification of an agent."""
     display.print_line(event.path, f"  * {one_line(event.message, 400)}")
 
 
 def _print_log_line(display: ProgressDisplay, event: ev.LogLine | ev.ToolLog) -> None:
+    """Print a log line, unless its level is too low."""
     level = event.level if event.level in LEVELS else "warning"
     if LEVELS.index(level) >= display.level:
         colors = display.colors
@@ -573,16 +593,18 @@ def _print_log_line(display: ProgressDisplay, event: ev.LogLine | ev.ToolLog) ->
 
 
 def _print_warning(display: ProgressDisplay, event: ev.HandlerNotice | ev.Warned | ev.HookFailed) -> None:
+    """Print a warning, or the error of a failed hook."""
     said = event.error if isinstance(event, ev.HookFailed) else event.message
     display.print_line(event.path, f"  warning: {one_line(said, 400)}", display.colors.warning)
 
 
-def indent_level(run_path: str) -> int:
+def get_indent_level(run_path: str) -> int:
     """Return the depth of a run below the root run."""
     return run_path.count(".") + 1 if run_path else 0
 
 
 def _format_argument(value: object) -> str:
+    """Return an argument as text: the items of a list, the first value of a dict."""
     if isinstance(value, list):
         return ", ".join([_format_argument(v) for v in value])
     if isinstance(value, dict):

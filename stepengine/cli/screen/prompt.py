@@ -218,6 +218,7 @@ class PromptReader(Terminal):
             return await super().read_line_during_run()
 
         def make_prompt() -> Any:
+            """Return the prompt below the current live text."""
             from prompt_toolkit.formatted_text import ANSI
 
             live = self._live()
@@ -408,15 +409,18 @@ class PromptReader(Terminal):
         return keys
 
     def _accept_line(self, event: Any) -> None:
+        """Store the typed text, and end the read with it."""
         self._accepted = event.current_buffer.text
         event.current_buffer.validate_and_handle()
 
     def _interrupt_turn(self, _: object) -> None:
+        """Interrupt the running turn, and mark it as interrupted."""
         if self._interrupt is not None:
             self._is_interrupted = True
             self._interrupt()
 
     def _insert_pasted_text(self, event: Any) -> None:
+        """Insert a paste into the input line, a long one as a placeholder, and mark the input as pasted."""
         self.was_pasted = True
         event.current_buffer.insert_text(self._store_long_paste(event.data.replace("\r\n", "\n").replace("\r", "\n")))
 
@@ -635,6 +639,7 @@ async def run_shell_command(command: str, folder: Path) -> str:
     ended = ""
 
     def kill_command() -> None:
+        """Kill the command and its children, and store that it was ended early."""
         nonlocal is_ended
         is_ended = True
         if process is not None:

@@ -110,6 +110,7 @@ def wrap_lines(text: str, width: int, hanging_indent: int | Callable[[str], int]
 
 
 def _wrap_line(line: str, width: int, hanging_indent: int) -> Iterator[str]:
+    """Yield the parts of a line that fit into *width* cells; later parts are indented."""
     from rich.cells import cell_len, chop_cells
 
     if cell_len(line) > width:
@@ -150,6 +151,7 @@ def format_value(value: object) -> str:
 
 
 def _format_value_lines(value: object, indent: str) -> Iterator[str]:
+    """Yield the lines of a JSON value: a member or an item per line, nested ones indented."""
     if isinstance(value, dict) and value:
         for name, member in value.items():
             yield from _format_member_lines(f"{indent}{visible(str(name), strict=True)}:", member, f"{indent}  ")
@@ -167,6 +169,7 @@ def _format_value_lines(value: object, indent: str) -> Iterator[str]:
 
 
 def _format_member_lines(head: str, value: object, indent: str) -> Iterator[str]:
+    """Yield *head* with a short value on the same line, or with the lines of a long one below."""
     lines = list(_format_value_lines(value, indent))
     is_short = not (isinstance(value, dict | list) and value) and len(lines) == 1
     yield from [f"{head} {lines[0].lstrip(' ')}".rstrip()] if is_short else [head, *lines]
@@ -236,6 +239,7 @@ def _collect_notes(error: BaseException) -> list[str]:
 
 
 def _call_to_json(call: Any) -> dict[str, Any]:
+    """Return a tool call as JSON values, without the text of its result."""
     return {
         "tool": call.tool_name,
         "input": plain(call.input),
