@@ -339,6 +339,7 @@ class ObjectCodec:
     # A result may be one of our values, several of them, or an author's JSON. Reading must distinguish the three: an author's
     # JSON that looks like one of our values would otherwise be read as one.
     def _encode_any(self, value: object) -> object:
+        """Return the stored form of a stored object, of a tuple of them, or of JSON."""
         if self.is_stored(type(value)):
             return self._encode_object(value)
         if isinstance(value, tuple) and all(self.is_stored(type(v)) for v in value):
@@ -346,6 +347,7 @@ class ObjectCodec:
         return {"type": "json", "value": _RAW.encode(value)}
 
     def _decode_any(self, data: Any) -> object:
+        """Return the value that ``_encode_any`` stored."""
         kind = data.get("type") if isinstance(data, (dict, Mapping)) else None
         if kind == "json":
             return _decode_single_member(data, "value", _RAW)
@@ -353,6 +355,7 @@ class ObjectCodec:
 
 
 def _make_shape(row: StoredType, fields: Sequence[_Member]) -> _Shape:
+    """Return the stored shape of a class; raise ``StepEngineError`` if its row does not match its fields."""
     names = row.get_member_names()
     if names.keys() != {member.field for member in fields}:
         differing = ", ".join(sorted(names.keys() ^ {member.field for member in fields}))

@@ -36,7 +36,7 @@ def is_model(value: object) -> bool:
 
 def dump_model(model: Any) -> Any:
     """Return a pydantic model in its stored form, without a check that reading it returns an equal one."""
-    return sort_dumped_sets(model, _dump_with_alias(model, by_alias=True))
+    return sort_dumped_sets(model, _dump_to_json(model, by_alias=True))
 
 
 def model_from_json(kind: Any, value: JsonValue) -> Any:
@@ -84,7 +84,7 @@ def model_to_json(model: Any, *, kind: Any = None, is_fresh: bool = False) -> Js
         return source
     return to_round_trip_json(
         model,
-        dumps=[partial(_dump_with_alias, by_alias=True), partial(_dump_with_alias, by_alias=False)],
+        dumps=[partial(_dump_to_json, by_alias=True), partial(_dump_to_json, by_alias=False)],
         load=lambda value: kind.model_validate_json(compact(value)),
         source=source,
         name=type(model).__name__,
@@ -99,7 +99,7 @@ def _dumps_to(model: Any, source: JsonValue) -> bool:
         return False
 
 
-def _dump_with_alias(model: Any, *, by_alias: bool) -> Any:
+def _dump_to_json(model: Any, *, by_alias: bool) -> Any:
     return model.model_dump(mode="json", by_alias=by_alias, round_trip=True, warnings=False)
 
 

@@ -489,8 +489,8 @@ def _is_wait_step(name: str) -> bool:
     return parse_step_kind(name) in (ASK, SPAWN, CHILD) or name.startswith("DBOS.")
 
 
-async def _fetch_all(connection: Any, sql: str, *given: Any) -> list[Any]:
-    rows: list[object] = await (await connection.execute(sql, given)).fetchall()
+async def _fetch_all(connection: Any, sql: str, *values: Any) -> list[Any]:
+    rows: list[object] = await (await connection.execute(sql, values)).fetchall()
     return rows
 
 

@@ -182,13 +182,13 @@ class Agent:
         """The ``pre_tool`` and ``post_tool`` hooks, the only ones that also apply to calls from the body of a tool."""
         return Hooks(pre_tool=self.hooks.pre_tool, post_tool=self.hooks.post_tool)
 
-    def _repair_child_params(self, asked: str | AgentDefinition, params: JsonValue) -> JsonValue:
+    def _repair_child_params(self, child: str | AgentDefinition, params: JsonValue) -> JsonValue:
         """Return params with corrected names and values; unchanged if the agent is unknown or not allowed."""
         try:
-            if not isinstance(asked, str):
-                agent = self._catalog.get_agent(asked)
+            if not isinstance(child, str):
+                agent = self._catalog.get_agent(child)
             else:
-                key = find_matching_id(asked, self.spawnable)
+                key = find_matching_id(child, self.spawnable)
                 if key is None:
                     return params
                 agent = self.get_child(key)
@@ -285,7 +285,7 @@ class Catalog:
 
     def get_agent(self, agent: str | AgentDefinition, *, is_for_model: bool = False) -> Agent:
         """
-        Return the compiled agent with this id or definition; a definition need not be among the engine's.
+        Return the compiled agent with this id or definition; a definition that is new to the engine is compiled.
 
         Models are told what is known, and not where more is to be had: what they are told stands in recorded requests.
 
@@ -364,10 +364,10 @@ class Catalog:
         return JsonDict(freeze(told))
 
     def _compile_family(
-        self, given: Sequence[AgentDefinition], carried_definitions: Iterable[AgentDefinition] = ()
+        self, agents: Sequence[AgentDefinition], carried_definitions: Iterable[AgentDefinition] = ()
     ) -> dict[str, Agent]:
-        """Compile *given* and the agents that they may spawn. Other ids refer to agents of the engine."""
-        definitions = _collect_reachable_definitions(given, carried_definitions, self._agents)
+        """Compile *agents* and the agents that they may spawn. Other ids refer to agents of the engine."""
+        definitions = _collect_reachable_definitions(agents, carried_definitions, self._agents)
         # One mapping for all members, filled when all are made: agents may spawn each other, and each holds the mapping
         # and not its children.
         family: dict[str, Agent] = dict(self._agents)

@@ -220,12 +220,12 @@ def _is_identical_to_any(value: object, known: Collection[object]) -> bool:
     return any(value is one for one in known)
 
 
-def _find_unused_value_problem(one: _NameUse, value: object) -> str:
+def _find_unused_value_problem(name_use: _NameUse, value: object) -> str:
     """Return why a statement that consists of one call or name has no effect; ``""`` if it may have one."""
-    written = ".".join(one.name)
-    if one.is_call and (_is_identical_to_any(value, INERT) or inspect.isgeneratorfunction(value)):
+    written = ".".join(name_use.name)
+    if name_use.is_call and (_is_identical_to_any(value, INERT) or inspect.isgeneratorfunction(value)):
         return f"{written}(...) has no effect by itself. Write `yield from {written}(...)`."
-    if not one.is_call and isinstance(value, Sentinel):
+    if not name_use.is_call and isinstance(value, Sentinel):
         return f"{written} has no effect by itself. Write `yield {written}`."
     return ""
 
@@ -338,6 +338,7 @@ def _name_use_from_call(node: ast.Call, name: _Dotted, *, is_statement: bool) ->
 
 
 def _find_dotted_name(node: ast.expr | None) -> _Dotted | None:
+    """Return the parts of a dotted name, or ``None`` for any other expression."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)

@@ -91,7 +91,7 @@ class AgentLocation:
 
     def load(self) -> AgentDefinition:
         """
-        Return the agent.
+        Load the file and return its agent with the id of this location, or its only agent if there is no id.
 
         Raises:
             DefinitionError: when the file holds no such agent, or several and it is not said which.
@@ -541,7 +541,7 @@ def merge_tools(by_file: Mapping[Path, Iterable[ToolLike | ToolSource]]) -> list
 
 def load_module(file: Path) -> ModuleType:
     """
-    Return the module of an agent file, loaded once.
+    Return the module of an agent file, loaded once; raise ``DefinitionError`` for a sandboxed file.
 
     Raises:
         DefinitionError: when loading it fails.

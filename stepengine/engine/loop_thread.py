@@ -122,6 +122,7 @@ class LoopThread:
             return self._loop
 
     def _run_loop(self, ready: Future[asyncio.AbstractEventLoop]) -> None:
+        """Run an event loop in this thread until it is stopped; *ready* receives the loop."""
         _own.thread = self
         with asyncio.Runner() as runner:
             loop = runner.get_loop()

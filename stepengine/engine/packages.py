@@ -657,6 +657,7 @@ def make_declaration(agent: AgentDefinition) -> DeclaredAgent:
 
 
 def _list_tools_with_categories(agent: AgentDefinition) -> Iterator[tuple[str, str]]:
+    """Yield name and category of each tool of an agent, and of the tools that these use."""
     kinds = {**CATEGORIES, **{name: tool.spec.category for name, tool in BUILT_IN.items()}}
     own = [tool for tool in agent.tools if isinstance(tool, ToolLike)]
     for name in agent.tool_names:

@@ -586,7 +586,7 @@ def make_random_run_id() -> str:
 
 def with_resolved_system_prompt(plan: RunPlan, state: AgentState) -> AgentState:
     """
-    Return *state* with the agent's system prompt resolved.
+    Return *state* with the agent's system prompt, rendered if it is an object; raise if it fails or is too long.
 
     Raises:
         HandlerError: when a prompt object raised, or gave something else than text.

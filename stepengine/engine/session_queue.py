@@ -132,7 +132,7 @@ class SessionAccess:
 
     async def enter(self) -> None:
         """
-        Wait until the run has access.
+        Wait until the run has access; raise ``SessionError`` if it would wait for itself.
 
         Raises:
             SessionError: when it would wait for a run that waits, itself or through others, for this one.

@@ -321,7 +321,7 @@ class Settings:
     @classmethod
     def load(cls, cwd: Path, environ: Mapping[str, str] = os.environ, *, config: Path | None = None) -> Settings:
         """
-        Return the settings for a working folder.
+        Return the settings from the files of user and project, *config* and the environment; later sources have precedence.
 
         Args:
             cwd: The working folder; the project's file is looked for there and above, up to the top of its repository.
@@ -344,12 +344,12 @@ class Settings:
         return _merge_values(given)
 
 
-def _merge_values(given: Sequence[_GivenValue]) -> Settings:
+def _merge_values(setting_values: Sequence[_GivenValue]) -> Settings:
     """Return the settings from all values by precedence; values that a project may not set become notes."""
     values: dict[str, Any] = {}
     origins: dict[str, SettingOrigin] = {}
     notes: list[str] = []
-    for one in sorted(given, key=lambda g: ORDER.index(g.origin.source)):
+    for one in sorted(setting_values, key=lambda g: ORDER.index(g.origin.source)):
         if one.origin.source == "project" and one.name.split(".")[0] in FOREIGN:
             file = one.origin.place.rpartition(":")[0]
             notes.append(

@@ -122,7 +122,7 @@ class JournalScan:
         return self.last == self.count and self.signature is not None and self.signature.closes
 
     def scan_lines(self, content: bytes) -> None:
-        """Scan all lines of a journal."""
+        """Scan all lines of a journal, and record its signatures and problems."""
         end = content.rfind(b"\n") + 1
         self._torn = len(content) - end
         head = find_head(content, "")

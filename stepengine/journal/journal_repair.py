@@ -126,6 +126,7 @@ def _find_effect_problems(history: History, record: Intent | Result, prints: Fin
 
 
 def _find_secrets(records: list[Record], allowed: Iterable[str]) -> Iterator[str]:
+    """Yield a sentence for each likely secret in records; texts in *allowed* are no secrets."""
     redactor = Redactor({}, shapes=True, rules=RedactionRules(allowed=allowed))
     for number, record in enumerate(records, 1):
         # One that cannot be read stands among the problems.

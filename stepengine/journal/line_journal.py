@@ -221,7 +221,7 @@ class LockedStore:
 
     def append(self, data: bytes) -> None:
         """
-        Append lines durably, all or none of them.
+        Append lines durably, all or none of them; use the reserved space if the disk is full.
 
         Raises:
             JournalWriteFailed: when the lines cannot be stored; later appends fail, too.

@@ -864,12 +864,12 @@ def _provider_part_lines(part: Mapping[str, object]) -> Iterator[str]:
             yield from _indent("  ", _named_value_lines(name, part.get(name)))
 
 
-def _question_lines(before: str, question: Any) -> Iterator[str]:
+def _question_lines(prefix: str, question: Any) -> Iterator[str]:
     if not isinstance(question, Mapping):
         yield from _value_lines(question)
         return
     options = ", ".join([_to_json(o) for o in _get_list_or_empty(question, "options")])
-    yield _join_words([f"{before}{question.get('id')}", options and f"options {options}"])
+    yield _join_words([f"{prefix}{question.get('id')}", options and f"options {options}"])
     yield from _indent("  ", _text_lines(str(question.get("text", ""))))
 
 

@@ -522,6 +522,7 @@ def _make_block_call(run: RunState, part: ToolCallPart, ended_by: ToolMember | N
 
 
 def _run_block_call(run: RunState, call: ToolMember) -> Flow[None]:
+    """Run the call of a block, and append it to the history if it has a result, even if the run is stopped meanwhile."""
     try:
         yield from run_batch(run, (call,))
     finally:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 
 def _complete_limits(plan: RunPlan) -> Limits:
+    """Return the limits of a plan with defaults in place of missing ones."""
     return plan.given.resolve(DEFAULT_LIMITS)
 
 

@@ -299,7 +299,7 @@ class RunTask:
         return self.cancellation.is_task_cancelled()
 
     def make_stop(self, item: Item | None = None) -> Stop:
-        """Return the outcome of an effect that was not performed, or not completely, with its usage so far."""
+        """Return the outcome of an effect that was not performed, or not completely; remove its usage from the leftovers."""
         # What a stopped effect leaves behind was put aside by whoever was interrupted: a cancelled coroutine has no way
         # to return something. It is popped here, since this outcome is the only one that will ever tell of it.
         stop, tree = self.stopping or Stop("cancelled"), self.tree

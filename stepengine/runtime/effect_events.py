@@ -264,6 +264,7 @@ def _find_child_result(outcome: Single) -> ChildResult[object] | None:
 
 
 def _status_from_outcome(outcome: Single) -> RunStatus:
+    """Return the status for an outcome without a result: suspended or cancelled for a stop, else failed."""
     if isinstance(outcome, Stop):
         return RunStatus.SUSPENDED if outcome.kind == "suspended" else RunStatus.CANCELLED
     return RunStatus.FAILED

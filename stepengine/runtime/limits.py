@@ -276,7 +276,7 @@ class Ledgers:
         self._open: dict[str, SpendingLedger] = {}
 
     def create_ledger(self, path: str, plan: RunPlan) -> SpendingLedger:
-        """Return a new ledger for a run, below its parent's."""
+        """Create and register the ledger of a run, below its parent's, and return it."""
         # The parent of a tree's own root is driven elsewhere, if it has one: what it may spend stands in its limits.
         parent = self._open.get(path.rpartition(".")[0]) if path else None
         is_bound = plan.limits.max_tokens is not None or plan.limits.max_cost_usd is not None
@@ -451,6 +451,7 @@ class CallQueue:
             del self._line[0]
 
     def _mark_running(self, call: MeteredCall) -> None:
+        """Mark a call as running, and count it in its ledger and those above."""
         call.is_running = True
         call.ledger.count_call(call.estimate, 1)
 
@@ -859,6 +860,7 @@ class Repeats:
             self._refusals.refuse(path, (effect,), LimitExceeded(msg, kind="repetition", limit=max_repeats))
 
     async def _perform_and_compare(self, item: Item, performed: Awaitable[Single], io: IO) -> Single:
+        """Await the outcome of a call, count the call if it repeats the last one, and return the outcome."""
         outcome = await performed
         self.count_repeated_call(item, outcome, io)
         return outcome
