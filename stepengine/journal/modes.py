@@ -162,7 +162,7 @@ class Replaying(Mode):
     def write_start(
         self, writer: RunWriter, history: History, head: Head, requested: Intent, *, is_equal: bool
     ) -> None:
-        """Copy the recorded start."""
+        """Copy the recorded head, blobs and start; write the requested start instead if it differs."""
         writer.append(head)
         # Whatever is taken over first may name one; the end puts all in order.
         for blob in [record for record in drop_trailing_blobs(history.records) if isinstance(record, Blob)]:

@@ -311,7 +311,7 @@ class Recorder:
         try:
             self._writer.append(Result(path, seq, at, given, extras))
         except StepEngineError as error:
-            raise self._pending.stop_with_unrecorded(error, [(item, settled)]) from error.__cause__
+            raise self._pending.stop_with_unrecorded_outcomes(error, [(item, settled)]) from error.__cause__
         if not self._writer.waits:
             return settled, (), None
         self._pending.owed.append((item, settled))
