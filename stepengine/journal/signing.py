@@ -305,7 +305,7 @@ class SignatureChain:
             self._at = max(self._at, record.at)
 
     def make_signature_text(self, *, closes: bool = False) -> str:
-        """Return the next signature as the text of a record; pass its line to ``add_signature``."""
+        """Sign everything so far, and return the signature as the text of a record; pass its line to ``add_signature``."""
         members = {
             "type": SIGNED,
             "key": self._key.public,

@@ -198,7 +198,7 @@ def find_first_unread_message_time(
     journal: Journal, history: History, ignored_ids: Collection[str] = ()
 ) -> datetime | None:
     """
-    Return when the first mailbox message that the run has not received was sent, or ``None``.
+    Return when the first mailbox message that can still have an effect on the run was sent, or ``None``.
 
     Messages with *ignored_ids* are for runs that have not started, and wake no run.
     """

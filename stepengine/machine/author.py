@@ -227,7 +227,7 @@ def _get_error_text_or_placeholder(error: BaseException) -> str:
 
 
 def add_location(error: StepEngineError) -> StepEngineError:
-    """Return *error* with its location in the author's code, if any, as ``where`` and as a note."""
+    """Add the location in the author's code, if any, to *error* as ``where`` and as a note; return *error*."""
     where = find_raise_line(error)
     error.where = error.where or where
     if where and f"at {where}" not in getattr(error, "__notes__", ()):

@@ -337,7 +337,7 @@ def _perform_tool_call(run: RunState, author: Author, yielded: y.ToolCall) -> An
 
 def _commit_own_calls(run: RunState, yielded: Sequence[y.ToolCall], calls: Sequence[ToolMember]) -> None:
     """
-    Append calls and their results together.
+    Append the calls that belong in the history, and their results, together; the body of a tool has no history.
 
     Only calls of tools that the model knows enter the history (generator-contract:G31).
     """

@@ -482,7 +482,7 @@ class CallIds:
         self.next = next
 
     def allocate_id(self) -> str:
-        """Return the next id."""
+        """Reserve and return the next id that no call of the history has."""
         history = self._history
         record, view = history.record, history.view
         # A watched reply was peeked at, and while record and view are the same objects the id is still free.
