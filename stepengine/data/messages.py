@@ -319,7 +319,7 @@ def to_string_tuple(value: str | Iterable[str]) -> tuple[str, ...]:
 
 def to_tuple(value: Iterable[object]) -> tuple[Any, ...]:
     """
-    Return an iterable as a tuple.
+    Return an iterable as a tuple; raise ``DataError`` for a text, a mapping and whatever else is no list.
 
     Raises:
         DataError: for a text, bytes, a mapping or a yieldable, and for a value that is not iterable.

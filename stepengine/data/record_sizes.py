@@ -265,7 +265,7 @@ def _cut_parts(parts: Sequence[ResultPart], limit: int) -> tuple[ResultPart, ...
 
 def fit_child_result(child: ChildResult) -> ChildResult:
     """
-    Return *child* within the size limit; a result over it becomes that of a failed child.
+    Cut long error texts of *child* in place; return it within the size limit, as the result of a failed child if it was over it.
 
     Long texts of its error are cut in place.
     """

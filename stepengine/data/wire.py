@@ -206,7 +206,7 @@ def _read_tool_call(call: Mapping[str, object]) -> ToolCallPart:
     if call.get("type", "function") != "function":
         msg = f"unknown kind of tool call {format_value(call.get('type'))}"
         raise fault(msg)
-    call_id, function = _get_required_text(call, "id"), _get_required(call, "function")
+    call_id, function = _get_required_text(call, "id"), _get_required_member(call, "function")
     if not isinstance(function, Mapping):
         raise prefix_path(fault(f"expected an object, not {format_value(function)}"), ".function")
     try:
@@ -232,7 +232,7 @@ def _parse_call_arguments(call_id: str, name: str, text: str) -> ToolCallPart:
 
 
 def _read_tool_role_message(message: Mapping[str, Any], names: Mapping[str, str]) -> ToolMessage:
-    call_id = require_storable_text(_get_required(message, "tool_call_id"), "$.tool_call_id")
+    call_id = require_storable_text(_get_required_member(message, "tool_call_id"), "$.tool_call_id")
     name = names.get(call_id) or require_storable_text(message.get("name") or "", "$.name")
     return ToolMessage(call_id, name, _read_blocks(message.get("content"), _read_result_part))
 
@@ -256,14 +256,14 @@ def _read_system_text(content: object) -> str:
     return join_text_parts(tuple([b for b in _read_blocks(content, _read_user_part) if isinstance(b, TextPart)]))
 
 
-def _get_required(block: Mapping[str, object], name: str) -> Any:
+def _get_required_member(block: Mapping[str, object], name: str) -> Any:
     if name in block:
         return block[name]
     raise prefix_path(fault(f"a block of type {format_value(block.get('type'))} needs this"), f".{name}")
 
 
 def _get_required_text(block: Mapping[str, object], name: str) -> str:
-    return require_storable_text(_get_required(block, name), f"$.{name}")
+    return require_storable_text(_get_required_member(block, name), f"$.{name}")
 
 
 def _read_optional_texts(block: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, str]:
@@ -284,7 +284,7 @@ def _read_assistant_part(block: Mapping[str, object]) -> object:
                 _get_required_text(block, "id"), _get_required_text(block, "name"), freeze_object(value, "$.input")
             )
         case "opaque":
-            data = freeze_object(_get_required(block, "data"), "$.data")
+            data = freeze_object(_get_required_member(block, "data"), "$.data")
             return OpaquePart(
                 _get_required_text(block, "provider"), data, **_read_optional_texts(block, ("tool", "text"))
             )
@@ -318,7 +318,7 @@ def _read_user_part(block: Mapping[str, Any], names: Mapping[str, str] | None = 
 
 def _read_linked_image(block: Mapping[str, object]) -> ImagePart:
     """Return an image in the Chat Completions form: an address or a data URL."""
-    link = _get_required(block, "image_url")
+    link = _get_required_member(block, "image_url")
     try:
         url = _get_required_text(link, "url") if isinstance(link, Mapping) else require_storable_text(link)
     except DataError as error:
@@ -330,7 +330,7 @@ def _read_linked_image(block: Mapping[str, object]) -> ImagePart:
 
 
 def _read_media_source(block: Mapping[str, object]) -> dict[str, Any]:
-    source = freeze_object(_get_required(block, "source"), "$.source")
+    source = freeze_object(_get_required_member(block, "source"), "$.source")
     try:
         if source.get("type") == "url" and "media_type" not in source:
             return {"url": _get_required_text(source, "url")}

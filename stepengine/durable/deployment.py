@@ -134,7 +134,7 @@ def _parse_step(run: str, number: int, name: str, output: str | None, serializat
 
 def parse_recorded_json(text: str, where: str) -> Any:
     """
-    Return a recorded value from its JSON text.
+    Return a recorded value from its JSON text; raise ``JournalCorrupt`` if it is not JSON.
 
     Raises:
         JournalCorrupt: When *text* is not valid JSON; *where* is part of the message.

@@ -52,7 +52,7 @@ def make_run_id() -> str:
 
 def require_run_id(run: str) -> str:
     """
-    Return *run* if it is valid as the id of a root run.
+    Return *run* if it is valid as the id of a root run; else raise ``InputError``.
 
     Raises:
         InputError: For any other id.

@@ -98,7 +98,7 @@ class DatabaseBook:
         self._app = app
 
     def register_and_get_decided_times(self, lines: Mapping[str, str], now: datetime) -> dict[str, datetime]:
-        """Return the time until which each schedule was decided; see ``ScheduleBook.register_and_get_decided_times``."""
+        """Register schedules and return until when each was decided; see ``ScheduleBook.register_and_get_decided_times``."""
         with self._connect() as own:
             known = {
                 id_: own.execute(
@@ -109,7 +109,7 @@ class DatabaseBook:
         return {id_: time_from_seconds(row[0]) for id_, row in known.items()}
 
     def claim_time(self, schedule: str, at: datetime, *, run: str, missed: tuple[datetime, ...] = ()) -> bool:
-        """Claim a time; return whether it was unclaimed. Earlier times are decided with it."""
+        """Claim a time; return whether it was unclaimed. Earlier times are decided with it, and the oldest recorded ones deleted."""
         given = {"app": self._app, "id": schedule}
         with self._connect() as own:
             own.execute(HELD, (self._app, schedule))
@@ -149,7 +149,7 @@ class DatabaseBook:
 
     @contextmanager
     def _connect(self) -> Iterator[Any]:
-        """Open a connection for the block, and commit its changes."""
+        """Yield a connection, and commit its changes after the block; raise ``JournalError`` if the database is unreachable."""
         try:
             with open_transaction(self._url) as own:
                 yield own
@@ -162,7 +162,7 @@ def _advance_decided_time(
     connection: Any, given: Mapping[str, str], until: datetime, missed: tuple[datetime, ...]
 ) -> bool:
     """
-    Set the time until which a schedule is decided, and count its *missed* times.
+    Advance the time until which a schedule is decided and count its *missed* times; return False, without a change, if it is as late.
 
     Args:
         connection: A connection in a transaction.

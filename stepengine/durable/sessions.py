@@ -499,7 +499,7 @@ class Sessions:
     @contextlib.asynccontextmanager
     async def lock_retryable_turn(self, view: DurableRunView) -> AsyncIterator[None]:
         """
-        Check that a stopped turn can be retried, and lock its session for the block.
+        Check that a stopped turn can be retried, and lock its session for the block; then the turn is no longer held or given up.
 
         Raises:
             JournalError: when the session has gone on without it, or it was an answer.

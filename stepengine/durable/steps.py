@@ -120,7 +120,7 @@ class Steps:
         return isinstance(item.effect, (AskPerson, *WAITS)) or not item.gather.fail_fast
 
     def _find_or_create_race_record(self, item: Item) -> RaceRecord | None:
-        """Return the record that the members of a race share; ``None`` for an effect in no race."""
+        """Return the record that the members of a race share, ``None`` for an effect in no race; records of earlier groups are dropped."""
         race = find_race_bounds(item)
         if race is None or item.gather is None:
             return None

@@ -402,7 +402,7 @@ def encode_body_end(
 
 
 def parse_body_end(form: Mapping[str, Any]) -> BodyEnd:
-    """Parse the changes of a tool body from the member ``body`` of its form."""
+    """Parse the end of a tool body, apart from its result, from the member ``body`` of its form."""
     return BodyEnd(
         spending=decode_stored(form["spending"]),
         children=tuple([decode_stored(child) for child in form["children"]]),
