@@ -199,11 +199,12 @@ def may_end_secret_name(text: str) -> bool:
     )
 
 
-def _find_occurrence_ends(text: bytes, part: bytes) -> Iterator[int]:
-    start = text.find(part)
+def _find_occurrence_ends(text: bytes, word: bytes) -> Iterator[int]:
+    """Yield the position after each occurrence of *word* in *text*."""
+    start = text.find(word)
     while start >= 0:
-        yield (end := start + len(part))
-        start = text.find(part, end)
+        yield (end := start + len(word))
+        start = text.find(word, end)
 
 
 @lru_cache(maxsize=4_096)  # the names of an environment and of the members of all messages, at 100 bytes each

@@ -102,19 +102,19 @@ def read_history(messages: Iterable[object]) -> ImportedHistory:
     return ImportedHistory("\n\n".join(system), tuple(found))
 
 
-def _append_or_merge_message(found: list[Message], message: Message) -> None:
+def _append_or_merge_message(messages: list[Message], message: Message) -> None:
     """
     Append a message, or merge an assistant message into a preceding one with tool calls.
 
     Codebuff stores each call of a reply as a message, with all results after the last one. Here they are one message, with the tags of
     all. It has the lifetime of the first, which does not matter: a message with calls stays.
     """
-    last = found[-1] if found else None
+    last = messages[-1] if messages else None
     if isinstance(message, AssistantMessage) and isinstance(last, AssistantMessage) and last.tool_calls:
         tags = tuple(dict.fromkeys([*last.tags, *message.tags]))
-        found[-1] = attrs.evolve(last, content=(*last.content, *message.content), tags=tags)
+        messages[-1] = attrs.evolve(last, content=(*last.content, *message.content), tags=tags)
     else:
-        found.append(message)
+        messages.append(message)
 
 
 def _read_message(message: Any, names: Mapping[str, str]) -> list[Message]:
@@ -150,13 +150,13 @@ def _read_tags(tags: object) -> list[str]:
     return [require_storable_text(tag, f"$.tags[{n}]") for n, tag in enumerate(tags)]
 
 
-def _read_lifetime(given: Mapping[str, Any], member: str, known: Iterable[str]) -> str:
-    """Return the lifetime in a member of a message, one of the *known* ones; ``""`` without one."""
-    value: Any = given.get(member)
+def _read_lifetime(message: Mapping[str, Any], member: str, lifetimes: Iterable[str]) -> str:
+    """Return the lifetime in a member of a message, one of *lifetimes*; ``""`` without one."""
+    value: Any = message.get(member)
     if value in EMPTY:
         return ""
-    if not isinstance(value, str) or value not in known:
-        words = " or ".join(map(repr, known))
+    if not isinstance(value, str) or value not in lifetimes:
+        words = " or ".join(map(repr, lifetimes))
         raise prefix_path(fault(f"expected {words}, not {format_value(value)}"), f".{member}")
     return value
 

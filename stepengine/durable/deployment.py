@@ -347,14 +347,14 @@ class Deployment:
             raise _make_missing_run_error(run)
         return views
 
-    async def load_steps(self, run: str, known: Collection[int] = ()) -> list[Step]:
+    async def load_steps(self, run: str, known_numbers: Collection[int] = ()) -> list[Step]:
         """
-        Return the recorded steps of one run in order, without those whose numbers are *known*.
+        Return the recorded steps of one run in order, without those whose numbers are *known_numbers*.
 
         Raises:
             JournalCorrupt: when a row is not portable JSON.
         """
-        return [_parse_step(run, *row) for row in await self.fetch_rows(STEPS, run, list(known))]
+        return [_parse_step(run, *row) for row in await self.fetch_rows(STEPS, run, list(known_numbers))]
 
     async def list_children_with_recorded_end(self, root: str) -> set[str]:
         """

@@ -622,11 +622,11 @@ class _PlaybackPerformer:
         return attrs.evolve(outcome, at=known.at, inputs=known.inputs)
 
 
-def _was_child_or_body_started(item: Item, known: Single) -> bool:
+def _was_child_or_body_started(item: Item, outcome: Single) -> bool:
     """Return whether the child or body of an effect ran, and was not refused before its start."""
     if isinstance(item.effect, CallBody):
-        return not isinstance(known, Failure)
-    child: object = getattr(known, "value", None)
+        return not isinstance(outcome, Failure)
+    child: object = getattr(outcome, "value", None)
     return isinstance(child, ChildResult) and bool(child.run_id)
 
 

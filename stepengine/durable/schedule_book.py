@@ -159,14 +159,14 @@ class DatabaseBook:
 
 
 def _advance_decided_time(
-    connection: Any, given: Mapping[str, str], until: datetime, missed: tuple[datetime, ...]
+    connection: Any, schedule_key: Mapping[str, str], until: datetime, missed: tuple[datetime, ...]
 ) -> bool:
     """
     Advance the time until which a schedule is decided and count its *missed* times; return False, without a change, if it is as late.
 
     Args:
         connection: A connection in a transaction.
-        given: The deployment and the schedule, as ``app`` and ``id``.
+        schedule_key: The deployment and the schedule, as ``app`` and ``id``.
         until: The new time.
         missed: The times that were not started.
 
@@ -175,6 +175,6 @@ def _advance_decided_time(
     """
     newest = seconds_from_time(missed[-1]) if missed else None
     moved = connection.execute(
-        MOVE, {**given, "until": seconds_from_time(until), "missed": len(missed), "newest": newest}
+        MOVE, {**schedule_key, "until": seconds_from_time(until), "missed": len(missed), "newest": newest}
     )
     return bool(moved.rowcount)

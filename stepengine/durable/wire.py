@@ -362,11 +362,11 @@ def parse_child_result(form: Mapping[str, Any]) -> ChildResult:
     return attrs.evolve(child, left=parse_inline_end(form["left"])) if "left" in form else child
 
 
-def _encode_inline_end(left: EndedRun, plan: RunPlan) -> dict[str, object]:
+def _encode_inline_end(ended: EndedRun, plan: RunPlan) -> dict[str, object]:
     """Return the stored form of the data that an inline child returns to its parent; its calls only after a hand-off."""
     # Only after a hand-off the parent lists the calls. Those of another inline child may contain a whole conversation.
-    listed = left if plan.is_hand_off else attrs.evolve(left, tool_calls=(), thinking=(), children=())
-    return {"status": left.status.value, "state": encode_stored(left.state), **_encode_calls_and_children(listed)}
+    listed = ended if plan.is_hand_off else attrs.evolve(ended, tool_calls=(), thinking=(), children=())
+    return {"status": ended.status.value, "state": encode_stored(ended.state), **_encode_calls_and_children(listed)}
 
 
 def parse_inline_end(form: Mapping[str, Any]) -> EndedRun:

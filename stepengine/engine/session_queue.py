@@ -64,11 +64,11 @@ class SessionQueue:
             raise
         return mine
 
-    def leave(self, session_id: str, mine: QueueEntry) -> None:
+    def leave(self, session_id: str, entry: QueueEntry) -> None:
         """Remove an entry and let the next one in; does nothing when it was dropped."""
         with self._lock:
             line = self._lines.get(session_id)
-            if not line or line[0] is not mine:
+            if not line or line[0] is not entry:
                 return
             line.popleft()
             _admit_first(line)

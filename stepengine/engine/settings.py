@@ -391,18 +391,18 @@ def get_setting_definition(name: str, origin: SettingOrigin | None = None) -> Se
     raise DefinitionError(msg)
 
 
-def _parse_setting_value(key: SettingDefinition, given: _GivenValue) -> object:
+def _parse_setting_value(key: SettingDefinition, given_value: _GivenValue) -> object:
     """Return a setting's value; raise ``DefinitionError`` with its origin if it is invalid, without secrets."""
     try:
-        return key.read(given.value)
+        return key.read(given_value.value)
     except DefinitionError as error:
-        msg = f"{given.origin}: {error.message}"
+        msg = f"{given_value.origin}: {error.message}"
         raise DefinitionError(msg) from None
     except ValueError:
-        secret = key.name.endswith(".key") or any(KEYLIKE.fullmatch(part) for part in given.name.split("."))
-        shown = "a hidden text" if secret else _shorten_repr(given.value)
+        secret = key.name.endswith(".key") or any(KEYLIKE.fullmatch(part) for part in given_value.name.split("."))
+        shown = "a hidden text" if secret else _shorten_repr(given_value.value)
         why = " Put keys into environment variables, never into a file." if secret else ""
-        msg = f"{given.origin}: {given.name} is {shown}; expected {key.kind}.{why}"
+        msg = f"{given_value.origin}: {given_value.name} is {shown}; expected {key.kind}.{why}"
         raise DefinitionError(msg) from None
 
 

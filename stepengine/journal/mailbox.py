@@ -373,11 +373,11 @@ class Mailbox(abc.ABC):
             redactor.check_no_secrets(value, "the message")
         return attrs.evolve(mailbox_message, value=value)
 
-    def _refuse_changed_duplicate(self, stored: StoredMessage, known: StoredMessage | None) -> None:
-        """Raise unless the *known* message with the same id has the same content as *stored*."""
+    def _refuse_changed_duplicate(self, stored: StoredMessage, duplicate: StoredMessage | None) -> None:
+        """Raise unless *duplicate*, the message with the same id, has the same content as *stored*."""
         # The time at which it was sent may differ: whoever posts again because it did not hear of the first time does
         # so later.
-        if known is None or known.message.content != stored.message.content:
+        if duplicate is None or duplicate.message.content != stored.message.content:
             msg = f"{self.name} has another mailbox message with the id {stored.message.id!r}; give every message its own id"
             raise InputError(msg)
 

@@ -48,19 +48,19 @@ YES_OR_NO = ("yes", "no")
 
 
 def split_answers_and_decisions(
-    given: Mapping[str, AnswerLike] | None,
+    given_answers: Mapping[str, AnswerLike] | None,
 ) -> tuple[dict[str, AnswerLike], dict[str, AnswerLike]]:
     """
-    Split *given* into the answers to questions and the decisions about effects in doubt, both by question id or text.
+    Split *given_answers* into the answers to questions and the decisions about effects in doubt, both by question id or text.
 
     Raises:
-        AnswerRejected: when *given* is not a mapping with texts as keys.
+        AnswerRejected: when *given_answers* is not a mapping with texts as keys.
     """
-    if problem := find_answers_problem(given):
+    if problem := find_answers_problem(given_answers):
         raise AnswerRejected(problem)
     answers: dict[str, AnswerLike] = {}
     decisions: dict[str, AnswerLike] = {}
-    for key, answer in (given or {}).items():
+    for key, answer in (given_answers or {}).items():
         (decisions if key.startswith(DOUBT) else answers)[key] = answer
     return answers, decisions
 

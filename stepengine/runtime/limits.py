@@ -303,7 +303,7 @@ class Ledgers:
         del self._open[path]
 
 
-def _get_child_bounds(plan: RunPlan, above: Limits) -> Bounds:
+def _get_child_bounds(plan: RunPlan, parent_limits: Limits) -> Bounds:
     """
     Return the token and dollar limits that a child has in addition to its parent's.
 
@@ -313,8 +313,8 @@ def _get_child_bounds(plan: RunPlan, above: Limits) -> Bounds:
     if plan.body is not None:
         return None, None
     limits = plan.limits if plan.agent.source is None else plan.agent.source.limits
-    tokens = None if limits.max_tokens == above.max_tokens else limits.max_tokens
-    return tokens, None if limits.max_cost_usd == above.max_cost_usd else limits.max_cost_usd
+    tokens = None if limits.max_tokens == parent_limits.max_tokens else limits.max_tokens
+    return tokens, None if limits.max_cost_usd == parent_limits.max_cost_usd else limits.max_cost_usd
 
 
 class Refusals:
@@ -637,18 +637,18 @@ class UsageMeter:
         if error is not None:
             self._refusals.refuse(item.path, (effect,), error)
 
-    def _count_or_refuse_siblings(self, first: Item) -> None:
+    def _count_or_refuse_siblings(self, first_item: Item) -> None:
         """
         Count the children that a handler requests at once, or refuse the whole request.
 
         The whole ``Gather`` is judged before any of it begins, whatever the width of its window; so nothing has started.
         """
-        effects = (first.effect,) if first.gather is None else first.gather.effects
-        spawns = [e for e in effects if isinstance(e, Spawn) and not e.tool_call_id] if first.is_first else []
+        effects = (first_item.effect,) if first_item.gather is None else first_item.gather.effects
+        spawns = [e for e in effects if isinstance(e, Spawn) and not e.tool_call_id] if first_item.is_first else []
         if not spawns:
             return
-        ledger = self._ledgers.get_ledger(first.path)
-        path = first.path
+        ledger = self._ledgers.get_ledger(first_item.path)
+        path = first_item.path
         error = _find_depth_error(child_path(path, spawns[0].seq), ledger.limits)
         if error is not None and spawns[0].is_hand_off:
             error = _make_hand_off_limit_error(spawns[0], error)
