@@ -426,7 +426,7 @@ class DeploymentMaintenance:
     async def _requeue_runs_of_dead_workers(
         self, connection: object, away: dict[str, float], grace: float
     ) -> list[TakeoverResult]:
-        """Take over workers that have been dead for *grace* seconds, and record when others died."""
+        """Take over workers that have been dead for *grace* seconds, and return the results; record when others died."""
         rows = await _fetch_all(connection, WORKERS, WORKFLOW, self._operator.app)
         taken: list[TakeoverResult] = []
         having = sorted([name for (name,) in rows if name])

@@ -234,7 +234,7 @@ class Steps:
         return None if _has_unrecorded_changes(item, form) else ReservedSteps(name, seeded=form, is_settled=True)
 
     async def _record_questions_and_start_waits(self, item: Item, name: str, together: Sequence[int]) -> ReservedSteps:
-        """Record questions, and start to wait for those without an answer."""
+        """Record questions, start to wait for those without an answer, and return the steps of both."""
         run = self._run
         effect = cast("AskPerson", item.effect)
 

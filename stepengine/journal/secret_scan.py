@@ -94,6 +94,7 @@ def scan(
 
 
 def _find_secrets_in_file(file: Path, text_redactor: Redactor, binary_redactor: Redactor) -> Iterator[SecretFinding]:
+    """Yield the secrets in a file; raise ``DataError`` if it cannot be read or is too long."""
     try:
         data = read_regular_file(file, MAX_SCANNED_BYTES)
     except OSError as error:

@@ -257,7 +257,7 @@ class RunHistory:
             if self._keeps_left_out:
                 # What was said for a time only is not part of the conversation that anybody would look up.
                 self.left_out += tuple(
-                    [m for m in self.record.find_missing_messages(record) if _get_effective_lifetime(m) is None]
+                    [m for m in self.record.find_missing_messages(record) if _find_effective_lifetime(m) is None]
                 )
             # What counts as this run's own (for its output, for a session) is the end of the record. A policy that
             # rewrites it mostly keeps that end, and then it stays this run's; where it does not, nothing can be said to
@@ -329,20 +329,20 @@ class RunHistory:
         if not over:
             return
         self._times -= over
-        self.start -= sum(_get_effective_lifetime(m) in over for m in self.record[: self.start])
+        self.start -= sum(_find_effective_lifetime(m) in over for m in self.record[: self.start])
         self.record, self.view = self._copy_without_expired(over)
 
     def _copy_without_expired(self, expired_ttls: Collection[str]) -> RecordAndView:
         """Return record and view without the messages whose lifetime is in *expired_ttls*; the history itself is unchanged."""
         record = _make_transcript_if_changed(
-            self.record, [m for m in self.record if _get_effective_lifetime(m) not in expired_ttls]
+            self.record, [m for m in self.record if _find_effective_lifetime(m) not in expired_ttls]
         )
         if self.view is self.record:
             return RecordAndView(record, record)
         return RecordAndView(
             record,
             _make_transcript_if_changed(
-                self.view, [m for m in self.view if _get_effective_lifetime(m) not in expired_ttls]
+                self.view, [m for m in self.view if _find_effective_lifetime(m) not in expired_ttls]
             ),
         )
 
@@ -559,7 +559,7 @@ def _make_transcript_if_changed(messages: Transcript, kept_messages: list[Messag
     return messages if len(kept_messages) == len(messages) else Transcript(kept_messages)
 
 
-def _get_effective_lifetime(message: Message) -> TimeToLive | None:
+def _find_effective_lifetime(message: Message) -> TimeToLive | None:
     """Return the lifetime that applies to a message; ``None`` if it stays: without one, or with calls, whose results follow it."""
     if message.ttl is None or (isinstance(message, AssistantMessage) and message.tool_calls):
         return None

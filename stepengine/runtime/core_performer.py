@@ -207,7 +207,7 @@ class CorePerformer:
         """Do nothing: effects need no preparation."""
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
-        """Perform one effect."""
+        """Perform one effect, and return its outcome."""
         return self._PERFORM[type(item.effect)](self, item, io)
 
     # --- model calls --------------------------------------------------------------------------------------------------

@@ -332,7 +332,7 @@ class RunTask:
 
 async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask) -> Finished:
     """
-    Run *machine* to its end; it is closed on every way out.
+    Run *machine* to its end, and return how it ended; it is closed on every way out.
 
     A cancellation becomes a ``Stop`` with which the machine ends the run. One from outside is recorded in ``run.cancelled``.
     """

@@ -352,7 +352,7 @@ class LimitGate:
         self.begin = inner.begin
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
-        """Refuse an effect or pass it on."""
+        """Perform an effect, or return the outcome of its refusal."""
         error = self._refusals.pop_refusal_error(item) if self._refusals.errors else None
         return self._inner.perform(item, io) if error is None else self._make_refusal_outcome(item, error)
 
