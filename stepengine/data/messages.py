@@ -535,6 +535,7 @@ TimeToLive: TypeAlias = Literal["agent_step", "user_prompt"]
 
 
 def _validate_lifetime(value: TimeToLive) -> TimeToLive:
+    """Return a valid time-to-live unchanged; raise ``DataError`` for anything else."""
     if value in ("agent_step", "user_prompt"):
         return value
     msg = f"the time-to-live of a message must be 'agent_step', 'user_prompt' or None, not {value!r}"

@@ -80,6 +80,7 @@ def may_exceed_value_limit(value: Any) -> bool:
 
 
 def _list_members(value: Any) -> Sequence[Any]:
+    """Return the members of a container or stored object; keys of a dict included."""
     if isinstance(value, SEQUENCES):
         return value
     if isinstance(value, dict):
@@ -138,6 +139,7 @@ def _estimate_digit_count(number: int) -> int:
 
 
 def _list_stored_values(value: Any) -> Sequence[Any]:
+    """Return the values of the stored fields of an object."""
     kind: Any = type(value)
     names = ("message", *value.fields) if isinstance(value, StepEngineError) else _list_stored_fields(kind)
     return [getattr(value, name, None) for name in names]

@@ -131,6 +131,7 @@ class Transcript(Sequence[Message]):
 
     @classmethod
     def _make_version(cls, buffer: _Buffer, length: int) -> Transcript:
+        """Return a transcript of the first *length* messages of *buffer*, which it shares."""
         version = cls.__new__(cls)
         version._buffer = buffer  # noqa: SLF001 - a constructor
         version._length = length  # noqa: SLF001
@@ -378,6 +379,7 @@ class Transcript(Sequence[Message]):
 
 
 def _memoize(message: Message, key: object, fn: Callable[[Message], T]) -> T:
+    """Return ``fn(message)``, stored in the message under *key* at the first call."""
     memo = message._memo  # noqa: SLF001 - the slot that messages have for this
     if memo is None:
         memo = {}

@@ -53,6 +53,7 @@ def model_from_json(kind: Any, value: JsonValue) -> Any:
 
 
 def _remember_source(model: object, value: JsonValue) -> None:
+    """Store the JSON from which *model* was validated as long as the model exists."""
     key = id(model)
 
     # A default holds the dict: at the end of the process the names of modules may be gone.
@@ -158,6 +159,7 @@ def _refuse_secrets(value: object, name: str, problem: DataError) -> None:
 
 
 def _survives_round_trip(value: object, source: JsonValue, load: Callable[[JsonValue], Any], name: str) -> bool:
+    """Return whether *load* makes an equal value of *source*; False if it raises."""
     try:
         return not any(find_changed_parts(value, load(source), name))
     except Exception:  # noqa: BLE001 - validators of the author's may raise anything

@@ -118,6 +118,7 @@ def _append_or_merge_message(messages: list[Message], message: Message) -> None:
 
 
 def _read_message(message: Any, names: Mapping[str, str]) -> list[Message]:
+    """Return the messages in *message*, an object or a dict in the ``{"role", "content"}`` or the stored form."""
     if isinstance(message, (UserMessage, AssistantMessage, ToolMessage)):
         return [message]
     role = message.get("role") if isinstance(message, Mapping) else None
@@ -203,6 +204,7 @@ def _read_assistant_message(message: Mapping[str, Any]) -> AssistantMessage:
 
 
 def _read_tool_call(call: Mapping[str, object]) -> ToolCallPart:
+    """Return the call in an entry of ``tool_calls``."""
     if call.get("type", "function") != "function":
         msg = f"unknown kind of tool call {format_value(call.get('type'))}"
         raise fault(msg)
@@ -232,6 +234,7 @@ def _parse_call_arguments(call_id: str, name: str, text: str) -> ToolCallPart:
 
 
 def _read_tool_role_message(message: Mapping[str, Any], names: Mapping[str, str]) -> ToolMessage:
+    """Return the result in a message with the role ``tool``; *names* maps call ids to tool names."""
     call_id = require_storable_text(_get_required_member(message, "tool_call_id"), "$.tool_call_id")
     name = names.get(call_id) or require_storable_text(message.get("name") or "", "$.name")
     return ToolMessage(call_id, name, _read_blocks(message.get("content"), _read_result_part))
@@ -257,6 +260,7 @@ def _read_system_text(content: object) -> str:
 
 
 def _get_required_member(block: Mapping[str, object], name: str) -> Any:
+    """Return a member of a block; raise ``DataError`` if it is missing."""
     if name in block:
         return block[name]
     raise prefix_path(fault(f"a block of type {format_value(block.get('type'))} needs this"), f".{name}")
@@ -330,6 +334,7 @@ def _read_linked_image(block: Mapping[str, object]) -> ImagePart:
 
 
 def _read_media_source(block: Mapping[str, object]) -> dict[str, Any]:
+    """Return the arguments of an image or document part from the source of a block."""
     source = freeze_object(_get_required_member(block, "source"), "$.source")
     try:
         if source.get("type") == "url" and "media_type" not in source:
@@ -351,6 +356,7 @@ def _read_media_source(block: Mapping[str, object]) -> dict[str, Any]:
 
 
 def _read_tool_result_block(block: Mapping[str, object], names: Mapping[str, str]) -> ToolMessage:
+    """Return the result in a ``tool_result`` block; *names* maps call ids to tool names."""
     call_id = _get_required_text(block, "tool_use_id")
     content = block.get("content", "")
     parts = [TextPart(content)] if isinstance(content, str) else _read_blocks(content, _read_result_part)
@@ -386,6 +392,7 @@ def to_dicts(transcript: Iterable[Message]) -> list[dict[str, JsonValue]]:
 
 
 def _write_part(part: Any) -> dict[str, object]:  # noqa: C901 - one case for each kind
+    """Return a content part as a block of the ``{"role", "content"}`` form."""
     match part:
         case TextPart(text=text):
             return {"type": "text", "text": text}
@@ -411,6 +418,7 @@ def _write_part(part: Any) -> dict[str, object]:  # noqa: C901 - one case for ea
 
 
 def _write_media_source(part: ImagePart | DocumentPart) -> dict[str, str]:
+    """Return the source of an image or document as in a block: an address, a file id or base64."""
     if part.data is None:
         where = {"url": str(part.url)} if part.file_id is None else {"file_id": part.file_id, "provider": part.provider}
         return {"type": "url" if part.file_id is None else "file", **where, "media_type": part.mime_type}

@@ -328,6 +328,7 @@ def _iterate_dotted_name_uses(function: ast.FunctionDef | ast.AsyncFunctionDef) 
 
 
 def _name_use_from_call(node: ast.Call, name: _Dotted, *, is_statement: bool) -> _NameUse:
+    """Return what a call in a handler's source says about its tool or agent."""
     named = {keyword.arg: keyword.value for keyword in node.keywords}
     first = node.args[0] if node.args else named.get("tool", named.get("agent"))
     # Whatever is passed on with `*` or `**` may hold it.

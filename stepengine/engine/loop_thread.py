@@ -111,6 +111,7 @@ class LoopThread:
             _blocked.reset(token)
 
     def _get_or_start_loop(self) -> asyncio.AbstractEventLoop:
+        """Return the loop of the running thread; start a thread if none runs."""
         with self._lock:
             if self._loop is None or self._thread is None or not self._thread.is_alive():
                 ready: Future[asyncio.AbstractEventLoop] = Future()

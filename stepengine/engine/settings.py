@@ -81,24 +81,28 @@ class SettingDefinition(NamedTuple):
 
 
 def _require_text(value: object) -> str:
+    """Return a text that is not blank; raise ``ValueError`` for anything else."""
     if not isinstance(value, str) or not value.strip():
         raise ValueError
     return value
 
 
 def _require_bool(value: object) -> bool:
+    """Return a bool; raise ``ValueError`` for anything else."""
     if not isinstance(value, bool):
         raise ValueError  # noqa: TRY004  (one kind of refusal)
     return value
 
 
 def _parse_bool_or_keep(text: str) -> object:
+    """Return the bool that a text such as ``yes`` or ``0`` means; any other text unchanged."""
     return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}.get(
         text.strip().lower(), text
     )
 
 
 def _parse_number_or_keep(text: str) -> object:
+    """Return a text as an integer or float, or unchanged if it is no number."""
     for kind in (int, float):
         try:
             return kind(text)
@@ -108,12 +112,14 @@ def _parse_number_or_keep(text: str) -> object:
 
 
 def _require_positive_integer(value: object) -> int:
+    """Return an integer from 1 to ``MAX_INT``; raise ``ValueError`` for anything else."""
     if type(value) is not int or not 1 <= value <= MAX_INT:
         raise ValueError
     return value
 
 
 def _require_positive_number(value: Any) -> float:
+    """Return a finite number above 0; raise ``ValueError`` for anything else."""
     if type(value) not in (int, float) or not 0 < value < float("inf"):
         raise ValueError
     return value  # type: ignore[no-any-return]
@@ -138,6 +144,7 @@ def _parse_key_variable(value: object) -> str:
 
 
 def _parse_paths(value: object) -> tuple[str, ...]:
+    """Return a list of texts that are not empty as a tuple; raise ``ValueError`` for anything else."""
     if not isinstance(value, list) or not all(isinstance(p, str) and p for p in value):
         raise ValueError
     return tuple(value)

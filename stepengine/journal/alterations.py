@@ -224,6 +224,7 @@ class JournalScan:
 
 
 def _format_record_range(first: int, to: int) -> str:
+    """Return the numbers of records as text, such as ``each of the records 3 to 5``."""
     return f"record {first}" if first == to else f"each of the records {first} to {to}"
 
 

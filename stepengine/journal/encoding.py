@@ -667,6 +667,7 @@ def encode_with_blobs(value: object, blobs: dict[str, object], max_inline_chars:
 
 
 def _move_to_blob(value: object, blobs: dict[str, object]) -> dict[str, str]:
+    """Store *value* in *blobs* by its fingerprint, and return the reference that replaces it."""
     fp = fingerprint(value)
     blobs[fp] = value
     return {"$blob": fp}

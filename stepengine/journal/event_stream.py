@@ -423,6 +423,7 @@ def _is_effect_in_step(effect: Mapping[str, Any]) -> bool:
 
 # The machine makes this event of what a policy decided, which no effect has; a record has the answer of a person alone.
 def _make_decision_events(effect: AskPerson, path: str, answers: Sequence[Answer]) -> Iterator[Event]:
+    """Yield an event for the decision about each permission question of an effect."""
     for question, answer in zip(effect.questions, answers, strict=False):
         yield PermissionDecided(
             path=path,
@@ -441,6 +442,7 @@ def _make_failed_event(path: str, error: BaseException) -> RunFailed:
 
 
 def _make_text_events(path: str, seq: int, reply: ModelReply) -> Iterator[Event]:
+    """Yield events with the thoughts and the text of a reply, if it has any."""
     message = AssistantMessage(reply.content)
     if message.thinking:
         yield ThinkingCompleted(path=path, seq=seq, text="".join(message.thinking))
@@ -462,6 +464,7 @@ def _tool_call_from_json(intent: Intent, form: Mapping[str, Any]) -> Leaf:
 
 
 def _spawn_from_json(intent: Intent, form: Mapping[str, Any]) -> Leaf:
+    """Return the ``Spawn`` of an intent from its recorded form."""
     return Spawn(
         intent.seq,
         form["agent_id"],

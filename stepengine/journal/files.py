@@ -333,6 +333,7 @@ class JournalFile:
             held.using.release()
 
     def _sync_data(self, sync: Callable[[int], None], descriptor: int) -> None:
+        """Sync the file; raise ``OSError`` that records may be lost if this fails."""
         try:
             sync(descriptor)
         except OSError as error:

@@ -139,6 +139,7 @@ class Resuming(Mode):
 
 
 def _is_new_event(history: History, event: Event) -> bool:
+    """Return whether an event is not of a recorded outcome; the start of the root run is new."""
     if isinstance(event, RunStarted) and not event.path:
         return True
     return (event.path, event.seq) not in history.results

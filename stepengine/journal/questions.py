@@ -157,6 +157,7 @@ def _describe_rejection(history: History, key: str) -> str:
 
 
 def _check_question_answer(question: Question, answer: object) -> None:
+    """Raise ``AnswerRejected`` unless *answer* is a valid answer to *question*."""
     if not isinstance(answer, str | bool | Answer):
         msg = f"the answer to {question.id!r} must be a string, a bool or an Answer, not a {type(answer).__name__}"
         raise AnswerRejected(msg)

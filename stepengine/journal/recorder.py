@@ -154,6 +154,7 @@ class Recorder:
     async def _start_after_commit(
         self, waiting: asyncio.Future[None], owed_outcomes: Outcomes, batch: Sequence[Item]
     ) -> None:
+        """Begin effects once their starts are durable."""
         await self._pending.wait(waiting, owed_outcomes)
         await self._inner.begin(batch)
 

@@ -273,6 +273,7 @@ class LockedRun(LockedStore):
         return unlock
 
     def _read_records(self) -> tuple[Reading, int]:
+        """Return the records of the run and the number of its bytes; raise if the database is unusable."""
         import sqlite3
 
         try:

@@ -72,6 +72,7 @@ def find_waiting_line(steps: object, program: RunningProgram | None = None) -> s
 
 
 def _iterate_generator_lines(steps: object) -> Iterator[tuple[str, int]]:
+    """Yield file and line at which a generator waits, then those of the generators that it delegates to."""
     while steps is not None:
         frame = getattr(steps, "gi_frame", None)
         if frame is not None:
@@ -92,6 +93,7 @@ def find_raise_line(error: BaseException) -> str:
 
 
 def _iterate_traceback_lines(error: BaseException) -> Iterator[tuple[str, int]]:
+    """Yield file and line of each frame of an error, the innermost last, with those of programs."""
     trace = error.__traceback__
     while trace is not None:
         yield trace.tb_frame.f_code.co_filename, trace.tb_lineno

@@ -335,6 +335,7 @@ def _copy_with_sibling_counts(effects: Sequence[Leaf]) -> Sequence[Leaf]:
 
 
 def _set_race_results(members: Sequence[EffectMember]) -> None:
+    """Set the result of each race among *members*."""
     # Only races have something to conclude. Every other member made its result when it took its outcomes.
     for member in members:
         if isinstance(member, RaceMember):

@@ -76,6 +76,7 @@ def _set_messages(run: RunState, value: JsonDict) -> ToolResult:
 
 
 def _add_message(run: RunState, value: JsonDict) -> ToolResult:
+    """Add a message to the history and return the tool's result."""
     kind = UserMessage if value["role"] == "user" else AssistantMessage
     run.history.add([kind(value["content"], value.get("tags", ()), ttl=value.get("ttl"))])
     return _make_message_result("Message added.")

@@ -214,6 +214,7 @@ class RunHistory:
         self._append_all((message, *map(ToolMessage.from_result, results)))
 
     def _append_all(self, messages: Sequence[Message]) -> None:
+        """Append *messages* to the record and, shortened, to the view."""
         # While nobody has changed the view it is the very same object as the record: one transcript is kept, and
         # whether they differ is seen by identity.
         record = self.record.with_messages(messages)
@@ -317,6 +318,7 @@ class RunHistory:
     # --- how long things stay ---------------------------------------------------------------------------------------
 
     def _record_lifetimes(self, messages: Iterable[Message]) -> None:
+        """Remember which lifetimes *messages* have, so that they are searched for expired ones."""
         for message in messages:
             if message.ttl is not None:
                 self._times |= {message.ttl}

@@ -203,6 +203,7 @@ def _warn_of_failed_hook(run: RunState, point: str, hook: Hook, error: BaseExcep
 
 
 def _emit_hook_failure(run: RunState, point: str, hook: Hook, error: BaseException) -> Flow[None]:
+    """Emit the event for a hook that failed."""
     event = ev.HookFailed(
         path=run.plan.path, seq=run.effects.seq, point=point, hook=_get_hook_name(hook), error=str(error)
     )

@@ -162,6 +162,7 @@ def make_end_events(item: Item, outcome: Single, duration_ms: int) -> Sequence[E
 
 
 def _make_answer_events(item: Item, outcome: Single, at: At) -> list[Event]:
+    """Return an event for each answer; *at* loses its ``duration_ms``."""
     effect: AskPerson = item.effect  # type: ignore[assignment]
     answers = outcome.value if isinstance(outcome, Value) else ()
     del at["duration_ms"]
@@ -218,6 +219,7 @@ def make_child_end_events(item: Item, outcome: Single) -> list[Event]:
 
 
 def _get_child_display_name(item: Item, effect: Spawn) -> str:
+    """Return the display name of a child's agent, or its id if the agent is unknown."""
     if effect.definition is not None:
         name: str = effect.definition.display_name
         return name
@@ -225,6 +227,7 @@ def _get_child_display_name(item: Item, effect: Spawn) -> str:
 
 
 def _get_error_text(outcome: Single) -> str:
+    """Return the message of a failure, a fixed text for a stop, ``""`` for a value."""
     if isinstance(outcome, Failure):
         return outcome.error.message
     return STOPPED if isinstance(outcome, Stop) else ""
@@ -257,6 +260,7 @@ def _make_substitute_result(outcome: Single) -> ToolResult:
 
 
 def _find_child_result(outcome: Single) -> ChildResult[object] | None:
+    """Return the result of a child in an outcome; ``None`` for a failure or a stop without one."""
     if isinstance(outcome, Value):
         child: ChildResult[object] = outcome.value
         return child

@@ -306,6 +306,7 @@ class _StoredDeltas:
         self.add(first)
 
     def add(self, delta: Delta) -> None:
+        """Add a piece; it must continue the last one."""
         self.last = delta
         self._indices.append(delta.index)
         self._pieces.append(delta.text)

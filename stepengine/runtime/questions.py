@@ -516,6 +516,7 @@ def _find_preview_refusal(question: Question) -> Answer | None:
 
 
 def _require_answer_type(value: object, answer_label: str) -> None:
+    """Raise ``AnswerRejected`` unless *value* is a text, a bool or an ``Answer``."""
     if not isinstance(value, str | bool | Answer):
         msg = f"the answer {answer_label} must be a string, a bool or an Answer, not {value!r}"
         raise AnswerRejected(msg)
