@@ -217,7 +217,7 @@ class _EndWatcher:
                 future.set_exception(state_or_error)
 
     async def close(self) -> None:
-        """Stop polling."""
+        """Cancel the task that polls the states of runs, and wait for its end."""
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.wait((self._looking,))
@@ -322,7 +322,7 @@ class Deployment:
 
     async def get_run(self, run: str) -> DurableRunView:
         """
-        Return one run.
+        Return the view of a run; raise ``JournalError`` if there is none.
 
         Raises:
             JournalError: when there is none of that id.

@@ -268,7 +268,7 @@ class DeploymentMaintenance:
 
     async def overview(self, *, check: bool = False) -> DeploymentOverview:
         """
-        Return the deployment at a glance.
+        Return how many runs are in each state, the workers and releases with unfinished runs, and the number of poison runs.
 
         Args:
             check: Whether every row is counted that is not portable JSON, which reads whole tables.

@@ -90,7 +90,7 @@ class Operator:
     @classmethod
     async def connect(cls, url: str, *, app: str = "stepengine", pool: str = "default") -> Self:
         """
-        Return an operator.
+        Connect to a deployment, and return its operator.
 
         Args:
             url: The database, or ``@FILE`` with its URL.

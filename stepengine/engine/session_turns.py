@@ -176,7 +176,7 @@ class LoadedSession:
 
     async def load(self) -> None:
         """
-        Load the session and find its journals.
+        Load the session and create the access to its journals.
 
         Raises:
             SessionError: when the store fails.

@@ -75,7 +75,7 @@ def make_divergence_error(
     now_calls_model: bool = False,
 ) -> ReplayDivergence:
     """
-    Return the error for the first difference.
+    Return the error for the first difference of a run from its record.
 
     Args:
         history: The recorded run.

@@ -583,7 +583,7 @@ class JournalWatch:
         return not self.is_behind and (shown.is_over or (shown.is_waiting and not stay))
 
     def read_new_events(self) -> list[Event]:
-        """Poll the journal and return the new events."""
+        """Read the new records of the journal, and return the events that they add."""
         was_behind, news = self.is_behind, self.follower.read_new()
         self.is_behind = news.is_behind
         told: list[Event] = []

@@ -351,7 +351,7 @@ class JournalFile:
         self._is_new = False
 
     def truncate(self, size: int) -> None:
-        """Cut the file off durably."""
+        """Cut the file to *size* bytes, durably."""
         with self._held.using:
             descriptor = self._held.ensure_open()
             os.ftruncate(descriptor, size)

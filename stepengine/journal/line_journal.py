@@ -258,7 +258,7 @@ class LockedStore:
         return JournalWriteFailed(msg)
 
     def release(self) -> None:
-        """Release the reserved space and the lock."""
+        """Release the reserved space and the lock; raise ``JournalError`` if unlocking fails."""
         if self.reserve is not None:
             self.reserve.remove_user()
         try:

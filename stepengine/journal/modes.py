@@ -224,7 +224,7 @@ class Forking(Mode):
     around: Around
 
     def make_live_wrappers(self, services: Services) -> Sequence[Middleware]:
-        """Return the wrapper of the fork."""
+        """Return the wrapper that performs the effects of the fork."""
         return (lambda inner: self.around(inner, services.estimate_call),)
 
     def is_full_repetition(self, past: RecordedPart) -> bool:

@@ -294,7 +294,7 @@ class SignatureChain:
         return self._is_open and not self._is_closed
 
     def add_record(self, record: Record, lines: Iterable[bytes]) -> None:
-        """Add the lines of an appended record."""
+        """Add the lines of an appended record to what is signed next."""
         for line in lines:
             self._digest.update(line)
             self._marks.append(compute_line_digest(line[:-1]))

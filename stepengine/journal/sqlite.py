@@ -164,7 +164,7 @@ class SqliteJournal(LineJournal):
             database.executemany(INSERT, _make_rows(run, at, data))
 
     def replace_bytes(self, data: bytes) -> None:
-        """Replace the run in one transaction."""
+        """Replace the stored bytes of the run in one transaction."""
         run = self._get_bound_or_only_run()
         with _open_for_writing(self.path) as database:
             database.execute("DELETE FROM lines WHERE run = ?", (run,))

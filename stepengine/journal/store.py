@@ -672,7 +672,7 @@ class Commits:
         return self._pool
 
     def _start_commit(self) -> None:
-        """Start one commit for all waiting callers."""
+        """Start one commit in a thread for all waiting callers; after closing, only tell them how it ended."""
         batch, self._waiting = self._waiting, []
         tell = partial(self._finish_batch, batch)
         try:

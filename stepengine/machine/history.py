@@ -91,7 +91,7 @@ class EphemeralResults:
         self.reset(view)
 
     def reset(self, view: Transcript) -> None:
-        """Start again with another view."""
+        """Forget all ephemeral results, and record those in *view*."""
         # The calls whose results are in the view, oldest first.
         self._call_ids: dict[str, deque[str]] = {name: deque() for name in self._keeps}
         self.record(view)

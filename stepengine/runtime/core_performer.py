@@ -657,7 +657,7 @@ class _StreamedChars:
     thought: int = 0
 
     def count(self, delta: ModelDelta) -> None:
-        """Count the characters of a streamed piece."""
+        """Add the characters of a streamed piece to those of text or of thoughts."""
         if isinstance(delta, TextChunk | ToolCallChunk):
             self.said += len(delta.text)
         elif isinstance(delta, ThinkingChunk):

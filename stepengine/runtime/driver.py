@@ -145,7 +145,7 @@ class TaskCancellation:
         return True
 
     def cancel(self) -> None:
-        """Cancel the task once."""
+        """Cancel the task, unless that was done before."""
         if self.task is not None and not self._is_requested:
             self._is_requested = True
             self.task.cancel()

@@ -155,7 +155,7 @@ def _make_tool_end_events(item: Item, outcome: Single, at: At) -> list[Event]:
 
 
 def make_end_events(item: Item, outcome: Single, duration_ms: int) -> Sequence[Event]:
-    """Return the events for the end of an effect."""
+    """Return the events for the end of an effect, none for a kind that has none."""
     make = FINISHED.get(type(item.effect))
     at: At = {"path": item.path, "seq": item.effect.seq, "duration_ms": duration_ms}
     return () if make is None else make(item, outcome, at)

@@ -90,7 +90,7 @@ class RememberedRules:
         self._rules[canonical(rule)] = rule
 
     def add_from_answer(self, question: Question, answer: Answer) -> None:
-        """Add the rule that an answer creates, if any."""
+        """Add the lasting rule that the answer to a permission question creates, if any."""
         rule = rule_from_answer(question, answer)
         if rule is not None:
             self.add(rule)
