@@ -113,7 +113,7 @@ Params: TypeAlias = "Mapping[str, Any] | _Dumps | None"
 
 def get_tool_name(tool: str | ToolLike) -> str:
     """
-    Return the name of *tool*, a ``Tool`` or a name.
+    Return the name of *tool*, a ``Tool`` or a name; raise ``BadYield`` for anything else.
 
     Raises:
         BadYield: For any other object, and for an empty name.

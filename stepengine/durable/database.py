@@ -104,7 +104,7 @@ def queue_name(pool: str, depth: int) -> str:
 
 def require_deployment_name(name: str) -> str:
     """
-    Return *name* if it is valid as a name in the database.
+    Return *name* if it is valid as a name in the database; else raise ``DefinitionError``.
 
     Raises:
         DefinitionError: for any other name.

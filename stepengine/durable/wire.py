@@ -77,7 +77,7 @@ class Ancestor:
     values: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON."""
+        """Return the ancestor as JSON, without members of a tool call if it is a child run."""
         form = attrs.asdict(self, recurse=False)
         return form if self.tool_name else {name: form[name] for name in form if name not in OF_CALLS}
 
@@ -143,7 +143,7 @@ class SubmittedRun:
         return f"{self.root}/{self.path}" if self.spawns else self.root
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON; raise ``DataError`` for a value that cannot be stored."""
+        """Return the order as JSON; raise ``DataError`` for a value that cannot be stored."""
         info = self.info
         form: dict[str, object] = {
             "schema": SCHEMA_VERSION,
@@ -227,7 +227,7 @@ class StartOutcomes:
     lookups: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON."""
+        """Return the outcomes and look-ups of a seed as JSON."""
         outcomes = [[path, seq, *found] for (path, seq), found in self.outcomes.items()]
         return to_portable_json({"outcomes": outcomes, "lookups": self.lookups})
 

@@ -422,7 +422,7 @@ def _unwrap_and_count_reply(run: RunState, outcome: Any, effect: CallModel) -> M
 
 def _complete_reply(run: RunState, request: ModelRequest, purpose: Purpose, reply: ModelReply) -> Flow[ModelReply]:
     """
-    Complete a reply that the provider paused or cut.
+    Request the missing parts of a reply that the provider paused or cut; return the whole reply.
 
     What is continued after a cut is text alone, at most three times, and not where the settings forbid it.
 

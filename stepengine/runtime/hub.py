@@ -391,6 +391,7 @@ class EventBuffer:
                 self._remove_entry(key)
 
     def _add_entry(self, key: int, entry: Event | _StoredDeltas, chars: int) -> None:
+        """Store an entry under its key, and count its *chars*."""
         self._entries[key] = entry, chars
         self._chars += chars
 
