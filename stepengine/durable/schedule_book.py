@@ -131,7 +131,7 @@ class DatabaseBook:
             return tuple([claimed_time_from_row(row) for row in own.execute(CLAIMED, (self._app,)).fetchall()])
 
     def set_run_status(self, schedule: str, at: datetime, status: str, error: str = "") -> None:
-        """Store the status of a time."""
+        """Record the status and the error of the run of a claimed time."""
         with self._connect() as own:
             own.execute(MARK, (status, error.replace("\0", ""), self._app, schedule, seconds_from_time(at)))
 
