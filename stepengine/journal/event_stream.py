@@ -139,7 +139,7 @@ class EventProjection:
 
     def project_records(self, history: History, records: Sequence[Record]) -> Iterator[Event]:
         """
-        Yield the events of all *records*, which are the last ones of *history*.
+        Yield the events of all *records*, the last ones of *history*, and number them.
 
         Raises:
             JournalCorrupt: when a record has content that no run writes.

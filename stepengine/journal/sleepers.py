@@ -67,7 +67,7 @@ class WakeEntry:
             index.record_sleep(found.run, found.wakes_at, found.kinds, found.agent_id)
 
     def wake_if_unread(self, journal: Journal, mail: RunMailbox) -> None:
-        """Make the suspended run due at once if *mail* has messages that this process did not deliver."""
+        """Make the suspended run due at once if *mail* has messages that this process did not deliver, or an answer."""
         # By the record, and not by what was read: messages that this process read while the run was suspended may have
         # reached no run.
         box = mail.find_mailbox()

@@ -290,7 +290,7 @@ def _perform_single_member(run: RunState, _: Author, yielded: Any) -> Answer:
 
 
 def _make_author_call(run: RunState, author: Author, yielded: y.ToolCall) -> ToolMember:
-    """Return a handler's or tool body's own call, or raise its error."""
+    """Return a handler's or tool body's own call, and record its input as that of the author; or raise its error."""
     binding = run.tools.bindings.get(yielded.tool)
     # A call of a tool that the model does not know may not enter the history, since a provider refuses one with calls
     # of unknown tools. So it has to be asked for as one that leaves no trace; control tools leave none anyway.
