@@ -516,7 +516,7 @@ class UsageMeter:
         self._admitted: dict[str, dict[int, bool]] = {}
 
     def begin(self, batch: Sequence[Item]) -> Awaitable[None]:
-        """Reserve for the model calls and children of a batch; a handler's children are admitted together."""
+        """Reserve budgets for the model calls and children of a batch, or refuse them, then begin the batch."""
         first = batch[0]
         if isinstance(first.effect, Spawn) or first.gather is not None:
             self._count_or_refuse_siblings(first)
