@@ -194,7 +194,9 @@ class OutcomeRecorder:
         self._run.clock.advance_to(outcome.at)
         return outcome
 
-    def require_equal_body_result(self, item: Item, recorded: Mapping[str, Any] | None, current: Mapping[str, Any]) -> None:
+    def require_equal_body_result(
+        self, item: Item, recorded: Mapping[str, Any] | None, current: Mapping[str, Any]
+    ) -> None:
         """
         Raise if the *recorded* result of a body differs from the *current* one, unless none is recorded or a limit stopped the body.
 

@@ -213,7 +213,9 @@ class EventProjection:
                 at = seq if above == path else int(parts[above.count(".") + 1 if above else 0])
                 yield StepStarted(path=above, seq=at, step=run.step, steps_remaining=UNKNOWN_STEPS, resumed=True)
 
-    def _end_step_and_make_events(self, path: str, seq: int, status: RunStatus = RunStatus.COMPLETED) -> Iterator[Event]:
+    def _end_step_and_make_events(
+        self, path: str, seq: int, status: RunStatus = RunStatus.COMPLETED
+    ) -> Iterator[Event]:
         """Close the open step of a run, if there is one, and yield its end event."""
         run = self._runs.get(path)
         if run is None or not run.is_open:

@@ -91,7 +91,10 @@ class RecordedRequests:
         for item in self._list_stored_items(message_range.address):
             sliced = item["type"] == "slice"
             end = position + (item["stop"] - item["start"] if sliced else 1)
-            first, last = max(message_range.start, position), end if message_range.stop is None else min(message_range.stop, end)
+            first, last = (
+                max(message_range.start, position),
+                end if message_range.stop is None else min(message_range.stop, end),
+            )
             if first < last:
                 offset = item["start"] - position if sliced else 0
                 source = (item.get("path", message_range.address[0]), item["seq"]) if sliced else message_range.address
