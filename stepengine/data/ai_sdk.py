@@ -26,6 +26,7 @@ def convert_to_wire_message(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _convert_to_wire_block(part: Any) -> Any:
+    """Return a content part of the AI SDK as a block of the ``{"role", "content"}`` form."""
     if not isinstance(part, Mapping):
         return part
     known = {name: value for name, value in part.items() if name != "providerOptions"}

@@ -130,6 +130,7 @@ def question_to_json(question: Question) -> dict[str, Any]:
 
 
 def _choice_to_json(choice: Choice) -> dict[str, Any]:
+    """Return a choice as JSON for a surface in another process, with its answer."""
     answer = {name: plain(getattr(choice.answer, name)) for name in SENT_BACK}
     return {
         "id": choice.id,

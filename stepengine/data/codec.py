@@ -69,6 +69,7 @@ def plain(value: object) -> Any:
 
 
 def _object_to_display_json(value: Any) -> object:
+    """Return an object as JSON for display: its stored form, else its fields or items, else its text."""
     if is_stored(type(value)):
         try:
             return encode_stored(value)

@@ -385,6 +385,7 @@ class AgentDefinition(Generic[Out]):
 
 
 def _make_input_schema(value: Any) -> InputSchema | None:
+    """Return *value* as an ``InputSchema``: one of params, or of ``prompt`` and ``params`` if these are its members."""
     if value is None or isinstance(value, InputSchema):
         return value
     # No JSON Schema has members of these names.
@@ -399,6 +400,7 @@ def _suggest_field(name: str, known: Sequence[str]) -> str:
 
 
 def _validate_list_field(agent_id: object, field: str, value: object) -> tuple[Any, ...]:
+    """Return a list or tuple as a tuple; raise ``DefinitionError`` for any other value of *field*."""
     if isinstance(value, (list, tuple)):
         return tuple(value)
     msg = f"agent {agent_id!r}: {field} must be a list, not {value!r}"
@@ -406,6 +408,7 @@ def _validate_list_field(agent_id: object, field: str, value: object) -> tuple[A
 
 
 def _validate_agent(agent: AgentDefinition) -> None:
+    """Raise ``DefinitionError`` with the first problem of an agent."""
     problem = (
         _find_field_problem(agent)
         or _find_listed_items_problem(agent)
@@ -420,6 +423,7 @@ def _validate_agent(agent: AgentDefinition) -> None:
 
 
 def _find_field_problem(agent: AgentDefinition) -> str | None:
+    """Return the problem with the id, the model or a text of an agent, or ``None``."""
     if not _is_agent_id(agent.id):
         return "an id must be lower-case letters, digits and single hyphens, such as 'code-reviewer'"
     if agent.model is not None and not (_is_storable_text(agent.model) and agent.model.strip()):
@@ -458,6 +462,7 @@ def _is_storable_text(value: Any) -> bool:
 
 
 def _find_listed_items_problem(agent: AgentDefinition) -> str | None:
+    """Return the problem with a listed tool or spawnable agent, or ``None``."""
     for tool in agent.tools:
         if not isinstance(tool, (str, ToolLike, ToolSource)):
             hint = f"; put @tool above def {tool.__name__}" if isinstance(tool, FunctionType) else ""
@@ -471,6 +476,7 @@ def _find_listed_items_problem(agent: AgentDefinition) -> str | None:
 
 
 def _find_output_problem(agent: AgentDefinition) -> str | None:
+    """Return the problem with the output settings of an agent, or ``None``."""
     if agent.output_mode not in ("last_message", "all_messages", "structured_output"):
         return f"output_mode must be 'last_message', 'all_messages' or 'structured_output', not {agent.output_mode!r}"
     if type(agent.output_retries) is not int or agent.output_retries < 0:
@@ -484,6 +490,7 @@ def _find_output_problem(agent: AgentDefinition) -> str | None:
 
 
 def _find_spawning_problem(agent: AgentDefinition) -> str | None:
+    """Return the problem with an inherited prompt, or with spawnable agents that nothing can spawn, or ``None``."""
     if agent.inherit_parent_system_prompt and agent.system_prompt:
         return "inherit_parent_system_prompt cannot be combined with system_prompt"
     can_spawn = agent.handle_steps or {"spawn_agents", "spawn_agent_inline", "start_agents", "task", "hand_off"} & set(

@@ -32,7 +32,7 @@ def prefix_path(error: DataError, step: str) -> DataError:
 
 
 def format_value(value: Any) -> str:
-    """Return the text of a short *value* for an error message, or its type."""
+    """Return the repr of a text, number or ``None`` for an error message, cut if it is long; of any other value the type."""
     if isinstance(value, (str, int, float, type(None))):
         text = repr(value) if not isinstance(value, int) or value.bit_length() <= SHOWN_CHARS else "a huge number"
         return cut_after(text, SHOWN_CHARS)

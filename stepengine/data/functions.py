@@ -49,6 +49,7 @@ def format_location(fn: object) -> str:
 
 
 def _format_class_location(cls: type) -> str:
+    """Return ``file:line`` of a class, or its qualified name if its source is unknown."""
     try:
         return f"{inspect.getsourcefile(cls)}:{inspect.getsourcelines(cls)[1]}"
     except (OSError, TypeError):

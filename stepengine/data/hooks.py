@@ -172,6 +172,7 @@ class Change(RequestedChange):
 
 
 def _to_hooks(value: object) -> tuple[Callable[..., object], ...]:
+    """Return a function or a list of functions as a tuple; raise ``DefinitionError`` for anything else."""
     if callable(value):
         return (value,)
     if isinstance(value, Iterable) and not isinstance(value, str):

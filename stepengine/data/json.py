@@ -261,6 +261,7 @@ def hint_at_mistake(value: object) -> str:
 
 
 def _freeze_mapping(value: Mapping[Any, Any], path: str, levels_left: int) -> JsonDict:
+    """Return a mapping as an immutable JSON object; raise ``DataError`` for a key that is no text or a value that is not JSON."""
     members, levels = {}, 0
     for key, item in value.items():
         if not isinstance(key, str):
@@ -279,6 +280,7 @@ def _freeze_mapping(value: Mapping[Any, Any], path: str, levels_left: int) -> Js
 
 
 def _freeze_number(value: Any, path: str) -> object:
+    """Return a number, bool or ``None`` as a builtin type; raise ``DataError`` for one that is not finite or too long."""
     if isinstance(value, float):
         if math.isfinite(value):
             return float(value)
@@ -325,6 +327,7 @@ def canonical(value: object) -> str:
 
 
 def _normalize_zeros(value: object) -> object:
+    """Return a JSON value with ``-0.0`` replaced by ``0.0``."""
     if isinstance(value, float):
         return value + 0.0
     if isinstance(value, Mapping):

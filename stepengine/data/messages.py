@@ -319,7 +319,7 @@ def to_string_tuple(value: str | Iterable[str]) -> tuple[str, ...]:
 
 def to_tuple(value: Iterable[object]) -> tuple[Any, ...]:
     """
-    Return an iterable as a tuple.
+    Return an iterable as a tuple; raise ``DataError`` for a text, a mapping and whatever else is no list.
 
     Raises:
         DataError: for a text, bytes, a mapping or a yieldable, and for a value that is not iterable.
@@ -535,6 +535,7 @@ TimeToLive: TypeAlias = Literal["agent_step", "user_prompt"]
 
 
 def _validate_lifetime(value: TimeToLive) -> TimeToLive:
+    """Return a valid time-to-live unchanged; raise ``DataError`` for anything else."""
     if value in ("agent_step", "user_prompt"):
         return value
     msg = f"the time-to-live of a message must be 'agent_step', 'user_prompt' or None, not {value!r}"

@@ -156,6 +156,7 @@ STOPS = FieldCheck(
 
 
 def _check_and_freeze_response_schema(value: Mapping[str, object] | None) -> JsonDict | None:
+    """Return a JSON Schema as an immutable object; raise ``DataError`` for an unknown reference or keyword."""
     if value is None:
         return None
     schema = freeze_object(value, "response_schema")

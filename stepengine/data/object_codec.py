@@ -254,6 +254,7 @@ class ObjectCodec:
         return made
 
     def _make_members(self, cls: type[Any]) -> list[_Member]:
+        """Return the stored members of a class, by its fields or its row."""
         row = self._rows[cls]
         if row.items:
             return [_Member(row.members, _make_sequence_codec(self._make_object_codec(row.items)), attrs.NOTHING)]
@@ -314,6 +315,8 @@ class ObjectCodec:
         return self._rows[cls].tag if cls in self._rows else cls.__name__
 
     def _make_object_codec(self, classes: tuple[type[object], ...]) -> _Codec:
+        """Return the codec of an object of one of *classes*, which is stored with its type."""
+
         def require_instance(value: object) -> object:
             if isinstance(value, classes):
                 return value
@@ -339,6 +342,7 @@ class ObjectCodec:
     # A result may be one of our values, several of them, or an author's JSON. Reading must distinguish the three: an author's
     # JSON that looks like one of our values would otherwise be read as one.
     def _encode_any(self, value: object) -> object:
+        """Return the stored form of a stored object, of a tuple of them, or of JSON."""
         if self.is_stored(type(value)):
             return self._encode_object(value)
         if isinstance(value, tuple) and all(self.is_stored(type(v)) for v in value):
@@ -346,6 +350,7 @@ class ObjectCodec:
         return {"type": "json", "value": _RAW.encode(value)}
 
     def _decode_any(self, data: Any) -> object:
+        """Return the value that ``_encode_any`` stored."""
         kind = data.get("type") if isinstance(data, (dict, Mapping)) else None
         if kind == "json":
             return _decode_single_member(data, "value", _RAW)
@@ -353,6 +358,7 @@ class ObjectCodec:
 
 
 def _make_shape(row: StoredType, fields: Sequence[_Member]) -> _Shape:
+    """Return the stored shape of a class; raise ``StepEngineError`` if its row does not match its fields."""
     names = row.get_member_names()
     if names.keys() != {member.field for member in fields}:
         differing = ", ".join(sorted(names.keys() ^ {member.field for member in fields}))
@@ -411,6 +417,7 @@ def _make_optional_codec(codec: _Codec) -> _Codec:
 
 
 def _decode_single_member(data: Mapping[str, object], member: str, codec: _Codec) -> object:
+    """Return the decoded *member* of an object that must have no other member besides its type."""
     if data.keys() != {"type", member}:
         msg = f"an object of type {data['type']!r} has exactly the member {member!r}"
         raise fault(msg)
@@ -424,6 +431,8 @@ def _decode_single_member(data: Mapping[str, object], member: str, codec: _Codec
 
 
 def _make_scalar_codec(kinds: tuple[type, ...], expected: str) -> _Codec:
+    """Return the codec of values of *kinds*, which are stored unchanged; *expected* describes them in errors."""
+
     def check_scalar(value: object) -> Any:
         if isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool)):
             # Members are counts and the like, which are added up and stored in columns; a number of a user is JSON.

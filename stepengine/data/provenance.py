@@ -143,6 +143,7 @@ def tokenize(text: str) -> tuple[str, ...]:
 
 
 def _normalize_token(kind: str, token: str) -> list[str]:
+    """Return the normalized tokens of a match of *kind* in a text."""
     match kind:
         case "redacted":
             return [NEVER]
@@ -188,6 +189,7 @@ def _fold_letter(char: str) -> str:
 
 
 def _normalize_number(text: str) -> str:
+    """Return a number without zeros at the end of its fraction; an id or telephone number is unchanged."""
     digits = text.lstrip("+-")
     if text.startswith("+") or (digits.startswith("0") and digits != "0" and not digits.startswith("0.")):
         return text  # an id or a telephone number
@@ -312,6 +314,7 @@ class Provenance:
                 self.saw_untrusted = self.saw_untrusted or (taints and source.trust != "trusted")
 
     def _add_tokens(self, source: Source, path: str, tokens: Sequence[str]) -> None:
+        """Add one text of *source*, as *tokens*, to the index."""
         start = len(self._tokens)
         self._leaf_starts.append(start)
         self._leaves.append((source, path))
@@ -352,6 +355,7 @@ class Provenance:
         return all(self._is_text_trusted(text, is_id=is_id) for _, text in iterate_leaves(value))
 
     def _is_text_trusted(self, text: str, *, is_id: bool) -> bool:
+        """Return whether a trusted source contains *text*, or each address in it; blank text is trusted."""
         if not text.strip():
             return True
         named = NAMED_ADDRESS.fullmatch(text)
@@ -461,6 +465,7 @@ class Provenance:
             start += max(size, 1)
 
     def _find_trusted_places(self, token: str, end: int | None = None) -> Iterator[tuple[list[str], int]]:
+        """Yield each occurrence of *token* in trusted text before *end*: the list of tokens and the index."""
         if self._outer is not None:
             yield from self._outer._find_trusted_places(token, self._outer_end)  # noqa: SLF001
         for place in self._places["trusted"].get(token, ()):

@@ -80,6 +80,7 @@ def may_exceed_value_limit(value: Any) -> bool:
 
 
 def _list_members(value: Any) -> Sequence[Any]:
+    """Return the members of a container or stored object; keys of a dict included."""
     if isinstance(value, SEQUENCES):
         return value
     if isinstance(value, dict):
@@ -138,6 +139,7 @@ def _estimate_digit_count(number: int) -> int:
 
 
 def _list_stored_values(value: Any) -> Sequence[Any]:
+    """Return the values of the stored fields of an object."""
     kind: Any = type(value)
     names = ("message", *value.fields) if isinstance(value, StepEngineError) else _list_stored_fields(kind)
     return [getattr(value, name, None) for name in names]
@@ -265,7 +267,7 @@ def _cut_parts(parts: Sequence[ResultPart], limit: int) -> tuple[ResultPart, ...
 
 def fit_child_result(child: ChildResult) -> ChildResult:
     """
-    Return *child* within the size limit; a result over it becomes that of a failed child.
+    Cut long error texts of *child* in place; return it within the size limit, as the result of a failed child if it was over it.
 
     Long texts of its error are cut in place.
     """

@@ -199,15 +199,17 @@ def may_end_secret_name(text: str) -> bool:
     )
 
 
-def _find_occurrence_ends(text: bytes, part: bytes) -> Iterator[int]:
-    start = text.find(part)
+def _find_occurrence_ends(text: bytes, word: bytes) -> Iterator[int]:
+    """Yield the position after each occurrence of *word* in *text*."""
+    start = text.find(word)
     while start >= 0:
-        yield (end := start + len(part))
-        start = text.find(part, end)
+        yield (end := start + len(word))
+        start = text.find(word, end)
 
 
 @lru_cache(maxsize=4_096)  # the names of an environment and of the members of all messages, at 100 bytes each
 def _classify_name(name: str, place: Place) -> Kind | None:
+    """Return how surely the value of a name in a *place* is secret; ``None`` if it is not."""
     words = _split_words(name)
     if place != "variable":
         return _classify_non_variable(words, place)
@@ -251,6 +253,7 @@ def _split_words(name: str) -> list[str]:
 
 
 def _has_secret_ending(words: list[str], place: Place) -> bool:
+    """Return whether the last words of a name mark a secret in a *place*."""
     joined = "".join(words)
     return bool(words) and (
         place in SECRET_WORDS.get(words[-1], ())

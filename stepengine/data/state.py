@@ -398,9 +398,9 @@ def label_warning(text: str, path: str, agent_id: str) -> str:
     return f"run {path} ({agent_id}): {text}" if path else text
 
 
-def join_run_and_child_warnings(own: Sequence[str], children: Iterable[ChildResult]) -> tuple[str, ...]:
-    """Return a run's *own* warnings and those of its children, shortened if there are too many."""
-    texts = [cut_end(text, MAX_WARNING_CHARS) for text in own]
+def join_run_and_child_warnings(run_warnings: Sequence[str], children: Iterable[ChildResult]) -> tuple[str, ...]:
+    """Return the warnings of a run and those of its children, shortened if there are too many."""
+    texts = [cut_end(text, MAX_WARNING_CHARS) for text in run_warnings]
     for child in children:
         texts += child.warnings
     if len(texts) > MAX_WARNINGS:

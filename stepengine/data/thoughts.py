@@ -69,6 +69,7 @@ def _collect_leading_thoughts(text: str, thoughts: list[str]) -> int:
 
 
 def _skip_blank(text: str, at: int) -> int:
+    """Return the position of the first character from *at* on that is no white space."""
     while at < len(text) and text[at].isspace():
         at += 1
     return at
@@ -96,6 +97,7 @@ def _find_unopened_closing_tag(text: str, at: int) -> tuple[int, int] | None:
 
 
 def _find_tags(text: str, at: int) -> Iterator[tuple[int, str]]:
+    """Yield position and text of each opening or closing tag of thoughts from *at* on."""
     while (at := text.find("<", at)) >= 0:
         if text.startswith((*OPENING, *CLOSING), at):
             yield at, text[at : text.index(">", at) + 1]
@@ -137,6 +139,7 @@ def _find_code_ranges(text: str, at: int) -> list[tuple[int, int]]:
 
 
 def _split_lines(text: str, at: int) -> Iterator[tuple[int, str]]:
+    """Yield position and text of each line from *at* on, with its line break."""
     while at < len(text):
         end = text.find("\n", at)
         end = len(text) if end < 0 else end + 1

@@ -131,6 +131,7 @@ class Transcript(Sequence[Message]):
 
     @classmethod
     def _make_version(cls, buffer: _Buffer, length: int) -> Transcript:
+        """Return a transcript of the first *length* messages of *buffer*, which it shares."""
         version = cls.__new__(cls)
         version._buffer = buffer  # noqa: SLF001 - a constructor
         version._length = length  # noqa: SLF001
@@ -378,6 +379,7 @@ class Transcript(Sequence[Message]):
 
 
 def _memoize(message: Message, key: object, fn: Callable[[Message], T]) -> T:
+    """Return ``fn(message)``, stored in the message under *key* at the first call."""
     memo = message._memo  # noqa: SLF001 - the slot that messages have for this
     if memo is None:
         memo = {}
@@ -388,7 +390,7 @@ def _memoize(message: Message, key: object, fn: Callable[[Message], T]) -> T:
     return value
 
 
-def _find_single_call_id(added: Sequence[Message], known: Mapping[str, int], length: int) -> str:
+def _find_single_call_id(added: Sequence[Message], call_positions: Mapping[str, int], length: int) -> str:
     """Return the call id if *added* is one new call and its result, the most frequent case; else ``""``."""
     if len(added) != 2:  # noqa: PLR2004 - a message and a result
         return ""
@@ -399,11 +401,11 @@ def _find_single_call_id(added: Sequence[Message], known: Mapping[str, int], len
     call_id = result.tool_call_id
     if not isinstance(call, ToolCallPart) or call.tool_call_id != call_id:
         return ""
-    return call_id if known.get(call_id, length) >= length else ""
+    return call_id if call_positions.get(call_id, length) >= length else ""
 
 
-def _require_pairing(added: Sequence[Message], known: Mapping[str, int], length: int) -> None:
-    """Raise unless *added* continues a paired history that answered the calls *known* below *length*."""
+def _require_pairing(added: Sequence[Message], call_positions: Mapping[str, int], length: int) -> None:
+    """Raise unless *added* continues a paired history of *length* messages, with calls at *call_positions*."""
     # Pairing is checked where a transcript is made, so no layer above has to check again: a history that does not pair
     # cannot exist (reliability:I1).
     waiting: list[ToolCallPart] = []  # the calls that have no result yet, the next one last
@@ -417,7 +419,7 @@ def _require_pairing(added: Sequence[Message], known: Mapping[str, int], length:
         elif kind is AssistantMessage:
             waiting = [p for p in message.content if isinstance(p, ToolCallPart)]
             for call in waiting:
-                _register_call_id(call, known, length, fresh)
+                _register_call_id(call, call_positions, length, fresh)
             waiting.reverse()
         elif kind is not UserMessage:
             hint = (
@@ -445,12 +447,13 @@ def _pop_answered_call(message: Any, waiting: list[ToolCallPart]) -> None:
         raise TranscriptError(msg)
 
 
-def _register_call_id(call: ToolCallPart, known: Mapping[str, int], length: int, fresh: set[str]) -> None:
+def _register_call_id(call: ToolCallPart, call_positions: Mapping[str, int], length: int, added_ids: set[str]) -> None:
+    """Add the id of a call to *added_ids*; raise if it is empty or was used before."""
     call_id = call.tool_call_id
     if not call_id:
         msg = f"the call of {call.tool_name!r} has no id"
         raise TranscriptError(msg)
-    if call_id in fresh or known.get(call_id, length) < length:
+    if call_id in added_ids or call_positions.get(call_id, length) < length:
         msg = f"the call id {call_id!r} is used twice"
         raise TranscriptError(msg)
-    fresh.add(call_id)
+    added_ids.add(call_id)

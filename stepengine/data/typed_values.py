@@ -36,7 +36,7 @@ def is_model(value: object) -> bool:
 
 def dump_model(model: Any) -> Any:
     """Return a pydantic model in its stored form, without a check that reading it returns an equal one."""
-    return sort_dumped_sets(model, _dump_with_alias(model, by_alias=True))
+    return sort_dumped_sets(model, _dump_to_json(model, by_alias=True))
 
 
 def model_from_json(kind: Any, value: JsonValue) -> Any:
@@ -53,6 +53,7 @@ def model_from_json(kind: Any, value: JsonValue) -> Any:
 
 
 def _remember_source(model: object, value: JsonValue) -> None:
+    """Store the JSON from which *model* was validated as long as the model exists."""
     key = id(model)
 
     # A default holds the dict: at the end of the process the names of modules may be gone.
@@ -84,7 +85,7 @@ def model_to_json(model: Any, *, kind: Any = None, is_fresh: bool = False) -> Js
         return source
     return to_round_trip_json(
         model,
-        dumps=[partial(_dump_with_alias, by_alias=True), partial(_dump_with_alias, by_alias=False)],
+        dumps=[partial(_dump_to_json, by_alias=True), partial(_dump_to_json, by_alias=False)],
         load=lambda value: kind.model_validate_json(compact(value)),
         source=source,
         name=type(model).__name__,
@@ -99,7 +100,7 @@ def _dumps_to(model: Any, source: JsonValue) -> bool:
         return False
 
 
-def _dump_with_alias(model: Any, *, by_alias: bool) -> Any:
+def _dump_to_json(model: Any, *, by_alias: bool) -> Any:
     return model.model_dump(mode="json", by_alias=by_alias, round_trip=True, warnings=False)
 
 
@@ -158,6 +159,7 @@ def _refuse_secrets(value: object, name: str, problem: DataError) -> None:
 
 
 def _survives_round_trip(value: object, source: JsonValue, load: Callable[[JsonValue], Any], name: str) -> bool:
+    """Return whether *load* makes an equal value of *source*; False if it raises."""
     try:
         return not any(find_changed_parts(value, load(source), name))
     except Exception:  # noqa: BLE001 - validators of the author's may raise anything

@@ -185,9 +185,9 @@ def _add_usage_and_costs(
     return JsonDict(used), JsonDict(known)
 
 
-def _get_costs_by_key(used: Mapping[str, Usage], known: Mapping[str, Decimal]) -> dict[str, Decimal | None]:
+def _get_costs_by_key(used: Mapping[str, Usage], known_costs: Mapping[str, Decimal]) -> dict[str, Decimal | None]:
     """Return the cost per key of *used*, ``None`` if unknown; zero usage costs zero."""
-    return {key: known.get(key, None if usage != NOTHING_USED else Decimal(0)) for key, usage in used.items()}
+    return {key: known_costs.get(key, None if usage != NOTHING_USED else Decimal(0)) for key, usage in used.items()}
 
 
 def filter_known_costs(used: Mapping[str, Usage], costs: Mapping[str, Decimal | None]) -> JsonDict:

@@ -102,22 +102,23 @@ def read_history(messages: Iterable[object]) -> ImportedHistory:
     return ImportedHistory("\n\n".join(system), tuple(found))
 
 
-def _append_or_merge_message(found: list[Message], message: Message) -> None:
+def _append_or_merge_message(messages: list[Message], message: Message) -> None:
     """
     Append a message, or merge an assistant message into a preceding one with tool calls.
 
     Codebuff stores each call of a reply as a message, with all results after the last one. Here they are one message, with the tags of
     all. It has the lifetime of the first, which does not matter: a message with calls stays.
     """
-    last = found[-1] if found else None
+    last = messages[-1] if messages else None
     if isinstance(message, AssistantMessage) and isinstance(last, AssistantMessage) and last.tool_calls:
         tags = tuple(dict.fromkeys([*last.tags, *message.tags]))
-        found[-1] = attrs.evolve(last, content=(*last.content, *message.content), tags=tags)
+        messages[-1] = attrs.evolve(last, content=(*last.content, *message.content), tags=tags)
     else:
-        found.append(message)
+        messages.append(message)
 
 
 def _read_message(message: Any, names: Mapping[str, str]) -> list[Message]:
+    """Return the messages in *message*, an object or a dict in the ``{"role", "content"}`` or the stored form."""
     if isinstance(message, (UserMessage, AssistantMessage, ToolMessage)):
         return [message]
     role = message.get("role") if isinstance(message, Mapping) else None
@@ -150,13 +151,13 @@ def _read_tags(tags: object) -> list[str]:
     return [require_storable_text(tag, f"$.tags[{n}]") for n, tag in enumerate(tags)]
 
 
-def _read_lifetime(given: Mapping[str, Any], member: str, known: Iterable[str]) -> str:
-    """Return the lifetime in a member of a message, one of the *known* ones; ``""`` without one."""
-    value: Any = given.get(member)
+def _read_lifetime(message: Mapping[str, Any], member: str, lifetimes: Iterable[str]) -> str:
+    """Return the lifetime in a member of a message, one of *lifetimes*; ``""`` without one."""
+    value: Any = message.get(member)
     if value in EMPTY:
         return ""
-    if not isinstance(value, str) or value not in known:
-        words = " or ".join(map(repr, known))
+    if not isinstance(value, str) or value not in lifetimes:
+        words = " or ".join(map(repr, lifetimes))
         raise prefix_path(fault(f"expected {words}, not {format_value(value)}"), f".{member}")
     return value
 
@@ -203,10 +204,11 @@ def _read_assistant_message(message: Mapping[str, Any]) -> AssistantMessage:
 
 
 def _read_tool_call(call: Mapping[str, object]) -> ToolCallPart:
+    """Return the call in an entry of ``tool_calls``."""
     if call.get("type", "function") != "function":
         msg = f"unknown kind of tool call {format_value(call.get('type'))}"
         raise fault(msg)
-    call_id, function = _get_required_text(call, "id"), _get_required(call, "function")
+    call_id, function = _get_required_text(call, "id"), _get_required_member(call, "function")
     if not isinstance(function, Mapping):
         raise prefix_path(fault(f"expected an object, not {format_value(function)}"), ".function")
     try:
@@ -232,7 +234,8 @@ def _parse_call_arguments(call_id: str, name: str, text: str) -> ToolCallPart:
 
 
 def _read_tool_role_message(message: Mapping[str, Any], names: Mapping[str, str]) -> ToolMessage:
-    call_id = require_storable_text(_get_required(message, "tool_call_id"), "$.tool_call_id")
+    """Return the result in a message with the role ``tool``; *names* maps call ids to tool names."""
+    call_id = require_storable_text(_get_required_member(message, "tool_call_id"), "$.tool_call_id")
     name = names.get(call_id) or require_storable_text(message.get("name") or "", "$.name")
     return ToolMessage(call_id, name, _read_blocks(message.get("content"), _read_result_part))
 
@@ -256,14 +259,15 @@ def _read_system_text(content: object) -> str:
     return join_text_parts(tuple([b for b in _read_blocks(content, _read_user_part) if isinstance(b, TextPart)]))
 
 
-def _get_required(block: Mapping[str, object], name: str) -> Any:
+def _get_required_member(block: Mapping[str, object], name: str) -> Any:
+    """Return a member of a block; raise ``DataError`` if it is missing."""
     if name in block:
         return block[name]
     raise prefix_path(fault(f"a block of type {format_value(block.get('type'))} needs this"), f".{name}")
 
 
 def _get_required_text(block: Mapping[str, object], name: str) -> str:
-    return require_storable_text(_get_required(block, name), f"$.{name}")
+    return require_storable_text(_get_required_member(block, name), f"$.{name}")
 
 
 def _read_optional_texts(block: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, str]:
@@ -284,7 +288,7 @@ def _read_assistant_part(block: Mapping[str, object]) -> object:
                 _get_required_text(block, "id"), _get_required_text(block, "name"), freeze_object(value, "$.input")
             )
         case "opaque":
-            data = freeze_object(_get_required(block, "data"), "$.data")
+            data = freeze_object(_get_required_member(block, "data"), "$.data")
             return OpaquePart(
                 _get_required_text(block, "provider"), data, **_read_optional_texts(block, ("tool", "text"))
             )
@@ -318,7 +322,7 @@ def _read_user_part(block: Mapping[str, Any], names: Mapping[str, str] | None = 
 
 def _read_linked_image(block: Mapping[str, object]) -> ImagePart:
     """Return an image in the Chat Completions form: an address or a data URL."""
-    link = _get_required(block, "image_url")
+    link = _get_required_member(block, "image_url")
     try:
         url = _get_required_text(link, "url") if isinstance(link, Mapping) else require_storable_text(link)
     except DataError as error:
@@ -330,7 +334,8 @@ def _read_linked_image(block: Mapping[str, object]) -> ImagePart:
 
 
 def _read_media_source(block: Mapping[str, object]) -> dict[str, Any]:
-    source = freeze_object(_get_required(block, "source"), "$.source")
+    """Return the arguments of an image or document part from the source of a block."""
+    source = freeze_object(_get_required_member(block, "source"), "$.source")
     try:
         if source.get("type") == "url" and "media_type" not in source:
             return {"url": _get_required_text(source, "url")}
@@ -351,6 +356,7 @@ def _read_media_source(block: Mapping[str, object]) -> dict[str, Any]:
 
 
 def _read_tool_result_block(block: Mapping[str, object], names: Mapping[str, str]) -> ToolMessage:
+    """Return the result in a ``tool_result`` block; *names* maps call ids to tool names."""
     call_id = _get_required_text(block, "tool_use_id")
     content = block.get("content", "")
     parts = [TextPart(content)] if isinstance(content, str) else _read_blocks(content, _read_result_part)
@@ -386,6 +392,7 @@ def to_dicts(transcript: Iterable[Message]) -> list[dict[str, JsonValue]]:
 
 
 def _write_part(part: Any) -> dict[str, object]:  # noqa: C901 - one case for each kind
+    """Return a content part as a block of the ``{"role", "content"}`` form."""
     match part:
         case TextPart(text=text):
             return {"type": "text", "text": text}
@@ -411,6 +418,7 @@ def _write_part(part: Any) -> dict[str, object]:  # noqa: C901 - one case for ea
 
 
 def _write_media_source(part: ImagePart | DocumentPart) -> dict[str, str]:
+    """Return the source of an image or document as in a block: an address, a file id or base64."""
     if part.data is None:
         where = {"url": str(part.url)} if part.file_id is None else {"file_id": part.file_id, "provider": part.provider}
         return {"type": "url" if part.file_id is None else "file", **where, "media_type": part.mime_type}

@@ -113,7 +113,7 @@ Params: TypeAlias = "Mapping[str, Any] | _Dumps | None"
 
 def get_tool_name(tool: str | ToolLike) -> str:
     """
-    Return the name of *tool*, a ``Tool`` or a name.
+    Return the name of *tool*, a ``Tool`` or a name; raise ``BadYield`` for anything else.
 
     Raises:
         BadYield: For any other object, and for an empty name.
@@ -126,6 +126,7 @@ def get_tool_name(tool: str | ToolLike) -> str:
 
 
 def _freeze_tool_input(value: Mapping[str, object]) -> JsonDict:
+    """Return the input of a call as an immutable JSON object, its messages in their stored form; raise ``BadYield`` for no mapping."""
     if isinstance(value, (dict, Mapping)):
         return freeze_object(
             {**value, "messages": _to_stored_messages(value["messages"])} if "messages" in value else value
@@ -208,6 +209,7 @@ class ToolCall(Member[ToolResult]):
 
 
 def _freeze_params(value: Params) -> JsonValue:
+    """Return params, a mapping or a pydantic model, as immutable JSON; raise ``BadYield`` for anything else."""
     if value is None:
         return None
     if isinstance(value, Mapping):
@@ -539,6 +541,7 @@ TOPIC_SIGNS = frozenset("_-.:/")
 
 
 def _to_seconds(value: Any, description: str) -> float:
+    """Return a number of seconds or a timedelta in seconds; raise ``BadYield`` for one that is negative or too long."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and 0 <= seconds <= MAX_PAUSE_SECONDS:
         return float(seconds)
@@ -555,6 +558,7 @@ def _pause_to_seconds(value: float | timedelta | None) -> float | None:
 
 
 def _require_wake_date(value: datetime | None) -> datetime | None:
+    """Return a date with a time zone, or ``None``; raise ``BadYield`` for anything else."""
     given: object = value
     # A date near the end of the calendar may be invalid in another time zone, or a millisecond later.
     if value is None or (isinstance(given, datetime) and given.utcoffset() is not None and given.year <= LAST_YEAR):
@@ -610,6 +614,7 @@ class Sleep(Member[datetime]):
 
 
 def _validate_message_schema(value: Any) -> Any:
+    """Return a JSON Schema as immutable JSON, or a pydantic model unchanged; raise ``BadYield`` for anything else."""
     if value is None:
         return None
     if isinstance(value, Mapping):
@@ -996,6 +1001,7 @@ STEP_ALL = Sentinel.STEP_ALL
 
 
 def _to_tool_names(value: Iterable[str | ToolLike] | None) -> tuple[str, ...] | None:
+    """Return tools and names as names; raise ``BadYield`` if *value* is no list."""
     if value is not None and (isinstance(value, str) or not isinstance(value, Iterable)):
         msg = f"the tools of a StepWith must be a list of tools or names, not {value!r}"
         raise BadYield(msg)
@@ -1078,6 +1084,7 @@ class GenerateN(_Iterated):
 
 
 def _to_messages(value: str | Iterable[Message]) -> tuple[Message, ...]:
+    """Return a text as one user message, or messages as a tuple; raise if they are no valid history."""
     if isinstance(value, str):
         return (UserMessage(value),)
     if find_iteration_mistake(value):
@@ -1091,6 +1098,7 @@ def _to_spec_tuple(value: Any) -> object:
 
 
 def _check_reply_schema(_instance: object, _field: object, value: Any) -> None:
+    """Raise ``BadYield`` unless *value* is a pydantic model class or ``None``."""
     if value is None or (isinstance(value, type) and hasattr(value, "model_validate")):
         return
     msg = (

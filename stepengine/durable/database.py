@@ -55,20 +55,20 @@ select set_config('tcp_keepalives_idle', '10', false), set_config('tcp_keepalive
 """How the database notices that of a process, whose locks it holds until then: by itself it would take two hours."""
 
 
-def parse_database_url(given: str) -> str:
+def parse_database_url(url_or_file: str) -> str:
     """
     Return the database URL for the driver; ``@FILE`` reads it from a file.
 
     Raises:
         DefinitionError: when it is not one; the message names no part of it but its kind.
     """
-    text = given
+    text = url_or_file
     if text.startswith("@"):
         try:
             text = read_regular_file(text[1:], MAX_URL_BYTES).decode().strip()
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "the file is not text"
-            msg = f"the database URL cannot be read from {given[1:]!r}: {why}"
+            msg = f"the database URL cannot be read from {url_or_file[1:]!r}: {why}"
             raise DefinitionError(msg) from None
     scheme, found, rest = text.partition("://")
     if not found or scheme.partition("+")[0] not in ("postgres", "postgresql"):
@@ -104,7 +104,7 @@ def queue_name(pool: str, depth: int) -> str:
 
 def require_deployment_name(name: str) -> str:
     """
-    Return *name* if it is valid as a name in the database.
+    Return *name* if it is valid as a name in the database; else raise ``DefinitionError``.
 
     Raises:
         DefinitionError: for any other name.

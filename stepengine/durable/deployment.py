@@ -134,7 +134,7 @@ def _parse_step(run: str, number: int, name: str, output: str | None, serializat
 
 def parse_recorded_json(text: str, where: str) -> Any:
     """
-    Return a recorded value from its JSON text.
+    Return a recorded value from its JSON text; raise ``JournalCorrupt`` if it is not JSON.
 
     Raises:
         JournalCorrupt: When *text* is not valid JSON; *where* is part of the message.
@@ -217,7 +217,7 @@ class _EndWatcher:
                 future.set_exception(state_or_error)
 
     async def close(self) -> None:
-        """Stop polling."""
+        """Cancel the task that polls the states of runs, and wait for its end."""
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.wait((self._looking,))
@@ -322,7 +322,7 @@ class Deployment:
 
     async def get_run(self, run: str) -> DurableRunView:
         """
-        Return one run.
+        Return the view of a run; raise ``JournalError`` if there is none.
 
         Raises:
             JournalError: when there is none of that id.
@@ -347,14 +347,14 @@ class Deployment:
             raise _make_missing_run_error(run)
         return views
 
-    async def load_steps(self, run: str, known: Collection[int] = ()) -> list[Step]:
+    async def load_steps(self, run: str, known_numbers: Collection[int] = ()) -> list[Step]:
         """
-        Return the recorded steps of one run in order, without those whose numbers are *known*.
+        Return the recorded steps of one run in order, without those whose numbers are *known_numbers*.
 
         Raises:
             JournalCorrupt: when a row is not portable JSON.
         """
-        return [_parse_step(run, *row) for row in await self.fetch_rows(STEPS, run, list(known))]
+        return [_parse_step(run, *row) for row in await self.fetch_rows(STEPS, run, list(known_numbers))]
 
     async def list_children_with_recorded_end(self, root: str) -> set[str]:
         """

@@ -26,7 +26,7 @@ from stepengine.durable.run_results import ResultReader, refuse_child
 from stepengine.durable.run_waits import Waiting
 from stepengine.durable.shared_events import SharedEvents
 from stepengine.durable.submission import (
-    get_durable_options,
+    get_refused_options_and_rate_limits,
     make_submission,
     refuse_engine_options,
     refuse_unsupported_agents,
@@ -99,7 +99,7 @@ class DurableEngine:
         allow_async_commit: bool = False,
         **engine: Any,
     ) -> None:
-        given = engine if on is None else get_durable_options(on)
+        given = engine if on is None else get_refused_options_and_rate_limits(on)
         refuse_engine_options(given)
         if on is not None and (agents or tools or models is not None or engine):
             msg = "pass a DurableEngine either on=ENGINE, or agents, tools and models, but not both"

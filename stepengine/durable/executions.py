@@ -59,7 +59,7 @@ class ExecutionEnd:
 
     def raise_if_stopping(self) -> None:
         """
-        Raise if this execution has to stop.
+        Raise the stored divergence or ``CancelledError`` if this execution has to stop.
 
         Raises:
             ReplayDivergence: when the run did something else than is recorded.

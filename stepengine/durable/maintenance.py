@@ -268,7 +268,7 @@ class DeploymentMaintenance:
 
     async def overview(self, *, check: bool = False) -> DeploymentOverview:
         """
-        Return the deployment at a glance.
+        Return how many runs are in each state, the workers and releases with unfinished runs, and the number of poison runs.
 
         Args:
             check: Whether every row is counted that is not portable JSON, which reads whole tables.
@@ -426,7 +426,7 @@ class DeploymentMaintenance:
     async def _requeue_runs_of_dead_workers(
         self, connection: object, away: dict[str, float], grace: float
     ) -> list[TakeoverResult]:
-        """Take over workers that have been dead for *grace* seconds, and record when others died."""
+        """Take over workers that have been dead for *grace* seconds, and return the results; record when others died."""
         rows = await _fetch_all(connection, WORKERS, WORKFLOW, self._operator.app)
         taken: list[TakeoverResult] = []
         having = sorted([name for (name,) in rows if name])
@@ -489,8 +489,8 @@ def _is_wait_step(name: str) -> bool:
     return parse_step_kind(name) in (ASK, SPAWN, CHILD) or name.startswith("DBOS.")
 
 
-async def _fetch_all(connection: Any, sql: str, *given: Any) -> list[Any]:
-    rows: list[object] = await (await connection.execute(sql, given)).fetchall()
+async def _fetch_all(connection: Any, sql: str, *values: Any) -> list[Any]:
+    rows: list[object] = await (await connection.execute(sql, values)).fetchall()
     return rows
 
 

@@ -52,7 +52,7 @@ def make_run_id() -> str:
 
 def require_run_id(run: str) -> str:
     """
-    Return *run* if it is valid as the id of a root run.
+    Return *run* if it is valid as the id of a root run; else raise ``InputError``.
 
     Raises:
         InputError: For any other id.
@@ -90,7 +90,7 @@ class Operator:
     @classmethod
     async def connect(cls, url: str, *, app: str = "stepengine", pool: str = "default") -> Self:
         """
-        Return an operator.
+        Connect to a deployment, and return its operator.
 
         Args:
             url: The database, or ``@FILE`` with its URL.

@@ -194,17 +194,19 @@ class OutcomeRecorder:
         self._run.clock.advance_to(outcome.at)
         return outcome
 
-    def require_equal_body_result(self, item: Item, known: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
+    def require_equal_body_result(
+        self, item: Item, recorded: Mapping[str, Any] | None, current: Mapping[str, Any]
+    ) -> None:
         """
-        Raise if the recorded result of a body differs from its present one *now*, unless there is none or a limit stopped it.
+        Raise if the *recorded* result of a body differs from the *current* one, unless none is recorded or a limit stopped the body.
 
         Raises:
             ReplayDivergence: when they differ in value or error.
         """
-        if known is None or "stop" in known or "stop" in now:
+        if recorded is None or "stop" in recorded or "stop" in current:
             return
         # Time and usage may differ between two executions that did the same.
-        was, is_ = ({name: form.get(name) for name in ("value", "error")} for form in (known, now))
+        was, is_ = ({name: form.get(name) for name in ("value", "error")} for form in (recorded, current))
         if was != is_:
             names = [f"{RESULT}:{self._run.prints.for_value(each)}" for each in (was, is_)]
             raise self._run.end.make_and_record_divergence(format_address(*item.address), names)

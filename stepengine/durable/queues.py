@@ -121,6 +121,7 @@ class Queues:
                 loop.call_soon_threadsafe(self._mark_idle, name)
 
     def _mark_idle(self, name: str) -> None:
+        """Record that a queue is no longer read, and wake whoever waits until none is."""
         self._busy.discard(name)
         if not self._busy:
             self._at_rest.set()

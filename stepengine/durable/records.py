@@ -516,7 +516,7 @@ class Playback:
         return "" if view is None else str(view.attributes.get(REASON) or "")
 
     def refuse_unused_records(self) -> None:
-        """Raise ``ReplayDivergence`` when the run ended before its record does."""
+        """Raise ``ReplayDivergence`` if the replay of a completed run did not use all of its recorded outcomes."""
         left = [a for a, e in self._tree_record.entries.items() if a not in self._used and e.form is not None]
         if left and self._tree_record.runs[""].state == "SUCCESS":
             where = format_address(*left[0])
@@ -532,7 +532,7 @@ class _PlaybackPerformer:
         self._played = played
 
     def begin(self, batch: Sequence[Item]) -> Awaitable[None]:
-        """Compare with the record."""
+        """Compare effects with the record and begin them; in a followed run, questions begin once they are recorded."""
         for item in batch:
             self._played.compare_with_record(item)
         asked = [
@@ -622,11 +622,11 @@ class _PlaybackPerformer:
         return attrs.evolve(outcome, at=known.at, inputs=known.inputs)
 
 
-def _was_child_or_body_started(item: Item, known: Single) -> bool:
+def _was_child_or_body_started(item: Item, outcome: Single) -> bool:
     """Return whether the child or body of an effect ran, and was not refused before its start."""
     if isinstance(item.effect, CallBody):
-        return not isinstance(known, Failure)
-    child: object = getattr(known, "value", None)
+        return not isinstance(outcome, Failure)
+    child: object = getattr(outcome, "value", None)
     return isinstance(child, ChildResult) and bool(child.run_id)
 
 

@@ -332,6 +332,7 @@ class Register:
 
 
 def _join_conditions(source: str, conditions: Sequence[str]) -> str:
+    """Return *source* and the SQL conditions joined by ``and``."""
     return " and ".join([source, *conditions])
 
 

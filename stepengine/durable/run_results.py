@@ -133,11 +133,11 @@ class ResultReader:
             await asyncio.sleep(FIRST_POLL_SECONDS)
 
 
-def _make_suspended_result(run: str, asked: list[Waiting], other_waits: list[Waits]) -> RunResult:
+def _make_suspended_result(run: str, open_questions: list[Waiting], other_waits: list[Waits]) -> RunResult:
     """Return the result of a suspended run with its open questions and the other waits in *other_waits*."""
-    questions = tuple([question for each in asked for question in each.questions])
+    questions = tuple([question for each in open_questions for question in each.questions])
     state = AgentState(run_id=run, pending=questions)
-    waits = make_question_waits(asked)
+    waits = make_question_waits(open_questions)
     return RunResult(
         status=RunStatus.SUSPENDED,
         state=state,

@@ -98,7 +98,7 @@ class DatabaseBook:
         self._app = app
 
     def register_and_get_decided_times(self, lines: Mapping[str, str], now: datetime) -> dict[str, datetime]:
-        """Return the time until which each schedule was decided; see ``ScheduleBook.register_and_get_decided_times``."""
+        """Register schedules and return until when each was decided; see ``ScheduleBook.register_and_get_decided_times``."""
         with self._connect() as own:
             known = {
                 id_: own.execute(
@@ -109,7 +109,7 @@ class DatabaseBook:
         return {id_: time_from_seconds(row[0]) for id_, row in known.items()}
 
     def claim_time(self, schedule: str, at: datetime, *, run: str, missed: tuple[datetime, ...] = ()) -> bool:
-        """Claim a time; return whether it was unclaimed. Earlier times are decided with it."""
+        """Claim a time; return whether it was unclaimed. Earlier times are decided with it, and the oldest recorded ones deleted."""
         given = {"app": self._app, "id": schedule}
         with self._connect() as own:
             own.execute(HELD, (self._app, schedule))
@@ -131,7 +131,7 @@ class DatabaseBook:
             return tuple([claimed_time_from_row(row) for row in own.execute(CLAIMED, (self._app,)).fetchall()])
 
     def set_run_status(self, schedule: str, at: datetime, status: str, error: str = "") -> None:
-        """Store the status of a time."""
+        """Record the status and the error of the run of a claimed time."""
         with self._connect() as own:
             own.execute(MARK, (status, error.replace("\0", ""), self._app, schedule, seconds_from_time(at)))
 
@@ -149,7 +149,7 @@ class DatabaseBook:
 
     @contextmanager
     def _connect(self) -> Iterator[Any]:
-        """Open a connection for the block, and commit its changes."""
+        """Yield a connection, and commit its changes after the block; raise ``JournalError`` if the database is unreachable."""
         try:
             with open_transaction(self._url) as own:
                 yield own
@@ -159,14 +159,14 @@ class DatabaseBook:
 
 
 def _advance_decided_time(
-    connection: Any, given: Mapping[str, str], until: datetime, missed: tuple[datetime, ...]
+    connection: Any, schedule_key: Mapping[str, str], until: datetime, missed: tuple[datetime, ...]
 ) -> bool:
     """
-    Set the time until which a schedule is decided, and count its *missed* times.
+    Advance the time until which a schedule is decided and count its *missed* times; return False, without a change, if it is as late.
 
     Args:
         connection: A connection in a transaction.
-        given: The deployment and the schedule, as ``app`` and ``id``.
+        schedule_key: The deployment and the schedule, as ``app`` and ``id``.
         until: The new time.
         missed: The times that were not started.
 
@@ -175,6 +175,6 @@ def _advance_decided_time(
     """
     newest = seconds_from_time(missed[-1]) if missed else None
     moved = connection.execute(
-        MOVE, {**given, "until": seconds_from_time(until), "missed": len(missed), "newest": newest}
+        MOVE, {**schedule_key, "until": seconds_from_time(until), "missed": len(missed), "newest": newest}
     )
     return bool(moved.rowcount)

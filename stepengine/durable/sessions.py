@@ -499,7 +499,7 @@ class Sessions:
     @contextlib.asynccontextmanager
     async def lock_retryable_turn(self, view: DurableRunView) -> AsyncIterator[None]:
         """
-        Check that a stopped turn can be retried, and lock its session for the block.
+        Check that a stopped turn can be retried, and lock its session for the block; then the turn is no longer held or given up.
 
         Raises:
             JournalError: when the session has gone on without it, or it was an answer.
@@ -583,14 +583,14 @@ def _get_state_after_turn(form: Mapping[str, Any]) -> object:
     return left["state"] if "state" in left else form["state"]
 
 
-def with_previous_turn(order: SubmittedRun, found: Mapping[str, Any]) -> SubmittedRun:
+def with_previous_turn(order: SubmittedRun, turn_state: Mapping[str, Any]) -> SubmittedRun:
     """Return the order of a turn with the state and rules after the turn before; a state from the caller takes precedence."""
-    stored = found["state"]
+    stored = turn_state["state"]
     return attrs.evolve(
         order,
         previous=order.previous or (None if stored is None else decode_stored(stored)),
-        rules=tuple(map(freeze, found["session"]["rules"])),
-        before=found,
+        rules=tuple(map(freeze, turn_state["session"]["rules"])),
+        before=turn_state,
     )
 
 

@@ -228,7 +228,7 @@ class SharedEvents:
             self._notify_readers()
 
     async def _read_started_tree_record(self) -> RunTreeRecord:
-        """Wait until the run has started and return its record; for an answer, that of the answered run."""
+        """Wait until the run has started and return its record; for an answer, follow the answered run from now on."""
         deployment = self._operator.deployment
         while True:
             try:

@@ -120,7 +120,7 @@ class Steps:
         return isinstance(item.effect, (AskPerson, *WAITS)) or not item.gather.fail_fast
 
     def _find_or_create_race_record(self, item: Item) -> RaceRecord | None:
-        """Return the record that the members of a race share; ``None`` for an effect in no race."""
+        """Return the record that the members of a race share, ``None`` for an effect in no race; records of earlier groups are dropped."""
         race = find_race_bounds(item)
         if race is None or item.gather is None:
             return None
@@ -234,7 +234,7 @@ class Steps:
         return None if _has_unrecorded_changes(item, form) else ReservedSteps(name, seeded=form, is_settled=True)
 
     async def _record_questions_and_start_waits(self, item: Item, name: str, together: Sequence[int]) -> ReservedSteps:
-        """Record questions, and start to wait for those without an answer."""
+        """Record questions, start to wait for those without an answer, and return the steps of both."""
         run = self._run
         effect = cast("AskPerson", item.effect)
 

@@ -41,7 +41,7 @@ def refuse_engine_options(options: Mapping[str, Any]) -> None:
             raise DefinitionError(msg)
 
 
-def get_durable_options(engine: Engine) -> dict[str, Any]:
+def get_refused_options_and_rate_limits(engine: Engine) -> dict[str, Any]:
     """Return an engine's rate limits and the options that ``refuse_engine_options`` refuses; ``None`` for each unset one."""
     launcher = engine._launcher  # noqa: SLF001 - this is the same engine, on another ground
     rates = launcher.services.models.rates

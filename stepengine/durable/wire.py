@@ -77,7 +77,7 @@ class Ancestor:
     values: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON."""
+        """Return the ancestor as JSON, without members of a tool call if it is a child run."""
         form = attrs.asdict(self, recurse=False)
         return form if self.tool_name else {name: form[name] for name in form if name not in OF_CALLS}
 
@@ -143,7 +143,7 @@ class SubmittedRun:
         return f"{self.root}/{self.path}" if self.spawns else self.root
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON; raise ``DataError`` for a value that cannot be stored."""
+        """Return the order as JSON; raise ``DataError`` for a value that cannot be stored."""
         info = self.info
         form: dict[str, object] = {
             "schema": SCHEMA_VERSION,
@@ -227,7 +227,7 @@ class StartOutcomes:
     lookups: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON."""
+        """Return the outcomes and look-ups of a seed as JSON."""
         outcomes = [[path, seq, *found] for (path, seq), found in self.outcomes.items()]
         return to_portable_json({"outcomes": outcomes, "lookups": self.lookups})
 
@@ -362,11 +362,11 @@ def parse_child_result(form: Mapping[str, Any]) -> ChildResult:
     return attrs.evolve(child, left=parse_inline_end(form["left"])) if "left" in form else child
 
 
-def _encode_inline_end(left: EndedRun, plan: RunPlan) -> dict[str, object]:
+def _encode_inline_end(ended: EndedRun, plan: RunPlan) -> dict[str, object]:
     """Return the stored form of the data that an inline child returns to its parent; its calls only after a hand-off."""
     # Only after a hand-off the parent lists the calls. Those of another inline child may contain a whole conversation.
-    listed = left if plan.is_hand_off else attrs.evolve(left, tool_calls=(), thinking=(), children=())
-    return {"status": left.status.value, "state": encode_stored(left.state), **_encode_calls_and_children(listed)}
+    listed = ended if plan.is_hand_off else attrs.evolve(ended, tool_calls=(), thinking=(), children=())
+    return {"status": ended.status.value, "state": encode_stored(ended.state), **_encode_calls_and_children(listed)}
 
 
 def parse_inline_end(form: Mapping[str, Any]) -> EndedRun:
@@ -402,7 +402,7 @@ def encode_body_end(
 
 
 def parse_body_end(form: Mapping[str, Any]) -> BodyEnd:
-    """Parse the changes of a tool body from the member ``body`` of its form."""
+    """Parse the end of a tool body, apart from its result, from the member ``body`` of its form."""
     return BodyEnd(
         spending=decode_stored(form["spending"]),
         children=tuple([decode_stored(child) for child in form["children"]]),

@@ -182,13 +182,13 @@ class Agent:
         """The ``pre_tool`` and ``post_tool`` hooks, the only ones that also apply to calls from the body of a tool."""
         return Hooks(pre_tool=self.hooks.pre_tool, post_tool=self.hooks.post_tool)
 
-    def _repair_child_params(self, asked: str | AgentDefinition, params: JsonValue) -> JsonValue:
+    def _repair_child_params(self, child: str | AgentDefinition, params: JsonValue) -> JsonValue:
         """Return params with corrected names and values; unchanged if the agent is unknown or not allowed."""
         try:
-            if not isinstance(asked, str):
-                agent = self._catalog.get_agent(asked)
+            if not isinstance(child, str):
+                agent = self._catalog.get_agent(child)
             else:
-                key = find_matching_id(asked, self.spawnable)
+                key = find_matching_id(child, self.spawnable)
                 if key is None:
                     return params
                 agent = self.get_child(key)
@@ -285,7 +285,7 @@ class Catalog:
 
     def get_agent(self, agent: str | AgentDefinition, *, is_for_model: bool = False) -> Agent:
         """
-        Return the compiled agent with this id or definition; a definition need not be among the engine's.
+        Return the compiled agent with this id or definition; a definition that is new to the engine is compiled.
 
         Models are told what is known, and not where more is to be had: what they are told stands in recorded requests.
 
@@ -364,10 +364,10 @@ class Catalog:
         return JsonDict(freeze(told))
 
     def _compile_family(
-        self, given: Sequence[AgentDefinition], carried_definitions: Iterable[AgentDefinition] = ()
+        self, agents: Sequence[AgentDefinition], carried_definitions: Iterable[AgentDefinition] = ()
     ) -> dict[str, Agent]:
-        """Compile *given* and the agents that they may spawn. Other ids refer to agents of the engine."""
-        definitions = _collect_reachable_definitions(given, carried_definitions, self._agents)
+        """Compile *agents* and the agents that they may spawn. Other ids refer to agents of the engine."""
+        definitions = _collect_reachable_definitions(agents, carried_definitions, self._agents)
         # One mapping for all members, filled when all are made: agents may spawn each other, and each holds the mapping
         # and not its children.
         family: dict[str, Agent] = dict(self._agents)
@@ -524,7 +524,7 @@ class Catalog:
     def _combine_hooks(
         self,
         definition: AgentDefinition,
-        known: Mapping[str, ToolBinding],
+        own_tools: Mapping[str, ToolBinding],
         openings: tuple[Callable[..., object], ...],
     ) -> Hooks:
         """Return the hooks of sources, of the engine and of the agent, followed by the policy, which judges the final input."""
@@ -537,7 +537,7 @@ class Catalog:
             hooks = Hooks(pre_run=openings) + hooks
         if self.policy is None:
             return hooks
-        return hooks + Hooks(pre_tool=self.policy.hook(partial(_find_tool_spec, known)))
+        return hooks + Hooks(pre_tool=self.policy.hook(partial(_find_tool_spec, own_tools)))
 
 
 def _check_schema_references(definition: AgentDefinition, specs: Mapping[str, ToolSpec]) -> None:
@@ -551,10 +551,10 @@ def _check_schema_references(definition: AgentDefinition, specs: Mapping[str, To
 
 
 def _make_source_hook(
-    definition: AgentDefinition, source: ToolSource, known: Mapping[str, ToolBinding]
+    definition: AgentDefinition, source: ToolSource, own_tools: Mapping[str, ToolBinding]
 ) -> Callable[[HookContext], Generator[object, Any, Change]]:
-    """Return the ``pre_run`` hook that adds the tools of *source* to a run; it raises for names in *known*, the agent's own tools."""
-    own = frozenset(known)
+    """Return the ``pre_run`` hook that adds the tools of *source* to a run; it raises for names of the agent's *own_tools*."""
+    own = frozenset(own_tools)
 
     def opening(ctx: HookContext) -> Generator[Any, Any, Change]:
         change = yield from source.pre_run(ctx)
@@ -582,9 +582,9 @@ def _split_policy_and_file(permissions: Policy | PolicyFile | None) -> tuple[Pol
     return (permissions.policy, permissions) if isinstance(permissions, PolicyFile) else (permissions, None)
 
 
-def _find_tool_spec(known: Mapping[str, ToolBinding], ctx: HookContext, name: str) -> ToolSpec | None:
-    """Return the specification of a tool among *known* or the tools that sources added to the run; ``None`` for others."""
-    binding = known.get(name)
+def _find_tool_spec(own_tools: Mapping[str, ToolBinding], ctx: HookContext, name: str) -> ToolSpec | None:
+    """Return the specification of one of *own_tools* or of the tools that sources added to the run; ``None`` for others."""
+    binding = own_tools.get(name)
     return ctx.state.tool_definitions.get(name) if binding is None else binding.spec
 
 
@@ -688,7 +688,7 @@ def _resolve_used_agent_id(
 
 
 def _make_agent_tools(
-    definition: AgentDefinition, children: Mapping[str, Agent | AgentDefinition], known: Mapping[str, object]
+    definition: AgentDefinition, children: Mapping[str, Agent | AgentDefinition], taken_names: Mapping[str, object]
 ) -> dict[str, ToolBinding]:
     """Return a tool for each spawnable agent if ``spawn_agents`` is among the tools; raise ``DefinitionError`` for a taken name."""
     made: dict[str, ToolBinding] = {}
@@ -699,7 +699,7 @@ def _make_agent_tools(
             child.definition if isinstance(child, Agent) else child, key if "/" in key else ""
         )
         name = tool.spec.name
-        if name in known:
+        if name in taken_names:
             msg = (
                 f"agent {definition.id!r}: its spawnable agent {(key if '/' in key else name.replace('_', '-'))!r} is offered as the tool {name!r}, "
                 "but the agent has a tool with that name; rename one of them"
@@ -712,14 +712,15 @@ def _make_agent_tools(
 def _collect_reachable_definitions(
     definitions: Iterable[object],
     carried: Iterable[AgentDefinition],
-    known: Mapping[str, object],
+    other_agents: Mapping[str, object],
     within: packages.PackagedAgent | None = None,
 ) -> dict[str, AgentDefinition]:
     """
     Return definitions and those that they may spawn, or carry in their tools, by normalised id.
 
     Where one names ``publisher/name@version``, the agent of that package is meant. Where there is none, or it names an agent
-    without a publisher, and neither they nor *known* are called so, a bundled agent is meant. Agents *within* a package name those beside them without a publisher.
+    without a publisher, and neither they nor *other_agents* are called so, a bundled agent is meant. Agents *within* a package name
+    those beside them without a publisher.
     """
     found = _index_definitions(definitions)
     waiting = list(found.values())
@@ -728,8 +729,8 @@ def _collect_reachable_definitions(
         waiting
         or met
         # In this order: what a package has is in *found* by the time that bundled agents of the same names are looked up.
-        or (met := _find_spawnable_packaged_agents(found, known, within))
-        or (met := _find_spawnable_bundled_agents(found, known, within))
+        or (met := _find_spawnable_packaged_agents(found, other_agents, within))
+        or (met := _find_spawnable_bundled_agents(found, other_agents, within))
     ):
         for key, child in met:
             if key not in found:
@@ -763,20 +764,20 @@ def _is_in_other_package(definition: AgentDefinition, within: packages.PackagedA
 
 
 def _find_spawnable_packaged_agents(
-    found: Mapping[str, AgentDefinition], others: Mapping[str, object], within: packages.PackagedAgent | None
+    agents: Mapping[str, AgentDefinition], others: Mapping[str, object], within: packages.PackagedAgent | None
 ) -> list[tuple[str, AgentDefinition]]:
     """
-    Return the packaged agents that the agents in *found* may spawn, without those in *found* or *others*.
+    Return the packaged agents that *agents* may spawn, each with its key, without those in *agents* or *others*.
 
     An id with a publisher is its own key. An id without one, in an agent of a package, means an agent of that package or a bundled
     agent; its key is that of ``_get_catalog_key``.
     """
     named: dict[str, AgentDefinition] = {}
-    for definition in [d for d in found.values() if not _is_in_other_package(d, within)]:
+    for definition in [d for d in agents.values() if not _is_in_other_package(d, within)]:
         member = packages.packaged_agent_from_definition(definition)
         for wanted in [normalised_id(c.strip()) for c in definition.spawnable_agents if isinstance(c, str)]:
             key, meant = wanted, None
-            if wanted in found or wanted in others:
+            if wanted in agents or wanted in others:
                 continue
             if "/" in wanted:
                 other = packages.find_published_agent(wanted)
@@ -785,29 +786,29 @@ def _find_spawnable_packaged_agents(
                 member is not None and (meant := member.load_sibling(wanted) or find_bundled_agent(wanted)) is not None
             ):
                 key = _get_catalog_key(meant)
-            if meant is not None and key not in found:
+            if meant is not None and key not in agents:
                 named[key] = meant
     return list(named.items())
 
 
 def _find_spawnable_bundled_agents(
-    found: Mapping[str, AgentDefinition], others: Mapping[str, object], within: packages.PackagedAgent | None
+    agents: Mapping[str, AgentDefinition], others: Mapping[str, object], within: packages.PackagedAgent | None
 ) -> list[tuple[str, AgentDefinition]]:
     """
-    Return the bundled agents that agents in *found* may spawn, without ids in *found* or *others*.
+    Return the bundled agents that *agents* may spawn, each with its id, without those in *agents* or *others*.
 
     An id without a publisher in an agent of a package is not looked up here: ``_find_spawnable_packaged_agents`` has it.
     """
     named = {
         find_published_name(c) if "/" in c else normalised_id(c.strip())
-        for d in found.values()
+        for d in agents.values()
         if not _is_in_other_package(d, within)
         for c in d.spawnable_agents
-        if isinstance(c, str) and normalised_id(c.strip()) not in found
+        if isinstance(c, str) and normalised_id(c.strip()) not in agents
         if "/" in c or packages.packaged_agent_from_definition(d) is None
     }
     bundled = [
-        find_bundled_agent(name) for name in sorted(filter(None, named)) if name not in found and name not in others
+        find_bundled_agent(name) for name in sorted(filter(None, named)) if name not in agents and name not in others
     ]
     return [(normalised_id(agent.id), agent) for agent in bundled if agent is not None]
 
@@ -880,13 +881,13 @@ def _make_duplicate_agent_error(agent_id: str) -> DefinitionError:
 
 
 def _make_unknown_tools_error(
-    definition: AgentDefinition, names: Sequence[str], known: Iterable[str], workspace: WorkspaceTools
+    definition: AgentDefinition, names: Sequence[str], known_names: Iterable[str], workspace: WorkspaceTools
 ) -> DefinitionError:
     """Return the error for tools that the engine does not have; for bundled tools, it shows the argument that adds them."""
     of_workspace = [n for n in names if n in WORKSPACE_TOOLS]
     bundled = [n for n in names if n in MAKERS and n not in WORKSPACE_TOOLS]
-    all_known = [*known, *MAKERS, *WORKSPACE_TOOLS]
-    parts = [f"which the engine does not have; available: {list_names(sorted(known), names[0])}"]
+    all_known = [*known_names, *MAKERS, *WORKSPACE_TOOLS]
+    parts = [f"which the engine does not have; available: {list_names(sorted(known_names), names[0])}"]
     if of_workspace:
         line = f"{workspace.format_workspace_argument(of_workspace)}, with `from stepengine import Workspace`"
         parts.append(f"{_format_names_with_verb(of_workspace)} with stepengine: pass the engine {line}")
@@ -906,12 +907,12 @@ def _format_names_with_verb(names: Sequence[str]) -> str:
     return f"{', '.join(map(repr, names))} come{'s' * (len(names) == 1)}"
 
 
-def _make_unknown_agent_hint(agent_id: str, known: Iterable[str]) -> str:
+def _make_unknown_agent_hint(agent_id: str, known_ids: Iterable[str]) -> str:
     """Return a hint for an unknown agent id: that the agent is bundled, or a similar id."""
     found = find_bundled_id(agent_id)
     if found is not None:
         return f"; it comes with stepengine: pass load_agent({found!r})"
-    return did_you_mean(normalised_id(agent_id), [*known, *list_bundled_ids()])
+    return did_you_mean(normalised_id(agent_id), [*known_ids, *list_bundled_ids()])
 
 
 # --- what an agent is told of the others: which it may run, and which tools are its own -------------------

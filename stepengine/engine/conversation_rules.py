@@ -29,7 +29,7 @@ class ConversationRules:
 
     def get_or_create_rules(self, session_id: str | None) -> RememberedRules | None:
         """
-        Return the rules of a conversation, which its runs share; a run without one has rules only with a policy file.
+        Return the rules that runs of a conversation share, created on first use; ``None`` without conversation and policy file.
 
         Of more than 10,000 conversations, the oldest are dropped.
         """

@@ -750,6 +750,7 @@ class Engine:
         warn_of_abandoned_runs(forgotten, left)
 
     async def _close_sources(self, blocked: asyncio.AbstractEventLoop | None = None) -> None:
+        """Close all tool sources in every event loop but *blocked*, even if one of them fails."""
         async with AsyncExitStack() as stack:
             for source in self._launcher.catalog.sources:
                 stack.push_async_callback(source.aclose, blocked)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 
 def _make_list_check(item_text: str) -> FieldCheck:
+    """Return a check that accepts an iterable other than a string; *item_text* names its items in messages."""
     return FieldCheck(
         lambda value: isinstance(value, Iterable) and not isinstance(value, str), f"a list of {item_text}"
     )
@@ -36,7 +37,7 @@ def _is_policy(value: object) -> bool:
     return isinstance(value, Policy | PolicyFile)
 
 
-def _is_store(value: object) -> bool:
+def _is_session_store(value: object) -> bool:
     from stepengine.sessions import SessionStore, VersionedStore
 
     return isinstance(value, SessionStore | VersionedStore) and not isinstance(value, type)
@@ -73,7 +74,7 @@ ENGINE = {
     ),
     "sessions": allow_none(
         FieldCheck(
-            _is_store,
+            _is_session_store,
             'a session store, such as FileSessions("sessions"), or an object with get_history and save_history',
         )
     ),

@@ -216,16 +216,17 @@ def _find_source_problems(
 
 
 def _is_identical_to_any(value: object, known: Collection[object]) -> bool:
+    """Return whether *value* is one of *known*, without calling ``==``."""
     # By identity: a value of the author's may be compared by code of the author's.
     return any(value is one for one in known)
 
 
-def _find_unused_value_problem(one: _NameUse, value: object) -> str:
+def _find_unused_value_problem(name_use: _NameUse, value: object) -> str:
     """Return why a statement that consists of one call or name has no effect; ``""`` if it may have one."""
-    written = ".".join(one.name)
-    if one.is_call and (_is_identical_to_any(value, INERT) or inspect.isgeneratorfunction(value)):
+    written = ".".join(name_use.name)
+    if name_use.is_call and (_is_identical_to_any(value, INERT) or inspect.isgeneratorfunction(value)):
         return f"{written}(...) has no effect by itself. Write `yield from {written}(...)`."
-    if not one.is_call and isinstance(value, Sentinel):
+    if not name_use.is_call and isinstance(value, Sentinel):
         return f"{written} has no effect by itself. Write `yield {written}`."
     return ""
 
@@ -327,6 +328,7 @@ def _iterate_dotted_name_uses(function: ast.FunctionDef | ast.AsyncFunctionDef) 
 
 
 def _name_use_from_call(node: ast.Call, name: _Dotted, *, is_statement: bool) -> _NameUse:
+    """Return what a call in a handler's source says about its tool or agent."""
     named = {keyword.arg: keyword.value for keyword in node.keywords}
     first = node.args[0] if node.args else named.get("tool", named.get("agent"))
     # Whatever is passed on with `*` or `**` may hold it.
@@ -338,6 +340,7 @@ def _name_use_from_call(node: ast.Call, name: _Dotted, *, is_statement: bool) ->
 
 
 def _find_dotted_name(node: ast.expr | None) -> _Dotted | None:
+    """Return the parts of a dotted name, or ``None`` for any other expression."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)

@@ -91,7 +91,7 @@ class AgentLocation:
 
     def load(self) -> AgentDefinition:
         """
-        Return the agent.
+        Load the file and return its agent with the id of this location, or its only agent if there is no id.
 
         Raises:
             DefinitionError: when the file holds no such agent, or several and it is not said which.
@@ -223,14 +223,14 @@ def _locate_by_id(agent_id: str, folders: tuple[Path, ...]) -> AgentLocation:
     raise DefinitionError("\n  not read: ".join([msg, *broken]))
 
 
-def _report_shadowed_bundled_agent(found: AgentLocation, agent_id: str) -> None:
+def _report_shadowed_bundled_agent(location: AgentLocation, agent_id: str) -> None:
     """Report it if an agent of the working folder hides the bundled agent with the same id."""
     if (
-        found.file.parent == trust.LOCAL
+        location.file.parent == trust.LOCAL
         and find_bundled_id(agent_id)
-        and found.file.resolve().parent not in _list_resolved_bundled_folders()
+        and location.file.resolve().parent not in _list_resolved_bundled_folders()
     ):
-        trust.print_or_log_message(f"the agent {agent_id!r} is loaded from {found.file}, not from stepengine")
+        trust.print_or_log_message(f"the agent {agent_id!r} is loaded from {location.file}, not from stepengine")
 
 
 @frozen
@@ -349,13 +349,13 @@ def load_folder(folder: Path) -> LoadedFolder:
     return LoadedFolder(tuple(agents), problems, tuple([schedule for schedule, _ in schedules.values()]), tuple(tools))
 
 
-def list_trusted_agent_folders(more: Iterable[Path] = ()) -> tuple[Path, ...]:
+def list_trusted_agent_folders(extra_folders: Iterable[Path] = ()) -> tuple[Path, ...]:
     """
     Return the existing folders in which ids are looked up, in order; report and omit untrusted ones.
 
     ``./agents`` is included if its files may run. At the command line, every relative folder is checked in the same way.
     """
-    given = to_tuple(more)
+    given = to_tuple(extra_folders)
     named = {f.resolve() for f in given if f.is_absolute() or trust.GATE.get() is None}
     known = {*named, *_list_resolved_bundled_folders()}
     searched = [
@@ -541,7 +541,7 @@ def merge_tools(by_file: Mapping[Path, Iterable[ToolLike | ToolSource]]) -> list
 
 def load_module(file: Path) -> ModuleType:
     """
-    Return the module of an agent file, loaded once.
+    Return the module of an agent file, loaded once; raise ``DefinitionError`` for a sandboxed file.
 
     Raises:
         DefinitionError: when loading it fails.

@@ -111,6 +111,7 @@ class LoopThread:
             _blocked.reset(token)
 
     def _get_or_start_loop(self) -> asyncio.AbstractEventLoop:
+        """Return the loop of the running thread; start a thread if none runs."""
         with self._lock:
             if self._loop is None or self._thread is None or not self._thread.is_alive():
                 ready: Future[asyncio.AbstractEventLoop] = Future()
@@ -122,6 +123,7 @@ class LoopThread:
             return self._loop
 
     def _run_loop(self, ready: Future[asyncio.AbstractEventLoop]) -> None:
+        """Run an event loop in this thread until it is stopped; *ready* receives the loop."""
         _own.thread = self
         with asyncio.Runner() as runner:
             loop = runner.get_loop()

@@ -142,9 +142,9 @@ def describe_end(finished: Finished) -> str:
 
 EFFECT_TEXTS: Mapping[type[Leaf], Callable[[Any], str]] = {
     CallModel: lambda effect: f"model {effect.request.model} with {len(effect.request.messages)} messages",
-    CallTool: lambda effect: f"{effect.tool_name} {_shorten_json(effect.input)}",
-    CallBody: lambda effect: f"{effect.tool_name} {_shorten_json(effect.input)}",
-    Spawn: lambda effect: f"agent {effect.agent_id} {_shorten_json(effect.prompt)}",
+    CallTool: lambda effect: f"{effect.tool_name} {_format_as_short_json(effect.input)}",
+    CallBody: lambda effect: f"{effect.tool_name} {_format_as_short_json(effect.input)}",
+    Spawn: lambda effect: f"agent {effect.agent_id} {_format_as_short_json(effect.prompt)}",
     CallFunction: lambda effect: f"perform {effect.call.name}",
     AskPerson: lambda effect: " / ".join([question.text for question in effect.questions]),
     AwaitTime: lambda effect: (
@@ -152,7 +152,7 @@ EFFECT_TEXTS: Mapping[type[Leaf], Callable[[Any], str]] = {
     ),
     AwaitMessage: lambda effect: f"message on {effect.topic}",
     AwaitRuns: lambda effect: f"{effect.need} of the children at {', '.join(effect.children)}",
-    SendToRun: lambda effect: f"to the child at {effect.child}: {_shorten_json(effect.value)}",
+    SendToRun: lambda effect: f"to the child at {effect.child}: {_format_as_short_json(effect.value)}",
     EndRuns: lambda effect: f"the end of the children at {', '.join(effect.children)}",
     RunInBackground: lambda effect: f"the end of agent {effect.agent_id} in the background",
 }
@@ -164,7 +164,7 @@ def format_effect_request(effect: Leaf) -> str:
     return EFFECT_TEXTS.get(type(effect), summarize_effect)(effect)
 
 
-def _shorten_json(value: object) -> str:
+def _format_as_short_json(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False, default=str)
     return cut_after(text, SHOWN_CHARS)
 

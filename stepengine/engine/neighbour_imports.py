@@ -31,7 +31,7 @@ WORD = re.compile(r"[^\W\d]\w*")
 
 def load_module_at(file: Path) -> ModuleType:
     """
-    Return the module of an agent file, loaded once.
+    Import an agent file once, as a module of the made-up package of its folder, and return the module.
 
     Raises:
         DefinitionError: when its name cannot be that of a module, or it imports what could be two things.
@@ -123,7 +123,7 @@ class _AgentFolderFinder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return where such a module is; ``None`` for all others."""
+        """Return the spec of a module in the made-up package of a folder; ``None`` for all others."""
         if path is None or not fullname.startswith(PREFIX):
             return None
         spec = PathFinder.find_spec(fullname, path, target)
@@ -202,6 +202,7 @@ def _list_importable_names(folder: Path) -> set[str]:
 
 
 def _is_module(path: Path) -> bool:
+    """Return whether a path is a Python file, or a folder with Python files and an importable name."""
     return path.suffix == ".py" or (path.is_dir() and path.name.isidentifier() and any(path.glob("*.py")))
 
 

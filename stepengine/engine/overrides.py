@@ -55,7 +55,7 @@ class Override(NamedTuple):
     def with_replacements(
         self, models: ModelsLike, dependencies: Overrides | None, budget: SharedBudget | None
     ) -> Override:
-        """Return this override with more of it replaced."""
+        """Return this override with the given models, dependencies or budget added or replaced."""
         return Override(
             self.models if models is None else Models.from_value(models),
             self.keep_names if models is None else isinstance(models, Provider),

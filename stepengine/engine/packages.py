@@ -248,7 +248,7 @@ def describe_package_version_changes(history: History) -> list[str]:
 
 def find_published_agent(agent_id: str) -> PackagedAgent | None:
     """
-    Return the packaged agent with the id ``publisher/name`` or ``publisher/name@version``, or ``None``.
+    Return the packaged agent ``publisher/name`` or ``publisher/name@version``, or ``None``; raise if only another version is installed.
 
     Raises:
         DefinitionError: when another version is installed, two packages have an agent of that id, or the package that could
@@ -316,7 +316,7 @@ def _read_package_metadata(entry: metadata.EntryPoint) -> Package:
     except InvalidVersion:
         msg = f"its version is {version[:ID_CHARS]!r}, which is not a version"
         raise DefinitionError(msg) from None
-    folder = _find_code_folder(dist, value["module"])
+    folder = _get_code_folder(dist, value["module"])
     return Package(
         name=name,
         version=version,
@@ -327,7 +327,7 @@ def _read_package_metadata(entry: metadata.EntryPoint) -> Package:
     )
 
 
-def _find_code_folder(dist: metadata.Distribution, module: str) -> Path:
+def _get_code_folder(dist: metadata.Distribution, module: str) -> Path:
     """Return the folder with a package's code and declaration, without importing it; raise if the distribution has none."""
     top, *below = module.split(".")
     try:
@@ -657,6 +657,7 @@ def make_declaration(agent: AgentDefinition) -> DeclaredAgent:
 
 
 def _list_tools_with_categories(agent: AgentDefinition) -> Iterator[tuple[str, str]]:
+    """Yield name and category of each tool of an agent, and of the tools that these use."""
     kinds = {**CATEGORIES, **{name: tool.spec.category for name, tool in BUILT_IN.items()}}
     own = [tool for tool in agent.tools if isinstance(tool, ToolLike)]
     for name in agent.tool_names:

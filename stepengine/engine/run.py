@@ -198,6 +198,7 @@ class EngineRun:
             self.journaled_run.writer.close()
 
     def _make_result(self, finished: Finished) -> RunResult:
+        """Return the caller's result of this run from its end."""
         tree, waits = self.tree, self._list_waits(finished)
         return finished.to_run_result(
             pending_questions=tuple([one.question for one in waits if one.question is not None]),

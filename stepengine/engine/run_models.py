@@ -123,7 +123,7 @@ class EngineModels:
         return own if normalise_model_name(models, own) in recorded.models else recorded.default or own
 
     def _find_context_window(self, models: Models, model: str, *, offline: bool) -> int | None:
-        """Return a model's context length; without pricing no price data are loaded for it."""
+        """Return a model's context length; ``None`` without pricing or, with *offline*, for an unknown model, which raises otherwise."""
         if not self.has_pricing:
             return None
         windows = self._windows.setdefault(models, {})

@@ -67,6 +67,7 @@ def _require_answers_mapping(_: Any, __: Any, answers: Any) -> None:
 
 
 def _check_on_divergence(_: object, __: object, value: object) -> None:
+    """Raise ``InputError`` for an unknown value of ``on_divergence``."""
     if value not in ("raise", "stop", "keep"):
         msg = f"on_divergence must be one of raise, stop, keep, not {value!r}"
         raise InputError(msg, issues=(msg,))
@@ -586,7 +587,7 @@ def make_random_run_id() -> str:
 
 def with_resolved_system_prompt(plan: RunPlan, state: AgentState) -> AgentState:
     """
-    Return *state* with the agent's system prompt resolved.
+    Return *state* with the agent's system prompt, rendered if it is an object; raise if it fails or is too long.
 
     Raises:
         HandlerError: when a prompt object raised, or gave something else than text.
@@ -623,6 +624,7 @@ def with_resolved_system_prompt(plan: RunPlan, state: AgentState) -> AgentState:
 
 
 def _check_prompt_length(plan: RunPlan, text: str) -> None:
+    """Raise ``HandlerError`` if a system prompt is too long for a record."""
     if why := find_length_problem(text):
         msg = f"the system prompt of agent {plan.agent.definition.id!r} is too long: {why}"
         raise HandlerError(msg, kind="too_long")
@@ -681,6 +683,7 @@ def pop_run_info(options: dict[str, Any]) -> RunInfo:
 
 
 def _freeze_metadata(metadata: Mapping[str, object]) -> JsonDict:
+    """Return metadata as an immutable JSON object; raise ``InputError`` for anything else."""
     try:
         frozen = freeze(metadata, "metadata")
     except StepEngineError as error:

@@ -129,7 +129,7 @@ class ScheduleBook:
         return {id_: time_from_seconds(number) for id_, number in found.items()}
 
     def claim_time(self, schedule: str, at: datetime, *, run: str, missed: tuple[datetime, ...] = ()) -> bool:
-        """Claim a time; return whether it was unclaimed. Earlier times are decided with it."""
+        """Claim a time; return whether it was unclaimed. Earlier times are decided with it, and the oldest recorded ones deleted."""
         with self._write_transaction() as database:
             begun = database.execute(
                 # Whoever is slow comes with a time that another has reported as missed meanwhile.

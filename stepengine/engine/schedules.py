@@ -298,10 +298,10 @@ def _validate_and_normalise_cron(cron: str) -> str:
     return line
 
 
-def _format_cron_error(said: str, fields: Sequence[str]) -> str:
+def _format_cron_error(cronsim_message: str, fields: Sequence[str]) -> str:
     """Return the rest of an error message from the text of ``cronsim``, with the reason for an impossible day."""
-    if "day-of-month" not in said:
-        return f"cannot be read: {said.lower()}"
+    if "day-of-month" not in cronsim_message:
+        return f"cannot be read: {cronsim_message.lower()}"
     if "W" in fields[2].upper():
         return "cannot be read: W (the working day nearest to a day) is not supported; LW is the last working day of a month"
     return f"never runs, or cannot be read: {fields[2]!r} is not a day of a month, or not of the months {fields[3]!r}"

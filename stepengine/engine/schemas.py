@@ -53,7 +53,7 @@ class CompiledSchemas(NamedTuple):
 
 def compile_schemas(agent: AgentDefinition) -> CompiledSchemas:
     """
-    Compile the schemas of *agent*.
+    Return the validators of an agent's params and output, made from its schemas.
 
     Raises:
         DefinitionError: when one of them is neither a pydantic model nor a JSON Schema.

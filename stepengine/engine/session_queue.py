@@ -64,11 +64,11 @@ class SessionQueue:
             raise
         return mine
 
-    def leave(self, session_id: str, mine: QueueEntry) -> None:
+    def leave(self, session_id: str, entry: QueueEntry) -> None:
         """Remove an entry and let the next one in; does nothing when it was dropped."""
         with self._lock:
             line = self._lines.get(session_id)
-            if not line or line[0] is not mine:
+            if not line or line[0] is not entry:
                 return
             line.popleft()
             _admit_first(line)
@@ -132,7 +132,7 @@ class SessionAccess:
 
     async def enter(self) -> None:
         """
-        Wait until the run has access.
+        Wait until the run has access; raise ``SessionError`` if it would wait for itself.
 
         Raises:
             SessionError: when it would wait for a run that waits, itself or through others, for this one.

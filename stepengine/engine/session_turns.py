@@ -176,7 +176,7 @@ class LoadedSession:
 
     async def load(self) -> None:
         """
-        Load the session and find its journals.
+        Load the session and create the access to its journals.
 
         Raises:
             SessionError: when the store fails.
@@ -447,7 +447,7 @@ class Turn:
         return recording
 
     def _refuse_unless_due(self, journal: Journal, waits: Sequence[Waits]) -> None:
-        """Refuse a message to a run unless one of its *waits* is due, and always one to a run of another agent."""
+        """Raise ``SessionError`` for a run of another agent, and for a message to a run of which none of *waits* is due."""
         from stepengine.journal.sleepers import is_due
 
         info, request = self._session.before.info, self._request
@@ -468,7 +468,7 @@ class Turn:
         return own if opening is not None and opening.agent_id == own.id else None
 
     def _make_new_request(self) -> tuple[RunRequest, JournalLike | None]:
-        """Return the request of a new run, and the journal that it is recorded in."""
+        """Return the request of a new run and the journal that records it; choose the journal's name."""
         request, waiting = self._request, self._open_questions
         before, journals = self._session.before, self._session.journals
         answers = self._get_answers_or_prompt_as_answer()
@@ -519,5 +519,6 @@ class Turn:
 
 
 def _subtract_usage(usage: Usage, other: Usage) -> Usage:
+    """Return *usage* without *other*, which it includes."""
     numbers = {name: getattr(usage, name) - getattr(other, name) for name in NUMBERS}
     return attrs.evolve(usage, **numbers)

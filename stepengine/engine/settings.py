@@ -81,24 +81,28 @@ class SettingDefinition(NamedTuple):
 
 
 def _require_text(value: object) -> str:
+    """Return a text that is not blank; raise ``ValueError`` for anything else."""
     if not isinstance(value, str) or not value.strip():
         raise ValueError
     return value
 
 
 def _require_bool(value: object) -> bool:
+    """Return a bool; raise ``ValueError`` for anything else."""
     if not isinstance(value, bool):
         raise ValueError  # noqa: TRY004  (one kind of refusal)
     return value
 
 
 def _parse_bool_or_keep(text: str) -> object:
+    """Return the bool that a text such as ``yes`` or ``0`` means; any other text unchanged."""
     return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}.get(
         text.strip().lower(), text
     )
 
 
 def _parse_number_or_keep(text: str) -> object:
+    """Return a text as an integer or float, or unchanged if it is no number."""
     for kind in (int, float):
         try:
             return kind(text)
@@ -108,12 +112,14 @@ def _parse_number_or_keep(text: str) -> object:
 
 
 def _require_positive_integer(value: object) -> int:
+    """Return an integer from 1 to ``MAX_INT``; raise ``ValueError`` for anything else."""
     if type(value) is not int or not 1 <= value <= MAX_INT:
         raise ValueError
     return value
 
 
 def _require_positive_number(value: Any) -> float:
+    """Return a finite number above 0; raise ``ValueError`` for anything else."""
     if type(value) not in (int, float) or not 0 < value < float("inf"):
         raise ValueError
     return value  # type: ignore[no-any-return]
@@ -138,6 +144,7 @@ def _parse_key_variable(value: object) -> str:
 
 
 def _parse_paths(value: object) -> tuple[str, ...]:
+    """Return a list of texts that are not empty as a tuple; raise ``ValueError`` for anything else."""
     if not isinstance(value, list) or not all(isinstance(p, str) and p for p in value):
         raise ValueError
     return tuple(value)
@@ -321,7 +328,7 @@ class Settings:
     @classmethod
     def load(cls, cwd: Path, environ: Mapping[str, str] = os.environ, *, config: Path | None = None) -> Settings:
         """
-        Return the settings for a working folder.
+        Return the settings from the files of user and project, *config* and the environment; later sources have precedence.
 
         Args:
             cwd: The working folder; the project's file is looked for there and above, up to the top of its repository.
@@ -344,12 +351,12 @@ class Settings:
         return _merge_values(given)
 
 
-def _merge_values(given: Sequence[_GivenValue]) -> Settings:
+def _merge_values(setting_values: Sequence[_GivenValue]) -> Settings:
     """Return the settings from all values by precedence; values that a project may not set become notes."""
     values: dict[str, Any] = {}
     origins: dict[str, SettingOrigin] = {}
     notes: list[str] = []
-    for one in sorted(given, key=lambda g: ORDER.index(g.origin.source)):
+    for one in sorted(setting_values, key=lambda g: ORDER.index(g.origin.source)):
         if one.origin.source == "project" and one.name.split(".")[0] in FOREIGN:
             file = one.origin.place.rpartition(":")[0]
             notes.append(
@@ -391,18 +398,18 @@ def get_setting_definition(name: str, origin: SettingOrigin | None = None) -> Se
     raise DefinitionError(msg)
 
 
-def _parse_setting_value(key: SettingDefinition, given: _GivenValue) -> object:
+def _parse_setting_value(key: SettingDefinition, given_value: _GivenValue) -> object:
     """Return a setting's value; raise ``DefinitionError`` with its origin if it is invalid, without secrets."""
     try:
-        return key.read(given.value)
+        return key.read(given_value.value)
     except DefinitionError as error:
-        msg = f"{given.origin}: {error.message}"
+        msg = f"{given_value.origin}: {error.message}"
         raise DefinitionError(msg) from None
     except ValueError:
-        secret = key.name.endswith(".key") or any(KEYLIKE.fullmatch(part) for part in given.name.split("."))
-        shown = "a hidden text" if secret else _shorten_repr(given.value)
+        secret = key.name.endswith(".key") or any(KEYLIKE.fullmatch(part) for part in given_value.name.split("."))
+        shown = "a hidden text" if secret else _shorten_repr(given_value.value)
         why = " Put keys into environment variables, never into a file." if secret else ""
-        msg = f"{given.origin}: {given.name} is {shown}; expected {key.kind}.{why}"
+        msg = f"{given_value.origin}: {given_value.name} is {shown}; expected {key.kind}.{why}"
         raise DefinitionError(msg) from None
 
 

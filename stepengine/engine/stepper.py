@@ -135,7 +135,7 @@ class Stepper:
 
     def moment(self) -> Moment:
         """Return the moment of the run whose outcome is next; raises as ``advance`` if its first effect differs."""
-        address = self._get_address_and_start_run()
+        address = self._find_address_and_start_run()
         run, known = self._get_run(address), self._find_result(address)
         effect, state = self.effect(), run.state
         if address is not None:
@@ -170,21 +170,21 @@ class Stepper:
 
     def frames(self) -> tuple[Frame, ...]:
         """Return ``moment().frames`` without the rest of the moment; raises as ``moment``."""
-        return tuple(iterate_author_frames(self._get_run(self._get_address_and_start_run()).machine))
+        return tuple(iterate_author_frames(self._get_run(self._find_address_and_start_run()).machine))
 
     def outermost_frame(self) -> Frame | None:
         """Return the frame of the waiting handler, hook or tool, without its helpers; raises as ``moment``."""
-        frames = iterate_author_frames(self._get_run(self._get_address_and_start_run()).machine)
+        frames = iterate_author_frames(self._get_run(self._find_address_and_start_run()).machine)
         return next((frame for frame in frames if frame.kind in TOPS), None)
 
     def variables(self) -> Mapping[str, str]:
         """Return the variables that programs left in the run of the moment, as texts; none while one waits; raises as ``moment``."""
-        address = self._get_address_and_start_run()
+        address = self._find_address_and_start_run()
         return self._tree.get_program_variables("" if address is None else address[0])
 
     def effect(self) -> Leaf | None:
         """Return ``moment().effect`` without the rest of the moment; raises as ``moment``."""
-        address = self._get_address_and_start_run()
+        address = self._find_address_and_start_run()
         if address is None:
             return None
         run, seq = self._get_run(address), address[1]
@@ -193,10 +193,10 @@ class Stepper:
 
     def outcome(self) -> Value | Failure | None:
         """Return ``moment().outcome`` without the rest of the moment; raises as ``moment``."""
-        known = self._find_result(self._get_address_and_start_run())
+        known = self._find_result(self._find_address_and_start_run())
         return None if known is None else self.tape.history.outcome(known)
 
-    def _get_address_and_start_run(self) -> Address | None:
+    def _find_address_and_start_run(self) -> Address | None:
         """
         Return the address of the effect with the next outcome; start its run if necessary.
 
@@ -216,6 +216,7 @@ class Stepper:
         return (path, int(seq)) if run is not None and int(seq) in run.waits else None
 
     def _get_run(self, address: Address | None) -> ReplayedRun:
+        """Return the run at an address, or the root run for ``None``."""
         return self._tree.runs["" if address is None else address[0]]
 
     def _find_result(self, address: Address | None) -> Result | None:

@@ -356,6 +356,7 @@ def _remove_record(folder: Path | None, name: str) -> bool:
 
 
 def _read_json_object(file: Path) -> dict[str, Any] | None:
+    """Return the JSON object in a file; ``None`` if it cannot be read or is anything else."""
     try:
         with file.open("rb") as opened:
             record = json.loads(opened.read(MAX_RECORD_BYTES))

@@ -150,11 +150,11 @@ class Waker:
         finally:
             await self._cancel_and_close()
 
-    async def _resume_due_runs(self, every: float) -> float:
-        """Resume due runs up to the limit; return the seconds to wait before the next call, at most *every*."""
+    async def _resume_due_runs(self, max_pause: float) -> float:
+        """Resume due runs up to the limit; return the seconds to wait before the next call, at most *max_pause*."""
         room = self._at_once - len(self._under_way)
         if room <= 0:
-            return every
+            return max_pause
         now = self._clock.now()
         for sleeping in await asyncio.to_thread(self._index.list_due, now, room + len(self._under_way)):
             if sleeping.run in self._under_way:
@@ -164,8 +164,8 @@ class Waker:
                 self._start_resume_task(sleeping)
         next_at = await asyncio.to_thread(self._index.find_next_wake_time)
         if next_at is None or len(self._under_way) >= self._at_once:
-            return every
-        return min(every, max(MIN_PAUSE_SECONDS, (next_at - self._clock.now()).total_seconds()))
+            return max_pause
+        return min(max_pause, max(MIN_PAUSE_SECONDS, (next_at - self._clock.now()).total_seconds()))
 
     def _start_resume_task(self, sleeping: Sleeping) -> None:
         """Resume a run in a task, which counts as under way until it ends."""

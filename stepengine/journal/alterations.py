@@ -122,7 +122,7 @@ class JournalScan:
         return self.last == self.count and self.signature is not None and self.signature.closes
 
     def scan_lines(self, content: bytes) -> None:
-        """Scan all lines of a journal."""
+        """Scan all lines of a journal, and record its signatures and problems."""
         end = content.rfind(b"\n") + 1
         self._torn = len(content) - end
         head = find_head(content, "")
@@ -208,22 +208,23 @@ class JournalScan:
                 f"{_format_record_range(1, self.count - 1)} may have been altered: together they do not match their signature"
             ]
 
-    def _add_missing_records_problem(self, missing: int, remaining: int, first: int) -> None:
-        """Report *missing* removed records without marks, one of them a signature; *remaining* lines from record *first* on are there."""
-        false = [number for number in self._false if first <= number < first + remaining]
+    def _add_missing_records_problem(self, missing: int, remaining: int, first_number: int) -> None:
+        """Report *missing* removed records without marks, one of them a signature; *remaining* lines from record *first_number* on are there."""
+        false = [number for number in self._false if first_number <= number < first_number + remaining]
         for number in false:
             self.problems.append(FALSE_SIGNATURE.format(number))
         if remaining < missing - 1:
             self.problems.append(
-                f"{_format_record_count(missing - remaining)} before record {first + remaining} was removed, including the signature"
+                f"{_format_record_count(missing - remaining)} before record {first_number + remaining} was removed, including the signature"
             )
         elif not false:
             self.problems.append(
-                f"the signature of {_format_record_range(first, first + missing - 2)} was removed or altered"
+                f"the signature of {_format_record_range(first_number, first_number + missing - 2)} was removed or altered"
             )
 
 
 def _format_record_range(first: int, to: int) -> str:
+    """Return the numbers of records as text, such as ``each of the records 3 to 5``."""
     return f"record {first}" if first == to else f"each of the records {first} to {to}"
 
 

@@ -202,9 +202,9 @@ def _make_reply_with_result_ids(sent: _SentMessages) -> AssistantMessage:
     return AssistantMessage(tuple(parts))
 
 
-def _pop_and_assign_result_id(part: AssistantPart, ids_by_tool: Mapping[str, list[str]]) -> AssistantPart:
+def _pop_and_assign_result_id(reply_part: AssistantPart, ids_by_tool: Mapping[str, list[str]]) -> AssistantPart:
     """Return a call with the next id of its tool, removed from *ids_by_tool*; return other parts unchanged."""
-    if not isinstance(part, ToolCallPart):
-        return part
-    ids = ids_by_tool.get(part.tool_name)
-    return attrs.evolve(part, tool_call_id=ids.pop(0) if ids else "")
+    if not isinstance(reply_part, ToolCallPart):
+        return reply_part
+    ids = ids_by_tool.get(reply_part.tool_name)
+    return attrs.evolve(reply_part, tool_call_id=ids.pop(0) if ids else "")

@@ -131,6 +131,7 @@ def _drop_reserves_after_fork() -> None:
 
 
 def _create_reserve_file(folder: Path, size: int) -> int:
+    """Create an unnamed file in *folder* that reserves *size* bytes of its disk; return the descriptor."""
     descriptor = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(descriptor, 0, size)

@@ -75,7 +75,7 @@ def make_divergence_error(
     now_calls_model: bool = False,
 ) -> ReplayDivergence:
     """
-    Return the error for the first difference.
+    Return the error for the first difference of a run from its record.
 
     Args:
         history: The recorded run.
@@ -109,6 +109,7 @@ def make_divergence_error(
 
 
 def _format_advice(history: History, path: str, seq: int, *, can_keep: bool) -> str:
+    """Return the lines of an error message with the commands that continue or inspect a diverged run."""
     file = format_file_argument(history.name)
     lines: list[str] = []
     if can_keep:
@@ -182,6 +183,7 @@ def _list_comparable_messages(request: Mapping[str, Any]) -> list[object]:
 
 
 def _compare_messages(recorded: list[object], requested: list[object]) -> Iterator[FieldDifference]:
+    """Yield the differences between messages, without those at the start and the end that are equal."""
     start = 0
     while start < min(len(recorded), len(requested)) and recorded[start] == requested[start]:
         start += 1

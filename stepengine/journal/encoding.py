@@ -357,7 +357,7 @@ def decode_outcome(members: Mapping[str, Any]) -> Value | Failure:
 
 
 def _replace_output_by_json(child: ChildResult) -> ChildResult:
-    """Return a child's result with its output as JSON; it serves only for comparisons."""
+    """Return a child's result with its output as JSON, which serves only for comparisons, and with a storable error."""
     output = _encode_argument(child.output)
     error = to_storable_error(child.error) if child.error is not None else None
     return attrs.evolve(child, output=output, error=error)
@@ -443,7 +443,7 @@ class Encoder:
 
     def encode_record_lines(self, record: Record) -> list[bytes]:
         """
-        Return the lines of a record: those of its blobs, then its own.
+        Return the lines of a record: those of its new blobs, then its own; remember its blobs and checksum.
 
         Raises:
             JournalWriteFailed: when the line would be longer than 20 MiB.
@@ -518,7 +518,7 @@ class Encoder:
         return clean
 
     def _encode_new_blob(self, fp: str, data: object) -> Iterator[Mapping[str, object]]:
-        """Yield a blob record unless the journal holds it already."""
+        """Yield a blob record and remember it, unless the journal holds it already."""
         if fp not in self._blobs:
             self._blobs.add(fp)
             yield {"kind": "blob", "fp": fp, "data": data}
@@ -539,6 +539,7 @@ class Encoder:
                 return {"kind": "blob", "fp": record.fp, "data": record.data}
 
     def _encode_intent(self, record: Intent) -> dict[str, Any]:
+        """Return the members of an intent's line; set its missing fingerprint, and remember a request as a base for later ones."""
         effect = record.effect
         if isinstance(effect, CallModel):
             if not record.fp:
@@ -666,6 +667,7 @@ def encode_with_blobs(value: object, blobs: dict[str, object], max_inline_chars:
 
 
 def _move_to_blob(value: object, blobs: dict[str, object]) -> dict[str, str]:
+    """Store *value* in *blobs* by its fingerprint, and return the reference that replaces it."""
     fp = fingerprint(value)
     blobs[fp] = value
     return {"$blob": fp}

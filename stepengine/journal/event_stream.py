@@ -139,7 +139,7 @@ class EventProjection:
 
     def project_records(self, history: History, records: Sequence[Record]) -> Iterator[Event]:
         """
-        Yield the events of all *records*, which are the last ones of *history*.
+        Yield the events of all *records*, the last ones of *history*, and number them.
 
         Raises:
             JournalCorrupt: when a record has content that no run writes.
@@ -162,11 +162,11 @@ class EventProjection:
     def _apply_record_and_make_events(self, history: History, record: Record) -> Iterator[Event]:
         """Apply any record to the state of the projection, and yield its events."""
         if isinstance(record, Intent):
-            yield from self._make_intent_events(history, record)
+            yield from self._apply_intent_and_make_events(history, record)
         elif isinstance(record, Result):
-            yield from self._make_result_events(history, record)
+            yield from self._apply_result_and_make_events(history, record)
         elif isinstance(record, Input):
-            yield from self._make_input_events(record)
+            yield from self._apply_input_and_make_events(record)
         elif isinstance(record, Head):
             self._head = record
 
@@ -199,8 +199,8 @@ class EventProjection:
         if started is not None:
             yield started
 
-    def _make_resumed_events(self, path: str, seq: int) -> Iterator[Event]:
-        """Yield the start events of a stopped run that is resumed, and of the interrupted steps of the run at *path* and around it."""
+    def _resume_runs_and_make_events(self, path: str, seq: int) -> Iterator[Event]:
+        """Mark a stopped run and its interrupted steps at *path* and around it as resumed; yield their start events."""
         if self._is_stopped:
             self.is_over = self._is_stopped = False
             root = self._runs[""]
@@ -213,8 +213,10 @@ class EventProjection:
                 at = seq if above == path else int(parts[above.count(".") + 1 if above else 0])
                 yield StepStarted(path=above, seq=at, step=run.step, steps_remaining=UNKNOWN_STEPS, resumed=True)
 
-    def _make_step_end_events(self, path: str, seq: int, status: RunStatus = RunStatus.COMPLETED) -> Iterator[Event]:
-        """Yield the end event of the open step of a run, if there is one."""
+    def _end_step_and_make_events(
+        self, path: str, seq: int, status: RunStatus = RunStatus.COMPLETED
+    ) -> Iterator[Event]:
+        """Close the open step of a run, if there is one, and yield its end event."""
         run = self._runs.get(path)
         if run is None or not run.is_open:
             return
@@ -240,18 +242,18 @@ class EventProjection:
 
     # --- effects ------------------------------------------------------------------------------------------------------
 
-    def _make_intent_events(self, history: History, intent: Intent) -> Iterator[Event]:
-        """Yield the events of an effect's start."""
+    def _apply_intent_and_make_events(self, history: History, intent: Intent) -> Iterator[Event]:
+        """Apply the start of an effect to the state of its run, and yield its events."""
         form, path, seq = history.form(intent), intent.path, intent.seq
         if (path, seq) == ROOT:
             yield from self._apply_root_start_and_make_events(form)
             return
-        yield from self._make_resumed_events(path, seq)
+        yield from self._resume_runs_and_make_events(path, seq)
         yield from self._pop_start_event(path)
         run = self._runs[path]
         begins = form["type"] == "model_call" and form["purpose"] == "step" and not _continues_cut_text(form["request"])
         if begins or not _is_effect_in_step(form):
-            yield from self._make_step_end_events(path, seq)
+            yield from self._end_step_and_make_events(path, seq)
         if begins:
             run.step += 1
             run.is_open, run.ended_turn = True, False
@@ -281,17 +283,17 @@ class EventProjection:
                 case _:
                     yield event
 
-    def _make_result_events(self, history: History, result: Result) -> Iterator[Event]:
-        """Yield the events of an effect's result."""
+    def _apply_result_and_make_events(self, history: History, result: Result) -> Iterator[Event]:
+        """Apply an effect's result to the state of its run, and yield its events."""
         path, seq, outcome = result.path, result.seq, history.outcome(result)
         if (path, seq) == ROOT:
             yield from self._apply_root_end_and_make_events(outcome)
             return
         if seq == ROOT[1]:
-            yield from self._make_resumed_events(path.rpartition(".")[0], int(path.rpartition(".")[2]))
+            yield from self._resume_runs_and_make_events(path.rpartition(".")[0], int(path.rpartition(".")[2]))
             yield from self._make_child_end_events(path, self._background.pop(path), outcome)
             return
-        yield from self._make_resumed_events(path, seq)
+        yield from self._resume_runs_and_make_events(path, seq)
         opened, run = self._open.pop((path, seq)), self._runs[path]
         run.last = max(run.last, result.at)
         if not opened.is_shown:
@@ -321,7 +323,7 @@ class EventProjection:
         if purpose in SPOKEN:
             yield from _make_text_events(result.path, result.seq, reply)
         if purpose == "step" and run.ended_turn and reply.stop_reason not in UNFINISHED:
-            yield from self._make_step_end_events(result.path, result.seq + 1)
+            yield from self._end_step_and_make_events(result.path, result.seq + 1)
 
     def _make_child_end_events(self, path: str, item: Item, outcome: Value | Failure) -> Iterator[Event]:
         """Yield the end events of a child: of its open step, its failure, and the effect that started it."""
@@ -329,7 +331,7 @@ class EventProjection:
         if isinstance(child, ChildResult):
             if child.run_id:
                 yield from self._pop_start_event(path)
-            yield from self._make_step_end_events(path, 0, child.status)
+            yield from self._end_step_and_make_events(path, 0, child.status)
             if child.status is RunStatus.FAILED and child.error is not None:
                 yield _make_failed_event(path, child.error)
         yield from make_child_end_events(item, outcome)
@@ -340,7 +342,7 @@ class EventProjection:
         if not isinstance(child, ChildResult):
             error = outcome.error if isinstance(outcome, Failure) else None
             child = ChildResult(agent_id=self._runs[""].agent_id, status=RunStatus.FAILED, error=error)
-        yield from self._make_step_end_events("", 0, child.status)
+        yield from self._end_step_and_make_events("", 0, child.status)
         if child.status is RunStatus.FAILED and child.error is not None:
             yield _make_failed_event("", child.error)
         self.is_over = True
@@ -359,8 +361,8 @@ class EventProjection:
 
     # --- what came from outside ---------------------------------------------------------------------------------------
 
-    def _make_input_events(self, record: Input) -> Iterator[Event]:
-        """Yield the events of an input record: a wait with its wake time, or a stop."""
+    def _apply_input_and_make_events(self, record: Input) -> Iterator[Event]:
+        """Apply an input record, and yield its events: of a wait with its wake time, or of a stop."""
         said, address = record.input, (record.path, record.seq)
         run = self._runs[record.path]
         run.last = max(run.last, record.at)
@@ -371,12 +373,12 @@ class EventProjection:
                 opened.item = opened.item._replace(effect=attrs.evolve(effect, wakes=int(said["until"])))
                 yield from self._make_effect_start_events(opened)
             case "stop":
-                yield from self._make_stop_events(said)
+                yield from self._apply_stop_and_make_events(said)
             case _:
                 pass
 
-    def _make_stop_events(self, stop: Mapping[str, Any]) -> Iterator[Event]:
-        """Yield the end events of all open steps and of a stopped run; none for a suspension or shutdown."""
+    def _apply_stop_and_make_events(self, stop: Mapping[str, Any]) -> Iterator[Event]:
+        """Mark runs as stopped; yield the end events of open steps and of the run, none for a suspension or shutdown."""
         if stop["kind"] == "suspended":
             return  # what it waits for is shown, and a run that waits has not ended
         if stop["kind"] == "shutdown":
@@ -392,7 +394,7 @@ class EventProjection:
             run = self._runs[path]
             run.is_open = run.is_open or run.has_no_end
             run.was_left = run.is_open or run.was_left
-            yield from self._make_step_end_events(path, 0, status)
+            yield from self._end_step_and_make_events(path, 0, status)
         if status is RunStatus.FAILED and error is not None:
             yield _make_failed_event("", error)
         self._is_stopped = self.is_over = True
@@ -423,6 +425,7 @@ def _is_effect_in_step(effect: Mapping[str, Any]) -> bool:
 
 # The machine makes this event of what a policy decided, which no effect has; a record has the answer of a person alone.
 def _make_decision_events(effect: AskPerson, path: str, answers: Sequence[Answer]) -> Iterator[Event]:
+    """Yield an event for the decision about each permission question of an effect."""
     for question, answer in zip(effect.questions, answers, strict=False):
         yield PermissionDecided(
             path=path,
@@ -441,6 +444,7 @@ def _make_failed_event(path: str, error: BaseException) -> RunFailed:
 
 
 def _make_text_events(path: str, seq: int, reply: ModelReply) -> Iterator[Event]:
+    """Yield events with the thoughts and the text of a reply, if it has any."""
     message = AssistantMessage(reply.content)
     if message.thinking:
         yield ThinkingCompleted(path=path, seq=seq, text="".join(message.thinking))
@@ -462,6 +466,7 @@ def _tool_call_from_json(intent: Intent, form: Mapping[str, Any]) -> Leaf:
 
 
 def _spawn_from_json(intent: Intent, form: Mapping[str, Any]) -> Leaf:
+    """Return the ``Spawn`` of an intent from its recorded form."""
     return Spawn(
         intent.seq,
         form["agent_id"],
@@ -580,7 +585,7 @@ class JournalWatch:
         return not self.is_behind and (shown.is_over or (shown.is_waiting and not stay))
 
     def read_new_events(self) -> list[Event]:
-        """Poll the journal and return the new events."""
+        """Read the new records of the journal, and return the events that they add."""
         was_behind, news = self.is_behind, self.follower.read_new()
         self.is_behind = news.is_behind
         told: list[Event] = []

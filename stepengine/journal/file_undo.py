@@ -269,6 +269,7 @@ def _list_created_folders(files: Iterable[_WrittenFile]) -> Iterator[tuple[Root,
 
 
 def _make_refused_error(problems: Sequence[tuple[str, str]]) -> UndoRefused:
+    """Return the error for an undo that was refused because of *problems*, pairs of path and reason."""
     listed = "; ".join([f"{path}: {why}" for path, why in problems[:LISTED_FILES]])
     more = f"; and {len(problems) - LISTED_FILES} more" if len(problems) > LISTED_FILES else ""
     msg = f"nothing was undone, because {len(problems)} of the files cannot be restored: {listed}{more}. partial=True (--partial) undoes the rest"
@@ -461,6 +462,7 @@ class _WrittenFile:
         raise UndoRefused(msg, files=[(self.path, why)])
 
     def _write_or_unlink(self, folder: Fd, name: str, info: os.stat_result | None) -> None:
+        """Write the former content of the file, or remove a file that did not exist."""
         old = self._before
         if old is None:
             calls.unlink(name, folder)

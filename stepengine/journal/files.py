@@ -333,6 +333,7 @@ class JournalFile:
             held.using.release()
 
     def _sync_data(self, sync: Callable[[int], None], descriptor: int) -> None:
+        """Sync the file; raise ``OSError`` that records may be lost if this fails."""
         try:
             sync(descriptor)
         except OSError as error:
@@ -350,7 +351,7 @@ class JournalFile:
         self._is_new = False
 
     def truncate(self, size: int) -> None:
-        """Cut the file off durably."""
+        """Cut the file to *size* bytes, durably."""
         with self._held.using:
             descriptor = self._held.ensure_open()
             os.ftruncate(descriptor, size)

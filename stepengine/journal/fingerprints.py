@@ -150,7 +150,7 @@ class Fingerprints:
         ).digest()
 
     def _compute_chain(self, value: bytes, messages: Sequence[Message]) -> list[bytes]:
-        """Return the chain value after each of *messages*; step-scoped ones are last."""
+        """Return the chain of digests: the value after each of *messages*, starting from *value*."""
         chain: list[bytes] = []
         for message in messages:
             value = sha256(value + self.digest_message(message)).digest()
@@ -158,6 +158,7 @@ class Fingerprints:
         return chain
 
     def _to_redacted_text(self, value: object) -> str:
+        """Return a value as canonical JSON with secrets redacted."""
         text = canonical(value)
         return canonical(self.redactor.value(value)) if self.redactor.may_contain_secret(text) else text
 

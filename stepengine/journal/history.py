@@ -395,6 +395,7 @@ class History:
 
 
 def _check_child_path(intent: Intent, ref: ChildRef) -> None:
+    """Raise ``ValueError`` unless *ref* has the path of the child that *intent* starts."""
     path = child_path(intent.path, intent.seq)
     if ref.path != path:
         msg = f"the child that is started there is at {path!r}, not at {ref.path[:SHOWN_CHARS]!r}"
@@ -456,6 +457,7 @@ def make_head(plan: RunPlan, seed: str, *, link: bool, signed: str = "", workspa
 
 
 def _list_hook_names(plan: RunPlan) -> tuple[str, ...]:
+    """Return the names of all hooks of the agent of *plan*."""
     return tuple(
         [get_name_without_module(h) for point in attrs.astuple(plan.agent.hooks, recurse=False) for h in point]
     )

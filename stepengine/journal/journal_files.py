@@ -199,7 +199,7 @@ LOCKS_READS = 5
 
 def lock_file(descriptor: int, path: Path, *, unsafe_no_lock: bool = False) -> None:
     """
-    Lock an open file until it is closed.
+    Lock an open file until it is closed; raise ``JournalLocked`` if another process has locked it.
 
     Args:
         descriptor: The open file.

@@ -95,6 +95,7 @@ def check(journal: JournalLike, *, allow_secrets: Iterable[str] = ()) -> Journal
 
 
 def _find_line_problems(content: bytes, reading: Reading, name: str) -> Iterator[str]:
+    """Yield the problem of each line that is not a valid JSON object."""
     for number, line in enumerate(content[: reading.end].split(b"\n"), 1):
         try:
             if line:
@@ -104,6 +105,7 @@ def _find_line_problems(content: bytes, reading: Reading, name: str) -> Iterator
 
 
 def _find_record_problems(history: History) -> Iterator[str]:
+    """Yield each blob or effect that does not match its fingerprint, and each effect or outcome that cannot be read."""
     prints = Fingerprints(Redactor({}, shapes=False))
     for record in history.records:
         if isinstance(record, Blob) and record.fp != fingerprint(record.data):
@@ -126,6 +128,7 @@ def _find_effect_problems(history: History, record: Intent | Result, prints: Fin
 
 
 def _find_secrets(records: list[Record], allowed: Iterable[str]) -> Iterator[str]:
+    """Yield a sentence for each likely secret in records; texts in *allowed* are no secrets."""
     redactor = Redactor({}, shapes=True, rules=RedactionRules(allowed=allowed))
     for number, record in enumerate(records, 1):
         # One that cannot be read stands among the problems.
@@ -240,6 +243,7 @@ def repair(journal: JournalLike, until: int, into: JournalLike) -> Journal:
 
 
 def _parse_edited_line(number: int, line: bytes, name: str) -> Mapping[str, object]:
+    """Return the members of a line whose checksum may be wrong; raise ``JournalCorrupt`` if it is no JSON object."""
     where = f"record {number} of {name}"
     try:
         line.decode()
@@ -272,6 +276,7 @@ def _update_blob_names(records: list[Record], numbers: set[int]) -> list[Record]
 
 
 def _replace_blob_names(value: object, names: Mapping[str, str]) -> object:
+    """Return a JSON value with each text that is a key of *names* replaced."""
     if isinstance(value, dict):
         return {k: _replace_blob_names(v, names) for k, v in value.items()}
     if isinstance(value, list):

@@ -221,7 +221,7 @@ class LockedStore:
 
     def append(self, data: bytes) -> None:
         """
-        Append lines durably, all or none of them.
+        Append lines durably, all or none of them; use the reserved space if the disk is full.
 
         Raises:
             JournalWriteFailed: when the lines cannot be stored; later appends fail, too.
@@ -258,7 +258,7 @@ class LockedStore:
         return JournalWriteFailed(msg)
 
     def release(self) -> None:
-        """Release the reserved space and the lock."""
+        """Release the reserved space and the lock; raise ``JournalError`` if unlocking fails."""
         if self.reserve is not None:
             self.reserve.remove_user()
         try:

@@ -97,7 +97,7 @@ class _Signatures:
         self._new = set[str]()
 
     def add_verified_line(self, line: bytes) -> None:
-        """Add a line with a valid digest, which covers the signatures before it, too."""
+        """Add the keys of signatures before a line with a valid digest, and the key in a head, to the trusted ones."""
         self._keys |= self._new
         self._new.clear()
         if line.startswith(HEAD_BEGIN) and (key := json.loads(line).get("signed")):

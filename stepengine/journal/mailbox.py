@@ -159,6 +159,7 @@ def _find_message_problem(message: Any) -> str:
 
 
 def _find_topic_problem(message: Any) -> str:
+    """Return the problem with the topic of a mailbox message, or ``""``."""
     topic, given = message.topic, _shorten_value(message.topic)
     if message.kind == "message":
         if not isinstance(topic, str) or not 1 <= len(topic) <= MAX_NAME_CHARS or not TOPIC.issuperset(topic):
@@ -175,6 +176,7 @@ def _find_topic_problem(message: Any) -> str:
 
 
 def _find_value_problem(message: MailboxMessage) -> str:
+    """Return the problem with the value of a mailbox message, or ``""``."""
     value: Any = message.value
     # An answer is restored here as the run will restore it: what is no answer would else stop the run of somebody else,
     # later, and the sender that could mend it would be told that all was well.
@@ -373,11 +375,11 @@ class Mailbox(abc.ABC):
             redactor.check_no_secrets(value, "the message")
         return attrs.evolve(mailbox_message, value=value)
 
-    def _refuse_changed_duplicate(self, stored: StoredMessage, known: StoredMessage | None) -> None:
-        """Raise unless the *known* message with the same id has the same content as *stored*."""
+    def _refuse_changed_duplicate(self, stored: StoredMessage, duplicate: StoredMessage | None) -> None:
+        """Raise unless *duplicate*, the message with the same id, has the same content as *stored*."""
         # The time at which it was sent may differ: whoever posts again because it did not hear of the first time does
         # so later.
-        if known is None or known.message.content != stored.message.content:
+        if duplicate is None or duplicate.message.content != stored.message.content:
             msg = f"{self.name} has another mailbox message with the id {stored.message.id!r}; give every message its own id"
             raise InputError(msg)
 
@@ -633,6 +635,7 @@ class _MailboxFile:
         return str(self._path)
 
     def read_bytes(self, start: int) -> bytes:
+        """Return the bytes from *start* on, none of a missing file; raise for a file that is too long or not trusted."""
         descriptor = self._try_open(os.O_RDONLY)
         if descriptor is None:
             return b""
@@ -649,6 +652,7 @@ class _MailboxFile:
             os.close(descriptor)
 
     def append_bytes(self, data: bytes, at: int) -> None:
+        """Write *data* at the end, and sync it; cut the file at *at* if that fails."""
         descriptor = self._locked.descriptor
         try:
             # One `write` may take a part only, as when the disk becomes full or a signal comes.
@@ -667,6 +671,7 @@ class _MailboxFile:
             raise
 
     def truncate_bytes(self, size: int) -> None:
+        """Cut the file to *size* bytes, and sync that."""
         os.ftruncate(self._locked.descriptor, size)
         # The cut is on the disk before the message is: after a power cut a file might else have its old length and
         # the new bytes in the midst of the old ones.

@@ -139,6 +139,7 @@ class Resuming(Mode):
 
 
 def _is_new_event(history: History, event: Event) -> bool:
+    """Return whether an event is not of a recorded outcome; the start of the root run is new."""
     if isinstance(event, RunStarted) and not event.path:
         return True
     return (event.path, event.seq) not in history.results
@@ -162,7 +163,7 @@ class Replaying(Mode):
     def write_start(
         self, writer: RunWriter, history: History, head: Head, requested: Intent, *, is_equal: bool
     ) -> None:
-        """Copy the recorded start."""
+        """Copy the recorded head, blobs and start; write the requested start instead if it differs."""
         writer.append(head)
         # Whatever is taken over first may name one; the end puts all in order.
         for blob in [record for record in drop_trailing_blobs(history.records) if isinstance(record, Blob)]:
@@ -223,7 +224,7 @@ class Forking(Mode):
     around: Around
 
     def make_live_wrappers(self, services: Services) -> Sequence[Middleware]:
-        """Return the wrapper of the fork."""
+        """Return the wrapper that performs the effects of the fork."""
         return (lambda inner: self.around(inner, services.estimate_call),)
 
     def is_full_repetition(self, past: RecordedPart) -> bool:

@@ -111,7 +111,7 @@ def find_unreceived_input(history: History) -> dict[str, list[str]]:
 
 
 def _remove_counted_texts(texts: Sequence[str], counts: Counter[str]) -> list[str]:
-    """Return *texts* without the first occurrences of each text; *counts* is their number."""
+    """Return *texts* without as many first occurrences of each text as *counts* has, and subtract them from *counts*."""
     left: list[str] = []
     for text in texts:
         if counts[text] > 0:

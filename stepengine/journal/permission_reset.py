@@ -76,7 +76,7 @@ def _find_question_ids(history: History, address: Address) -> set[str]:
 
 def remove_approvals(journal: Journal) -> tuple[str, ...]:
     """
-    Remove the recorded approvals of calls that have not started, so that the run asks again; return the question ids.
+    Remove the recorded approvals of calls that have not started, after a backup, so that the run asks again; return the question ids.
 
     The journal is backed up first, if its store supports backups. It is not locked here, so no process may run it meanwhile.
 

@@ -188,6 +188,7 @@ def _append_note(journal: Journal, kind: Kind) -> None:
 
 
 def _compute_content_digest(journal: Journal) -> str:
+    """Return the SHA-256 of the stored bytes of a journal."""
     if journal.file is not None:
         with journal.file.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -48,19 +48,19 @@ YES_OR_NO = ("yes", "no")
 
 
 def split_answers_and_decisions(
-    given: Mapping[str, AnswerLike] | None,
+    given_answers: Mapping[str, AnswerLike] | None,
 ) -> tuple[dict[str, AnswerLike], dict[str, AnswerLike]]:
     """
-    Split *given* into the answers to questions and the decisions about effects in doubt, both by question id or text.
+    Split *given_answers* into the answers to questions and the decisions about effects in doubt, both by question id or text.
 
     Raises:
-        AnswerRejected: when *given* is not a mapping with texts as keys.
+        AnswerRejected: when *given_answers* is not a mapping with texts as keys.
     """
-    if problem := find_answers_problem(given):
+    if problem := find_answers_problem(given_answers):
         raise AnswerRejected(problem)
     answers: dict[str, AnswerLike] = {}
     decisions: dict[str, AnswerLike] = {}
-    for key, answer in (given or {}).items():
+    for key, answer in (given_answers or {}).items():
         (decisions if key.startswith(DOUBT) else answers)[key] = answer
     return answers, decisions
 
@@ -157,6 +157,7 @@ def _describe_rejection(history: History, key: str) -> str:
 
 
 def _check_question_answer(question: Question, answer: object) -> None:
+    """Raise ``AnswerRejected`` unless *answer* is a valid answer to *question*."""
     if not isinstance(answer, str | bool | Answer):
         msg = f"the answer to {question.id!r} must be a string, a bool or an Answer, not a {type(answer).__name__}"
         raise AnswerRejected(msg)

@@ -34,7 +34,7 @@ def restore_order_and_inputs(journal: MemoryJournal, original: Sequence[Record])
     records = journal.records()
     made, kept = _drop_blobs(records), _drop_blobs(original)
     if list(map(_make_identity_key, kept)) != list(map(_make_identity_key, made)):
-        replace_records_by_derived(journal, _sort_like_original(records, original), journal)
+        replace_records_by_derived(journal, _sort_and_add_missing_inputs(records, original), journal)
     elif len(made) < len(records):
         following = iter(made)
         journal.replace_records_unchecked(
@@ -54,7 +54,8 @@ def _drop_blobs(records: Sequence[Record]) -> list[Record]:
     return [record for record in records if not isinstance(record, Blob)]
 
 
-def _sort_like_original(records: Sequence[Record], original: Sequence[Record]) -> list[Record]:
+def _sort_and_add_missing_inputs(records: Sequence[Record], original: Sequence[Record]) -> list[Record]:
+    """Return *records* in the order of the equal ones in *original*, with the inputs of *original* that they lack."""
     places = {_make_identity_key(record): number for number, record in enumerate(original)}
     made = {_make_identity_key(record) for record in records if isinstance(record, Input)}
     outside = [r for r in original if isinstance(r, Input) and _make_identity_key(r) not in made]

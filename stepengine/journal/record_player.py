@@ -278,7 +278,7 @@ class RecordPlayer:
     # twice is done again; what waits is waited for again; of the rest somebody decides (`in_doubt`), and that decision
     # is recorded like a result, so that it is never asked for a second time (replay:J31).
     async def _resume_effect_in_doubt(self, item: Item, io: IO) -> Single:
-        """Resume or decide an effect that was started and has no result."""
+        """Resume or decide an effect that was started and has no result; return its outcome."""
         history, address = self._past.history, item.address
         if self._mode.copies:
             self._copy_input_records(item, history)

@@ -40,10 +40,10 @@ class RunClock:
         self.last = 0
         self.pace: ReplayPace | None = None
 
-    def continue_from(self, last: int, created: datetime, now: datetime) -> None:
-        """Continue the time of a record that ends at *last*; it never runs backwards."""
-        self.last = last
-        self._offset = max(last, (now - created) // timedelta(milliseconds=1))
+    def continue_from(self, end_ms: int, created: datetime, now: datetime) -> None:
+        """Continue the time of a record that ends at *end_ms*; it never runs backwards."""
+        self.last = end_ms
+        self._offset = max(end_ms, (now - created) // timedelta(milliseconds=1))
 
     def record_time(self, path: str, seq: int, at: int) -> int:
         """Record and return the run's time of an outcome, *at* milliseconds after this process resumed it."""

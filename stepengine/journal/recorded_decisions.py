@@ -80,6 +80,7 @@ def _make_position_members(record: Input | Result, number: int, created: datetim
 
 
 def _find_decisions(history: History, created: datetime) -> Iterator[RecordedDecision]:
+    """Yield the decisions of people in a record, in order; *created* is the time of its start."""
     # Inputs as they were read: texts that stand apart are put in.
     inputs = iter(history.inputs)
     for number, record in enumerate(history.records, 1):
@@ -92,6 +93,7 @@ def _find_decisions(history: History, created: datetime) -> Iterator[RecordedDec
 def _find_decisions_in_result(
     history: History, record: Result, number: int, created: datetime
 ) -> Iterator[RecordedDecision]:
+    """Yield the answers in the outcome of questions."""
     intent = history.intents.get(record.address)  # the end of a background child has none
     outcome = history.outcome(record) if intent is not None and intent.type == "ask" else None
     if intent is not None and isinstance(outcome, Value):
@@ -103,6 +105,7 @@ def _find_decisions_in_result(
 def _find_decisions_in_input(
     history: History, record: Input, number: int, created: datetime
 ) -> Iterator[RecordedDecision]:
+    """Yield the decisions in an input, such as a manual result."""
     address, said = record.address, record.input
     if said["type"] == "manual_result":
         yield RecordedDecision(

@@ -64,12 +64,12 @@ class RecordedFacts:
             case _:
                 pass
 
-    def _add_usage(self, address: Address, more: PartialUsage) -> None:
+    def _add_usage(self, address: Address, lost_usage: PartialUsage) -> None:
         """Add the usage of a stopped model call; each process that made the call may add one."""
         known = self.partial_usage.get(address)
         if known is not None:
-            more = PartialUsage(known.usage + more.usage, add_cost(known.cost, more.cost))
-        self.partial_usage[address] = more
+            lost_usage = PartialUsage(known.usage + lost_usage.usage, add_cost(known.cost, lost_usage.cost))
+        self.partial_usage[address] = lost_usage
 
     def list_lookup_types(self, path: str) -> list[str]:
         """Return the types of the recorded lookups of the run at *path*."""

@@ -154,6 +154,7 @@ class SharedBudget:
 
 
 def _parse_dollars(dollars: Decimal | float | str) -> Decimal:
+    """Return a positive amount of dollars; raise ``JournalError`` for anything else."""
     try:
         amount = Decimal(str(dollars))
     except InvalidOperation:

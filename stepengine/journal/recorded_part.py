@@ -157,14 +157,14 @@ class JournalCut:
         return started not in self._ends or self._tree.is_background(started)
 
 
-def require_no_repeats(history: History, cut: JournalCut, act: str, *, undone: bool = False) -> None:
+def require_no_repeats(history: History, cut: JournalCut, action: str, *, undone: bool = False) -> None:
     """
-    Raise if *cut* removes an effect that changed the world and might be repeated.
+    Raise if *cut* removes an effect that changed the world and might be repeated; the error names *action* as the cause.
 
     Args:
         history: The recorded run.
         cut: The cut of the journal.
-        act: The cause of the cut for the message, such as ``"forking at #3"``.
+        action: The cause of the cut for the message, such as ``"forking at #3"``.
         undone: Whether the files written by removed effects are restored, so that writing them again is not a repetition.
 
     Raises:
@@ -182,7 +182,7 @@ def require_no_repeats(history: History, cut: JournalCut, act: str, *, undone: b
         )
         more = f" and {len(lost) - LISTED_EFFECTS} more" if len(lost) > LISTED_EFFECTS else ""
         msg = (
-            f"{act} cuts off effects that changed the world and may happen again: {listed}{more}. "
+            f"{action} cuts off effects that changed the world and may happen again: {listed}{more}. "
             "Pass allow_repeat=True (--allow-repeat) to continue"
         )
         raise JournalError(msg)
@@ -193,7 +193,7 @@ LIVE_KINDS = (*[kind for kind, row in KINDS.items() if row.changes_world], "mode
 
 def parse_live_kinds(names: Collection[str], *, has_pace: bool) -> frozenset[str]:
     """
-    Return the types of effects that a replay performs.
+    Return the types of effects that a replay performs; raise for unknown or contradictory names.
 
     Raises:
         JournalError: when a name is unknown, or model calls are combined with other types or with a pace.
@@ -294,7 +294,7 @@ class RecordedPart:
 
     def cut_off(self, address: Address) -> None:
         """
-        Discard the record from *address* on.
+        Discard the record from *address* on; raise if an effect would be repeated that must not be.
 
         Raises:
             JournalError: when an effect that must not be repeated would be cut off; the error is also stored in ``refused``.
@@ -401,7 +401,7 @@ class RecordedPart:
 
     def find_end_difference(self, finished: Finished, *, is_record_only: bool) -> ReplayDivergence | None:
         """
-        Return the error if a root run ends differently than recorded, or ``None``; also if it left out records or was stopped.
+        Return the error if a root run ends differently than recorded; ``None`` if not, if it was stopped, or if records are unused.
 
         Args:
             finished: The end of the run.

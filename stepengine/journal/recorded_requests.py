@@ -85,23 +85,26 @@ class RecordedRequests:
         found.reverse()
         return found
 
-    def _expand_range(self, part: _MessageRange) -> Iterator[Mapping[str, Any] | _MessageRange]:
-        """Yield the messages in a part of a request, and the parts of earlier requests."""
+    def _expand_range(self, message_range: _MessageRange) -> Iterator[Mapping[str, Any] | _MessageRange]:
+        """Yield the messages in a range of a request, and the ranges of earlier requests that it refers to."""
         position = 0
-        for item in self._list_stored_items(part.address):
+        for item in self._list_stored_items(message_range.address):
             sliced = item["type"] == "slice"
             end = position + (item["stop"] - item["start"] if sliced else 1)
-            first, last = max(part.start, position), end if part.stop is None else min(part.stop, end)
+            first, last = (
+                max(message_range.start, position),
+                end if message_range.stop is None else min(message_range.stop, end),
+            )
             if first < last:
                 offset = item["start"] - position if sliced else 0
-                source = (item.get("path", part.address[0]), item["seq"]) if sliced else part.address
+                source = (item.get("path", message_range.address[0]), item["seq"]) if sliced else message_range.address
                 if sliced:
-                    self._check_refers_to_earlier(source, part.address)
+                    self._check_refers_to_earlier(source, message_range.address)
                 yield _MessageRange(source, first + offset, last + offset) if sliced else item
             position = end
-        if part.stop is not None and position < part.stop:
-            msg = f"a later request shares {part.stop} messages with it, and it has {position}"
-            raise self.history.make_corrupt_error(self.history.intents[part.address], DataError(msg))
+        if message_range.stop is not None and position < message_range.stop:
+            msg = f"a later request shares {message_range.stop} messages with it, and it has {position}"
+            raise self.history.make_corrupt_error(self.history.intents[message_range.address], DataError(msg))
 
     def _check_refers_to_earlier(self, source: Address, address: Address) -> None:
         """Raise unless a request refers to an earlier one, so that expanding it ends."""

@@ -154,6 +154,7 @@ class Recorder:
     async def _start_after_commit(
         self, waiting: asyncio.Future[None], owed_outcomes: Outcomes, batch: Sequence[Item]
     ) -> None:
+        """Begin effects once their starts are durable."""
         await self._pending.wait(waiting, owed_outcomes)
         await self._inner.begin(batch)
 
@@ -165,7 +166,7 @@ class Recorder:
         return replayer is not None and mode.copies and not mode.takes_over and replayer.has_recorded_start(address)
 
     def _record_wake_time(self, item: Item) -> None:
-        """Record the wake time of a wait."""
+        """Record when a wait ends, if it has a time."""
         wakes = item.effect.wakes  # type: ignore[union-attr]
         if wakes is not None:
             said = {"type": "wake_time", "until": wakes}
@@ -311,7 +312,7 @@ class Recorder:
         try:
             self._writer.append(Result(path, seq, at, given, extras))
         except StepEngineError as error:
-            raise self._pending.stop_with_unrecorded(error, [(item, settled)]) from error.__cause__
+            raise self._pending.stop_with_unrecorded_outcomes(error, [(item, settled)]) from error.__cause__
         if not self._writer.waits:
             return settled, (), None
         self._pending.owed.append((item, settled))
@@ -431,7 +432,7 @@ class AttemptsIO(ForwardingIO):
     _entries: list[object]
 
     def report_failed_attempt(self, failure: Failure, usage: Usage | None) -> RoomWait | None:
-        """Record a failed attempt."""
+        """Record a failed attempt and report it; return the wait before the retry, if it must wait."""
         entry: dict[str, object] = {"error": encode_stored(to_storable_error(failure.error))}
         self._entries.append(entry | ({"usage": encode_stored(usage)} if usage is not None else {}))
         return super().report_failed_attempt(failure, usage)

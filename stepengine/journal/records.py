@@ -143,6 +143,7 @@ def _check_root_start(form: Mapping[str, Any]) -> None:
 
 
 def _check_child_paths(paths: Sequence[object]) -> None:
+    """Raise ``ValueError`` for a path that is not one of a child."""
     for path in paths:
         if not isinstance(path, str) or not path or PATH.fullmatch(path) is None:
             msg = f"{str(path)[:SHOWN_CHARS]!r} is not a path of a child"
@@ -150,6 +151,7 @@ def _check_child_paths(paths: Sequence[object]) -> None:
 
 
 def _check_request(request: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` for an invalid recorded model request."""
     check_members(request, REQUEST, "the request")
     for item in request["messages"]:
         if isinstance(item, dict) and item.get("type") == "slice":
@@ -230,12 +232,14 @@ def _check_answer_input(content: Mapping[str, Any]) -> None:
 
 
 def _check_computed_values(content: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` unless each computed value is an object or ``None``."""
     if not all(value is None or isinstance(value, Mapping) for value in content["values"]):
         msg = "the computed values of a tool body should be objects"
         raise ValueError(msg)
 
 
 def _check_stop_input(content: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` for a stop with an unknown kind or an invalid error."""
     if content["kind"] not in get_args(StopKind):
         msg = (
             f"the kind of a stop must be one of {', '.join(get_args(StopKind))}, not {content['kind'][:SHOWN_CHARS]!r}"
@@ -693,6 +697,7 @@ def _get_member(members: Mapping[str, object], name: str, kind: type) -> Any:
 
 
 def _parse_head(members: Mapping[str, Any]) -> Head:
+    """Return the head of a journal; raise ``JournalVersion`` for another format version."""
     form = _get_member(members, "format", str)
     name, _, major = form.partition("/")
     if name != NAME or not major.isdecimal():
@@ -719,6 +724,7 @@ def _parse_head(members: Mapping[str, Any]) -> Head:
 
 
 def _parse_fork_time(members: Mapping[str, object]) -> int:
+    """Return the member ``since`` of a fork's head: the time of its start in milliseconds."""
     since: int = _get_member(members, "since", int)
     if not 0 <= since < MAX_AT_MS:
         msg = f"since {since} should be below {MAX_AT_MS}"
@@ -727,6 +733,7 @@ def _parse_fork_time(members: Mapping[str, object]) -> int:
 
 
 def _parse_public_key(members: Mapping[str, object]) -> str:
+    """Return the public key of a head; raise ``ValueError`` for an invalid one."""
     key: str = _get_member(members, "signed", str)
     if KEY.fullmatch(key) is None:
         msg = f"{key[:SHOWN_CHARS]!r} is not a public key"
@@ -741,6 +748,7 @@ def _parse_address(members: Mapping[str, object]) -> Address:
 
 
 def _parse_time(members: Mapping[str, object]) -> int:
+    """Return the time of a record in milliseconds; raise ``ValueError`` for an invalid one."""
     at: int = _get_member(members, "at", int)
     check_address("", 0, at)
     return at

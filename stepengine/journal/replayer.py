@@ -177,7 +177,7 @@ class Replayer:
 
     def accept_or_raise_start_difference(self, requested: Intent) -> None:
         """
-        Raise the error for a root run that starts differently from its record, unless the difference is or was accepted.
+        Accept and record that the root run starts differently, if the caller accepts edited effects or did before; else raise.
 
         Raises:
             ReplayDivergence: when the caller does not keep recorded effects.

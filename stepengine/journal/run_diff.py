@@ -198,6 +198,7 @@ def _encode_stable_outcome(history: History, address: Address) -> Any:
 
 
 def _drop_volatile(value: object) -> object:
+    """Return a JSON value without the members that differ between equal runs, such as ids and times."""
     if isinstance(value, Mapping):
         dropped = VOLATILE_OF_CHILD_REF if value.get("type") == "child_ref" else VOLATILE
         return {k: _drop_volatile(v) for k, v in value.items() if k not in dropped}

@@ -68,7 +68,7 @@ class RunWriter:
 
     def open_for_new_run(self, run_id: str) -> None:
         """
-        Open the journal for a new run.
+        Open and lock the journal for a new run; raise if it contains a run already.
 
         Raises:
             JournalError: when the journal cannot be used, or holds a run already.
@@ -246,14 +246,14 @@ class PendingOutcomes:
         try:
             return owed, request_commit()
         except StepEngineError as error:
-            raise self.stop_with_unrecorded(error, owed) from error.__cause__
+            raise self.stop_with_unrecorded_outcomes(error, owed) from error.__cause__
 
     async def wait(self, waiting: asyncio.Future[None], owed_outcomes: Outcomes) -> None:
         """Wait until a commit is done. If it fails, stop the run and raise an error that lists *owed_outcomes*."""
         try:
             await waiting
         except StepEngineError as error:
-            raise self.stop_with_unrecorded(error, owed_outcomes) from error.__cause__
+            raise self.stop_with_unrecorded_outcomes(error, owed_outcomes) from error.__cause__
 
     async def wait_ignoring_cancellation(self, waiting: asyncio.Future[None] | None, owed_outcomes: Outcomes) -> None:
         """
@@ -269,11 +269,11 @@ class PendingOutcomes:
                     # Cancelling took the future along. The commit goes on, and the next one ends no sooner.
                     waiting = self._writer.request_commit()
         except StepEngineError as error:
-            raise self.stop_with_unrecorded(error, owed_outcomes) from error.__cause__
+            raise self.stop_with_unrecorded_outcomes(error, owed_outcomes) from error.__cause__
         return None
 
-    def stop_with_unrecorded(self, error: StepEngineError, owed_outcomes: Outcomes) -> StepEngineError:
-        """Stop the run, and note in the error the outcomes that could not be recorded (reliability:JR08)."""
+    def stop_with_unrecorded_outcomes(self, error: StepEngineError, owed_outcomes: Outcomes) -> StepEngineError:
+        """Stop the run, and return its first fatal error with notes on the outcomes that could not be recorded (reliability:JR08)."""
         for item, outcome in owed_outcomes:
             _add_outcome_note(error, item, outcome)
         return self._writer.keep_first_fatal_error(error)

@@ -301,6 +301,7 @@ def _drop_approvals_of_others(fork: Journal, edited_address: int | str | None) -
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raise ``JournalError`` unless *value* is one of *choices*."""
     if value not in choices:
         msg = f"{name} must be one of {', '.join(choices)}, not {value!r}"
         raise JournalError(msg)

@@ -93,7 +93,8 @@ def scan(
             yield from _find_secrets_in_file(file, texts, others)
 
 
-def _find_secrets_in_file(file: Path, texts: Redactor, others: Redactor) -> Iterator[SecretFinding]:
+def _find_secrets_in_file(file: Path, text_redactor: Redactor, binary_redactor: Redactor) -> Iterator[SecretFinding]:
+    """Yield the secrets in a file; raise ``DataError`` if it cannot be read or is too long."""
     try:
         data = read_regular_file(file, MAX_SCANNED_BYTES)
     except OSError as error:
@@ -105,7 +106,7 @@ def _find_secrets_in_file(file: Path, texts: Redactor, others: Redactor) -> Iter
     is_text = b"\0" not in data[:TEXT_TEST_BYTES]
     text = data.decode("utf-8" if is_text else "latin-1", errors="replace")
     line, counted = int(is_text), 0
-    for start, end, rule in (texts if is_text else others).find_spans(text):
+    for start, end, rule in (text_redactor if is_text else binary_redactor).find_spans(text):
         if is_text:
             line, counted = line + text.count("\n", counted, start), start
         secret = text[start:end]

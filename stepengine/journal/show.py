@@ -236,6 +236,7 @@ def _find_usage_without_reply(history: History, address: Address, result: Result
 
 
 def _make_spending(agent: str, model: str, usage: Usage, cost: Decimal | None) -> Spending:
+    """Return the spending of one model call of an agent."""
     by_agent, by_model = {agent: usage}, {model: usage}
     return Spending(
         usage=usage,
@@ -283,6 +284,7 @@ class _RunEffects:
         return _drop_empty(steps=_drop_repeated_programs(list(self._effect_trees())))
 
     def _effect_trees(self) -> Iterator[Tree]:
+        """Yield the tree of each effect of the run, with its outcome."""
         for intent in self._history.tree.list_effects(self._path):
             result = self._history.results.get(intent.address)
             form = self._history.form(intent)
@@ -753,6 +755,7 @@ def _select_program_lines(lines: Sequence[str], around: Collection[int] | None) 
 
 
 def _omission_text(count: int, last: int) -> str:
+    """Return the text for *count* omitted lines that end with line *last*."""
     return f"... (cut: {f'lines {last - count + 1} to {last}' if count > 1 else f'line {last}'})"
 
 
@@ -795,6 +798,7 @@ def _format_outcome_if_single_line(outcome: object) -> str | None:
 
 
 def _result_lines(effect: Mapping[str, object]) -> Iterator[str]:
+    """Yield the lines for the outcome of an effect, or that there is none yet."""
     if "outcome" not in effect:
         yield "   -> (no result yet)"
         return
@@ -864,12 +868,12 @@ def _provider_part_lines(part: Mapping[str, object]) -> Iterator[str]:
             yield from _indent("  ", _named_value_lines(name, part.get(name)))
 
 
-def _question_lines(before: str, question: Any) -> Iterator[str]:
+def _question_lines(prefix: str, question: Any) -> Iterator[str]:
     if not isinstance(question, Mapping):
         yield from _value_lines(question)
         return
     options = ", ".join([_to_json(o) for o in _get_list_or_empty(question, "options")])
-    yield _join_words([f"{before}{question.get('id')}", options and f"options {options}"])
+    yield _join_words([f"{prefix}{question.get('id')}", options and f"options {options}"])
     yield from _indent("  ", _text_lines(str(question.get("text", ""))))
 
 

@@ -294,7 +294,7 @@ class SignatureChain:
         return self._is_open and not self._is_closed
 
     def add_record(self, record: Record, lines: Iterable[bytes]) -> None:
-        """Add the lines of an appended record."""
+        """Add the lines of an appended record to what is signed next."""
         for line in lines:
             self._digest.update(line)
             self._marks.append(compute_line_digest(line[:-1]))
@@ -305,7 +305,7 @@ class SignatureChain:
             self._at = max(self._at, record.at)
 
     def make_signature_text(self, *, closes: bool = False) -> str:
-        """Return the next signature as the text of a record; pass its line to ``add_signature``."""
+        """Sign everything so far, and return the signature as the text of a record; pass its line to ``add_signature``."""
         members = {
             "type": SIGNED,
             "key": self._key.public,

@@ -67,7 +67,7 @@ class WakeEntry:
             index.record_sleep(found.run, found.wakes_at, found.kinds, found.agent_id)
 
     def wake_if_unread(self, journal: Journal, mail: RunMailbox) -> None:
-        """Make the suspended run due at once if *mail* has messages that this process did not deliver."""
+        """Make the suspended run due at once if *mail* has messages that this process did not deliver, or an answer."""
         # By the record, and not by what was read: messages that this process read while the run was suspended may have
         # reached no run.
         box = mail.find_mailbox()
@@ -198,7 +198,7 @@ def find_first_unread_message_time(
     journal: Journal, history: History, ignored_ids: Collection[str] = ()
 ) -> datetime | None:
     """
-    Return when the first mailbox message that the run has not received was sent, or ``None``.
+    Return when the first mailbox message that can still have an effect on the run was sent, or ``None``.
 
     Messages with *ignored_ids* are for runs that have not started, and wake no run.
     """

@@ -164,7 +164,7 @@ class SqliteJournal(LineJournal):
             database.executemany(INSERT, _make_rows(run, at, data))
 
     def replace_bytes(self, data: bytes) -> None:
-        """Replace the run in one transaction."""
+        """Replace the stored bytes of the run in one transaction."""
         run = self._get_bound_or_only_run()
         with _open_for_writing(self.path) as database:
             database.execute("DELETE FROM lines WHERE run = ?", (run,))
@@ -273,6 +273,7 @@ class LockedRun(LockedStore):
         return unlock
 
     def _read_records(self) -> tuple[Reading, int]:
+        """Return the records of the run and the number of its bytes; raise if the database is unusable."""
         import sqlite3
 
         try:
@@ -436,7 +437,7 @@ def _open_and_lock(path: Path, database: Path) -> int:
 
 def ensure_database(path: Path) -> os.stat_result:
     """
-    Return the file status of the database at *path*; a missing one is created for its owner only.
+    Return the file status of the database at *path*, made private to its owner; a missing one is created.
 
     Raises:
         JournalError: when the path is a symbolic link or not a regular file, or the file cannot be created; when the file has two
@@ -472,7 +473,7 @@ def _make_unusable_error(path: Path, error: Exception) -> JournalWriteFailed:
 
 @contextlib.contextmanager
 def _open_for_reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open a connection to an existing database; nothing is changed."""
+    """Yield a read-only connection to an existing database; raise ``JournalError`` if it cannot be used."""
     import sqlite3
 
     from stepengine.workspace.guarded_database import open_guarded_database, raise_interrupt_cause
@@ -570,7 +571,7 @@ def _read_run_bytes(database: sqlite3.Connection, run: str, start: int = 0, max_
 
 def _check_row_order(rows: Iterable[tuple[Any, Any]]) -> Iterator[tuple[int, bytes]]:
     """
-    Yield the number and line of each row; a line that is not bytes becomes an empty one.
+    Yield the number and line of each row; raise if numbers do not increase; a line that is not bytes becomes an empty one.
 
     Raises:
         sqlite3.DatabaseError: when a number is not higher than the one before: a damaged file can repeat its rows for ever.

@@ -140,6 +140,7 @@ class SqliteMailbox(Mailbox):
 
     @contextmanager
     def _open_database(self) -> Iterator[Database]:
+        """Yield a connection to the existing database for the block; raise if it is unusable."""
         import sqlite3
 
         try:

@@ -562,7 +562,7 @@ class _MemoryWriter(Writer):
 
     def append(self, record: Record) -> None:
         """
-        Add a record.
+        Add a record; raise if it is too long for a journal.
 
         Raises:
             JournalWriteFailed: when the record could not be stored as a line.
@@ -622,7 +622,7 @@ class Commits:
 
     def request_commit(self) -> asyncio.Future[None]:
         """
-        Return a future that is done once everything appended before is durable.
+        Start a commit soon, and return a future that is done once everything appended before is durable.
 
         The future fails with a ``StepEngineError`` if the commit fails. Cancelling the future does not cancel the commit.
         """
@@ -672,7 +672,7 @@ class Commits:
         return self._pool
 
     def _start_commit(self) -> None:
-        """Start one commit for all waiting callers."""
+        """Start one commit in a thread for all waiting callers; after closing, only tell them how it ended."""
         batch, self._waiting = self._waiting, []
         tell = partial(self._finish_batch, batch)
         try:

@@ -72,6 +72,7 @@ def find_waiting_line(steps: object, program: RunningProgram | None = None) -> s
 
 
 def _iterate_generator_lines(steps: object) -> Iterator[tuple[str, int]]:
+    """Yield file and line at which a generator waits, then those of the generators that it delegates to."""
     while steps is not None:
         frame = getattr(steps, "gi_frame", None)
         if frame is not None:
@@ -92,6 +93,7 @@ def find_raise_line(error: BaseException) -> str:
 
 
 def _iterate_traceback_lines(error: BaseException) -> Iterator[tuple[str, int]]:
+    """Yield file and line of each frame of an error, the innermost last, with those of programs."""
     trace = error.__traceback__
     while trace is not None:
         yield trace.tb_frame.f_code.co_filename, trace.tb_lineno
@@ -227,7 +229,7 @@ def _get_error_text_or_placeholder(error: BaseException) -> str:
 
 
 def add_location(error: StepEngineError) -> StepEngineError:
-    """Return *error* with its location in the author's code, if any, as ``where`` and as a note."""
+    """Add the location in the author's code, if any, to *error* as ``where`` and as a note; return *error*."""
     where = find_raise_line(error)
     error.where = error.where or where
     if where and f"at {where}" not in getattr(error, "__notes__", ()):

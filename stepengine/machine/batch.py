@@ -181,7 +181,7 @@ def _run_one_by_one(run: RunState, calls: Sequence[ToolMember]) -> Flow[None]:
         raise
     # Logged on the way out, whichever it is: what ran has happened, also where the batch was stopped behind it.
     finally:
-        _log_calls(calls)
+        _append_calls_to_log(calls)
     run.budget.raise_if_spent(before)
 
 
@@ -223,7 +223,7 @@ def _set_stopped_results(calls: Sequence[ToolMember], stop: Stop) -> None:
             call.set_stopped_result(stop)
 
 
-def _log_calls(calls: Sequence[ToolMember]) -> None:
+def _append_calls_to_log(calls: Sequence[ToolMember]) -> None:
     for call in calls:
         call.append_to_log()
 
@@ -253,7 +253,7 @@ def _run_batch_concurrently(
         _set_stopped_results(calls, stopped.stop)
         raise
     finally:
-        _log_calls(calls)
+        _append_calls_to_log(calls)
     # Of a `Parallel` a spent limit is an entry beside the others, which the author looks at; only calls of a reply
     # raise it.
     if parallel is None:
@@ -334,6 +334,7 @@ def _copy_with_sibling_counts(effects: Sequence[Leaf]) -> Sequence[Leaf]:
 
 
 def _set_race_results(members: Sequence[EffectMember]) -> None:
+    """Set the result of each race among *members*."""
     # Only races have something to conclude. Every other member made its result when it took its outcomes.
     for member in members:
         if isinstance(member, RaceMember):

@@ -69,7 +69,7 @@ class Budget:
 
     def count_actions_or_raise(self, count: int) -> None:
         """
-        Count actions of the handler other than steps.
+        Count actions of the handler other than steps; raise ``LimitReached`` for too many.
 
         Raises:
             LimitReached: when that is more than the run may do.

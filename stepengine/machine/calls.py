@@ -344,7 +344,7 @@ class SingleEffectMember(EffectMember):
         return error
 
     def make_effects(self) -> Sequence[Leaf]:
-        """Return the one effect."""
+        """Number, store and return the one effect."""
         self.handed_out = (self.make_effect(),)
         return self.handed_out
 
@@ -476,7 +476,7 @@ class CompleteMember(ModelCallMember):
         self._asked = asked
 
     def make_effects(self) -> Sequence[Leaf]:
-        """Return the ``CallModel``."""
+        """Number, store and return the ``CallModel``."""
         run, asked = self.run, self._asked
         # One or the other and not both merged: a call beside the conversation, such as a summary, must not inherit the
         # response schema or the thinking budget that the agent's own turns have once it states its own.
@@ -523,7 +523,7 @@ class CandidatesMember(ModelCallMember):
         self._count = count
 
     def make_effects(self) -> Sequence[Leaf]:
-        """Return one ``CallModel`` for each."""
+        """Number, store and return one ``CallModel`` for each candidate."""
         run = self.run
         self.handed_out = [
             ef.CallModel(run.effects.allocate_number(), self._request, "candidate") for _ in range(self._count)
@@ -621,7 +621,7 @@ class StartMember(EffectMember):
             self.tool_call_id = call.asked.tool_call_id
 
     def make_effects(self) -> Sequence[Leaf]:
-        """Return one ``Spawn`` for each."""
+        """Number, store and return one ``Spawn`` for each child."""
         calls = self._asked.calls
         more: Any = {"sibling_count": len(calls), "is_background": True, "tool_call_id": self.tool_call_id}
         children = [ChildMember(self.run, call, **more) for call in calls]

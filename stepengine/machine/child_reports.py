@@ -88,6 +88,7 @@ def _summarize_child(path: str, child: ChildResult[Any]) -> str:
 
 
 def _format_output(output: Any) -> str:
+    """Return an output as text: itself, JSON, or the name of its type; ``""`` for none."""
     if isinstance(output, str):
         return output
     try:

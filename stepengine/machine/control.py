@@ -76,6 +76,7 @@ def _set_messages(run: RunState, value: JsonDict) -> ToolResult:
 
 
 def _add_message(run: RunState, value: JsonDict) -> ToolResult:
+    """Add a message to the history and return the tool's result."""
     kind = UserMessage if value["role"] == "user" else AssistantMessage
     run.history.add([kind(value["content"], value.get("tags", ()), ttl=value.get("ttl"))])
     return _make_message_result("Message added.")
@@ -87,7 +88,7 @@ def _end_turn(_: RunState, value: JsonDict) -> ToolResult:
 
 
 def _hand_off(run: RunState, value: JsonDict) -> ToolResult:
-    """Record the agent that takes over the conversation; return an error for one that may not, or the agent itself."""
+    """Record the agent that takes over the conversation; return an error result for one that may not, or for the agent itself."""
     own, wanted = run.plan.agent.definition.id, value["agent"]
     if run.plan.is_inline and not run.plan.is_hand_off:
         return ToolResult.error(f"Agent {own!r} works in the conversation of another agent and cannot hand it over.")

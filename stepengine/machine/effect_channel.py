@@ -62,7 +62,7 @@ class EffectChannel:
         return self._created + timedelta(milliseconds=self.now)
 
     def allocate_number(self) -> int:
-        """Return the next effect's number."""
+        """Reserve and return the number of the next effect."""
         # When the effect is made, not when it begins or ends: so an address follows from the program alone, whoever is
         # faster (reliability:I2).
         seq = self.seq

@@ -290,7 +290,7 @@ def _perform_single_member(run: RunState, _: Author, yielded: Any) -> Answer:
 
 
 def _make_author_call(run: RunState, author: Author, yielded: y.ToolCall) -> ToolMember:
-    """Return a handler's or tool body's own call, or raise its error."""
+    """Return a handler's or tool body's own call, and record its input as that of the author; or raise its error."""
     binding = run.tools.bindings.get(yielded.tool)
     # A call of a tool that the model does not know may not enter the history, since a provider refuses one with calls
     # of unknown tools. So it has to be asked for as one that leaves no trace; control tools leave none anyway.
@@ -337,7 +337,7 @@ def _perform_tool_call(run: RunState, author: Author, yielded: y.ToolCall) -> An
 
 def _commit_own_calls(run: RunState, yielded: Sequence[y.ToolCall], calls: Sequence[ToolMember]) -> None:
     """
-    Append calls and their results together.
+    Append the calls that belong in the history, and their results, together; the body of a tool has no history.
 
     Only calls of tools that the model knows enter the history (generator-contract:G31).
     """
@@ -522,6 +522,7 @@ def _make_block_call(run: RunState, part: ToolCallPart, ended_by: ToolMember | N
 
 
 def _run_block_call(run: RunState, call: ToolMember) -> Flow[None]:
+    """Run the call of a block, and append it to the history if it has a result, even if the run is stopped meanwhile."""
     try:
         yield from run_batch(run, (call,))
     finally:

@@ -92,7 +92,7 @@ class EphemeralResults:
         self.reset(view)
 
     def reset(self, view: Transcript) -> None:
-        """Start again with another view."""
+        """Forget all ephemeral results, and record those in *view*."""
         # The calls whose results are in the view, oldest first.
         self._call_ids: dict[str, deque[str]] = {name: deque() for name in self._keeps}
         self.record(view)
@@ -215,6 +215,7 @@ class RunHistory:
         self._append_all((message, *map(ToolMessage.from_result, results)))
 
     def _append_all(self, messages: Sequence[Message]) -> None:
+        """Append *messages* to the record and, shortened, to the view."""
         # While nobody has changed the view it is the very same object as the record: one transcript is kept, and
         # whether they differ is seen by identity.
         record = self.record.with_messages(messages)
@@ -258,7 +259,7 @@ class RunHistory:
             if self._keeps_left_out:
                 # What was said for a time only is not part of the conversation that anybody would look up.
                 self.left_out += tuple(
-                    [m for m in self.record.find_missing_messages(record) if _get_effective_lifetime(m) is None]
+                    [m for m in self.record.find_missing_messages(record) if _find_effective_lifetime(m) is None]
                 )
             # What counts as this run's own (for its output, for a session) is the end of the record. A policy that
             # rewrites it mostly keeps that end, and then it stays this run's; where it does not, nothing can be said to
@@ -318,6 +319,7 @@ class RunHistory:
     # --- how long things stay ---------------------------------------------------------------------------------------
 
     def _record_lifetimes(self, messages: Iterable[Message]) -> None:
+        """Remember which lifetimes *messages* have, so that they are searched for expired ones."""
         for message in messages:
             if message.ttl is not None:
                 self._times |= {message.ttl}
@@ -330,20 +332,20 @@ class RunHistory:
         if not over:
             return
         self._times -= over
-        self.start -= sum(_get_effective_lifetime(m) in over for m in self.record[: self.start])
+        self.start -= sum(_find_effective_lifetime(m) in over for m in self.record[: self.start])
         self.record, self.view = self._copy_without_expired(over)
 
     def _copy_without_expired(self, expired_ttls: Collection[str]) -> RecordAndView:
         """Return record and view without the messages whose lifetime is in *expired_ttls*; the history itself is unchanged."""
         record = _make_transcript_if_changed(
-            self.record, [m for m in self.record if _get_effective_lifetime(m) not in expired_ttls]
+            self.record, [m for m in self.record if _find_effective_lifetime(m) not in expired_ttls]
         )
         if self.view is self.record:
             return RecordAndView(record, record)
         return RecordAndView(
             record,
             _make_transcript_if_changed(
-                self.view, [m for m in self.view if _get_effective_lifetime(m) not in expired_ttls]
+                self.view, [m for m in self.view if _find_effective_lifetime(m) not in expired_ttls]
             ),
         )
 
@@ -483,7 +485,7 @@ class CallIds:
         self.next = next
 
     def allocate_id(self) -> str:
-        """Return the next id."""
+        """Reserve and return the next id that no call of the history has."""
         history = self._history
         record, view = history.record, history.view
         # A watched reply was peeked at, and while record and view are the same objects the id is still free.
@@ -560,7 +562,7 @@ def _make_transcript_if_changed(messages: Transcript, kept_messages: list[Messag
     return messages if len(kept_messages) == len(messages) else Transcript(kept_messages)
 
 
-def _get_effective_lifetime(message: Message) -> TimeToLive | None:
+def _find_effective_lifetime(message: Message) -> TimeToLive | None:
     """Return the lifetime that applies to a message; ``None`` if it stays: without one, or with calls, whose results follow it."""
     if message.ttl is None or (isinstance(message, AssistantMessage) and message.tool_calls):
         return None

@@ -167,7 +167,7 @@ def _make_race_member(run: RunState, author: Author, yielded: Any) -> EffectMemb
 
 
 def _apply_hook_change(run: RunState, point: str, hook: Hook, change: Change) -> None:
-    """Apply a hook's change and log it."""
+    """Apply a hook's change to the run, and log which fields it changed."""
     run.apply_change(change, _get_hook_name(hook))
     changed = [name for name in CHANGES if getattr(change, name) is not None]
     if changed:
@@ -203,6 +203,7 @@ def _warn_of_failed_hook(run: RunState, point: str, hook: Hook, error: BaseExcep
 
 
 def _emit_hook_failure(run: RunState, point: str, hook: Hook, error: BaseException) -> Flow[None]:
+    """Emit the event for a hook that failed."""
     event = ev.HookFailed(
         path=run.plan.path, seq=run.effects.seq, point=point, hook=_get_hook_name(hook), error=str(error)
     )

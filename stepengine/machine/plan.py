@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 
 def _complete_limits(plan: RunPlan) -> Limits:
+    """Return the limits of a plan with defaults in place of missing ones."""
     return plan.given.resolve(DEFAULT_LIMITS)
 
 
@@ -319,7 +320,7 @@ class Finished(EndedRun[Any]):
         return EndedRun(**{**self._merge_with_successor(), "state": state_without_opening(self.state, self.opening)})
 
     def to_child_result(self, *, is_inline: bool = False) -> ChildResult:
-        """Return the parent's result of this run."""
+        """Return the result of this run as its parent receives it."""
         why = self.limit if self.status is RunStatus.MAX_STEPS else self.error
         error = why if isinstance(why, StepEngineError) else None
         return ChildResult(

@@ -171,7 +171,7 @@ def _run_body(run: RunState, body: ToolBody) -> Flow[Finished]:
 
 def _run_with_time_limit(run: RunState, body: ToolBody, flow: Flow[T]) -> Flow[T]:
     """
-    Run *flow* and end it after the tool's time limit of work.
+    Run *flow* and return its result; throw a ``ToolError`` into it once its work takes longer than the tool's time limit.
 
     Waits for people and children do not count. The limit is checked before each effect, by the recorded time, so that a replay
     ends the body at the same effect. A running effect is not cancelled; it has its own limits.

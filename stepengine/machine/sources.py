@@ -311,7 +311,7 @@ class _WrittenTexts:
         self._beginnings: set[tuple[str, ...]] = set()
 
     def add(self, texts: Iterable[str]) -> None:
-        """Add texts."""
+        """Add the beginning of each text, and those of its tokens that are not words."""
         for tokens in map(tokenize, texts):
             self._beginnings.add(tokens[:COMPARED_TOKENS])
             self._beginnings.update([(token,) for token in tokens if not is_word(token)])

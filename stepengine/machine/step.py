@@ -95,7 +95,7 @@ def run_turn(run: RunState) -> Flow[None]:
 
 def run_step_within_budget(run: RunState, options: StepWith) -> Flow[TurnComplete]:
     """
-    Run one step and return whether the turn is complete.
+    Run one step; if the budget is spent, ask for more steps, else end the turn or raise. Return whether the turn is complete.
 
     If the budget is spent, a person may be asked for more steps. Without more, the first request follows ``on_max_steps``: it requests a
     final answer, ends the turn or raises. Later requests raise.
@@ -370,7 +370,7 @@ def _count_step_and_make_calls(
 
 
 def _list_callable_tools(run: RunState, request: ModelRequest) -> Collection[str]:
-    """Return the names of the tools in *request*."""
+    """Return the names of the tools in *request*, the only ones that its reply may call."""
     # Only these may be called (generator-contract:L18).
     # By identity: nearly every request carries the very tuple of the run, and to compare schemas at each step would
     # cost more than the step.
@@ -422,7 +422,7 @@ def _unwrap_and_count_reply(run: RunState, outcome: Any, effect: CallModel) -> M
 
 def _complete_reply(run: RunState, request: ModelRequest, purpose: Purpose, reply: ModelReply) -> Flow[ModelReply]:
     """
-    Complete a reply that the provider paused or cut.
+    Request the missing parts of a reply that the provider paused or cut; return the whole reply.
 
     What is continued after a cut is text alone, at most three times, and not where the settings forbid it.
 

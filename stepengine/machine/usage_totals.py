@@ -160,7 +160,7 @@ class _Tally:
 
 
 def mark_stopped_as_cancelled(child: ChildResult[Any]) -> ChildResult[Any]:
-    """Return the result of a child that was stopped with its parent, without a limit or reason of its own."""
+    """Return *child* as cancelled and without error if it was cancelled or ran out of time with its parent; else unchanged."""
     # Both may come at the same moment, and which of them was first for the child is recorded nowhere.
     is_late = isinstance(child.error, LimitExceeded) and child.error.kind == "seconds"
     if is_late or child.status is RunStatus.CANCELLED:

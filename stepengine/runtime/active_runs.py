@@ -122,7 +122,7 @@ class ActiveRuns:
         return [item for run in list(self.by_path.values()) for item in run.list_unrepeatable_effects()]
 
     def close(self) -> None:
-        """Forget all runs, since the tree has ended."""
+        """Forget all runs and cancel the timer, since the tree has ended."""
         # The timer would hold the whole tree for the seconds that it has left.
         if self._patience is not None:
             self._patience.cancel()

@@ -222,7 +222,7 @@ class BackgroundChildren:
 
     async def await_children_at_end(self, run: Run, finished: Finished) -> Finished:
         """
-        Wait for a run's background children and return its end with their spending added.
+        Await a run's background children, stopped if the run is, and forget them; return its end with their spending added.
 
         Its children are stopped where it was. Where it came to the end of what is recorded of it, each of them does so by itself,
         after all that is recorded of that one.

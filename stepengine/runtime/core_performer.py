@@ -127,7 +127,7 @@ class OutcomeMaker:
         self._inbox, self._inboxes = tree.inboxes.root, tree.inboxes.by_path
 
     def make_value_or_stop(self, item: Item, value: object) -> Single:
-        """Return the outcome of an effect with the result *value* and the arrived user messages; a stop after a time limit."""
+        """Return the outcome with *value* and the arrived messages, removed from the inbox; a stop after a time limit."""
         late = self._tree.clock.find_time_limit_stop(item.path) if self._tree.clock.deadlines else None
         if late is not None:
             # What did not end in time is cut off, also where nothing could cut it off in time; it is paid for nevertheless.
@@ -143,7 +143,7 @@ class OutcomeMaker:
         return Value(value, self.elapsed(), inputs)
 
     def make_failure_or_stop(self, item: Item, error: StepEngineError) -> Single:
-        """Return the outcome of a failed effect with the arrived user messages; a stop after a time limit."""
+        """Return the failure with *error* and the arrived messages, removed from the inbox; a stop after a time limit."""
         late = self._tree.clock.find_time_limit_stop(item.path)
         if late is not None:
             return _add_failure_usage_to_stop(late, error)
@@ -207,7 +207,7 @@ class CorePerformer:
         """Do nothing: effects need no preparation."""
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
-        """Perform one effect."""
+        """Perform one effect, and return its outcome."""
         return self._PERFORM[type(item.effect)](self, item, io)
 
     # --- model calls --------------------------------------------------------------------------------------------------
@@ -329,7 +329,7 @@ class CorePerformer:
 
     def _validate_and_price_reply(self, model: str, reply: object, spent: Usage | None) -> ModelReply:
         """
-        Return a valid reply with its cost and the usage *spent* by failed attempts.
+        Return *reply* with its cost and the usage *spent* by failed attempts; raise ``ModelError`` for an invalid one.
 
         Raises:
             ModelError: when it is not a reply, or too long for a record.
@@ -656,7 +656,7 @@ class _StreamedChars:
     thought: int = 0
 
     def count(self, delta: ModelDelta) -> None:
-        """Count the characters of a streamed piece."""
+        """Add the characters of a streamed piece to those of text or of thoughts."""
         if isinstance(delta, TextChunk | ToolCallChunk):
             self.said += len(delta.text)
         elif isinstance(delta, ThinkingChunk):
@@ -689,7 +689,7 @@ def _emit_whole_reply(reply: ModelReply, item: Item, io: IO) -> ModelReply:
         for part in reply.content:
             if isinstance(part, ToolCallPart):
                 # Of a call only its arguments are shown, which are one piece.
-                _emit_tool_input(item, io, part.tool_name, _predict_call_id(item, calls), get_raw_arguments(part))
+                _emit_tool_input_delta(item, io, part.tool_name, _predict_call_id(item, calls), get_raw_arguments(part))
                 calls += 1
             else:
                 for delta in split_part_into_deltas(part, calls):
@@ -697,7 +697,7 @@ def _emit_whole_reply(reply: ModelReply, item: Item, io: IO) -> ModelReply:
     return reply
 
 
-def _emit_tool_input(item: Item, io: IO, name: str, call_id: str, text: str) -> None:
+def _emit_tool_input_delta(item: Item, io: IO, name: str, call_id: str, text: str) -> None:
     io.emit(ToolInputDelta(path=item.path, seq=item.effect.seq, tool_name=name, tool_call_id=call_id, text=text))
 
 
@@ -745,7 +745,7 @@ def _emit_delta(delta: ModelDelta, calls: dict[int, tuple[str, str]], item: Item
             calls[index] = name, _predict_call_id(item, len(calls))
             return False
         case ToolCallChunk(index=index, text=text):
-            _emit_tool_input(item, io, *calls.get(index, ("", "")), text)
+            _emit_tool_input_delta(item, io, *calls.get(index, ("", "")), text)
         case ToolCallEnded() | ReplyDone():
             return False
         case _ as never:
@@ -754,7 +754,7 @@ def _emit_delta(delta: ModelDelta, calls: dict[int, tuple[str, str]], item: Item
 
 
 def _add_limit_reason_to_error(failed: ModelError, refusal: StepEngineError, spent: Usage | None) -> ModelError:
-    """Return the error of an attempt that is not retried because of a limit, with what all attempts *spent*."""
+    """Add a limit's reason and what all attempts *spent* to the error of an attempt that is not retried; return the error."""
     failed.usage = spent
     failed.message = f"{failed.message}; not retried: {refusal.message}"
     failed.args = (failed.message, *failed.args[1:])

@@ -96,6 +96,7 @@ class DeferredCalls:
         _set_result_once(waiting[0], make_tool_result(result))
 
     def _get_waiting_call(self, call_id: str, path: str | None) -> tuple[tuple[str, int], asyncio.Future[ToolResult]]:
+        """Return address and result future of the one call with this id that waits; raise ``ToolError`` unless there is exactly one."""
         waiting = {key: entry for key, entry in list(self.expected.items()) if not entry.result.done()}
         found = [key for key in waiting if key[1] == call_id and path in (None, key[0])]
         # Ids of calls are counters of a run, so two children have a `c1` each. To take the first would give somebody's

@@ -145,7 +145,7 @@ class TaskCancellation:
         return True
 
     def cancel(self) -> None:
-        """Cancel the task once."""
+        """Cancel the task, unless that was done before."""
         if self.task is not None and not self._is_requested:
             self._is_requested = True
             self.task.cancel()
@@ -299,7 +299,7 @@ class RunTask:
         return self.cancellation.is_task_cancelled()
 
     def make_stop(self, item: Item | None = None) -> Stop:
-        """Return the outcome of an effect that was not performed, or not completely, with its usage so far."""
+        """Return the outcome of an effect that was not performed, or not completely; remove its usage from the leftovers."""
         # What a stopped effect leaves behind was put aside by whoever was interrupted: a cancelled coroutine has no way
         # to return something. It is popped here, since this outcome is the only one that will ever tell of it.
         stop, tree = self.stopping or Stop("cancelled"), self.tree
@@ -332,7 +332,7 @@ class RunTask:
 
 async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask) -> Finished:
     """
-    Run *machine* to its end; it is closed on every way out.
+    Run *machine* to its end, and return how it ended; it is closed on every way out.
 
     A cancellation becomes a ``Stop`` with which the machine ends the run. One from outside is recorded in ``run.cancelled``.
     """

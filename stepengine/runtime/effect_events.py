@@ -155,13 +155,14 @@ def _make_tool_end_events(item: Item, outcome: Single, at: At) -> list[Event]:
 
 
 def make_end_events(item: Item, outcome: Single, duration_ms: int) -> Sequence[Event]:
-    """Return the events for the end of an effect."""
+    """Return the events for the end of an effect, none for a kind that has none."""
     make = FINISHED.get(type(item.effect))
     at: At = {"path": item.path, "seq": item.effect.seq, "duration_ms": duration_ms}
     return () if make is None else make(item, outcome, at)
 
 
 def _make_answer_events(item: Item, outcome: Single, at: At) -> list[Event]:
+    """Return an event for each answer; *at* loses its ``duration_ms``."""
     effect: AskPerson = item.effect  # type: ignore[assignment]
     answers = outcome.value if isinstance(outcome, Value) else ()
     del at["duration_ms"]
@@ -218,6 +219,7 @@ def make_child_end_events(item: Item, outcome: Single) -> list[Event]:
 
 
 def _get_child_display_name(item: Item, effect: Spawn) -> str:
+    """Return the display name of a child's agent, or its id if the agent is unknown."""
     if effect.definition is not None:
         name: str = effect.definition.display_name
         return name
@@ -225,6 +227,7 @@ def _get_child_display_name(item: Item, effect: Spawn) -> str:
 
 
 def _get_error_text(outcome: Single) -> str:
+    """Return the message of a failure, a fixed text for a stop, ``""`` for a value."""
     if isinstance(outcome, Failure):
         return outcome.error.message
     return STOPPED if isinstance(outcome, Stop) else ""
@@ -257,6 +260,7 @@ def _make_substitute_result(outcome: Single) -> ToolResult:
 
 
 def _find_child_result(outcome: Single) -> ChildResult[object] | None:
+    """Return the result of a child in an outcome; ``None`` for a failure or a stop without one."""
     if isinstance(outcome, Value):
         child: ChildResult[object] = outcome.value
         return child
@@ -264,6 +268,7 @@ def _find_child_result(outcome: Single) -> ChildResult[object] | None:
 
 
 def _status_from_outcome(outcome: Single) -> RunStatus:
+    """Return the status for an outcome without a result: suspended or cancelled for a stop, else failed."""
     if isinstance(outcome, Stop):
         return RunStatus.SUSPENDED if outcome.kind == "suspended" else RunStatus.CANCELLED
     return RunStatus.FAILED

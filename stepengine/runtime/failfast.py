@@ -132,7 +132,7 @@ class StopOnFailure:
             self._watched[path].set_result(None)
 
     def refuse_child(self, item: Item) -> None:
-        """Refuse to start a child."""
+        """Make the start of a child fail, because another member of its group failed."""
         error = AgentError("cancelled before it started, because another member failed")
         self._refusals.refuse(item.path, (item.effect,), error)
 

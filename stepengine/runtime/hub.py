@@ -306,6 +306,7 @@ class _StoredDeltas:
         self.add(first)
 
     def add(self, delta: Delta) -> None:
+        """Add a piece; it must continue the last one."""
         self.last = delta
         self._indices.append(delta.index)
         self._pieces.append(delta.text)
@@ -390,6 +391,7 @@ class EventBuffer:
                 self._remove_entry(key)
 
     def _add_entry(self, key: int, entry: Event | _StoredDeltas, chars: int) -> None:
+        """Store an entry under its key, and count its *chars*."""
         self._entries[key] = entry, chars
         self._chars += chars
 
@@ -702,7 +704,7 @@ class Hub:
             self._add_receiver(self._ring)
 
     def _add_receiver(self, receiver: Receiver) -> None:
-        """Send events to another receiver from now on."""
+        """Send events to another receiver from now on, and mark the run as watched."""
         # Set only by those who watch, and asked before events are made: a run that nobody watches makes none of its
         # steps (performance:Q2).
         self.numbers.ensure_epoch()
@@ -873,7 +875,7 @@ class Hub:
         return subscription
 
     def remove_subscription(self, subscription: Subscription) -> None:
-        """Remove a subscription."""
+        """Send no more events to a subscription; without receivers, the run is no longer watched."""
         if subscription in self._receivers:
             self._receivers.remove(subscription)
             self.watched = bool(self._receivers)
@@ -1003,7 +1005,7 @@ class Subscription:
         self._dropped, self._reason, self._has_lost = count, reason, True
 
     def end(self) -> None:
-        """End the iteration after the waiting events."""
+        """Remove the subscription from its hub, and end its iteration after the waiting events."""
         self._ended = True
         self._hub.remove_subscription(self)
         self._wake()

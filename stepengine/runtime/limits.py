@@ -276,7 +276,7 @@ class Ledgers:
         self._open: dict[str, SpendingLedger] = {}
 
     def create_ledger(self, path: str, plan: RunPlan) -> SpendingLedger:
-        """Return a new ledger for a run, below its parent's."""
+        """Create and register the ledger of a run, below its parent's, and return it."""
         # The parent of a tree's own root is driven elsewhere, if it has one: what it may spend stands in its limits.
         parent = self._open.get(path.rpartition(".")[0]) if path else None
         is_bound = plan.limits.max_tokens is not None or plan.limits.max_cost_usd is not None
@@ -303,7 +303,7 @@ class Ledgers:
         del self._open[path]
 
 
-def _get_child_bounds(plan: RunPlan, above: Limits) -> Bounds:
+def _get_child_bounds(plan: RunPlan, parent_limits: Limits) -> Bounds:
     """
     Return the token and dollar limits that a child has in addition to its parent's.
 
@@ -313,8 +313,8 @@ def _get_child_bounds(plan: RunPlan, above: Limits) -> Bounds:
     if plan.body is not None:
         return None, None
     limits = plan.limits if plan.agent.source is None else plan.agent.source.limits
-    tokens = None if limits.max_tokens == above.max_tokens else limits.max_tokens
-    return tokens, None if limits.max_cost_usd == above.max_cost_usd else limits.max_cost_usd
+    tokens = None if limits.max_tokens == parent_limits.max_tokens else limits.max_tokens
+    return tokens, None if limits.max_cost_usd == parent_limits.max_cost_usd else limits.max_cost_usd
 
 
 class Refusals:
@@ -352,7 +352,7 @@ class LimitGate:
         self.begin = inner.begin
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
-        """Refuse an effect or pass it on."""
+        """Perform an effect, or return the outcome of its refusal."""
         error = self._refusals.pop_refusal_error(item) if self._refusals.errors else None
         return self._inner.perform(item, io) if error is None else self._make_refusal_outcome(item, error)
 
@@ -451,6 +451,7 @@ class CallQueue:
             del self._line[0]
 
     def _mark_running(self, call: MeteredCall) -> None:
+        """Mark a call as running, and count it in its ledger and those above."""
         call.is_running = True
         call.ledger.count_call(call.estimate, 1)
 
@@ -515,7 +516,7 @@ class UsageMeter:
         self._admitted: dict[str, dict[int, bool]] = {}
 
     def begin(self, batch: Sequence[Item]) -> Awaitable[None]:
-        """Reserve for the model calls and children of a batch; a handler's children are admitted together."""
+        """Reserve budgets for the model calls and children of a batch, or refuse them, then begin the batch."""
         first = batch[0]
         if isinstance(first.effect, Spawn) or first.gather is not None:
             self._count_or_refuse_siblings(first)
@@ -636,18 +637,18 @@ class UsageMeter:
         if error is not None:
             self._refusals.refuse(item.path, (effect,), error)
 
-    def _count_or_refuse_siblings(self, first: Item) -> None:
+    def _count_or_refuse_siblings(self, first_item: Item) -> None:
         """
         Count the children that a handler requests at once, or refuse the whole request.
 
         The whole ``Gather`` is judged before any of it begins, whatever the width of its window; so nothing has started.
         """
-        effects = (first.effect,) if first.gather is None else first.gather.effects
-        spawns = [e for e in effects if isinstance(e, Spawn) and not e.tool_call_id] if first.is_first else []
+        effects = (first_item.effect,) if first_item.gather is None else first_item.gather.effects
+        spawns = [e for e in effects if isinstance(e, Spawn) and not e.tool_call_id] if first_item.is_first else []
         if not spawns:
             return
-        ledger = self._ledgers.get_ledger(first.path)
-        path = first.path
+        ledger = self._ledgers.get_ledger(first_item.path)
+        path = first_item.path
         error = _find_depth_error(child_path(path, spawns[0].seq), ledger.limits)
         if error is not None and spawns[0].is_hand_off:
             error = _make_hand_off_limit_error(spawns[0], error)
@@ -859,6 +860,7 @@ class Repeats:
             self._refusals.refuse(path, (effect,), LimitExceeded(msg, kind="repetition", limit=max_repeats))
 
     async def _perform_and_compare(self, item: Item, performed: Awaitable[Single], io: IO) -> Single:
+        """Await the outcome of a call, count the call if it repeats the last one, and return the outcome."""
         outcome = await performed
         self.count_repeated_call(item, outcome, io)
         return outcome

@@ -308,6 +308,7 @@ class RunMessages:
         self.apply = self._warn = self._stop_tree = _ignore_message
 
     def _stop_polling(self) -> None:
+        """Cancel the task that polls for messages, if it runs."""
         polling, self._polling = self._polling, None
         if polling is not None:
             polling.cancel()

@@ -69,7 +69,7 @@ class IO(Protocol):
 
     def report_failed_attempt(self, failure: Failure, usage: Usage | None) -> RoomWait | None:
         """
-        Report a failed attempt that is to be retried, and its known usage.
+        Report a failed attempt that is to be retried, and its known usage; return the wait before the retry, if it must wait.
 
         Returns:
             Waits until the retry may start, and returns the error if it may not; ``None`` where it may at once.

@@ -160,7 +160,7 @@ class PerformerStack:
                 self._wrapping.meter.start_waiting_calls()
 
     def forget_run(self, path: str) -> None:
-        """Drop the data of an ended run."""
+        """Release the reservations and drop the counters and the ledger of an ended run."""
         if self._wrapping is not None:
             self._wrapping.meter.release_run_reservations(path)
             self._wrapping.repeats.forget_run(path)

@@ -90,7 +90,7 @@ class RememberedRules:
         self._rules[canonical(rule)] = rule
 
     def add_from_answer(self, question: Question, answer: Answer) -> None:
-        """Add the rule that an answer creates, if any."""
+        """Add the lasting rule that the answer to a permission question creates, if any."""
         rule = rule_from_answer(question, answer)
         if rule is not None:
             self.add(rule)
@@ -303,7 +303,7 @@ class OpenQuestions:
 
     async def ask(self, questions: Sequence[Question], interactor: Interactor | None = None) -> list[Answer | None]:
         """
-        Return one answer per question, ``None`` where no one can give one.
+        Return one answer per question, ``None`` where no one can give one; store the rules that answers create.
 
         An interactor is asked one question after another; questions for a handle are all open at once. A permission for a call
         that its tool will refuse is not asked for; the tool's denial is the answer.
@@ -388,7 +388,7 @@ class OpenQuestions:
             raise LimitExceeded(msg, kind="questions", limit=MAX_QUESTIONS)
 
     def _find_known_answer(self, question: Question) -> Answer | None:
-        """Return the answer from those given in advance or from a remembered rule, or ``None``."""
+        """Return the answer given in advance, marked as used, or that of a remembered rule, or ``None``."""
         known = self.given.find_answer_and_mark_used(question)
         if known is not None:
             return known
@@ -466,7 +466,7 @@ class OpenQuestions:
 
     async def _ask_with_retries(self, interactor: Interactor, question: Question) -> Answer | None:
         """
-        Return a valid answer of an interactor; ``None`` if it has none after a limited number of attempts.
+        Return a valid answer of an interactor; ``None`` after several invalid ones; if it raises, a denial or ``None``.
 
         If it raises, or returns a value of a wrong type, a permission is denied and any other question has no answer.
         """
@@ -516,6 +516,7 @@ def _find_preview_refusal(question: Question) -> Answer | None:
 
 
 def _require_answer_type(value: object, answer_label: str) -> None:
+    """Raise ``AnswerRejected`` unless *value* is a text, a bool or an ``Answer``."""
     if not isinstance(value, str | bool | Answer):
         msg = f"the answer {answer_label} must be a string, a bool or an Answer, not {value!r}"
         raise AnswerRejected(msg)

@@ -153,7 +153,7 @@ class Limiter:
 
     async def enter(self, tokens: int, notice: Callable[[WaitReason], None]) -> AdmittedRequest:
         """
-        Wait for a turn; a cancelled wait leaves its place in the queue.
+        Wait for a turn and return its ticket; *notice* receives the reason of a wait.
 
         Args:
             tokens: How many the request is expected to use.
@@ -357,6 +357,7 @@ class _RateLimitedProvider(Provider):
                     yield delta
 
     async def _wait_for_turn(self, request: ModelRequest) -> object:
+        """Wait for a turn and return its ticket; mark the request of a cancelled wait as not sent."""
         try:
             return await self._limiter.enter(
                 estimate_total_tokens(request), lambda obstacle: self._notice(self.name, obstacle)
@@ -367,7 +368,7 @@ class _RateLimitedProvider(Provider):
 
     @contextmanager
     def _report_usage_at_end(self, ticket: object) -> Iterator[Callable[[ModelReply], None]]:
-        """Replace the estimate by the request's actual usage, if it is known."""
+        """Yield a function for the reply; at the end of the block, leave the limiter with the request's actual usage, if known."""
         usage: Usage | None = None
 
         def record_usage(reply: ModelReply) -> None:

@@ -235,6 +235,7 @@ class TreeWithSuspension(Tree, Protocol):
 
 
 def _make_no_sender_error(wait: Waits) -> AgentError:
+    """Return the error for a wait for a message that nobody can send."""
     whose = f" of the run {wait.path!r}" if wait.path else ""
     msg = (
         f"Receive({wait.topic!r}){whose} waits for a message that cannot be sent: the run has no journal and no handle. "
@@ -244,6 +245,7 @@ def _make_no_sender_error(wait: Waits) -> AgentError:
 
 
 def _resolve_waits(waits: Iterable[asyncio.Future[None]]) -> None:
+    """Wake everyone who awaits one of *waits*."""
     for wait in waits:
         if not wait.done():
             wait.set_result(None)

@@ -207,7 +207,7 @@ class RunTree:
 
     async def wait_before_run(self, wait: Callable[[], Awaitable[object]]) -> bool:
         """
-        Wait for something before the root runs, such as its turn.
+        Await *wait* before the root runs, such as for its turn; return False if the run was stopped meanwhile.
 
         Returns:
             ``False`` if the run was stopped or cancelled first, or the wait took longer than ``max_seconds``.

@@ -77,7 +77,7 @@ class Watchdog:
         return cls(loop) if known is None else known
 
     def watch_tree(self, tree: Tree) -> None:
-        """Watch while *tree* runs."""
+        """Watch the loop while *tree* runs; start the watching thread if necessary."""
         with _lock:  # the thread forgets a watchdog that watches nothing
             self._trees.add(tree)
             if _watchdogs.get(self._loop) is not self:
