@@ -602,11 +602,11 @@ class prune_to_summary(ContextPolicy):  # noqa: N801 - a policy is called by its
         pruned = Transcript([make_summary_message(memory), *[m for m in apart if m is not None]])
         return pruned if transcript_tokens(pruned) < transcript_tokens(transcript) else None
 
-    def _build_fitting_memory(self, scene: PruneInput, room: int) -> Memory:
+    def _build_fitting_memory(self, prune_input: PruneInput, room: int) -> Memory:
         """Return the memory of the messages, with entries and media dropped or shortened until it fits into *room* tokens."""
-        live = scene.live if scene.is_mid_turn else None
-        keeps_mark = scene.live is None
-        whole = build_memory(scene.summarised, live, self.forgotten_agents, UNLIMITED, keeps_live_mark=keeps_mark)
+        live = prune_input.live if prune_input.is_mid_turn else None
+        keeps_mark = prune_input.live is None
+        whole = build_memory(prune_input.summarised, live, self.forgotten_agents, UNLIMITED, keeps_live_mark=keeps_mark)
         media = whole.media[-max(1, room // SUMMARY_SHARE // MEDIA_TOKENS) :]
         frame = message_tokens(make_summary_message(Memory((), media)))
         share = room // SUMMARY_SHARE - frame - sum(count_entry_tokens(e) for e in whole.entries if e.live)
@@ -619,7 +619,7 @@ class prune_to_summary(ContextPolicy):  # noqa: N801 - a policy is called by its
         caps = EntryCaps(
             user=min(UNLIMITED.user, max(NOTE_TOKENS, user)), work=max(NOTE_TOKENS, assistant // KEPT_NOTES)
         )
-        small = build_memory(scene.summarised, live, self.forgotten_agents, caps, keeps_live_mark=keeps_mark)
+        small = build_memory(prune_input.summarised, live, self.forgotten_agents, caps, keeps_live_mark=keeps_mark)
         return Memory(select_fitting_entries(small.entries, user, assistant), media)
 
     def _divide_token_budget(self, total_tokens: int, entries: Iterable[RememberedMessage]) -> tuple[int, int]:

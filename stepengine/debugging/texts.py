@@ -246,9 +246,9 @@ class SafeTexts:
         return self.clean(said, MAX_REPR, one_line=True)
 
 
-def _has_type(value: Any, known: Any) -> bool:
-    """Return whether the type of a value is *known* or a subclass; unlike ``isinstance``, no code of the value runs."""
-    return issubclass(type(value), known)
+def _has_type(value: Any, kinds: Any) -> bool:
+    """Return whether the type of a value is *kinds* or a subclass; unlike ``isinstance``, no code of the value runs."""
+    return issubclass(type(value), kinds)
 
 
 def _has_default_repr(value: object) -> bool:

@@ -382,9 +382,9 @@ async def run_check(check: CheckFunction, run: JudgedRun) -> Verdict:
     return made
 
 
-def _make_criterion(name: str, function: CheckFunction, *of: object, is_judge: bool = False) -> Criterion:
-    """Return a criterion whose text for rechecks is made of its name and *of*, the arguments of the check."""
-    return Criterion(name, function, repr((name, *of)), is_judge)
+def _make_criterion(name: str, function: CheckFunction, *arguments: object, is_judge: bool = False) -> Criterion:
+    """Return a criterion whose text for rechecks is made of its name and *arguments*, the arguments of the check."""
+    return Criterion(name, function, repr((name, *arguments)), is_judge)
 
 
 def _make_verdict(holds: bool, failure_reason: str) -> Verdict:  # noqa: FBT001 - what it is about

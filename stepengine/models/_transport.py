@@ -32,7 +32,7 @@ def get_ssl_context() -> ssl.SSLContext:
 
 
 @cache
-def _create_ssl_context(_file: str | None, _folder: str | None) -> ssl.SSLContext:
+def _create_ssl_context(_cert_file: str | None, _cert_folder: str | None) -> ssl.SSLContext:
     """Load the certificates, cached by the environment variables that the library reads, because loading takes 20 ms."""
     return httpx2.create_ssl_context()
 

@@ -900,18 +900,18 @@ def _describe_match(rule: Rule, request: Request) -> str:
         return f"failed with {type(error).__name__}: {error}"
 
 
-def _format_suggestion(word: str, known: Iterable[str]) -> str:
-    near = find_nearest(word, known, max_count=1)
+def _format_suggestion(word: str, valid_words: Iterable[str]) -> str:
+    near = find_nearest(word, valid_words, max_count=1)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
-def _require_object_with_members(data: object, known: tuple[str, ...], where: str) -> Mapping[str, Any]:
+def _require_object_with_members(data: object, valid_members: tuple[str, ...], where: str) -> Mapping[str, Any]:
     if not isinstance(data, dict):
-        msg = f"{where} is a {type(data).__name__}, not an object with {list_names(known)}"
+        msg = f"{where} is a {type(data).__name__}, not an object with {list_names(valid_members)}"
         raise DefinitionError(msg)
     for name in data:
-        if name not in known:
-            msg = f"{where} has the unknown member {name!r}{_format_suggestion(str(name), known)}; valid members: {list_names(known, name)}"
+        if name not in valid_members:
+            msg = f"{where} has the unknown member {name!r}{_format_suggestion(str(name), valid_members)}; valid members: {list_names(valid_members, name)}"
             raise DefinitionError(msg)
     return data
 

@@ -328,12 +328,12 @@ class Root:
         return new
 
     @contextmanager
-    def open_parent(self, path: str, *, create: bool, made: list[str] | None = None) -> Iterator[tuple[Fd, str]]:
+    def open_parent(self, path: str, *, create: bool, created: list[str] | None = None) -> Iterator[tuple[Fd, str]]:
         """
         Open the folder of the last component for writing, and yield its descriptor and the component's name.
 
         No symbolic link is followed. With *create*, missing folders are created, and removed again if the block raises an error.
-        Their paths below the root are appended to *made*, outermost first.
+        Their paths below the root are appended to *created*, outermost first.
 
         Raises:
             PathOutsideRoot: when the path leads out of the root.
@@ -352,15 +352,15 @@ class Root:
         if self.trusted.match(parts):
             msg = f"{path!r} is not written by tools (it matches {self.trusted.find_matching_pattern(parts)!r}), because what it holds is trusted"
             raise ToolError(msg)
-        folder, made = calls.open_at(".", FOLDER, self.fd), [] if made is None else made
+        folder, created = calls.open_at(".", FOLDER, self.fd), [] if created is None else created
         try:
             for depth in range(1, len(parts)):
                 folder = self._replace_fd(
-                    folder, self._open_or_create_child_folder(folder, parts[:depth], path, made if create else None)
+                    folder, self._open_or_create_child_folder(folder, parts[:depth], path, created if create else None)
                 )
             yield folder, parts[-1]
         except BaseException:
-            self.remove_empty_folders(made)
+            self.remove_empty_folders(created)
             raise
         finally:
             self._replace_fd(folder, self.fd)
@@ -389,15 +389,15 @@ class Root:
                 calls.close(fd)
         return None
 
-    def _open_or_create_child_folder(self, parent: Fd, parts: Sequence[str], path: str, made: list[str] | None) -> Fd:
-        """Open the folder ``parts[-1]`` in *parent*. Create a missing one and append *parts* to *made*, unless *made* is ``None``."""
+    def _open_or_create_child_folder(self, parent: Fd, parts: Sequence[str], path: str, created: list[str] | None) -> Fd:
+        """Open the folder ``parts[-1]`` in *parent*. Create a missing one and append *parts* to *created*, unless *created* is ``None``."""
         name = parts[-1]
         try:
             fd = calls.open_at(name, FOLDER, parent)
         except FileNotFoundError as error:
-            if made is None:
+            if created is None:
                 _raise_path_error(error, path)
-            fd = self._create_and_open_child_folder(parent, parts, path, made)
+            fd = self._create_and_open_child_folder(parent, parts, path, created)
         except OSError as error:
             _raise_path_error(error, path, link=error.errno in LINK and read_link(parent, name) is not None and name)
         try:
@@ -407,13 +407,13 @@ class Root:
             raise
         return fd
 
-    def _create_and_open_child_folder(self, parent: Fd, parts: Sequence[str], path: str, made: list[str]) -> Fd:
-        """Create the folder ``parts[-1]`` in *parent*, append *parts* to *made*, and open it. If it exists, only open it."""
+    def _create_and_open_child_folder(self, parent: Fd, parts: Sequence[str], path: str, created: list[str]) -> Fd:
+        """Create the folder ``parts[-1]`` in *parent*, append *parts* to *created*, and open it. If it exists, only open it."""
         name = parts[-1]
         try:
             with suppress(FileExistsError):  # another process created it; the next line checks its kind
                 calls.mkdir(name, 0o755, parent)
-                made.append("/".join(parts))
+                created.append("/".join(parts))
             return calls.open_at(name, FOLDER, parent)
         except OSError as error:
             _raise_path_error(error, path, link=error.errno in LINK and name)

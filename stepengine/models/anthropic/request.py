@@ -269,7 +269,7 @@ def _encode_system_prompt(request: ModelRequest, options: AnthropicRequestOption
     return [{"type": "text", "text": text, "cache_control": options.cache_mark}]
 
 
-def _encode_output_config(request: ModelRequest, asked: Json | None, family: AnthropicFamily) -> Json | None:
+def _encode_output_config(request: ModelRequest, thinking_member: Json | None, family: AnthropicFamily) -> Json | None:
     """Return the ``output_config`` member: the schema of the reply, and the effort of adaptive thinking. ``None`` without both."""
     schema, thinking = request.settings.response_schema, request.settings.thinking
     output: Json = {}
@@ -279,7 +279,7 @@ def _encode_output_config(request: ModelRequest, asked: Json | None, family: Ant
         return output or None
     if thinking.mode == "none":
         return {**output, "effort": "low"} if family.off == "never" else output or None
-    if asked is not None and asked["type"] == "adaptive":
+    if thinking_member is not None and thinking_member["type"] == "adaptive":
         output["effort"] = family.get_nearest_effort(effort_from_thinking(thinking))
     return output or None
 

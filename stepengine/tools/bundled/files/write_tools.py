@@ -330,7 +330,7 @@ class _Writer:
         began, path, made = time.monotonic(), call_input["path"], list[str]()
         try:
             with (
-                self._root.open_parent(path, create="content" in call_input, made=made) as (folder, name),
+                self._root.open_parent(path, create="content" in call_input, created=made) as (folder, name),
                 hold_file_lock(folder, name),
             ):
                 self._remove_stale_temporary_files(folder)

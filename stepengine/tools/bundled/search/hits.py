@@ -136,19 +136,19 @@ def _pop_flag(words: list[str]) -> str:
     return f"-{letter}"
 
 
-def _add_flag_value(found: dict[str, Any], letter: str, value: str) -> None:
-    """Add the value of a flag to *found*; raise ``ToolError`` if the flag does not accept it."""
+def _add_flag_value(flag_values: dict[str, Any], letter: str, value: str) -> None:
+    """Add the value of a flag to *flag_values*; raise ``ToolError`` if the flag does not accept it."""
     if letter in NUMBERS:
         if not re.fullmatch(r"\d{1,4}", value) or int(value) > MAX_FLAG_NUMBER or (letter == "m" and value == "0"):
             msg = f"-{letter} needs a number up to {MAX_FLAG_NUMBER}, not {value!r}"
             raise ToolError(msg)
-        found.update(dict.fromkeys(NUMBERS[letter], int(value)))
+        flag_values.update(dict.fromkeys(NUMBERS[letter], int(value)))
         return
     if not value or "\0" in value or (letter in "tT" and not TYPE.fullmatch(value)):
         msg = f"-{letter} needs a value such as {'*.py' if letter == 'g' else 'py'!r}, not {value!r}"
         raise ToolError(msg)
     name = LISTS[letter]
-    found[name] = (*found.get(name, ()), value)
+    flag_values[name] = (*flag_values.get(name, ()), value)
 
 
 def _raise_unknown_flag(word: str) -> None:
@@ -219,28 +219,28 @@ class MatchReport:
         self._skipped_lines += 1
         self._columns = searched_columns
 
-    def add_file(self, found: FileHits) -> bool:
+    def add_file(self, hits: FileHits) -> bool:
         """Add the matches of one file, as many as fit; return False if a limit is reached, so that the search can stop."""
         flags = self._flags
-        if not found.spans:
+        if not hits.spans:
             return True
-        path, shown = format_display_path(found.parts), found.spans[: self._per_file]
+        path, shown = format_display_path(hits.parts), hits.spans[: self._per_file]
         data: list[dict[str, object]] = [{"path": path}]
         is_cut = False
         if flags.count:
-            lines, data = [f"{path}: {found.total}"], [{"path": path, "count": found.total}]
+            lines, data = [f"{path}: {hits.total}"], [{"path": path, "count": hits.total}]
         elif flags.names_only:
             lines = [path]
         else:
             shown = shown[: SEARCH_MATCHES - len(self._found)]
-            lines = [f"{path}:", *self._format_lines(found.lines, shown)]
+            lines = [f"{path}:", *self._format_lines(hits.lines, shown)]
             data = [{"path": path, "line": n + 1} for n, _ in shown]
-            is_cut = len(found.spans) > self._per_file and flags.max_count != self._per_file
+            is_cut = len(hits.spans) > self._per_file and flags.max_count != self._per_file
         if _count_line_chars(lines) > SEARCH_CHARS - self._chars:
             self.stopped = self.stopped or f"stopped at {SEARCH_CHARS:,} characters"
             if flags.count or flags.names_only:
                 return False
-            lines, number = self._format_fitting_matches(path, found.lines, shown)
+            lines, number = self._format_fitting_matches(path, hits.lines, shown)
             data = data[:number]
             if not number:
                 return False

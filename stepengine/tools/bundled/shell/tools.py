@@ -153,9 +153,9 @@ class Jobs:
         self._jobs: dict[str, BackgroundCommand] = {}
         self._starting = 0
 
-    async def start(self, make: Callable[[], Any]) -> BackgroundCommand:
+    async def start(self, start_command: Callable[[], Any]) -> BackgroundCommand:
         """
-        Start a job by *make*, store it and return it.
+        Start a job by *start_command*, store it and return it.
 
         Raises:
             ToolError: If four jobs of the run are running.
@@ -166,7 +166,7 @@ class Jobs:
             raise ToolError(msg)
         self._starting += 1
         try:
-            job: BackgroundCommand = await make()
+            job: BackgroundCommand = await start_command()
         finally:
             self._starting -= 1
         self._jobs[job.id] = job
