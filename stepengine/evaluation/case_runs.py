@@ -675,7 +675,7 @@ class _EvaluationRun:
         for engine in self.readers.values():
             await engine.aclose()
 
-    def get_replay_engine(self, side: Side) -> Engine:
+    def get_or_create_replay_engine(self, side: Side) -> Engine:
         """Return the engine that replays the runs of *side*; the first call creates the engine."""
         if side.name not in self.readers:
             self.readers[side.name] = self.bench(side.agent, self.root, performs=False)
@@ -764,7 +764,7 @@ class _EvaluationRun:
         if note is None:
             return None
         if self.recheck:
-            result = await self.get_replay_engine(slot.side).replay(
+            result = await self.get_or_create_replay_engine(slot.side).replay(
                 FileJournal(old.journal_path), agent=slot.side.agent
             )
             return _EndedSample(result, note, "journal")
@@ -784,7 +784,7 @@ class _EvaluationRun:
             return None
         changed, differs = self._find_call_of_changed_tool(history, slot.side, note), ""
         try:
-            result = await self.get_replay_engine(slot.side).replay(journal, agent=slot.side.agent)
+            result = await self.get_or_create_replay_engine(slot.side).replay(journal, agent=slot.side.agent)
         except ReplayDivergence as error:
             differs = error.address
         else:
@@ -1055,7 +1055,7 @@ class _Note:
     scores: Mapping[str, Score] = attrs.field(factory=dict)
 
     @staticmethod
-    def path_for(journal: Path) -> Path:
+    def get_note_path(journal: Path) -> Path:
         """Return the path of the note next to a journal."""
         return journal.with_name(f"{journal.stem}.note.json")
 
@@ -1067,13 +1067,13 @@ class _Note:
             "files": {"before": dict(files.before), "after": dict(files.after), "kept": dict(files.kept)},
             "scores": {name: attrs.asdict(score) for name, score in self.scores.items()},
         }  # fmt: skip
-        self.path_for(journal).write_text(json.dumps(told, ensure_ascii=False), encoding="utf-8")
+        self.get_note_path(journal).write_text(json.dumps(told, ensure_ascii=False), encoding="utf-8")
 
     @classmethod
     def read(cls, journal: Path) -> _Note | None:
         """Return the note next to a journal; ``None`` if there is no readable one."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError, AttributeError):
-            with cls.path_for(journal).open(encoding="utf-8") as file:
+            with cls.get_note_path(journal).open(encoding="utf-8") as file:
                 told = json.loads(file.read(MAX_NOTE))
             files = WorkingFiles(**told["files"])
             scores = {name: Score(**score) for name, score in told["scores"].items()}

@@ -41,7 +41,7 @@ from stepengine.evaluation.report_pages import failed_sample_lines, render_repor
 from stepengine.evaluation.result_folders import (
     RESULTS,
     read_seed_and_sample_count,
-    refuse_foreign_result_folder,
+    require_own_result_folder,
     replace_file,
 )
 from stepengine.evaluation.samples import Confirm, CostEstimate, confirm_cost_and_get_budget
@@ -203,7 +203,7 @@ async def evaluate(
         runs = len(live) * len(known) * loaded.n
         estimate = partial(CostEstimate, runs, None, None)
         shared_budget = await confirm_cost_and_get_budget(confirm, estimate, shared_budget)
-    refuse_foreign_result_folder(place)
+    require_own_result_folder(place)
     outcome = await run_samples(
         loaded,
         place,

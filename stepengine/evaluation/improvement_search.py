@@ -48,7 +48,7 @@ from stepengine.evaluation.evaluation_report import (
 from stepengine.evaluation.improvement import Improvement, Trials, find_improvement_problems, split_cases
 from stepengine.evaluation.reply_book import CachingProvider, ReplyBook
 from stepengine.evaluation.report_pages import render_improvement
-from stepengine.evaluation.result_folders import RESULTS, refuse_foreign_result_folder, replace_file
+from stepengine.evaluation.result_folders import RESULTS, require_own_result_folder, replace_file
 from stepengine.evaluation.scoring import PASS
 from stepengine.journal import FileJournal
 from stepengine.journal.show import get_run_status
@@ -149,11 +149,11 @@ async def improve(
     )
     given = {"seed": seed, "blame": blame, "versions": versions, "at_once": concurrency, "model": reflect_model}
     given = {name: value for name, value in given.items() if value is not None}
-    refuse_foreign_result_folder(search.folder)
+    require_own_result_folder(search.folder)
     if resume:
         search.load_and_check_plan(amount, given)
     else:
-        search.make_plan(amount, {**DEFAULTS, "model": asked.find_model_name(original), **given})
+        search.store_new_plan(amount, {**DEFAULTS, "model": asked.find_model_name(original), **given})
     search.refuse_problems_and_split_cases(is_restricted=bool(patterns))
     make = make_engine or partial(
         make_sample_engine, models=models, agent_models=asked.by_agent, default_model=default_model
@@ -286,7 +286,7 @@ class _PlannedSearch:
         except JournalMissing:
             return False
 
-    def make_plan(self, budget: str, options: Mapping[str, Any]) -> None:
+    def store_new_plan(self, budget: str, options: Mapping[str, Any]) -> None:
         """
         Make the plan of a new search from its options.
 

@@ -39,12 +39,12 @@ from stepengine.workspace.contained_paths import (
     DELIMITERS,
     MAX_PARTS,
     MAX_PATH_CHARS,
-    contained_paths,
+    find_paths_in_text,
     has_wildcards,
     is_path_like,
     is_resolved,
     remove_emphasis,
-    spellings,
+    iterate_spellings,
 )
 from stepengine.workspace.path_rules import (
     BLANKS,
@@ -239,7 +239,7 @@ def _find_contained_paths(texts: Iterable[str], non_delimiters: str) -> tuple[st
     found = set[str]()
     for text in texts:
         # Wildcards that match files are checked when the call starts.
-        paths = contained_paths(remove_emphasis(text), non_delimiters)
+        paths = find_paths_in_text(remove_emphasis(text), non_delimiters)
         if paths is None or len(found) > MAX_PARTS:
             return None
         # The target of `..` after a link is checked when the call starts; here it is checked as text.
@@ -510,7 +510,7 @@ class Path:
     def _may_name_path_outside(self, request: Request, readings: Sequence[Sequence[str]]) -> bool:
         """Return whether a call may name a path outside the glob, in another text or by braces or quotes in a path."""
         try:
-            whole = {spelled for found in readings for path in found for spelled in spellings(path)}
+            whole = {spelled for found in readings for path in found for spelled in iterate_spellings(path)}
         except ToolError:
             return True
         # A marked text is one path, and a guard checks the files that parts of it name. It does not expand wildcards.
@@ -1004,7 +1004,7 @@ def _may_name_other_files(allowed: Sequence[str], request: Request) -> bool:
     """Return whether an unmarked text may name a file that is not one of the *allowed* paths."""
     named = {text for _, text in _list_paths_and_urls_with_roles(request)}  # these are compared as a whole
     found = _find_contained_paths([text for text in request.unmarked_texts if text not in named], "")
-    known = {text for path in allowed for text in (contained_paths(path) or ())}
+    known = {text for path in allowed for text in (find_paths_in_text(path) or ())}
     return found is None or any(is_path_like(path) and path not in known for path in found)
 
 

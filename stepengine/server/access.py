@@ -42,7 +42,7 @@ from stepengine.server.problems import Problem, problem_of
 from stepengine.workspace.after_fork import Lock
 from stepengine.workspace.atomic import replace_path
 from stepengine.workspace.calls import OTHERS_BITS, OTHERS_WRITE_BITS, OWNER_FILE_MODE
-from stepengine.workspace.http_connections import connection_limits_of_process, report_verified_token
+from stepengine.workspace.http_connections import compute_connection_limits, report_verified_token
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -580,7 +580,7 @@ class Caps:
     body_seconds: float = attrs.field(default=30.0, validator=_check_positive)
     rate: float = attrs.field(default=200.0, validator=_check_positive)
     burst: int = attrs.field(default=2_000, validator=_check_positive)
-    at_once: int = attrs.field(factory=lambda: connection_limits_of_process().connections, validator=_check_positive)
+    at_once: int = attrs.field(factory=lambda: compute_connection_limits().connections, validator=_check_positive)
     reserve: float = attrs.field(default=0.25, validator=_check_fraction)
     failures: int = attrs.field(default=30, validator=_check_positive)
     failure_seconds: float = attrs.field(default=60.0, validator=_check_positive)

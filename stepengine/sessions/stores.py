@@ -723,7 +723,7 @@ class SqliteSessions(Store):
     @contextmanager
     def _read_transaction(self) -> Iterator[sqlite3.Connection]:
         """Yield a connection with a read transaction, which sees one state of the database."""
-        with self._open_database() as database, database.reading() as connection:
+        with self._open_database() as database, database.read_connection() as connection:
             connection.execute("BEGIN")
             try:
                 yield connection
@@ -733,7 +733,7 @@ class SqliteSessions(Store):
     @contextmanager
     def _write_transaction(self) -> Iterator[sqlite3.Connection]:
         """Yield a connection with a write transaction, under the lock of the database."""
-        with self._open_database() as database, database.lock, database.writing() as connection:
+        with self._open_database() as database, database.lock, database.write_transaction() as connection:
             yield connection
 
     @override
@@ -947,7 +947,7 @@ def _delete_journals(location: JournalLocation) -> None:
         return
     database = Database.open(location.database, location.database.lstat(), seconds=BUSY_SECONDS)
     try:
-        with database.lock, database.writing() as connection:
+        with database.lock, database.write_transaction() as connection:
             found = connection.execute(
                 "SELECT name FROM sqlite_master WHERE type = 'table' AND name IN ('lines', 'letters')"
             )

@@ -53,9 +53,9 @@ def register_fork_hooks(before: Callable[[], None], after: Callable[[], None]) -
     _resting.append((before, after))
 
 
-def keep_referenced(*things: object) -> None:
+def hold_references(*objects: object) -> None:
     """Store references to the parent's objects in this child, so that they are never closed here."""
-    _left.extend(things)
+    _left.extend(objects)
 
 
 def _run_before_fork() -> None:

@@ -64,7 +64,7 @@ class ConnectionLimits:
     read_seconds: float = 60.0
 
 
-def connection_limits_of_process() -> ConnectionLimits:
+def compute_connection_limits() -> ConnectionLimits:
     """Return the connection limits for the number of files that this process may open; a part of it is left for runs."""
     files = get_max_open_files() or UNKNOWN_FILES
     reserved = max(min(RESERVED_FILES, files // 2), files // 4)
@@ -270,7 +270,7 @@ def make_limited_protocol(table: ConnectionTable, base: Any) -> type[asyncio.Pro
 
 def uvicorn_connection_options(base: Any) -> dict[str, Any]:
     """Return options of ``uvicorn.Config`` that limit connections to the capacity of this process; *base* is ``H11Protocol``."""
-    limits = connection_limits_of_process()
+    limits = compute_connection_limits()
     return {
         "http": make_limited_protocol(ConnectionTable(limits), base),
         "ws": "none",

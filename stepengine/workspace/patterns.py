@@ -5,7 +5,7 @@ Patterns of paths and of text, with a bounded matching time for every pattern.
 ``.gitignore`` file, with git's meaning. A component becomes an expression that does not backtrack over a ``*``, as ``fnmatch`` makes
 them. Components are matched as a set of positions, not by trying one way after another.
 
-``max_search_columns`` checks regular expressions for Python's ``re``, which backtracks. Nested repetitions can take exponential time, so they
+``get_max_search_columns`` checks regular expressions for Python's ``re``, which backtracks. Nested repetitions can take exponential time, so they
 raise an error, as do long sequences of optional parts and more than two unbounded repetitions. For the remaining ones, the searched
 part of a line bounds the time.
 """
@@ -427,7 +427,7 @@ REFUSED = frozenset({"GROUPREF", "GROUPREF_EXISTS", "ATOMIC_GROUP"})
 GROUPS = {"SUBPATTERN": 3, "ASSERT": 1, "ASSERT_NOT": 1}
 
 
-def max_search_columns(pattern: str) -> int:
+def get_max_search_columns(pattern: str) -> int:
     """
     Check a regular expression, and return the maximum number of characters of a line that may be searched with it.
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from attrs import frozen
 
 from stepengine.errors import DefinitionError, ToolError, WorkspaceLost
-from stepengine.workspace.after_fork import keep_referenced, register_for_fork_reset
+from stepengine.workspace.after_fork import hold_references, register_for_fork_reset
 from stepengine.workspace.threads import CANCELLED
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ class RemoteSystem:
     def reset_after_fork(self) -> None:
         """Drop the parent's connection in a forked child, which opens its own."""
         self._lock = threading.RLock()
-        keep_referenced(self._connection)
+        hold_references(self._connection)
         self._connection = None
 
     def close(self) -> None:

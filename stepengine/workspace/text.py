@@ -62,7 +62,7 @@ class FileText:
         return self.bom + text.encode(self.encoding, errors)
 
     @property
-    def shown(self) -> str:
+    def displayable_text(self) -> str:
         """The text with replacement characters for bytes that are not UTF-8."""
         return (
             self.text

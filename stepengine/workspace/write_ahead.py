@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from stepengine.workspace import after_fork
-from stepengine.workspace.after_fork import Lock, call_in_forked_child, keep_referenced, register_fork_hooks
+from stepengine.workspace.after_fork import Lock, call_in_forked_child, hold_references, register_fork_hooks
 from stepengine.workspace.file_formats import mark_own_database
 from stepengine.workspace.open_files import describe_os_error, make_too_many_files_advice
 
@@ -270,7 +270,7 @@ class Database:
     # succeed and be lost. Two checks of three names need microseconds, a commit needs milliseconds. The first check prevents
     # a lost commit, the second one detects a change during it.
     @contextmanager
-    def writing(self) -> Iterator[sqlite3.Connection]:
+    def write_transaction(self) -> Iterator[sqlite3.Connection]:
         """
         Execute the block in one transaction; the caller must hold ``lock``.
 
@@ -292,7 +292,7 @@ class Database:
         self._check_files_unchanged()
 
     @contextmanager
-    def reading(self, *, is_long: bool = False) -> Iterator[sqlite3.Connection]:
+    def read_connection(self, *, is_long: bool = False) -> Iterator[sqlite3.Connection]:
         """
         Yield a connection for reading that waits for no commit; its results must be fetched inside the block.
 
@@ -411,7 +411,7 @@ class Database:
     @classmethod
     def reset_after_fork(cls) -> None:
         """Drop all databases in a forked child without closing them, which would affect the parent's."""
-        keep_referenced(*[each for known in cls._known.values() for each in known.connections()])
+        hold_references(*[each for known in cls._known.values() for each in known.connections()])
         cls._known, cls._held = {}, []
 
 

@@ -299,7 +299,7 @@ class RunPayload:
             return
         call = self._call_to_json(run, intent, form)
         self._calls[address] = call
-        if self._belongs_to_reply_row(run, form):
+        if self._assign_to_reply_row(run, form):
             self.lead[address] = run.row
             self.rows[run.row]["calls"].append(call)
             self._mark_row_changed(run.row)
@@ -312,7 +312,7 @@ class RunPayload:
                 path, {"agent_id": form["tool_name"], "prompt": "", "params": form["input"]} if is_body else form
             )
 
-    def _belongs_to_reply_row(self, run: _OpenRun, effect: Mapping[str, Any]) -> bool:
+    def _assign_to_reply_row(self, run: _OpenRun, effect: Mapping[str, Any]) -> bool:
         """
         Return whether an effect belongs to the row of the last model reply, as its requested call or a call of a hook.
 

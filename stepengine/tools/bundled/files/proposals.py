@@ -186,7 +186,7 @@ def _decode_unicode_or_raise(data: bytes | None, path: str) -> str:
         msg = f"{path!r} has more than {READ_WHOLE_BYTES:,} bytes, which is too much to change"
         raise ToolError(msg)
     decoded = decode_text(data)
-    if decoded is None or decoded.text != decoded.shown:
+    if decoded is None or decoded.text != decoded.displayable_text:
         msg = f"{path!r} is no text in a Unicode encoding; changes to it cannot be proposed"
         raise ToolError(msg)
     return decoded.text

@@ -259,7 +259,7 @@ class _FileReader:
         decoded = decode_text(data)
         if decoded is None:
             self._raise_for_binary(data, f"{len(data):,} bytes")
-        lines = decoded.shown.split("\n")
+        lines = decoded.displayable_text.split("\n")
         ends = [*[line + "\n" for line in lines[:-1]], *([lines[-1]] if lines[-1] else [])]
         window = ends[wanted.offset - 1 : wanted.offset - 1 + wanted.limit]
         return [cut_long_line(line) for line in window], len(ends)

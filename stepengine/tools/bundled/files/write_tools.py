@@ -300,7 +300,7 @@ class ContentChange:
         after = decode_text(self.new) if self.new is not None else None
         if (self.old.exists and before is None) or (self.new is not None and after is None):
             return "(the file is binary or too large for a diff)"
-        return unified_diff(before.shown if before else None, after.shown if after else None, self.file)
+        return unified_diff(before.displayable_text if before else None, after.displayable_text if after else None, self.file)
 
 
 class _Writer:

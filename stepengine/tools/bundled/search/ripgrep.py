@@ -5,7 +5,7 @@ ripgrep receives a fixed command line. It opens files by path, so a folder that 
 out of the root. Therefore each reported line is read again from a file that is opened below the root, and only equal lines are
 shown.
 
-In Python, a regular expression can take exponential time and cannot be stopped; ``max_search_columns`` rejects such expressions.
+In Python, a regular expression can take exponential time and cannot be stopped; ``get_max_search_columns`` rejects such expressions.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from stepengine.tools.conversion import ERROR_CHARS
 from stepengine.workspace import calls
 from stepengine.workspace.calls import FOLDER, Fd
 from stepengine.workspace.environment import MARKER, SUPERVISOR
-from stepengine.workspace.patterns import SEARCH_COLUMNS, IgnorePattern, max_search_columns
+from stepengine.workspace.patterns import SEARCH_COLUMNS, IgnorePattern, get_max_search_columns
 from stepengine.workspace.remote_files import RemoteFile, RemoteSystem
 from stepengine.workspace.walk import WalkBudget, walk
 
@@ -155,7 +155,7 @@ class _LineTest:
             msg = f"without ripgrep a pattern has at most {SEARCH_PATTERN_CHARS} characters"
             raise ToolError(msg)
         source = re.escape(pattern) if flags.fixed else pattern
-        self.columns = SEARCH_COLUMNS if flags.fixed else max_search_columns(source)
+        self.columns = SEARCH_COLUMNS if flags.fixed else get_max_search_columns(source)
         self._looks_ahead = flags.word or (not flags.fixed and LOOKS_AHEAD.search(source) is not None)
         if flags.word:
             source = rf"(?<!\w)(?:{source})(?!\w)"

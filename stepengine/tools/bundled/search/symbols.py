@@ -85,7 +85,7 @@ def find_top_level_names(text: str, file_name: str) -> list[str]:
 def read_symbols(root: Root, parts: tuple[str, ...]) -> list[str]:
     """Return the top-level names of a file below the root; an empty list if it cannot be read or is very large."""
     text = read_text_file(root, parts, FILE_BYTES) if has_symbols(parts[-1]) else None
-    return [] if text is None else find_top_level_names(text.shown, parts[-1])
+    return [] if text is None else find_top_level_names(text.displayable_text, parts[-1])
 
 
 def read_text_file(root: Root, parts: tuple[str, ...], max_bytes: int) -> FileText | None:
