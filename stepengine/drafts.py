@@ -182,7 +182,7 @@ def list_host_tools() -> list[Tool]:
 
 def load_draft_agents(source: str, file: str) -> tuple[AgentDefinition, ...]:
     """
-    Load a draft in the sandbox, and return its agents.
+    Load a draft in the sandbox, and return its agents; raise ``DefinitionError`` if it breaks a rule for agent files.
 
     Raises:
         DefinitionError: With file and line, for code that cannot run in the sandbox, for invisible characters, for an id that cannot

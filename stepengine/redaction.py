@@ -633,7 +633,7 @@ class TextRedactor:
 
     @property
     def index(self) -> SecretIndex:
-        """The index of all values that are known now."""
+        """The index of all values that are known now, rebuilt after new values were registered."""
         keys = self._keys
         if keys is not None and keys.count != self._count:
             count = keys.count

@@ -508,7 +508,7 @@ class Debugger:
 
 def _copy_journal_with_edit(tape: Tape, address: Address, edit: object) -> Journal:
     """
-    Return a copy of the whole journal in which the effect at *address* has the outcome *edit*.
+    Return a copy of the journal in which the effect at *address* has the outcome *edit*; raise ``JournalError`` without an outcome there.
 
     Raises:
         JournalError: when *edit* is ``None``, or the effect has no recorded outcome.
@@ -530,7 +530,7 @@ def _copy_journal_with_answers(
     tape: Tape, address: Address, answer: Any, into: JournalLike | None
 ) -> tuple[Journal, dict[str, Any]]:
     """
-    Return a copy of the journal, and the answers to the questions that are open at *address*, by question id.
+    Return a copy of the journal and the answers to the questions open at *address*, by id; raise ``JournalError`` if they do not fit.
 
     A list or tuple has one answer for each question, in order; for a single question it may have several chosen options. Any other
     answer is for all questions.

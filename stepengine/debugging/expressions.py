@@ -37,7 +37,7 @@ READING_NODES = (
 
 def compile_expression(expression: str) -> Any:
     """
-    Return the code object of an expression.
+    Return the code object of an expression; raise ``InputError`` for a statement, invalid or too long text.
 
     Raises:
         InputError: when the text is a statement, is not Python, or is too long.

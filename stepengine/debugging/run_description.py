@@ -240,7 +240,7 @@ def _format_json(value: object) -> str:
 
 def _get_step_effects(history: History, effects: list[_ShownEffect], step: str) -> list[_ShownEffect]:
     """
-    Return the effects of one step of the root, or one effect.
+    Return the effects of one step of the root, or one effect; raise ``InputError`` if there is no such step.
 
     Raises:
         InputError: when there is no such step.

@@ -247,7 +247,7 @@ class SafeTexts:
 
 
 def _has_type(value: Any, kinds: Any) -> bool:
-    """Return whether the type of a value is *kinds* or a subclass; unlike ``isinstance``, no code of the value runs."""
+    """Return whether the type of a value is one of *kinds* or a subclass; unlike ``isinstance``, no code of the value runs."""
     return issubclass(type(value), kinds)
 
 

@@ -94,7 +94,7 @@ class AgentFile:
     @classmethod
     def load(cls, location: AgentLocation) -> AgentFile:
         """
-        Load an agent, which runs the code of its file, and return the file with the changeable literals.
+        Load an agent, which runs the code of its file, and return the file with the changeable literals; raise an error if it has no such agent.
 
         Raises:
             DataError: when the file cannot be read.

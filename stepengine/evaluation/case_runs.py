@@ -478,7 +478,7 @@ class EvaluationBudget:
 
     async def wait_and_reserve_cost(self, limits: Limits) -> Decimal | None:
         """
-        Wait until the budget has room for a run, reserve a part of it, and return the amount in US dollars.
+        Wait until the budget has room for a run, reserve a part of it, and return the US dollars; ``None`` if nothing is left.
 
         Returns:
             ``None`` if nothing is left; then no further run starts.
@@ -875,7 +875,7 @@ class _EvaluationRun:
 
     async def _recall_or_ask_judge(self, slot: _SampleSlot, check: str, models: Any, agent: Any, prompt: str) -> Any:
         """
-        Return the recorded output of a judge for the same question, or run the judge. The judge's tools work in an empty folder.
+        Return the recorded output of a judge for the same question, or run the judge; raise ``JudgeNeeded`` if it may not run.
 
         Args:
             slot: The sample.

@@ -194,7 +194,7 @@ class WorkingFiles:
     @property
     def folder(self) -> Path:
         """
-        The working copy.
+        The working copy; raises ``FilesGone`` if it was deleted.
 
         Raises:
             FilesGone: when it is gone.
@@ -383,7 +383,7 @@ async def run_check(check: CheckFunction, run: JudgedRun) -> Verdict:
 
 
 def _make_criterion(name: str, function: CheckFunction, *arguments: object, is_judge: bool = False) -> Criterion:
-    """Return a criterion whose text for rechecks is made of its name and *arguments*, the arguments of the check."""
+    """Return a criterion; its text, by which rechecks recognize it, consists of its name and *arguments*, those of the check."""
     return Criterion(name, function, repr((name, *arguments)), is_judge)
 
 

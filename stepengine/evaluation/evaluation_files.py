@@ -106,7 +106,7 @@ class _EvaluationReader:
         return made
 
     def _make_object_or_add_problems(self, kind: type[Any], members: Mapping[str, object], where: str) -> Any:
-        """Return an object of *kind* from its known members; add unknown members and errors to the problems."""
+        """Return an object of *kind* from *members*, ``None`` after an error; add unknown members and errors to the problems."""
         known = [field.name for field in attrs.fields(kind)]
         unknown = [str(name) for name in members if name not in known]
         self.problems += [

@@ -259,7 +259,7 @@ def _select_cases_and_agents(
 def _find_earlier_folder(
     against: str | Path | None, recheck: str | Path | None, resume: str | Path | None
 ) -> Path | None:
-    """Return the folder of earlier results, if one is given; raise ``DataError`` for several, or one without results."""
+    """Return the folder of earlier results, ``None`` if none is named; raise ``DataError`` for several, or one without results."""
     given = [Path(one) for one in (against, recheck, resume) if one]
     if len(given) > 1:
         msg = "against, recheck and resume cannot be combined; pass only one of them"

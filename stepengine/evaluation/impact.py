@@ -473,7 +473,7 @@ async def _fork_and_compare(
     fork: Callable[..., Any], repeated: RepeatedJournal, *, agent: AgentDefinition | None, is_old: bool = False
 ) -> ForkSample | None:
     """
-    Fork a run at its first difference with new model calls, and compare the fork with the record.
+    Fork a run at its first difference with new model calls, and compare the fork with the record; return ``None`` if it could not fork.
 
     Returns:
         ``None`` if the budget does not suffice, or the old agent does not reach the difference.

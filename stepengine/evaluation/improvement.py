@@ -67,7 +67,7 @@ MAX_SAID = 600
 
 def split_cases(evaluation: Evaluation, seed: int) -> tuple[list[str], list[str]]:
     """
-    Return the ids of the cases for the search, and of those held out for the final test.
+    Return (ids of the cases for the search, ids of those held out for the final test); raise ``DataError`` for too few cases.
 
     Cases with the tag ``held-out`` are held out, or if there are none, a random part by *seed*. Cases of one group stay together.
 

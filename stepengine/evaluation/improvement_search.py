@@ -288,7 +288,7 @@ class _PlannedSearch:
 
     def store_new_plan(self, budget: str, options: Mapping[str, Any]) -> None:
         """
-        Make the plan of a new search from its options.
+        Store the plan of a new search, made of its options; raise ``DataError`` if the folder has a search or no model is named.
 
         Raises:
             DataError: when the folder contains a search, or no model for the search is named.
@@ -306,7 +306,7 @@ class _PlannedSearch:
 
     def load_and_check_plan(self, budget: str, options: Mapping[str, Any]) -> None:
         """
-        Load the plan of a search to continue, and check it against the current inputs and options.
+        Load the plan of a search to continue; raise ``DataError`` if it differs from the current inputs or options.
 
         Raises:
             DataError: when the folder contains no search, or the search had other inputs.

@@ -17,7 +17,7 @@ MAX_RESULTS = 64 * 1024 * 1024
 
 def require_own_result_folder(folder: Path) -> None:
     """
-    Raise if results in *folder* would replace files of another program; they are left unchanged.
+    Raise ``DataError`` if results in *folder* would replace files of another program.
 
     Raises:
         DataError: it names the file.

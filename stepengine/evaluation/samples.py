@@ -83,7 +83,7 @@ async def fork_sample(
     **options: Any,
 ) -> ForkReport | None:
     """
-    Fork *journal* once, and call the model again at the effect *at*, by default at the first difference.
+    Fork *journal* once, and call the model again from *at*, by default the first difference; return ``None`` without enough budget.
 
     *tools* and *options* are those of ``Engine.fork``.
 

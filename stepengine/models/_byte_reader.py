@@ -145,7 +145,7 @@ class ReplyReader:
 
     def feed(self, chunk: bytes) -> list[ModelDelta]:
         """
-        Return the deltas that *chunk* adds to the reply.
+        Return the deltas that *chunk* adds to the reply; raise ``ModelError`` for an error event, invalid bytes or a too large reply.
 
         Raises:
             ModelError: for an error event, a protocol error, and a reply above a size limit.
@@ -224,7 +224,7 @@ def _describe_decode_error(error: Exception) -> str:
 
 def parse_json_lines(content: bytes, call: RequestLabel) -> list[Mapping[str, Any]]:
     """
-    Return the objects of a body with one JSON object in each line.
+    Return the objects of a body with one JSON object in each line; raise ``ModelError`` for any other body.
 
     Raises:
         ModelError: for any other body.
@@ -288,7 +288,7 @@ class HttpExchange:
 
     async def read_content(self, max_bytes: int | None = None) -> bytes:
         """
-        Return the whole decompressed body, of at most *max_bytes* (by default the limit of a reply).
+        Return the whole decompressed body; raise ``ModelError`` if it is cut, slow or above *max_bytes* (by default the limit of a reply).
 
         Raises:
             ModelError: when it ends early, is too slow or too long.
@@ -315,7 +315,7 @@ class HttpExchange:
 
     def parse_json_object(self, content: bytes) -> Mapping[str, Any]:
         """
-        Return the JSON object in *content*, also from a list with only this object.
+        Return the JSON object in *content*, also from a list with only this object; raise ``ModelError`` for other content.
 
         Raises:
             ModelError: for any other content; the message quotes its start.
@@ -405,7 +405,7 @@ class ReplyBody:
 
     async def wait_for_piece(self) -> bytes | None:
         """
-        Finish the wait that ``read_or_start_wait`` started, and return the piece; ``None`` at the end of the body.
+        Finish the wait of ``read_or_start_wait`` and return the piece, ``None`` at the body's end; raise ``ModelError`` after a time limit.
 
         Raises:
             ModelError: when a time limit passes.
@@ -493,7 +493,7 @@ class _WaitTimer:
 
     async def await_started_step(self, step: Any, yielded: object, deadline: float) -> bytes:
         """
-        Await the rest of a started *step*, at most until the time *deadline*.
+        Await the rest of a started *step* and return its bytes; raise ``TimeoutError`` at the time *deadline*.
 
         Raises:
             TimeoutError: at the time *deadline*, by the event loop's clock.

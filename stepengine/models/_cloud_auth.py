@@ -415,7 +415,7 @@ class GoogleAuth(CloudAuth):
 
     async def load_credentials_if_missing(self, model: str) -> None:
         """
-        Load the credentials with ``google-auth`` if the caller passed none; that may read files and send requests.
+        Load the credentials if the caller passed none, which may send requests; raise an error without credentials or project.
 
         Raises:
             MissingKey: when there are none.

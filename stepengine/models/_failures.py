@@ -542,7 +542,7 @@ def _format_error_message(problem: _Problem, status: int | None, call: RequestLa
 
 
 def _describe_largest_messages(request: ModelRequest | None) -> str:
-    """Return a clause with the largest messages, which are candidates for shortening."""
+    """Return a clause that names the largest messages of a request, to shorten; ``""`` without a request or messages."""
     if request is None:
         return ""
     from stepengine.data.codec import to_json

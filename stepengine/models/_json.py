@@ -215,7 +215,7 @@ def usage_from_totals(
     raw: object, prompt_member: str, completion_member: str, *, cached_members: tuple[str, ...] = ()
 ) -> Usage | None:
     """
-    Parse the usage of an API with totals that include cached and reasoning tokens.
+    Return the usage of an API whose totals include cached and reasoning tokens; ``None`` without a total.
 
     *prompt_member* and *completion_member* are the names of the totals. Their details are in objects with the suffix ``_details``.
     *cached_members* are other names for cached tokens. Without a total the result is ``None``.

@@ -207,7 +207,7 @@ class PresetProvider(HttpProvider):
 
     async def fetch_batch_results(self, batch: str) -> Mapping[str, object] | None:
         """
-        Return the result of each request of a batch by name; ``None`` while the batch is not done.
+        Return the result of each request of a batch by name, ``None`` while it is not done; raise ``ModelError`` if the whole batch failed.
 
         Raises:
             ModelError: when the query fails, or the batch was rejected as a whole.

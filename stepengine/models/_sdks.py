@@ -50,7 +50,7 @@ class Sdk(NamedTuple):
 
     def load(self) -> Any:
         """
-        Import the SDK, and return its module.
+        Import the SDK and return its module; raise ``ModelError`` if that fails.
 
         Raises:
             ModelError: when the SDK is not installed, or cannot be imported.

@@ -185,7 +185,7 @@ def _choose_thinking_word_and_note(thinking: Thinking, words: ThinkingWords, mod
 
 
 def _add_note_on_ignored_hiding(thinking_request: ThinkingRequest, thinking: Thinking, model: str) -> ThinkingRequest:
-    """Return *thinking_request* with a note that ``show=False`` has no effect, if *thinking* sets it and *thinking_request* has no other note."""
+    """Return *thinking_request*; if *thinking* hides thoughts and it has no note, with the note that ``show=False`` has no effect."""
     if thinking.show or _is_thinking_off(thinking) or thinking_request.note:
         return thinking_request
     return attrs.evolve(thinking_request, note=SHOWN.format(model=model, thinking=thinking))

@@ -192,7 +192,7 @@ class Batched(Provider):
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         """
-        Wait for the batch with *request* and return its reply.
+        Wait for the batch with *request* and return its reply; raise ``ModelError`` if the batch has none.
 
         Raises:
             DataError: when another process uses the file.

@@ -116,7 +116,7 @@ def resolve_key(
     provider: str, explicit: Secret | None, variables: Sequence[str], *, is_required: bool, argument: str
 ) -> Credentials:
     """
-    Return the key of *provider* and its source, and register the key for redaction.
+    Return the key of *provider* and its source, and register the key for redaction; raise ``MissingKey`` if a required one is missing.
 
     The key is *explicit*, else that of the first environment variable of *variables* that is set, else ``None``.
 

@@ -41,7 +41,7 @@ def _load_provider_entry_points(search_path: tuple[str, ...]) -> EntryPoints:  #
 
 def _create_installed_provider(entry: EntryPoint) -> Provider:
     """
-    Load an entry point, and return the provider that it creates.
+    Load an entry point, and return the provider that it creates; raise ``ModelError`` if that fails.
 
     Raises:
         ModelError: when the entry point fails or does not create a provider.

@@ -249,7 +249,7 @@ class ScriptedModel(Provider):
                 self.calls.append(request)
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
-        """Yield the next reply in deltas of a few characters, then the reply itself."""
+        """Yield the next reply in deltas of a few characters, then the reply itself; a scripted failure yields its text and raises its error."""
         item = self._record_request_and_get_item(request)
         if callable(item):
             item = _validate_script_item(item(request), function=item)
@@ -355,7 +355,7 @@ def _get_reply_or_raise(item: Any, request: ModelRequest) -> ModelReply:
 
 
 def _validate_script_item(item: object, index: int | None = None, *, function: object = None) -> Any:
-    """Return an item of a script, or the result of *function*, with a str as a ``ModelReply``; raise ``DataError`` if it is invalid."""
+    """Return an item of a script, or the result of *function*; a str becomes a ``ModelReply``. Raise ``DataError`` if it is invalid."""
     if isinstance(item, str):
         return ModelReply(item)
     if isinstance(item, ModelReply | Failing):

@@ -223,7 +223,7 @@ def confine_command(form: CommandForm, denied: Sequence[str], root: Root, cwd: S
 
 def _confine_ls(root: Root, cwd: Sequence[str], command: Argv, paths: Sequence[str]) -> Argv:
     """
-    Return an ``ls`` command with options that exclude withheld files from its output.
+    Return an ``ls`` command with options that exclude withheld files; raise ``ToolError`` if these would exclude visible files, too.
 
     Raises:
         ToolError: If the options would also exclude visible files, since ``ls`` excludes names in all folders.
@@ -246,7 +246,7 @@ def _confine_ls(root: Root, cwd: Sequence[str], command: Argv, paths: Sequence[s
 
 def _confine_find(root: Root, cwd: Sequence[str], command: Argv) -> Argv:
     """
-    Return a ``find`` command with tests that exclude withheld files from its output.
+    Return a ``find`` command with tests that exclude withheld files; raise ``ToolError`` for ``,`` and ``--``, which would escape them.
 
     Raises:
         ToolError: For ``,``, which joins two expressions, because the tests apply only to the first; and for ``--``.
@@ -376,7 +376,7 @@ def _list_secret_and_denied_globs(root: Root, denied: Sequence[str]) -> list[str
 
 def _confine_git(form: CommandForm, denied: Sequence[str], root: Root, cwd: Sequence[str], command: Argv) -> Argv:
     """
-    Return a git command with ``--`` before its paths, restricted to the root and without secret files.
+    Return a git command with ``--`` before its paths and without secret files; raise ``ToolError`` for pathspec magic and object paths.
 
     Raises:
         ToolError: For pathspec magic, for an object named by its path in a tree or index, and for an option before the subcommand.

@@ -489,7 +489,7 @@ class Policy:
 
     def without_rules(self, *ids: str) -> Policy:
         """
-        Return the policy without the rules with these ids.
+        Return the policy without the rules with these ids; raise ``DefinitionError`` for an unknown id.
 
         Raises:
             DefinitionError: for an id without a rule.

@@ -43,8 +43,8 @@ from stepengine.workspace.contained_paths import (
     has_wildcards,
     is_path_like,
     is_resolved,
-    remove_emphasis,
     iterate_spellings,
+    remove_emphasis,
 )
 from stepengine.workspace.path_rules import (
     BLANKS,
@@ -190,7 +190,7 @@ class Request:
 
     def find_contained_paths(self, *, include_marked: bool, non_delimiters: str = "") -> tuple[str, ...] | None:
         """
-        Return the paths that the texts of the call may contain; ``None`` if any path is possible.
+        Return the paths that the texts of the call may contain, cached; ``None`` if any path is possible.
 
         Args:
             include_marked: Whether to search the texts that are marked as paths, too.

@@ -229,7 +229,7 @@ class _Scope:
         self.bindings.setdefault(name, []).append(binding)
 
     def resolve(self, name: str) -> tuple[_Scope, list[_Binding]] | None:
-        """Return the scope and the bindings that a name refers to. Bindings of a class are visible only in its body."""
+        """Return the scope and the bindings of a name, ``None`` if nothing binds it. Bindings of a class are visible only in its body."""
         is_direct = True
         for scope in self.iterate_outwards():
             if name in scope.bindings and (is_direct or scope.kind != "class"):

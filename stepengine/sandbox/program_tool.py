@@ -255,7 +255,7 @@ class _RunSession(ProgramVariables):
 
     def open_and_replay(self, programs: _ProgramConfig) -> ProgramSession:
         """
-        Open the session if necessary, execute the recorded turns that did not run in this process, and return the session.
+        Open the session if necessary, execute its stored recorded turns, and return it; raise an error if a turn differs from its record.
 
         Raises:
             ReplayDivergence: when a turn differs from its record.
@@ -466,7 +466,7 @@ class _ProgramRun(RunningProgram):
     def _run_or_store_turn(
         self, run_session: _RunSession, run_turn: Callable[[ProgramSession], ProgramTurn], recorded: Any
     ) -> Mapping[str, Any]:
-        """Run a turn and return it as JSON; a recorded turn is only stored until the session needs it."""
+        """Run a turn and return it as JSON; a *recorded* turn is returned unchanged, and stored until the session needs it."""
         # Most recorded programs had ended before the process died, and their variables are never read again. A stored turn
         # is executed when a later turn of the same session runs.
         if recorded is not None:
@@ -551,7 +551,7 @@ class _ProgramRun(RunningProgram):
     # --- records ------------------------------------------------------------------------------------------------------
 
     def _encode_turn(self, turn: ProgramTurn, session: ProgramSession) -> dict[str, Any]:
-        """Return a turn as JSON: its calls, its result as text, or its error with the output before it."""
+        """Return a turn as JSON: its calls, whose bytes are counted, its result as text, or its error with the output before it."""
         if isinstance(turn, ProgramWaiting):
             self._room = self._programs.limits.memory  # one value may be an argument of all calls
             return {"line": turn.line, "calls": [self._encode_call_and_count_bytes(call) for call in turn.calls]}

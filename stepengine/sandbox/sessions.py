@@ -243,7 +243,7 @@ class MontySandbox:
 
     @cached_property
     def monty(self) -> Any:
-        """The package ``pydantic_monty``."""
+        """The package ``pydantic_monty``; raises ``DefinitionError`` if it is not installed."""
         try:
             import pydantic_monty
         except ImportError as error:
@@ -608,7 +608,7 @@ class _MontySession:
         return worker, self._explain_lost_replay(turn) if isinstance(turn, ProgramRaised) and turn.is_fatal else None
 
     def _load_initial_state(self, worker: _SessionWorker) -> Any:
-        """Load the last snapshot into a new worker, or run the prelude if there is none."""
+        """Load the last snapshot into a new worker and return ``None``; without one, run the prelude and return its end."""
         if self._base is None:
             return worker.session.feed_start(PRELUDE)
         worker.session.load_session(self._base)

@@ -430,7 +430,7 @@ class _SourceRewriter:
         self._edits.append(_Edit(of_value, -self._count, of_value, b"))"))
 
     def _wrap_generator_in_iter(self, call: ast.Call, generator: ast.GeneratorExp) -> None:
-        """Wrap a generator expression in ``iter``: the sandbox evaluates it to a list, which ``next`` rejects."""
+        """Record the edits that wrap a generator expression in ``iter``: the sandbox evaluates it to a list, which ``next`` rejects."""
         start, end = self._byte_span(generator)
         self._record_insertion(start, b"(iter" if end == self._byte_span(call)[1] else b"iter(")
         self._edits.append(_Edit(end, -self._count, end, b")"))

@@ -140,7 +140,7 @@ class ProgramFunction:
 
     def make_tool_input(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """
-        Return the arguments of a call as the input of the function's tool, without defaults.
+        Return the arguments of a call as the tool's input, without defaults; raise ``TypeError`` if they do not fit the parameters.
 
         Raises:
             TypeError: with Python's own message, when they do not fit the parameters.

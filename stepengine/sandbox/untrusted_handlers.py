@@ -291,7 +291,7 @@ class _DefinitionReader:
 
     def _make_agent(self, returned: Any) -> AgentDefinition:
         """
-        Return the definition for an ``AgentDefinition`` that the sandbox returned; the same one for an equal value.
+        Return the definition for an ``AgentDefinition`` of the sandbox, the stored one for an equal value; refuse hooks and too many agents.
 
         Raises:
             DefinitionError: for hooks, too many agents and invalid fields.
@@ -347,7 +347,7 @@ class _DefinitionReader:
         return make_sandboxed_handler(self._known, name, limits=self._limits, sandbox=self._sandbox)
 
     def _read_schema(self, agent_id: str, field: str, value: Any) -> Any:
-        """Return a JSON Schema, given as such or as a schema class of the file; refuse other values."""
+        """Return a JSON Schema, passed as such or as a schema class of the file, ``None`` unchanged; refuse other values."""
         if value is None:
             return None
         if isinstance(value, Mapping):
@@ -806,7 +806,7 @@ class _HandlerRun(RunningProgram):
         return len(self._states) - 1
 
     def _queue_log_call(self, log_call: Callable[[], None]) -> None:
-        """Store a log line or notification for the end of the turn, since a turn runs in another thread than its run."""
+        """Queue a log line or notification for the end of the turn, which runs in another thread; raise ``ValueError`` if there are too many."""
         if len(self._notes) >= MAX_NOTES:
             msg = f"a handler may log at most {MAX_NOTES:,} lines between two yields"
             raise ValueError(msg)
@@ -850,7 +850,7 @@ class _HandlerRun(RunningProgram):
             return CallAnswer(words, "ValueError")
 
     def _perform_host_call(self, name: str, args: Sequence[Any]) -> Any:  # noqa: C901 - one for each thing that may be asked
-        """Return the encoded result of a host call *name*, such as ``now`` or ``random``; queue a ``log`` or ``notify``."""
+        """Return the encoded result of a host call, such as ``now``; queue a ``log`` or ``notify``. Raise ``ValueError`` for another *name*."""
         ctx = self._ctx
         match name:
             case "begin":
@@ -920,7 +920,7 @@ def _parse_key_error_text(text: str) -> Any:
 
 
 def _draw_random(random: Random, method: Any, args: Any) -> Any:
-    """Draw a random value from the run's generator and return it; for a collection, indices into the collection."""
+    """Return a random value, or for a collection random indices, drawn from the run's generator; raise ``ValueError`` for another *method*."""
     match method:
         case "random" | "uniform" | "randint" | "randrange" | "gauss" | "getrandbits":
             if method == "getrandbits" and not 0 <= args[0] <= 4096:  # noqa: PLR2004 - no text of the handler's makes a number of gigabytes
@@ -1148,7 +1148,7 @@ def _encode_message(message: Message) -> dict[str, Any]:
 
 def _sandbox_value_to_json(value: Any) -> Any:
     """
-    Encode a value of the sandbox as JSON.
+    Return a value of the sandbox encoded as JSON; raise ``TypeError`` for other types.
 
     A list or tuple is ``{"list": [...]}``, a dict ``{"dict": [[key, value], ...]}``, an object ``{"object": name, "has": {...}}`` and a
     datetime its text. Other values, such as sets and bytes, raise ``TypeError``.

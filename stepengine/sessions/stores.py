@@ -182,7 +182,7 @@ class Store(ABC):
         return child
 
     def _change_session_with_retries(self, session_id: str, change: Callable[[Session], Session]) -> Session:
-        """Load a session, change it and save it; after a conflict, repeat this with the newer version, a limited number of times."""
+        """Load a session, change it and save it; after a conflict, repeat this a limited number of times, then raise ``SessionConflict``."""
         for _ in range(MAX_ATTEMPTS):
             try:
                 return self.save(change(self.load(session_id)))

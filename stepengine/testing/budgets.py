@@ -113,7 +113,7 @@ class _SilentIO:
 
 
 def run_without_waiting(awaitable: Awaitable[object]) -> Any:
-    """Return the result of an awaitable that never waits, as in a simulated world."""
+    """Return the result of an awaitable that must not wait; raise ``AssertionError`` if it waits."""
     try:
         next(awaitable.__await__())
     except StopIteration as stop:

@@ -174,7 +174,7 @@ RESPONSE_KEYS = {"status", "headers", "body", "parsed_body", "url", "http_versio
 
 def read_cassette_bytes(path: str | os.PathLike[str]) -> bytes:
     """
-    Return the bytes of the file of a cassette, as they are stored.
+    Return the bytes of a cassette's file as stored; raise ``DataError`` for a pipe, a device or a folder.
 
     Raises:
         DataError: when it is a pipe, a device or a folder.
@@ -201,7 +201,7 @@ def parse_cassette(data: bytes, source: str) -> tuple[Interaction, ...]:
 
 def parse_cassette_and_extras(data: bytes, source: str) -> tuple[tuple[Interaction, ...], dict[str, Any]]:
     """
-    Return the interactions of the cassette file *data*, and the members of ``x_stepengine`` that belong to no interaction.
+    Return (interactions, members of ``x_stepengine`` that belong to none) of the cassette file *data*; raise ``DataError`` if invalid.
 
     Raises:
         DataError: as ``parse_cassette``.
@@ -313,7 +313,7 @@ def _check_yaml_size(text: str, source: str) -> None:
 
 def _parse_yaml_events(text: str, source: str) -> Iterator[Any]:
     """
-    Yield the YAML events of *text*.
+    Yield the YAML events of *text*; raise ``DataError`` for too deep nesting.
 
     The scanner reads ahead of the parser. From libyaml 0.2.6 on it refuses 1,000 open brackets before the parser reports the first.
     """
@@ -389,7 +389,7 @@ def _restore_json_body(body: bytes, style: Any, source: str, at: str) -> bytes:
 
 
 def _parse_message_body(message: dict[str, object], source: str, at: str, *, bare: bool) -> tuple[bytes, bool]:
-    """Return the bytes of a body, and True if the file has it as text or a tree."""
+    """Return (bytes of a body, whether the file has it as text or a tree); raise ``DataError`` for another form."""
     if "parsed_body" in message:
         return _encode_json_body(message["parsed_body"], source, f"{at}.parsed_body"), True
     body = message.get("body")
@@ -411,7 +411,7 @@ def _parse_message_body(message: dict[str, object], source: str, at: str, *, bar
 
 
 def _parse_typed_body(body: dict[str, object], source: str, at: str) -> tuple[bytes, bool]:
-    """Return the bytes of a body with ``type`` and ``content``, and True if the file has it as text or a tree."""
+    """Return (bytes of a body with ``type`` and ``content``, whether the file has it as text or a tree); raise ``DataError`` for another."""
     _refuse_unknown_keys(body, {"type", "content"}, source, at)
     content = body.get("content")
     match body["type"]:
@@ -448,7 +448,7 @@ def _freeze_json(value: object, source: str, at: str) -> Any:
 
 
 def _parse_status(status: object, source: str, at: str) -> tuple[int, str]:
-    """Return the status code and the reason phrase; ``""`` for no phrase."""
+    """Return (status code, reason phrase or ``""``); raise ``DataError`` for an invalid status."""
     code, message = (status.get("code"), status.get("message")) if isinstance(status, dict) else (status, "")
     if isinstance(code, int) and not isinstance(code, bool) and isinstance(message or "", str):
         return code, message or ""

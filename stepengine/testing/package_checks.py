@@ -103,7 +103,7 @@ def _check_by_import(site: Path, path: Path, scratch: Path, found: PackageCheck,
 
 
 def _unpack_or_build_wheel(path: Path, scratch: Path) -> Path:
-    """Return a new folder with the content of the wheel at *path*, or of one built from the project there."""
+    """Return a new folder with the content of the wheel at *path*, or of a project's built wheel; raise ``DefinitionError`` if that fails."""
     site = Path(tempfile.mkdtemp(prefix="site-", dir=scratch))
     wheel = path if path.is_file() else _build_wheel(path, scratch)
     try:
@@ -257,7 +257,7 @@ def _probe_package(site: Path, path: Path, scratch: Path) -> dict[str, Any]:
 
 def _read_agent_package(site: Path) -> Package:
     """
-    Return the package of an unpacked wheel from its metadata, without an import.
+    Return the package of an unpacked wheel from its metadata, without an import; raise ``DefinitionError`` if it names no agents.
 
     Raises:
         DefinitionError: when its metadata names no agents, or cannot be read.

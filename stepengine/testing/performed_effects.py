@@ -207,7 +207,7 @@ class EffectRecords:
             raise_violation("I3", f"{self.repetition_prefix} {_describe_item(item)} {given}")
 
     def _expect_world_outcome(self, item: Item, outcome: Single) -> None:
-        """Check that a new outcome equals that of the world. It may be unknown only after a crash."""
+        """Raise ``Violation`` unless a new outcome equals the world's; advance the clock for one that is unknown after a crash."""
         at = item.address
         given, is_doubtful = self._given.get(at), at in self._doubtful
         if given is not None:

@@ -80,7 +80,7 @@ class RecordedOutcomes:
 
     def create_outcome(self, path: str, effect: Leaf, at: int) -> Single:
         """
-        Return the recorded outcome of an equal effect that is not used yet, else one of the other source; the same again after a crash.
+        Return the unused recorded outcome of an equal effect, else one of the other source; the same outcome again after a crash.
         """
         address, history = (path, effect.seq), self._record.history
         if address not in self._said:

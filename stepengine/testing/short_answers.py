@@ -67,7 +67,7 @@ class YieldContext:
 
 def make_step_result(yielded: Yieldable, answer: object, context: YieldContext) -> StepResult:
     """
-    Return the ``StepResult`` for *yielded*, yielded at *context*, from a short *answer* such as a text.
+    Return the ``StepResult`` for *yielded*, yielded at *context*, from a short *answer* such as a text; raise ``DataError`` for others.
 
     Raises:
         DataError: when it does not fit.
@@ -104,7 +104,7 @@ def compute_time_after_yield(yielded: object, value: object, now: datetime) -> d
 
 
 def _answer_parallel(yielded: Parallel[Any], answer: object, context: YieldContext) -> StepResult:
-    """Return the result of a ``Parallel``: one value for each member, and the tool results among them."""
+    """Return the result of a ``Parallel``: one value per member, and their tool results; raise ``DataError`` for another number of answers."""
     answers = _require_list(yielded, answer)
     if len(answers) != len(yielded.calls):
         raise _make_invalid_answer_error(
@@ -220,7 +220,7 @@ def _answer_start(yielded: Start[Any], answer: Any, context: YieldContext) -> An
 
 
 def _answer_wait(yielded: Wait[Any], answer: object, _: YieldContext) -> Waited[Any]:
-    """Return the results of the children of a ``Wait`` and the references of those that still run."""
+    """Return the results of a ``Wait``'s ended children and the references of the running ones; raise ``DataError`` for unknown children."""
     if isinstance(answer, Waited):
         waited: Waited[Any] = answer
     else:
@@ -240,7 +240,7 @@ def _answer_wait(yielded: Wait[Any], answer: object, _: YieldContext) -> Waited[
 
 
 def _map_results_to_children(yielded: Wait[Any], answer: Any) -> Mapping[ChildRef[Any], Any]:
-    """Return the results by child, in the order in which they ended. Missing children are still running."""
+    """Return the results by child, in the order of their ends; missing children are still running, unknown ones raise ``DataError``."""
     if answer is ABSENT:
         return {}
     if isinstance(answer, Mapping) and answer and all(isinstance(ref, ChildRef) for ref in answer):

@@ -34,7 +34,7 @@ UNSEEN = re.compile("[\x7f-\x9f\u2028\u2029\ufeff]")
 
 def run_to_snapshot_tree(run: object, *, cost: bool = False) -> dict[str, Any]:
     """
-    Return a run as the JSON value of its snapshot, without secrets and local folders.
+    Return a run as the JSON value of its snapshot, without secrets and local folders; raise ``DataError`` for another object.
 
     Args:
         run: A ``RunResult``, a journal, or the path of a journal's file. A result without a journal shows its messages

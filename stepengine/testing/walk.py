@@ -362,7 +362,7 @@ def _get_handler_and_definition(
 
 
 def _make_tool_body(tool: Tool, params: Any) -> Callable[[Any], Generator[object, Any, object]]:
-    """Return a function that starts the body of a generator tool, with *params* as input."""
+    """Return a function that starts the body of a generator tool with *params* as input; raise ``DefinitionError`` for other tools."""
     binding = tool.binding()
     if not isinstance(binding.runs, Yielding):
         msg = f"tool {tool.name!r} does not yield, so there is nothing to walk; call its function, {tool.name}.fn(...)"

@@ -118,7 +118,7 @@ class GeneratedOutcomes:
     _asked: dict[tuple[str, int], int] = attrs.field(factory=dict, init=False)
 
     def create_outcome(self, path: str, effect: Leaf, at: int) -> Single:
-        """Return the outcome of *effect*."""
+        """Return the outcome of *effect* from the scripts of the world, else a made-up one; raise ``TypeError`` for a child."""
         if isinstance(effect, CallModel):
             return self._make_reply_outcome(path, effect, at)
         if isinstance(effect, CallTool):
@@ -510,7 +510,7 @@ class SimulatedProcess:
                 raise_violation("own", f"{name} does not hold in the run {path or 'root'}")
 
     def _perform_machine_effect(self, run: WatchedRun, effect: Effect) -> Outcome | None:
-        """Return the outcome of an effect, alone or a ``Gather``; store the event of a ``Notify``, which has no outcome."""
+        """Perform an effect, alone or a ``Gather``, and return its outcome; a ``Notify`` only stores its event and returns ``None``."""
         if isinstance(effect, Notify):
             self._events.append(effect.event)
             return None

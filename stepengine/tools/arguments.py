@@ -121,7 +121,7 @@ _bundled_json_schema = functools.lru_cache(maxsize=256)(_make_schema_without_tit
 
 def _parse_aliases(schema: Any, signature: Signature) -> dict[str, tuple[str, ...]]:
     """
-    Return the input names of each parameter with an alias, the preferred name first.
+    Return the input names of each parameter with an alias, the preferred one first; raise ``DefinitionError`` for an alias path.
 
     Raises:
         DefinitionError: For an alias that is a path into an object, since no input can be rebuilt from its value.
@@ -223,7 +223,7 @@ class FunctionInputs:
         self.schema = self._make_schema(texts)
 
     def _make_schema(self, descriptions: Mapping[str, str]) -> JsonDict:
-        """Return the input schema of the parameters, with *descriptions* where a parameter has none of its own."""
+        """Return the input schema of the parameters; *descriptions* are used where a parameter has none of its own."""
         from pydantic.errors import PydanticInvalidForJsonSchema
 
         try:

@@ -97,7 +97,7 @@ def make_factory_node(factory: Factory) -> FactoryNode:
 
 
 def _build_factory_node(factory: Factory, chain: tuple[Factory, ...]) -> FactoryNode:
-    """Return the node of a factory with those of its dependencies; *chain* has the factories that depend on it, to find cycles."""
+    """Return the node of a factory and its dependencies; raise ``DefinitionError`` for a cycle with *chain*, the factories that need it."""
     if factory in chain:
         names = " -> ".join(_get_factory_name(f) for f in (*chain[chain.index(factory) :], factory))
         msg = f"{source_location(factory)}: dependencies form a cycle: {names}"

@@ -183,7 +183,7 @@ def read_signature(fn: Callable[..., object], names: Mapping[str, object]) -> Si
 
 def make_schema_body(fn: Callable[..., object]) -> FunctionBody:
     """
-    Return the body of a tool with a JSON Schema; its function receives the whole input as one argument.
+    Return the body of a tool with a JSON Schema; *fn* gets the whole input as its only required argument, else raise ``DefinitionError``.
 
     Its first parameter may be a ``ToolContext``; further parameters may be dependencies or have defaults.
 

@@ -51,7 +51,7 @@ class _NotArgv(Exception):
 
 def parse_command(command: str | Sequence[str]) -> Argv | Script:
     """
-    Parse *command* into an argument list, or return it as a script.
+    Return *command* as an argument list, or as a script if it needs a shell; raise ``ToolError`` if it is empty or too large.
 
     Args:
         command: A list of words, or text.
@@ -117,7 +117,7 @@ def _raise_too_large(size: int) -> NoReturn:
 
 def split_argv(text: str) -> Argv:
     """
-    Split *text* into words as a POSIX shell does.
+    Return the words of *text* as a POSIX shell splits it; raise ``ValueError`` if a shell would do more than split it.
 
     Words are separated by spaces and tabs. Single quotes, double quotes and backslashes mean what they mean in a shell.
 

@@ -178,7 +178,7 @@ class ProgramConnection:
         **members: object,
     ) -> int:
         """
-        Send a call, and return its number for ``wait_for_reply``.
+        Send a call, register its *listener*, and return its number for ``wait_for_reply``; raise ``WorkspaceLost`` without a connection.
 
         Args:
             operation: The name of the request.

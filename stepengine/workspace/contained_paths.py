@@ -176,7 +176,7 @@ def _spellings_with_blanks(text: str) -> Iterator[str]:
 
 def iterate_spellings(text: str) -> Iterator[str]:
     """
-    Yield the readings of a text's backslashes, quotes, braces and character classes; for braces one word at a time.
+    Yield the possible readings of a text's backslashes, quotes, braces and character classes; raise ``ToolError`` for too many braces.
 
     Raises:
         ToolError: for braces that cannot be expanded.

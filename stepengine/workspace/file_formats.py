@@ -125,7 +125,7 @@ def check_own_database(path: Path) -> None:
 
 def mark_own_database(connection: sqlite3.Connection) -> None:
     """
-    Write the application id into a new database.
+    Write the application id into a new database; raise ``sqlite3.DatabaseError`` if another program has filled it.
 
     Raises:
         sqlite3.DatabaseError: when another program has filled it meanwhile.

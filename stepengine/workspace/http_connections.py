@@ -170,7 +170,7 @@ class ConnectionWatch:
         self._table.mark_serving(self)
 
     async def run_app(self, app: Any, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application for a request, with time limits for its body and for reads of the client."""
+        """Run the application for a request, with time limits for its body and for reads; reject a request with two body lengths."""
         names = {name for name, _ in scope["headers"]}
         if names >= LENGTHS:
             await _reject_request(send)

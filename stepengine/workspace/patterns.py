@@ -91,7 +91,7 @@ class GlobPattern:
 
 def expand_braces(pattern: str) -> list[str]:
     """
-    Expand the braces of a glob pattern, and return the resulting patterns.
+    Return the patterns that the braces of a glob pattern expand to; raise ``ToolError`` for more than 64.
 
     Raises:
         ToolError: when the pattern expands to more than 64.
@@ -429,7 +429,7 @@ GROUPS = {"SUBPATTERN": 3, "ASSERT": 1, "ASSERT_NOT": 1}
 
 def get_max_search_columns(pattern: str) -> int:
     """
-    Check a regular expression, and return the maximum number of characters of a line that may be searched with it.
+    Return how many characters of a line may be searched with a regular expression; raise ``ToolError`` for an invalid or slow one.
 
     Raises:
         ToolError: when it is not a regular expression, or a search could take too long.

@@ -277,7 +277,7 @@ class RemoteSystem:
 
     def ensure_connection(self, connection_number: int | None = None) -> ProgramConnection:
         """
-        Return the connection, after opening it if necessary.
+        Return the connection, opened if necessary; raise ``WorkspaceLost`` if that fails or *connection_number* has ended.
 
         Args:
             connection_number: The number of the required connection; ``None`` for any.
@@ -342,7 +342,7 @@ class RemoteSystem:
         self, operation: str, data: bytes = b"", *, connection_number: int | None = None, has_effect: bool = False, **members: object
     ) -> CallReply:
         """
-        Make a call and wait for its reply, at most 60 seconds or until the tool call is cancelled.
+        Send a call and wait for its reply, at most 60 seconds or until the tool call is cancelled; *has_effect*: it may change something.
 
         The connection ends after 60 seconds without a reply. After a cancelled tool call it stays open.
 
@@ -432,7 +432,7 @@ class RemoteSystem:
 
     def create_private_folder(self) -> str:
         """
-        Create a private folder, and return its path.
+        Create a private folder, and return its path; raise ``ToolError`` without a folder for temporary files.
 
         Raises:
             ToolError: if there is no folder for temporary files.

@@ -330,7 +330,7 @@ class Root:
     @contextmanager
     def open_parent(self, path: str, *, create: bool, created: list[str] | None = None) -> Iterator[tuple[Fd, str]]:
         """
-        Open the folder of the last component for writing, and yield its descriptor and the component's name.
+        Open the last component's folder for writing, yield (descriptor, name); *create* makes missing folders and adds them to *created*.
 
         No symbolic link is followed. With *create*, missing folders are created, and removed again if the block raises an error.
         Their paths below the root are appended to *created*, outermost first.

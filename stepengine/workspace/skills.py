@@ -339,7 +339,7 @@ def _read_and_add_skill(found: list[Skill | str], root: Root, path: str, scope: 
 
 def _read_skill_file(root: Root, folder: str) -> tuple[Mapping[str, Any], str]:
     """
-    Return the head and the body of a ``SKILL.md``.
+    Return the head and the body of a ``SKILL.md``; raise ``ToolError`` for an unreadable file or an invalid head.
 
     Raises:
         ToolError: when the file cannot be read, or its head is missing, too large, or not a mapping.
@@ -391,7 +391,7 @@ def _quote_description(head: str) -> str:
 
 def get_skill(folder: Path, name: str, *, user: bool) -> Skill:
     """
-    Return the skill *name* of the project of *folder*, or with *user* one of the user's own.
+    Return the skill *name* of *folder*'s project, or with *user* one of the user's own; raise ``ToolError`` if there is none.
 
     Raises:
         ToolError: when there is no skill of this name; the message lists similar names.

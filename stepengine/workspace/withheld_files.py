@@ -46,7 +46,7 @@ def _list_files_or_raise(
 
 def list_withheld_paths(root: Root, folder: OpenedEntry, *, deep: bool) -> list[tuple[str, ...]]:
     """
-    Return the withheld paths below an open folder, without the content of withheld folders.
+    Return the withheld paths below an open folder, without the content of withheld folders; raise ``ToolError`` for a too large tree.
 
     Args:
         root: The root.

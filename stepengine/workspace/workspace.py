@@ -650,7 +650,7 @@ def _make_mount_option(here: str | os.PathLike[str], there: str) -> str:
 
 def limits_by_rlimit_name(limits: Mapping[str, int]) -> dict[str, int]:
     """
-    Return limits by the names of the module ``resource``.
+    Return limits by the names of the module ``resource``; raise ``DefinitionError`` for an unknown limit or an invalid value.
 
     Raises:
         DefinitionError: for an unknown limit, and for a value that is not a positive whole number.

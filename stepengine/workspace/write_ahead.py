@@ -151,7 +151,7 @@ def _read_data_version_or_busy(database: sqlite3.Connection) -> object:
 
 def _read_file_status(path: str) -> os.stat_result:
     """
-    Return the status of a file that is part of an open database.
+    Return the status of a file that is part of an open database; raise ``OSError`` if it is missing.
 
     Raises:
         OSError: when the file does not exist.
@@ -165,7 +165,7 @@ def _read_file_status(path: str) -> os.stat_result:
 
 def _read_unchanged_status(path: str, known_status: os.stat_result) -> os.stat_result:
     """
-    Return the status of a file, which must still be the file with the status *known_status*.
+    Return the status of a file; raise ``OSError`` if it is not the file with the status *known_status*.
 
     Raises:
         OSError: when the name belongs to another file, or to none.
@@ -272,7 +272,7 @@ class Database:
     @contextmanager
     def write_transaction(self) -> Iterator[sqlite3.Connection]:
         """
-        Execute the block in one transaction; the caller must hold ``lock``.
+        Execute the block in one transaction and yield its connection; the caller must hold ``lock``.
 
         Raises:
             OSError: when the database or its log was moved, deleted, replaced or truncated since it was opened. The writes of the block

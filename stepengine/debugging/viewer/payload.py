@@ -199,7 +199,7 @@ class PageTexts:
                 assert_never(never)
 
     def _media_to_json(self, part: ImagePart | DocumentPart) -> Form:
-        """Return the description of a picture or document; a picture within the size limit also has the number of its data."""
+        """Return the description of a picture or document; the data of a small picture are stored, and the description has their number."""
         if part.data is None:
             where = f"at {part.url}" if part.file_id is None else f"file {part.file_id} of {part.provider}"
             return {"media": f"{part.mime_type} {where}"}
@@ -314,7 +314,7 @@ class RunPayload:
 
     def _assign_to_reply_row(self, run: _OpenRun, effect: Mapping[str, Any]) -> bool:
         """
-        Return whether an effect belongs to the row of the last model reply, as its requested call or a call of a hook.
+        Record the call id of an effect in the row of the last model reply if it belongs there; return whether it does.
 
         The record of a tool call has its source. Children and questions only have the id of their call, so the first ids count as
         requested, as many as the reply has calls.

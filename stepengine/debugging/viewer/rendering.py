@@ -232,7 +232,7 @@ def load_stored_history(journal: Journal) -> History:
 
 def copy_undamaged_records(journal: Journal) -> tuple[MemoryJournal, int]:
     """
-    Return a copy of the records before the first damaged one, and how many they are, with the head.
+    Return (copy of the records before the first damaged one, their number with the head); raise ``JournalError`` without a run.
 
     Raises:
         JournalError: when the damage is before the start of the run.

@@ -68,7 +68,7 @@ Json = dict[str, Any]
 
 def decode(message: Mapping[str, Any], call: RequestLabel, model: str, request_id: str | None) -> ModelReply:
     """
-    Return the reply in *message*.
+    Return the reply in *message*; raise ``ContextOverflow`` if the context was full, ``ModelError`` for an invalid message.
 
     Raises:
         ContextOverflow: when the model stopped because its context is full.

@@ -88,7 +88,7 @@ class AnthropicAccumulator(Accumulator):
 
     def add_event(self, name: str, data: bytes) -> list[ModelDelta]:
         """
-        Add one event to the reply, and return its deltas.
+        Add one event to the reply, and return its deltas; raise ``ModelError`` for an error event or an impossible order.
 
         Raises:
             ModelError: for an error event, and for events in an impossible order.

@@ -60,7 +60,7 @@ Json = dict[str, Any]
 
 def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: str | None) -> ModelReply:
     """
-    Return the reply in the response object *data*.
+    Return the reply in the response object *data*; raise ``ContextOverflow`` for a full context, ``ModelError`` for an invalid message.
 
     Raises:
         ContextOverflow: when the model stopped because its context is full.

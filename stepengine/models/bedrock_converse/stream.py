@@ -80,7 +80,7 @@ class ConverseAccumulator(Accumulator):
 
     def add_event(self, name: str, data: bytes) -> list[ModelDelta]:
         """
-        Add one event to the reply, and return its deltas.
+        Add one event to the reply, and return its deltas; raise ``ModelError`` for an exception or an impossible order.
 
         Raises:
             ModelError: for an exception, and for events in an impossible order.

@@ -161,7 +161,7 @@ class GoogleProvider(HttpProvider):
 
     async def fetch_batch_results(self, batch: str) -> Mapping[str, object] | None:
         """
-        Return the result of each request of a batch by name; ``None`` while the batch is not done.
+        Return the result of each request of a batch by name, ``None`` while it is not done; raise ``ModelError`` if the whole batch failed.
 
         Raises:
             ModelError: when the query fails, or the batch failed as a whole.

@@ -82,7 +82,7 @@ async def send_with_sdk_headers(
 
 
 async def _build_url_and_headers(client: Any, path: str, *, is_get: bool) -> tuple[str, Mapping[str, str]]:
-    """Let the SDK build a request for *path* without sending it; return its (URL, headers), including credentials."""
+    """Let the SDK build a request for *path* without sending it, and return its (URL, headers), which include the credentials."""
     import httpx2
 
     model, _, method = path.partition(":")

@@ -184,7 +184,7 @@ Json = dict[str, Any]
 
 def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: str | None) -> ModelReply:
     """
-    Return the reply in the response object *data*.
+    Return the reply in the response object *data*; raise ``ModelError`` if the response contains an error.
 
     Raises:
         ModelError: when the response holds an error.
@@ -422,7 +422,7 @@ class ResponsesAccumulator(Accumulator):
 
     def add_event(self, name: str, data: bytes) -> list[ModelDelta]:
         """
-        Add one event to the reply, and return its deltas.
+        Add one event to the reply, and return its deltas; raise ``ModelError`` for an error event or an impossible order.
 
         Raises:
             ModelError: for an error event, and for events in an impossible order.

@@ -52,7 +52,7 @@ def encode(
     request: ModelRequest, model: str, preset: Preset, tools: bytes, *, stream: bool, previous_failure: str = ""
 ) -> bytes:
     """
-    Return the body of a request with the whole conversation, because the provider stores nothing.
+    Return the body of a request with the whole conversation; raise ``ModelError`` for background replies and unsupported server tools.
 
     Args:
         request: The request.

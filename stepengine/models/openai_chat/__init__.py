@@ -92,7 +92,7 @@ class OpenAIChatProvider(PresetProvider):
 
     async def describe(self, model: str) -> ModelInfo | None:
         """
-        Return the limits and thinking options of *model* from OpenRouter's model list; ``None`` for other services.
+        Query OpenRouter's model list for the limits and thinking options of *model*; return ``None`` for other services.
 
         The list is fetched once.
 

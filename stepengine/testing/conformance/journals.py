@@ -489,7 +489,7 @@ class _Meter:
             delattr(self._journal, name)
 
     def measure(self, work: Callable[[], None]) -> dict[str, int]:
-        """Return the calls and bytes of *work*."""
+        """Call *work*, and return the numbers of function calls and of bytes that it caused."""
         self._calls = self._moved = 0
         system, profile = _read_system_bytes(), sys.getprofile()
         sys.setprofile(self._count_call)

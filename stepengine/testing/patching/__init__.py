@@ -57,7 +57,7 @@ _hooks: list[object] = []
 @contextmanager
 def patch_clients(exchanges: Exchanges, name: str = "a cassette") -> Iterator[None]:
     """
-    Inside the block, answer or record all HTTP requests of this process with *exchanges*.
+    Inside the block, answer or record all HTTP requests of this process with *exchanges*; raise ``DataError`` in a patched process.
 
     Args:
         exchanges: What plays and records them.

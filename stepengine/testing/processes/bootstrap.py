@@ -69,7 +69,7 @@ def _patch_process(folder: str) -> None:
 
 
 def _load_module(name: str, path: Path) -> Any:
-    """Return the module in the file *path*, loaded under a name of its own."""
+    """Run the file *path* as a module called *name*, and return the module."""
     spec = importlib.util.spec_from_file_location(f"_stepengine_{name}", path)
     if spec is None or spec.loader is None:
         msg = f"{path} is missing"

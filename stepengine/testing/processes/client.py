@@ -72,7 +72,7 @@ class RemoteCassette:
 
     def consume(self, request: RecordedRequest) -> Interaction:
         """
-        Return the recorded interaction of *request*.
+        Return the recorded interaction of *request*; raise ``CassetteMiss`` if there is none.
 
         Raises:
             CassetteMiss: if there is none.

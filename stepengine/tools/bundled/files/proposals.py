@@ -128,7 +128,7 @@ class _ProposedFiles:
         return self._read_current_text(path)
 
     def _read_current_text(self, path: str) -> str | None:
-        """Return the text of a file on disk or in the editor; ``None`` if it does not exist."""
+        """Return the text of a file on disk or in the editor, ``None`` if it is missing; raise ``ToolError`` if it is not readable text."""
         try:
             with self._root.open_parent(path, create=False) as (folder, name):
                 if stat_regular_file(folder, name, path) is None:

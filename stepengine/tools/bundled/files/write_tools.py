@@ -315,7 +315,7 @@ class _Writer:
 
     def apply_change(self, ctx: ToolContext, call_input: Mapping[str, Any], change: Change) -> ContentChange:
         """
-        Change a file under its lock as a call requests, emit and record the change, and return it.
+        Change a file under its lock, emit, record and return the change; raise ``ToolError`` if the file has changed since it was read.
 
         The hash of the new content is recorded for later calls, and the data to undo the write in the journal.
 

@@ -93,7 +93,7 @@ class SearchFlags:
 
 def parse_flags(text: str) -> SearchFlags:
     """
-    Parse the flags of a search; joined switches and ``--name=value`` are supported.
+    Return the parsed flags of a search, with joined switches and ``--name=value``; raise ``ToolError`` for invalid ones.
 
     Raises:
         ToolError: For an unknown flag, an invalid value, and for more than 2,000 characters.
@@ -137,7 +137,7 @@ def _pop_flag(words: list[str]) -> str:
 
 
 def _add_flag_value(flag_values: dict[str, Any], letter: str, value: str) -> None:
-    """Add the value of a flag to *flag_values*; raise ``ToolError`` if the flag does not accept it."""
+    """Add the value of the flag *letter* to *flag_values*; raise ``ToolError`` if the flag does not accept it."""
     if letter in NUMBERS:
         if not re.fullmatch(r"\d{1,4}", value) or int(value) > MAX_FLAG_NUMBER or (letter == "m" and value == "0"):
             msg = f"-{letter} needs a number up to {MAX_FLAG_NUMBER}, not {value!r}"

@@ -220,11 +220,11 @@ class _Index:
         return found
 
     def is_named_in_description(self, path: Parts, description_words: set[str]) -> bool:
-        """Return True if the description contains the file's name, its path, or a name that it defines."""
+        """Return True if *description_words* contain the file's name, its path, or a name that it defines."""
         return not description_words.isdisjoint([path[-1], "/".join(path), *self._files[path]])
 
     def adjust_score(self, path: Parts, score: float, description_words: set[str], *, about_tests: bool) -> float:
-        """Return *score*, raised if the description names the file or its symbols, halved for a test file unless *about_tests*."""
+        """Return *score*, raised if *description_words* name the file or its symbols, halved for a test file unless *about_tests*."""
         if not description_words.isdisjoint([path[-1], "/".join(path)]):
             score += NAMED
         elif not description_words.isdisjoint([s for s in self._files[path] if len(s) > SHORTEST_STEM_CHARS and s not in COMMON]):
@@ -233,7 +233,7 @@ class _Index:
         return score / 2 if is_test and not about_tests else score
 
     def list_matching_symbols(self, path: Parts, search_words: list[str], description_words: set[str]) -> tuple[str, ...]:
-        """Return up to eight top-level names in a file that the description names or that have a wanted word."""
+        """Return up to eight top-level names of a file that are among *description_words* or contain one of *search_words*."""
         fitting = [s for s in self._files[path] if s in description_words or not set(search_words).isdisjoint(split_singular_words(s))]
         return tuple(fitting[:SHOWN_SYMBOLS])
 

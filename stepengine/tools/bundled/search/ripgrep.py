@@ -267,7 +267,7 @@ class Ripgrep:
         self, pattern: str, flags: SearchFlags, per_file: int, budget: WalkBudget
     ) -> Generator[FileHits, None, None]:
         """
-        Run ripgrep, and yield the files with matches that it reports and whose text was verified.
+        Run ripgrep, and yield the files with verified matches; raise ``ToolError`` if it rejects the pattern or a file type.
 
         Raises:
             ToolError: If ripgrep rejects the pattern or a file type.
@@ -440,7 +440,7 @@ class _RemoteOutput:
 
     def poll(self) -> tuple[str, bytes]:
         """
-        Wait up to 0.1 s for the next chunk, remove it, and return (stream name, data); two empty values without one.
+        Wait up to 0.1 s for the next chunk, and return (stream name, data), both empty without one; raise an error after a failed start.
 
         Raises:
             ToolError: If the search could not be started.

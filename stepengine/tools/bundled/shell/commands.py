@@ -160,7 +160,7 @@ class Shell:
 
     def parse(self, command: str | list[str]) -> Argv | Script:
         """
-        Parse *command* into an argument list or a shell script.
+        Return *command* as an argument list or a shell script; raise ``ToolError`` if it is empty or no shell is allowed.
 
         Raises:
             ToolError: If it is empty, or a script although no shell is allowed.
@@ -334,7 +334,7 @@ class Shell:
 
     def _find_program(self, launch: Launch) -> str:
         """
-        Look up the program of a launch on its search path, and return its path.
+        Look up the program of a launch on its search path, and return its path; raise ``ToolError`` if it is not found.
 
         Raises:
             ToolError: If it is not found.

@@ -155,7 +155,7 @@ class Jobs:
 
     async def start(self, start_command: Callable[[], Any]) -> BackgroundCommand:
         """
-        Start a job by *start_command*, store it and return it.
+        Call *start_command*, which starts a job, and store and return the job; raise ``ToolError`` if four jobs are running.
 
         Raises:
             ToolError: If four jobs of the run are running.
@@ -174,7 +174,7 @@ class Jobs:
 
     def get(self, id: str) -> BackgroundCommand:
         """
-        Return a job by its id.
+        Return a job by its id; raise ``ToolError`` if the run has no such job.
 
         Raises:
             ToolError: If this run has no such job.

@@ -161,7 +161,7 @@ def _poll_until_met(ctx: StepContext) -> Generator[Any, Any, str]:
 
 
 def _describe_watch_result(call_input: Mapping[str, Any], last_poll: Mapping[str, Any], *, polls: int, took: float) -> str:
-    """Return a report for the model: whether the condition was met, after how long, and the last output."""
+    """Return a report for the model: whether *last_poll* met the condition, after how many polls and seconds, and its output."""
     until = call_input["until"] if call_input["until"] != "contains" else f"contains {call_input['text']!r}"
     given = call_input["command"]
     shown = cut_middle(given if isinstance(given, str) else command_text(tuple(given)), 300)

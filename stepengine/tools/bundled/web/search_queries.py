@@ -177,7 +177,7 @@ async def _fetch_json(
     url: str, params: Mapping[str, str], headers: Mapping[str, str], *, seconds: float
 ) -> dict[str, object]:
     """
-    Request *url*, and return the JSON object in the response.
+    Request *url*, and return the JSON object in the response; raise ``ToolError`` without one within *seconds*.
 
     Raises:
         ToolError: If there is no response within *seconds*, or it is not a JSON object.
