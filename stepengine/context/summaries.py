@@ -237,10 +237,12 @@ def compact(state: AgentState, policy: summarize | None = None) -> Generator[Yie
 
 
 def _make_summary_message(text: str) -> UserMessage:
+    """Return the user message with the summary *text* between tags."""
     return UserMessage(f"{OPENING}\n\n<summary>\n{text.strip()}\n</summary>", (SUMMARY,))
 
 
 def _is_summary_or_instructions(message: Message) -> bool:
+    """Return whether a user message has the tag of a summary or of instructions."""
     return isinstance(message, UserMessage) and not {SUMMARY, INSTRUCTIONS}.isdisjoint(message.tags)
 
 

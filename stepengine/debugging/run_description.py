@@ -235,6 +235,7 @@ def _format_full_outcome(history: History, entry: _ShownEffect) -> str:
 
 
 def _format_json(value: object) -> str:
+    """Return a value as JSON text."""
     return json.dumps(plain(value), ensure_ascii=False)
 
 
@@ -320,6 +321,7 @@ def _message_to_dict_within_limit(message: Message, limit: ReadingLimit) -> dict
 
 
 def _compaction_lines(description: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the compactions of a run as lines of text: the messages left out and their replacements."""
     if not description["compactions"]:
         yield "Nothing was left out of the conversation."
     for one in description["compactions"]:
@@ -338,6 +340,7 @@ def _compaction_lines(description: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _format_message_count(messages: Sequence[object]) -> str:
+    """Return the number of messages in words, such as ``"3 messages"``."""
     return f"{len(messages)} message{'' if len(messages) == 1 else 's'}"
 
 

@@ -159,6 +159,7 @@ class Evaluation:
         ]
 
     def _find_case_problems(self, case: Case, root: Path) -> Iterator[str]:
+        """Yield the problems of a case: no checks, invalid checks and invalid files."""
         checks: list[object] = [*self.checks, *case.checks]
         if not checks:
             yield "it has no check; add at least one with checks=[...]"
@@ -171,6 +172,7 @@ class Evaluation:
 
 
 def _find_file_problems(files: Files, root: Path) -> Iterator[str]:
+    """Yield the problems of a case's files: paths outside of the copy, and a missing folder."""
     if files is None:
         return
     if isinstance(files, Mapping):
@@ -952,6 +954,7 @@ async def _run_and_score_check(check: CheckFunction, run: JudgedRun, earlier_sco
 
 
 def _is_judge(check: CheckFunction) -> bool:
+    """Return whether an agent decides a check."""
     return isinstance(check, Criterion) and check.is_judge
 
 

@@ -388,6 +388,7 @@ def _make_criterion(name: str, function: CheckFunction, *arguments: object, is_j
 
 
 def _make_verdict(holds: bool, failure_reason: str) -> Verdict:  # noqa: FBT001 - what it is about
+    """Return a passing verdict if *holds*, else a failing one with its reason."""
     return Verdict(float(holds), holds, "" if holds else failure_reason)
 
 

@@ -281,6 +281,7 @@ async def try_making_engines(agents: Iterable[AgentDefinition], make: EngineMake
 
 
 def _make_engine_in_folder(folder: str, agent: AgentDefinition, make: EngineMaker) -> Engine:
+    """Return the engine of an agent whose tools work in a folder."""
     return make(agent, Path(folder).resolve(), performs=True)
 
 

@@ -208,6 +208,7 @@ def _load_unsandboxed_agent_file(agent: str | Path, folders: Iterable[Path]) -> 
 def _report_case_result(
     on_progress: Callable[[str], object], version: str, case: str, result: Mapping[str, Any]
 ) -> None:
+    """Report score and cost of a case by *on_progress*."""
     score = "not measured" if result["score"] is None else f"{result['score']:.2f}"
     on_progress(f"{version} {case}: {score}, ${result['spent']}")
 
@@ -353,6 +354,7 @@ class _PlannedSearch:
         return digest_json([source, cases, self.evaluation.n, limits, self.by, [*self.parts], models])
 
     def _digest_case_files(self, case: Case) -> str:
+        """Return a digest of the files of a case."""
         files = self.evaluation.get_files(case)
         folder = None if files is None or isinstance(files, Mapping) else (self.root / files).resolve()
         return digest_json(hash_files(folder) if folder is not None and folder.is_dir() else repr(files))

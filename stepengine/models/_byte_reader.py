@@ -219,6 +219,7 @@ def decode_or_raise_protocol_error(
 
 
 def _describe_decode_error(error: Exception) -> str:
+    """Return the reason for a body that cannot be decoded, with the class and text of *error*."""
     return f"it cannot be read ({type(error).__name__}: {error})"
 
 
@@ -523,6 +524,7 @@ class _WaitTimer:
             self._timer.cancel()
 
     def _restart_timer(self) -> None:
+        """Replace the timer by one for the current deadline."""
         self.cancel()
         self._timer = self._loop.call_at(self._due, self._cancel_task_or_restart)
 

@@ -313,6 +313,7 @@ def _make_connection_error(
     detail: str,
     usage: Usage | None = None,
 ) -> ModelError:
+    """Return the error for a request that failed without a response."""
     msg = f"the request to {call.provider} for {call.model_and_address} failed: {detail or 'the connection failed'}"
     return ModelError(msg, retryable=retryable, kind=kind, usage=usage)
 

@@ -125,6 +125,7 @@ def parse_token_counts(raw: Mapping[str, object], *names: str) -> tuple[list[int
 
 
 def _raise_wrong_type(name: str, expected: str, value: object) -> NoReturn:
+    """Raise ``TypeError`` for the member *name*, whose *value* is not of the *expected* type."""
     msg = f"{name!r} is {_describe_type(value)}, {expected} was expected"
     raise TypeError(msg)
 
@@ -159,6 +160,7 @@ def make_call_part(name: str, raw_arguments: object, provider_data: Mapping[str,
 
 
 def _value_to_json_or_repr(value: object) -> str:
+    """Return a value as compact JSON, or its ``repr`` if it has no JSON form."""
     try:
         return compact(value)
     except ValueError:
@@ -245,4 +247,5 @@ def usage_from_totals(
 
 
 def _get_token_count_or_zero(details: object, name: str) -> int:
+    """Return the number of tokens under *name* of an object; 0 if it is missing or invalid."""
     return parse_token_count(details.get(name)) or 0 if isinstance(details, Mapping) else 0

@@ -63,6 +63,7 @@ class Sdk(NamedTuple):
             raise self._make_broken_error(why) from error
 
     def _make_broken_error(self, why: str, *lacking: str) -> ModelError:
+        """Return the error for an installed SDK that cannot be loaded; *lacking* are missing packages, to install."""
         remedy = " ".join([repr(name) for name in lacking]) or f"--force-reinstall '{self.package}'"
         msg = f"the package {self.package!r} is installed but cannot be loaded ({why}): pip install {remedy}"
         return ModelError(msg, kind="broken_sdk")

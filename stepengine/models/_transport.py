@@ -71,6 +71,7 @@ class _UnpackedBody(httpx2.AsyncByteStream):
                 return
 
     async def aclose(self) -> None:
+        """Close the stream of the compressed body."""
         if isinstance(self._stream, httpx2.AsyncByteStream):
             await self._stream.aclose()
 

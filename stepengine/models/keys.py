@@ -227,6 +227,7 @@ def require_host_label(provider: str, value: str, topic: str, source: str) -> st
 
 
 def _is_local_host(host: str) -> bool:
+    """Return whether a host name or IP address is this machine."""
     return host in ("localhost", "::1") or host.endswith(".localhost") or host.startswith("127.")
 
 

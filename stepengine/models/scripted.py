@@ -410,6 +410,7 @@ def _make_exhausted_error(request: ModelRequest, reply_count: int, index: int, s
 
 
 def _format_last_message_excerpt(request: ModelRequest) -> str:
+    """Return role and excerpt of the last message of a request; ``"no messages"`` without one."""
     messages = request.all_messages
     return f"{messages[-1].role}: {_format_message_excerpt(messages[-1])}" if messages else "no messages"
 
@@ -443,4 +444,5 @@ def _split_into_small_deltas(reply: ModelReply, size: int) -> Iterator[ModelDelt
 
 
 def _split_text(text: str, size: int) -> Iterator[str]:
+    """Return an iterator over the pieces of a text, each of at most *size* characters."""
     return (text[start : start + size] for start in range(0, len(text), size))

@@ -54,6 +54,7 @@ NO_RANGE = ("^!", "^@", "^-")
 
 
 def _convert_to_flag_set(value: Iterable[str] | None) -> frozenset[str] | None:
+    """Return flags as a set; ``None`` unchanged, which means any flag."""
     return None if value is None else frozenset(to_string_tuple(value))
 
 
@@ -136,10 +137,12 @@ class _CommandTail:
 
 
 def _is_option(word: str) -> bool:
+    """Return whether a word starts with a dash and has more characters."""
     return len(word) > 1 and word.startswith("-")
 
 
 def _has_allowed_arguments(form: CommandForm, rest: Argv) -> bool:
+    """Return whether the words after a prefix are only flags and operands that *form* allows."""
     words = _CommandTail.from_argv(rest)
     # An option may take `--` as its value; the program then reads the following words as options.
     if form.flags is not None and not (
@@ -324,6 +327,7 @@ def _leads_through_link(root: Root, path: str) -> bool:
 
 
 def _folder_has_visible_entry(root: Root, cwd: Sequence[str], path: str, names: Collection[str], *, deep: bool) -> bool:
+    """Return whether the folder at *path* has an entry with one of *names* that is not withheld; False if it is no folder."""
     with _open_folder(root, cwd, path) as folder:
         return folder is not None and has_visible_entry(root, folder, names, deep=deep)
 
@@ -522,6 +526,7 @@ def _matches_prefix_ignoring_options(prefix: Sequence[str], words: Sequence[str]
 
 
 def _make_command_form(prefix: str, flags: str = "", operands: Operands = "none") -> CommandForm:
+    """Return a command form; the words of *prefix* and *flags* are separated by blanks."""
     return CommandForm(prefix.split(), flags=flags.split(), operands=operands)
 
 

@@ -58,12 +58,14 @@ BUSY = (
 
 
 def _check_positive(_: object, field: attrs.Attribute[Any], value: Any) -> None:
+    """Raise ``DefinitionError`` unless a limit is a number above 0 and not too large: an attrs validator."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MOST:
         msg = f"ProgramLimits({field.name}=...) must be a number above 0 and at most {MOST:,}, not {value!r}"
         raise DefinitionError(msg)
 
 
 def _check_whole(owner: object, field: attrs.Attribute[Any], value: Any) -> None:
+    """Raise ``DefinitionError`` unless a limit is a positive whole number: an attrs validator."""
     _check_positive(owner, field, value)
     if not isinstance(value, int):
         msg = f"ProgramLimits({field.name}=...) must be a whole number, not {value!r}"
@@ -297,10 +299,12 @@ class _RunSession(ProgramVariables):
             session.close()
 
     async def aclose(self) -> list[str]:
+        """Close the session, and return no sentences for the run's result."""
         self.close()
         return []
 
     def variables(self) -> Mapping[str, str]:
+        """Return the ``repr`` of each variable of the session, opened and replayed if necessary; none if that fails."""
         session = self.try_open_and_replay()
         looked: Any = getattr(session, "variables", None)  # sessions of other sandboxes may lack it
         try:
@@ -766,6 +770,7 @@ def _tool_result_value(result: ToolResult) -> Any:
 
 
 def _raise_not_json(value: object) -> object:
+    """Raise ``TypeError`` for a value that is not JSON: the ``default`` of ``json.dumps``."""
     msg = f"a value of type {type(value).__name__} is no JSON"
     raise TypeError(msg)
 

@@ -886,6 +886,7 @@ class _SchemaClassReader:
             self._refuse(f"{node.id!r} means the field of that name here; rename the field")
 
     def _read_non_union_annotation(self, at: _NodeAtDepth) -> _ParsedType:
+        """Return the schema of an annotation that is no union: a named type, a generic type or None."""
         node = at.node
         if isinstance(node, ast.Name | ast.Attribute):
             return self._read_named_type(node, at.depth)
@@ -1103,6 +1104,7 @@ class _SchemaClassReader:
         )
 
     def _evaluate_dict(self, node: ast.Dict, depth: int) -> dict[str, Any]:
+        """Return the JSON object of a dict literal; refuse keys that are not texts."""
         names = [self._evaluate_literal(_NodeAtDepth(key, depth)) for key in node.keys if key]
         if not all(isinstance(name, str) for name in names):
             self._refuse("the keys of an object must be strings")
@@ -1144,6 +1146,7 @@ class _SchemaClassReader:
             self._refuse("the schema classes of this file are too large with all aliases expanded; make them smaller")
 
     def _spend_work_for_text(self, text: str) -> None:
+        """Subtract the work for a text from the budget of the file."""
         self._spend_work(len(text) // CHARS_PER_PLACE)
 
     def _make_definition(self, schema: dict[str, Any], refers: Iterable[str], size: int) -> _Definition:
@@ -1163,6 +1166,7 @@ class _SchemaClassReader:
 
 
 def _tuple_items(node: ast.expr) -> list[ast.expr]:
+    """Return the items of a tuple expression; any other expression is the only item."""
     return node.elts if isinstance(node, ast.Tuple) else [node]
 
 

@@ -489,6 +489,7 @@ class _MontySession:
         self.printed = ""
 
     def feed(self, code: str, now: datetime) -> ProgramTurn:
+        """Record a program, run it until it waits or ends, and return the turn; its clock shows *now*."""
         def record_and_feed(worker: _SessionWorker) -> ProgramTurn:
             told = _ProgramInputs(code, now, [], [])
             self._told.append(told)
@@ -499,6 +500,7 @@ class _MontySession:
         return self._run_turn(record_and_feed)
 
     def answer(self, answers: Mapping[int, CallAnswer], now: datetime) -> ProgramTurn:
+        """Record the answers to all calls, run the waiting program until it waits or ends, and return the turn."""
         def record_and_send(_: _SessionWorker) -> ProgramTurn:
             self._told[-1].answers.append((answers, now))
             self._weight += sum([_approximate_char_count(answer.value) for answer in answers.values()], TURN)
@@ -557,6 +559,7 @@ class _MontySession:
         return {name: text for name, text in found.items() if not text.startswith(MODULE)}
 
     def close(self) -> None:
+        """Mark the session as closed, and stop its running turn, from any thread."""
         with self._lock:
             self._is_closed = True
             worker = self._seat

@@ -540,6 +540,7 @@ class _SourceRewriter:
     # --- positions and edits --------------------------------------------------------------------------------------------
 
     def _line_end_offset(self, line: int) -> int:
+        """Return the byte offset of the end of a line."""
         return self._starts[line] - 1 if line < len(self._starts) else len(self._data)
 
     def _byte_span(self, node: Any) -> tuple[int, int]:
@@ -559,6 +560,7 @@ class _SourceRewriter:
         self._edits.append(_Edit(end, -self._count, end, behind))
 
     def _record_insertion(self, at: int, text: bytes) -> None:
+        """Record an edit that inserts a text at a byte offset."""
         self._record_replacement(at, at, text)
 
     def _record_replacement(self, start: int, end: int, text: bytes) -> None:
@@ -576,6 +578,7 @@ class _SourceRewriter:
                     self._refuse(node, f"names that start with {OWN!r} are reserved for the sandbox; rename {name!r}")
 
     def _refuse(self, node: Any, reason: str) -> NoReturn:
+        """Raise ``DefinitionError`` with the line of a node and the *reason*."""
         _refuse(self._file, getattr(node, "lineno", 1), reason)
 
 
@@ -624,4 +627,5 @@ def _unknown_module_text(name: str) -> str:
 
 
 def _join_sorted(names: Collection[str]) -> str:
+    """Return the sorted names, separated by commas."""
     return ", ".join(sorted(names))

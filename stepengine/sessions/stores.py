@@ -67,6 +67,7 @@ MAX_ATTEMPTS = 100
 
 
 def _utc_now() -> datetime:
+    """Return the current time in UTC."""
     return datetime.now(UTC)
 
 
@@ -222,11 +223,13 @@ class MemorySessions(Store):
 
     @override
     def load(self, session_id: str) -> Session:
+        """Return a session; a new one of version 0 for an unknown id."""
         found = self._sessions.get(require_session_id(session_id))
         return found or Session(info=SessionInfo(session_id=session_id))
 
     @override
     def save(self, session: Session) -> Session:
+        """Store a session and return it with its new version; raise ``SessionConflict`` if another version is stored."""
         with self._lock:
             stored = self._sessions.get(session.session_id)
             made = self._make_next_version_or_conflict(session, stored.version if stored else 0)
@@ -235,20 +238,24 @@ class MemorySessions(Store):
 
     @override
     def get_journal_location(self, session_id: str) -> JournalLocation:
+        """Return the location of the session's journals in memory, created at the first call."""
         return JournalLocation(memory=self._turns.setdefault(require_session_id(session_id), {}), keep=1)
 
     @override
     def list(self) -> list[SessionInfo]:
+        """Return the data of all sessions, the last changed first."""
         return _sort_newest_first([session.info for session in self._sessions.copy().values()])
 
     @override
     def delete(self, session_id: str) -> None:
+        """Delete a session with its journals; do nothing for an unknown id."""
         with self._lock:
             self._sessions.pop(session_id, None)
             self._turns.pop(session_id, None)
 
     @override
     def get_cached(self, key: str) -> Any:
+        """Return the value of a key; ``None`` if there is none or it has expired."""
         until, value = self._cache.get(key, (None, None))
         return None if _is_expired(until, self._clock()) else value
 
@@ -263,14 +270,17 @@ class MemorySessions(Store):
 
 
 def _make_expiry_time(ttl: float | None, now: datetime) -> float | None:
+    """Return the timestamp *ttl* seconds after *now*; ``None`` without a limit."""
     return None if ttl is None else now.timestamp() + ttl
 
 
 def _is_expired(until: float | None, now: datetime) -> bool:
+    """Return whether the time *until* has passed; False for ``None``."""
     return until is not None and until <= now.timestamp()
 
 
 def _sort_newest_first(infos: list[SessionInfo]) -> list[SessionInfo]:
+    """Return session data sorted by the time of the last change, the newest first."""
     return sorted(infos, key=lambda i: (i.updated_at or datetime.min.replace(tzinfo=UTC), i.session_id), reverse=True)
 
 
@@ -278,6 +288,7 @@ def _sort_newest_first(infos: list[SessionInfo]) -> list[SessionInfo]:
 
 
 def _encode_message(message: Message) -> bytes:
+    """Return a message as a line of JSON."""
     return compact(codec.encode_stored(message)).encode() + b"\n"
 
 
@@ -299,6 +310,7 @@ def _parse_messages(lines: Iterable[bytes], where: str) -> list[Message]:
 
 
 def _format_time(value: datetime | None) -> str | None:
+    """Return a time in UTC as text with microseconds; ``None`` unchanged."""
     return None if value is None else value.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
@@ -368,6 +380,7 @@ def _require_type(value: object, *kinds: type) -> Any:
 
 
 def _parse_time(text: str | None) -> datetime | None:
+    """Return the time in a text, in UTC if it names no zone; ``None`` unchanged."""
     if text is None:
         return None
     made = datetime.fromisoformat(text)
@@ -390,6 +403,7 @@ def _state_to_json_without_history(session: Session) -> dict[str, object] | None
 
 
 def _hash_lines(lines: Sequence[bytes]) -> str:
+    """Return the SHA-256 of lines as hex digits."""
     made = hashlib.sha256()
     for line in lines:
         made.update(line)
@@ -515,6 +529,7 @@ class FileSessions(Store):
 
     @override
     def get_journal_location(self, session_id: str) -> JournalLocation:
+        """Return the folder for the session's journals; it may not exist."""
         return JournalLocation(folder=self.folder(session_id) / "turns")
 
     def _write_history_and_state(self, folder: Path, session: Session) -> None:
@@ -566,6 +581,7 @@ class FileSessions(Store):
 
     @override
     def get_cached(self, key: str) -> Any:
+        """Return the value of a key; ``None`` if there is none or it has expired."""
         found = _read_json(self._get_cache_path(key))
         if not isinstance(found, dict) or found.get("key") != key or _is_expired(found.get("until"), self._clock()):
             return None
@@ -573,6 +589,7 @@ class FileSessions(Store):
 
     @override
     def set_cached(self, key: str, value: object, ttl: float | None = None) -> None:
+        """Store a JSON value in a file of its own, for *ttl* seconds or without a limit."""
         path = self._get_cache_path(key)
         path.parent.mkdir(mode=OWNER_FOLDER_MODE, exist_ok=True)
         CACHE_FILE.check(path)
@@ -580,6 +597,7 @@ class FileSessions(Store):
         replace_path(path, kept.encode(), mode=OWNER_FILE_MODE)
 
     def _get_cache_path(self, key: str) -> Path:
+        """Return the path of the file for a key, named by the hash of the key."""
         return self.root / ".cache" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
 
     @contextmanager
@@ -738,6 +756,7 @@ class SqliteSessions(Store):
 
     @override
     def load(self, session_id: str) -> Session:
+        """Return a session from one state of the database; a new one of version 0 for an unknown id."""
         require_session_id(session_id)
         with self._read_transaction() as database:
             row = database.execute("SELECT described, state FROM sessions WHERE id = ?", (session_id,)).fetchone()
@@ -794,6 +813,7 @@ class SqliteSessions(Store):
 
     @override
     def list(self) -> list[SessionInfo]:
+        """Return the data of all sessions, the last changed first."""
         with self._read_transaction() as database:
             rows = database.execute("SELECT id, described FROM sessions").fetchall()
         where = repr(str(self.path))
@@ -811,6 +831,7 @@ class SqliteSessions(Store):
 
     @override
     def get_cached(self, key: str) -> Any:
+        """Return the value of a key; ``None`` if there is none or it has expired."""
         with self._read_transaction() as database:
             row = database.execute("SELECT until, value FROM cache WHERE key = ?", (key,)).fetchone()
         if row is None or _is_expired(row[0], self._clock()):
@@ -862,6 +883,7 @@ class DocumentSessions(Store):
 
     @override
     def load(self, session_id: str) -> Session:
+        """Return the session in its document; a new one of version 0 for an unknown id."""
         text = self._call_converting_os_errors(partial(self.read_document, SESSION + require_session_id(session_id)))
         return self._parse_session(session_id, text)
 
@@ -895,6 +917,7 @@ class DocumentSessions(Store):
 
     @override
     def get_cached(self, key: str) -> Any:
+        """Return the value of a key; ``None`` if there is none or it has expired."""
         found: Any = _parse_json(
             self._call_converting_os_errors(partial(self.read_document, CACHE + key)), f"the cached value of {key!r}"
         )
@@ -902,6 +925,7 @@ class DocumentSessions(Store):
 
     @override
     def set_cached(self, key: str, value: object, ttl: float | None = None) -> None:
+        """Store a JSON value in a document, for *ttl* seconds or without a limit."""
         cached = {"until": _make_expiry_time(ttl, self._clock()), "value": freeze(value)}
         self._replace_document(CACHE + key, canonical(freeze(cached)))
 

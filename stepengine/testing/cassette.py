@@ -394,6 +394,7 @@ class Cassette:
 
     @property
     def _source_name(self) -> str:
+        """The path of the file in messages; ``"this cassette"`` without one."""
         return str(self.path) if self.path else "this cassette"
 
     def _make_and_store_miss(self, request: RecordedRequest) -> CassetteMiss:

@@ -74,6 +74,7 @@ def restore_json_style(text: str, style: str) -> str:
 
 
 def _escape_char(found: re.Match[str]) -> str:
+    """Return the matched character as a JSON escape."""
     return json.dumps(found[0])[1:-1]
 
 
@@ -102,6 +103,7 @@ def _decode_gzip(body: bytes) -> bytes:
 
 
 def _decode_one_encoding(body: bytes, encoding: str) -> bytes:
+    """Return *body* decompressed by one content encoding, up to the first error."""
     import httpx2
 
     decoded: list[bytes] = []

@@ -39,15 +39,18 @@ Headers: TypeAlias = tuple[tuple[str, str], ...]
 
 
 def _to_header_pairs(value: Mapping[str, str] | Iterable[tuple[str, str]]) -> Headers:
+    """Return headers as a tuple of pairs."""
     pairs = value.items() if isinstance(value, Mapping) else value
     return tuple([(name, content) for name, content in pairs])
 
 
 def _to_lower_case_header_pairs(value: Mapping[str, str] | Iterable[tuple[str, str]]) -> Headers:
+    """Return headers as a tuple of pairs with lower-case names."""
     return tuple([(name.lower(), content) for name, content in _to_header_pairs(value)])
 
 
 def _to_upper_case(method: str) -> str:
+    """Return a method in upper case."""
     return method.upper()
 
 
@@ -372,6 +375,7 @@ def _parse_interaction(item: Any, source: str, index: int, mark_key: str) -> Int
 
 
 def _parse_ordered_headers(value: Any, source: str, at: str) -> Headers:
+    """Return the pairs of a list of headers; raise ``DataError`` for another form."""
     if isinstance(value, list) and all(isinstance(pair, list) and len(pair) == PAIR for pair in value):
         return tuple([(_parse_text(n, source, at), _parse_text(v, source, at)) for n, v in value])
     raise _make_invalid_value_error(value, "a list of pairs of name and value", source, at)
@@ -470,6 +474,7 @@ def _parse_header_pairs(headers: Any, source: str, at: str) -> Headers:
 
 
 def _parse_header_values(values: object, source: str, at: str) -> Iterator[str]:
+    """Yield the values of one header, a single one or a list; raise ``DataError`` for another type."""
     for value in values if isinstance(values, list) else [values]:
         if isinstance(value, bytes):
             yield value.decode("latin-1")
@@ -480,6 +485,7 @@ def _parse_header_values(values: object, source: str, at: str) -> Iterator[str]:
 
 
 def _encode_text(text: str, source: str, at: str) -> bytes:
+    """Return *text* in UTF-8; raise ``DataError`` for lone surrogates."""
     try:
         return text.encode()
     except UnicodeEncodeError:
@@ -506,11 +512,13 @@ def _parse_url(value: object, source: str, at: str) -> str:
 
 
 def _check_mapping(value: Any, source: str, at: str) -> None:
+    """Raise ``DataError`` unless *value* is a mapping."""
     if not isinstance(value, Mapping):
         raise _make_invalid_value_error(value, "a mapping", source, at)
 
 
 def _refuse_unknown_keys(value: dict[str, object], known: set[str], source: str, at: str) -> None:
+    """Raise ``DataError`` if a mapping has a key that is not *known*."""
     for key in value:
         if key not in known:
             msg = (
@@ -520,6 +528,7 @@ def _refuse_unknown_keys(value: dict[str, object], known: set[str], source: str,
 
 
 def _make_invalid_value_error(value: object, expected: str, source: str, at: str) -> DataError:
+    """Return the error for an invalid value, with the key *at* which it is and the *expected* form."""
     shown = repr(value)
     shown = cut_after(shown, SHOWN_CHARACTERS)
     return DataError(f"{source}: {at} is {shown}; use {expected}", path=at)

@@ -129,6 +129,7 @@ def find_nearest_requests(request: RecordedRequest, situation: Situation) -> tup
 
 
 def _join_values_by_name(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Return the values of each name, joined by commas."""
     joined: dict[str, list[str]] = {}
     for name, value in pairs:
         joined.setdefault(name, []).append(value.removeprefix("="))
@@ -195,6 +196,7 @@ def _format_value_at_difference(value: object, other: object) -> str:
 
 
 def _to_json(value: object) -> str:
+    """Return a value as JSON text; values without a JSON form as text."""
     return json.dumps(value, ensure_ascii=False, default=str)
 
 

@@ -396,6 +396,7 @@ def fill_text_of_opaque_part(part: AssistantPart) -> AssistantPart:
 
 
 def _make_json_text_part(value: object) -> TextPart:
+    """Return a text part with the JSON of a value."""
     return TextPart(compact(value))
 
 
@@ -480,6 +481,7 @@ def _media_from_base64(data: str, mime: str, name: str = "") -> UserPart | None:
 
 
 def _media_from_bytes(content: bytes, mime: str, name: str = "") -> UserPart:
+    """Return an image part for the bytes of an image, else a document part."""
     if resolve_media_type(mime, content).startswith("image/"):
         return ImagePart(data=content, mime_type=mime)
     return DocumentPart(data=content, mime_type=mime, name=name)

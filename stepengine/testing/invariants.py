@@ -129,6 +129,7 @@ def remove_request_counts(finished: Finished) -> Finished:
 
 
 def _remove_request_count(usage: Usage) -> Usage:
+    """Return *usage* without its number of requests."""
     return attrs.evolve(usage, requests=0, at_least=False)
 
 
@@ -157,6 +158,7 @@ def _describe_difference(prefix: str, current: Any, expected: object, *ignored: 
 
 
 def _shorten_repr(value: object) -> str:
+    """Return the ``repr`` of a value, cut with its length if it is long."""
     said = repr(value)
     return cut_after(said, WIDTH, f"... ({len(said)} characters)")
 
@@ -283,18 +285,19 @@ class WatchedRun:
         self._states.append((state, history, view))
 
     def _add_violation(self, invariant_id: str, message: str) -> None:
+        """Store a violation, which the next check of an effect raises."""
         # Raised later, outside of the handler: here it would arrive at the author's own yield.
         self.found.append(Violation(invariant_id, message))
 
     # --- the machine's side -------------------------------------------------------------------------------------------
 
-    def check_effect(self, effect: Effect) -> None:
-        """Raise ``Violation`` for an effect of the machine that has a wrong number, or must not occur in the present state."""
+    def check_and_track_effect(self, effect: Effect) -> None:
+        """Raise ``Violation`` for an effect with a wrong number or in a wrong state; else advance the number and the state."""
         if self.found:
             raise self.found[0]
         self._advance_protocol_state(get_protocol_token(effect))
         if isinstance(effect, Notify):
-            self._check_event(effect.event)
+            self._check_and_track_event(effect.event)
             return
         if isinstance(effect, Compute):
             return
@@ -307,12 +310,12 @@ class WatchedRun:
                 )
             self._next += 1
 
-    def _check_event(self, event: object) -> None:
-        """Raise ``Violation`` for an event that must not occur now, such as a step within a step; track the current step."""
+    def _check_and_track_event(self, event: object) -> None:
+        """Raise ``Violation`` for an event that must not occur now, such as a step within a step; else track the current step."""
         if isinstance(event, ToolFinished) and event.tool_name == "set_messages" and not event.result.is_error:
             self._replaced = True
         if isinstance(event, StepFinished):
-            self._check_step_end(event)
+            self._check_and_store_step_end(event)
         if isinstance(event, StepStarted):
             if self._step is not None:
                 raise_violation("I9", f"step {event.step} started while step {self._step} was running")
@@ -327,7 +330,7 @@ class WatchedRun:
             if self._step is not None:
                 raise_violation("I9", f"the run has ended, but step {self._step} has not")
 
-    def _check_step_end(self, event: StepFinished) -> None:
+    def _check_and_store_step_end(self, event: StepFinished) -> None:
         """End the current step, and store the status of a stopped one; raise ``Violation`` for another step or status."""
         if event.step != self._step:
             raise_violation("I9", f"step {event.step} ended while step {self._step} was running")
@@ -497,7 +500,7 @@ class Unwatched(WatchedRun):
     def __attrs_post_init__(self) -> None:
         pass
 
-    def check_effect(self, effect: Effect) -> None:
+    def check_and_track_effect(self, effect: Effect) -> None:
         """Do nothing."""
 
     def track_outcomes(self, effects: Iterable[Leaf], outcomes: Iterable[Single]) -> None:
@@ -524,10 +527,12 @@ class _Spy:
 
     @property
     def gi_frame(self) -> Any:
+        """The frame of the watched generator."""
         return self._steps.gi_frame
 
     @property
     def gi_yieldfrom(self) -> Any:
+        """The iterator to which the watched generator delegates."""
         return self._steps.gi_yieldfrom
 
     def __iter__(self) -> _Spy:
@@ -550,6 +555,7 @@ class _Spy:
         return self._asked
 
     def close(self) -> None:
+        """Close the watched generator."""
         self._steps.close()
 
 
@@ -557,6 +563,7 @@ _numbers: Callable[[Usage], tuple[int, ...]] = attrgetter(*NUMBERS)
 
 
 def _has_not_shrunk(before: Usage, after: Usage) -> bool:
+    """Return whether no number in *after* is below that in *before*."""
     return all(a <= b for a, b in zip(_numbers(before), _numbers(after), strict=True))
 
 
@@ -576,6 +583,7 @@ def describe_effect(effect: Leaf) -> str:
 
 
 def _describe_tool_call(effect: CallTool) -> str:
+    """Return name, input and source of a tool call on one line."""
     return f"tool {effect.tool_name} {effect.input!r} ({effect.source})"
 
 
@@ -611,5 +619,6 @@ def describe_outcome(outcome: Single) -> str:
 
 
 def _shorten_line(said: str) -> str:
+    """Return a text on one line, cut if it is long."""
     said = said.replace("\n", "\\n")
     return cut_after(said, TOLD_WIDTH)

@@ -174,8 +174,8 @@ class EffectRecords:
                 "R3", f"{self.repetition_prefix} {_describe_item(item)} happens although it may have happened before"
             )
 
-    def check_outcome(self, item: Item, outcome: Single) -> bool:
-        """Raise ``Violation`` if the run receives another outcome than the world gave; return True if the outcome is new."""
+    def check_and_record_outcome(self, item: Item, outcome: Single) -> bool:
+        """Raise ``Violation`` for another outcome than the world's; record a new one and return True, return False for a repeated one."""
         at, effect = item.address, item.effect
         self._met.add(at)
         if self.is_recorded(at) or (self.is_replay and at in self.performed):
@@ -190,7 +190,7 @@ class EffectRecords:
             raise_violation(
                 "R1", f"the run does not end: {MAX_EFFECTS} effects, the last of them {describe_effect(effect)}"
             )
-        self._expect_world_outcome(item, outcome)
+        self._check_and_count_new_outcome(item, outcome)
         self.performed[at] = (effect, outcome)
         if not isinstance(outcome, Stop):
             self._open.discard(at)
@@ -206,8 +206,8 @@ class EffectRecords:
             given = f"returns {describe_outcome(outcome)}, but returned {describe_outcome(due)} before"
             raise_violation("I3", f"{self.repetition_prefix} {_describe_item(item)} {given}")
 
-    def _expect_world_outcome(self, item: Item, outcome: Single) -> None:
-        """Raise ``Violation`` unless a new outcome equals the world's; advance the clock for one that is unknown after a crash."""
+    def _check_and_count_new_outcome(self, item: Item, outcome: Single) -> None:
+        """Raise ``Violation`` unless a new outcome equals the world's; one unknown after a crash takes time and is marked."""
         at = item.address
         given, is_doubtful = self._given.get(at), at in self._doubtful
         if given is not None:
@@ -235,10 +235,12 @@ class EffectRecords:
 
 
 def _describe_item(item: Item) -> str:
+    """Return address and description of an effect, for messages."""
     return f"{format_address(item.address)}, {describe_effect(item.effect)},"
 
 
 def _is_same_effect(a: Leaf, b: Leaf) -> bool:
+    """Return whether two effects are equal; function calls are compared by number and name."""
     if isinstance(a, CallFunction) and isinstance(b, CallFunction):
         return a.seq == b.seq and is_same_yield(a.call, b.call)
     return type(a) is type(b) and a == b

@@ -316,6 +316,7 @@ class CassetteFixture(Cassette):
         return bool(entries) or any(shared.has_entries for shared in self._shared.values())
 
     def _explain_nothing_recorded(self) -> str:
+        """Return the message for a test that recorded nothing, with the probable reason."""
         if self.fresh.left_out:
             return "\n".join([f"nothing was recorded in {self._source_name}", *self.list_remarks()])
         return (
@@ -386,10 +387,12 @@ class CassetteFixture(Cassette):
 
     @property
     def _played_count(self) -> int:
+        """The number of interactions that were played."""
         return len(self) - len(self.unused)
 
     @property
     def _source_name(self) -> str:
+        """The path of the file relative to the working directory, for messages."""
         return make_path_relative_to_cwd(self.path) if self.path else super()._source_name
 
     def list_usages(self) -> list[RecordingUsage]:
@@ -590,6 +593,7 @@ class JournalFixture(SelfOpeningJournal):
         return lambda: None
 
     def _make_memory_journal(self) -> MemoryJournal:
+        """Return an empty journal in memory with the rules of this one."""
         return MemoryJournal(redact="off", link=self.link, stable=self.stable).copy_redaction_rules_from(self)
 
     # --- the end of the test ------------------------------------------------------------------------------------------

@@ -329,10 +329,12 @@ def _answer_step(yielded: object, answer: object, context: YieldContext) -> Step
 
 
 def _to_model_reply(yielded: object, answer: object) -> ModelReply:
+    """Return a text as a ``ModelReply``; a ``ModelReply`` unchanged."""
     return ModelReply(answer) if isinstance(answer, str) else _require_type(ModelReply, yielded, answer)
 
 
 def _require_list(yielded: object, answer: object, *, allow_empty: bool = False) -> Sequence[Any]:
+    """Return a list of answers, an empty one for none if allowed; else raise ``DataError``."""
     if answer is ABSENT and allow_empty:
         return ()
     if isinstance(answer, list | tuple):
@@ -348,11 +350,13 @@ def _require_type(kind: type[object], yielded: object, answer: object) -> Any:
 
 
 def _make_invalid_answer_error(yielded: object, answer: object, expected: str) -> DataError:
+    """Return the error for an answer that does not fit the yield, with the *expected* form."""
     given = "nothing" if answer is ABSENT else repr(answer)
     return DataError(f"{given}{MISFIT}{yielded!r}; send {expected}, or a StepResult")
 
 
 def _answer_tool_call(yielded: ToolCall, answer: object, context: YieldContext) -> StepResult:
+    """Return the ``StepResult`` of a single tool call."""
     return StepResult(context.state, (_answer_value(yielded, answer, context),))
 
 

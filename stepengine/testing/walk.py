@@ -266,6 +266,7 @@ class Walk:
 
     @property
     def _handler_name(self) -> str:
+        """The name of the handler, for messages."""
         return getattr(self._steps, "__qualname__", type(self._steps).__name__)
 
     def _send_or_throw_again(self, exchange: WalkStep) -> None:
@@ -315,6 +316,7 @@ class Walk:
         return asked if type(asked) in self._accepted else self._throw_bad_yield_error(asked)
 
     def _require_unfinished(self, verb: str) -> None:
+        """Raise an error if the handler has ended: there is no yield to *verb*."""
         if self.finished:
             how = f"raised {self._error!r}" if self._error else f"returned {self.returned!r}"
             msg = f"{self._handler_name} has {how}; there is no yield to {verb} to"
@@ -328,18 +330,23 @@ class _NoteLogger:
         self._notes = notes
 
     def debug(self, message: str, /, **data: object) -> None:
+        """Store a note of the level ``debug``."""
         self._append_note("debug", message, data)
 
     def info(self, message: str, /, **data: Any) -> None:
+        """Store a note of the level ``info``."""
         self._append_note("info", message, data)
 
     def warning(self, message: str, /, **data: object) -> None:
+        """Store a note of the level ``warning``."""
         self._append_note("warning", message, data)
 
     def error(self, message: str, /, **data: Any) -> None:
+        """Store a note of the level ``error``."""
         self._append_note("error", message, data)
 
     def _append_note(self, kind: str, message: str, data: dict[str, object]) -> None:
+        """Store a note with its level, message and frozen data."""
         self._notes.append(HandlerNote(kind, message, freeze(data) if data else None))
 
 

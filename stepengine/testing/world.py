@@ -484,7 +484,7 @@ class SimulatedProcess:
                 if isinstance(effect, Finished):
                     self._check_author_invariants(effect.state, run.plan.path)
                     return effect
-                run.check_effect(effect)
+                run.check_and_track_effect(effect)
                 if self._invariants and isinstance(machine, Machine) and not isinstance(effect, Notify):
                     self._check_author_invariants(machine.state, run.plan.path)
                 outcome = self._perform_machine_effect(run, effect)
@@ -594,7 +594,7 @@ class SimulatedProcess:
     def _check_log_and_crash(self, item: Item, outcome: Single) -> Single:
         """Check an outcome from the recorder and return it; log a new one, and crash if a crash is planned after it."""
         self.expect_recorder_not_failed()
-        if self._world.effects.check_outcome(item, outcome):
+        if self._world.effects.check_and_record_outcome(item, outcome):
             at, kinds = format_address(item.address), self._world.faults.get_known_faults(item.address)
             marks = f"   !! {', '.join(kinds)}" if kinds else ""
             asked, got = describe_effect(item.effect), describe_outcome(outcome)
@@ -608,6 +608,7 @@ class SimulatedProcess:
             self._raise_divergence(self._run.writer.fatal)
 
     def _raise_divergence(self, error: StepEngineError) -> NoReturn:
+        """Raise ``Violation`` for a run that differs from its record."""
         raise_violation("I3", f"{self._world.effects.repetition_prefix} {error.message}")
 
     def _perform_with_faults(self, item: Item) -> Single:
@@ -644,6 +645,7 @@ def _advance_machine(
 
 
 def _is_tool_or_function_call(effect: Leaf) -> TypeGuard[CallTool | CallFunction]:
+    """Return whether an effect calls a tool or a function."""
     return isinstance(effect, CallTool | CallFunction)
 
 

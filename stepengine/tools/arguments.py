@@ -113,6 +113,7 @@ def _check_no_one_shot_iterables(adapter: TypeAdapter[Any], tool_name: str, sign
 
 
 def _make_schema_without_titles(adapter: TypeAdapter[Any]) -> Any:
+    """Return the JSON Schema of a pydantic adapter without titles."""
     return remove_titles(adapter.json_schema())
 
 
@@ -293,6 +294,7 @@ class FunctionInputs:
             raise make_tool_input_error(self._name, [self._describe_issue(e) for e in details], value) from None
 
     def _describe_issue(self, error: ErrorDetails) -> str:
+        """Return the sentence for an error of pydantic, with the path of the invalid value."""
         where = ".".join(str(part) for part in error["loc"])
         kind = error["type"]
         if kind == "missing_keyword_only_argument":

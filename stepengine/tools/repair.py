@@ -31,6 +31,7 @@ SCALARS: Mapping[type, str] = {str: "string", bool: "boolean", int: "integer", f
 
 
 def _to_camel_case(name: str) -> str:
+    """Return a name in snake_case as camelCase."""
     return re.sub(r"_([a-z0-9])", lambda m: m[1].upper(), name)
 
 

@@ -256,6 +256,7 @@ def _find_additional_item_misfits(
 
 
 def _find_property_name_misfit(walk: _Walk, names_schema: Form, instance: object, _: object) -> Sequence[None]:
+    """Return a misfit if the name of a member does not fit *names_schema*."""
     if not isinstance(instance, dict):
         return ()
     return MISFIT if any(walk.judge.descend(name, names_schema) for name in instance) else ()
@@ -945,6 +946,7 @@ def member_path(path: str, name: str | int) -> str:
 
 
 def _raise_schema_error(where: str, pointer: str, problem: str) -> NoReturn:
+    """Raise ``DefinitionError`` for a *problem* of the schema *where* at a JSON pointer."""
     msg = f"{where} at {pointer}: {problem}"
     raise DefinitionError(msg)
 
@@ -953,11 +955,13 @@ Saying: TypeAlias = Callable[[_IssueReport, Any, Any, Any], Iterable[str]]
 
 
 def _format_type_issue(report: _IssueReport, types: str | list[str], instance: object, _: object) -> Iterator[str]:
+    """Yield the sentence for an instance that has none of *types*."""
     wanted = [one for one in TYPES if one in ([types] if isinstance(types, str) else types)]
     yield f"{report.path}: should be {' or '.join(wanted)}, not {_get_json_type_name(instance)}"
 
 
 def _format_enum_issue(report: _IssueReport, options: list[object], instance: object, _: object) -> Iterator[str]:
+    """Yield the sentence for an instance that is none of *options*."""
     allowed, given = ", ".join(map(canonical, options)), canonical(instance)
     if not isinstance(instance, str):
         given = repr(_sort_members(instance))
@@ -1025,6 +1029,7 @@ def _format_unevaluated_issues(
 
 
 def _format_disallowed_items_issue(report: _IssueReport, kind: str, count: int) -> Iterator[str]:
+    """Yield the sentence for *count* items of a *kind*, such as additional, that are not allowed."""
     yield f"{report.path}: {kind} items are not allowed ({count} item{'s' if count > 1 else ''})"
 
 

@@ -58,6 +58,7 @@ class Signature:
 
 
 def _raise_definition_error(fn: Callable[..., object], problem: str) -> NoReturn:
+    """Raise ``DefinitionError`` with the location and name of a tool function and the *problem*."""
     msg = f"{source_location(fn)}: tool function {getattr(fn, '__name__', type(fn).__name__)!r} {problem}"
     raise DefinitionError(msg)
 

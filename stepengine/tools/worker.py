@@ -40,6 +40,7 @@ class LoopCaller:
         return call_on_loop
 
     def _call_if_open(self, fn: Callable[..., None], *args: object, **kwargs: object) -> None:
+        """Call *fn* on the event loop, unless the tool call has ended."""
         if self.is_open:
             fn(*args, **kwargs)
 

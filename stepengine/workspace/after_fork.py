@@ -59,11 +59,13 @@ def hold_references(*objects: object) -> None:
 
 
 def _run_before_fork() -> None:
+    """Call the registered functions before a fork."""
     for before, _ in _resting:
         before()
 
 
 def _run_after_fork() -> None:
+    """Call the registered functions in the parent after a fork."""
     for _, after in _resting:
         after()
 

@@ -111,6 +111,7 @@ def _check_command_text(text: str) -> None:
 
 
 def _raise_too_large(size: int) -> NoReturn:
+    """Raise ``ToolError`` for a command of *size* bytes."""
     msg = f"the command has {size:,} bytes; at most {COMMAND_BYTES:,} are allowed; put long text into a file"
     raise ToolError(msg)
 
@@ -141,6 +142,7 @@ class _Splitter:
         self._word: list[str] | None = None
 
     def split_words(self) -> list[str]:
+        """Return all words of the text; raise ``_NotArgv`` for a text that only a shell can interpret."""
         found: list[str] = []
         while self._at < len(self._text):
             char = self._text[self._at]
@@ -181,6 +183,7 @@ class _Splitter:
             _raise_not_argv(f"'~' {'after ' + repr(word[-1]) if word else 'at the start of a word'}")
 
     def _append_text(self, text: str) -> None:
+        """Append *text* to the current word, or start a word with it."""
         if self._word is None:
             self._word = []
         self._word.append(text)
@@ -228,6 +231,7 @@ class _Splitter:
 
 
 def _raise_not_argv(problem: str) -> NoReturn:
+    """Raise the internal error for a text that only a shell can interpret."""
     raise _NotArgv(problem)
 
 

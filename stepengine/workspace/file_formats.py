@@ -80,6 +80,7 @@ class FileFormat:
             raise self._make_error(path)
 
     def _make_error(self, path: str | os.PathLike[str]) -> StepEngineError:
+        """Return the error for a file of another format, which was left unchanged."""
         return self.error(
             f"{os.fspath(path)} is not {self.name} of stepengine and was left unchanged. Use another path"
         )

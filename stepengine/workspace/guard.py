@@ -102,6 +102,7 @@ class _PatternExpander:
 
     @property
     def is_exhausted(self) -> bool:
+        """Whether the limit of expanded paths is reached."""
         return self._left <= 0
 
     def expand(self, pattern: str) -> Iterator[str]:
@@ -217,6 +218,7 @@ def _find_withheld_reason(file: FileGuard, base: tuple[str, ...], real: tuple[st
 
 
 def _split_path(path: str) -> tuple[str, ...]:
+    """Return the components of a path, without empty ones."""
     return tuple(filter(None, path.split("/")))
 
 

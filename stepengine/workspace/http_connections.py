@@ -155,6 +155,7 @@ class ConnectionWatch:
         self._timer = asyncio.get_running_loop().call_later(seconds, self._transport.abort)
 
     def _stop_timer(self) -> None:
+        """Cancel the timer, if there is one."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

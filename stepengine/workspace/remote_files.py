@@ -519,10 +519,12 @@ class Spawned:
 
 
 def _split_remote_path(path: str) -> list[str]:
+    """Return the components of a normalized remote path."""
     return [part for part in posixpath.normpath(path).split("/") if part]
 
 
 def _is_text(value: Any) -> bool:
+    """Return whether a value is a string without a NUL."""
     return isinstance(value, str) and "\0" not in value
 
 

@@ -155,6 +155,7 @@ class Root:
 
     @cached_property
     def _root_mount(self) -> str:
+        """The id of the root's mount."""
         return calls.get_mount_id(
             self.fd
         )  # cached: a walk needs it for every folder, and an open folder does not change it

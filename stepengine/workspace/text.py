@@ -142,6 +142,7 @@ class _LineWindow:
 
     @property
     def is_full(self) -> bool:
+        """Whether all lines of the range are stored."""
         return self._number >= self._after
 
     def feed(self, chunk: bytes) -> None:

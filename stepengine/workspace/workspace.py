@@ -96,6 +96,7 @@ def _check_shell(_workspace: object, _field: attrs.Attribute[Any], shell: object
 
 
 def _root_to_path(root: str | os.PathLike[str]) -> Path:
+    """Return the root of a workspace as a ``Path``; raise ``DefinitionError`` for any other value than a text or path."""
     return to_path(root, "Workspace(root)")
 
 

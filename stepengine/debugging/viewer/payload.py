@@ -388,6 +388,7 @@ class RunPayload:
 
     @property
     def _show_step_command(self) -> str:
+        """The command that shows a step in full, for notes about cut texts."""
         return f"`stepengine show {shlex.quote(self.file)} --step N`"
 
     def _clean_name(self, text: str) -> str:
@@ -662,11 +663,13 @@ def _token_counts(usage: Usage) -> list[int]:
 
 
 def _decode_error(stored: object) -> BaseException:
+    """Return a stored error as an exception."""
     error: BaseException = decode_stored({"type": "failure", "error": stored}).error
     return error
 
 
 def _error_to_json(error: BaseException) -> Form:
+    """Return class and message of an error as JSON."""
     return {"type": type(error).__name__, "message": str(plain(str(error)))}
 
 

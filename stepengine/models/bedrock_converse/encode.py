@@ -226,6 +226,7 @@ class _ConverseJoiner(MessageJoiner):
 
 
 def _encode_user(message: UserMessage, options: ConverseEncodeOptions) -> ConverseEncoded:
+    """Encode a user message, with a text before documents."""
     blocks = _add_text_before_documents([_encode_content_part(part, options) for part in message.content])
     return ConverseEncoded(
         "user", encode_comma_separated(blocks), kinds=_list_block_kinds(blocks), last=_get_last_block_kind(blocks)

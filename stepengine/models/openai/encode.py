@@ -189,6 +189,7 @@ class _ToolDefinitions:
 
 
 def _encode_user(message: UserMessage, options: OpenAIEncodeOptions) -> ResponsesEncoded:
+    """Encode a user message without blank texts; empty bytes if nothing remains."""
     parts = remove_blank_texts(message.content)
     if not parts:
         return ResponsesEncoded("user", b"")

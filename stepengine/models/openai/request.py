@@ -227,6 +227,7 @@ def _encode_text_config(request: ModelRequest) -> Json | None:
 
 
 def _encode_tool_choice(request: ModelRequest) -> object:
+    """Return the tool choice: a word, the only function that may be called, or ``None`` without a choice."""
     choice = resolve_tool_choice(request)
     return choice if choice is None or choice in WORDS else {"type": "function", "name": choice}
 

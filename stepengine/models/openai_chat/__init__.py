@@ -121,6 +121,7 @@ class OpenAIChatProvider(PresetProvider):
         return ""
 
     def _list_unsupported_settings(self, request: ModelRequest) -> tuple[str, ...]:
+        """Return the names of the settings of *request* that the service does not support for the model."""
         model, preset = self.strip_prefix(request.model), self._preset
         dropped = encode_provider_settings(request, model, preset).dropped
         if has_strict_tool_unsupported_by_openai(request.tools) or (

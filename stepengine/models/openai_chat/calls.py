@@ -60,6 +60,7 @@ class _CallPiece:
 
     @property
     def is_blank(self) -> bool:
+        """Return whether the piece of arguments is empty or only white space."""
         return not self.text.strip()
 
 

@@ -139,9 +139,11 @@ class _Pieces(io.RawIOBase):
         self._error = error
 
     def readable(self) -> bool:
+        """Return True."""
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Move bytes of the next piece into *buffer*, and return their number; at the end raise the recorded error or return 0."""
         if not self._pieces:
             if self._error is not None:
                 raise self._error
@@ -156,6 +158,7 @@ class _Pieces(io.RawIOBase):
 
 @cache
 def _make_readable_socket() -> socket.socket:
+    """Return a socket that can always be read, because its other end is closed."""
     ours, other = socket.socketpair()
     other.close()
     return ours

@@ -163,6 +163,7 @@ class _StartOnImport(MetaPathFinder):
         os.register_at_fork(after_in_child=self._renew_lock)
 
     def _renew_lock(self) -> None:
+        """Replace the lock after a fork."""
         self._lock = threading.RLock()
 
     def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:

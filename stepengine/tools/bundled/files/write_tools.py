@@ -370,6 +370,7 @@ class _Writer:
             replace_file(folder, name, new, old.info)
 
     def _get_absolute_path(self, path: str) -> str:
+        """Return the absolute path of a file below the root."""
         return absolute_path(self._root.real, self._root.split_path(path))
 
     def _make_undo_record(self, change: ContentChange, created_folders: Sequence[str]) -> FileWrite:

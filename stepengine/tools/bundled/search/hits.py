@@ -152,6 +152,7 @@ def _add_flag_value(flag_values: dict[str, Any], letter: str, value: str) -> Non
 
 
 def _raise_unknown_flag(word: str) -> None:
+    """Raise ``ToolError`` for an unknown flag, with the known ones."""
     msg = f"the flag {word!r} is not available; these are: {KNOWN}"
     raise ToolError(msg)
 
@@ -317,6 +318,7 @@ class MatchReport:
 
 
 def _count_line_chars(lines: Sequence[str]) -> int:
+    """Return the number of characters of all lines with their line ends."""
     return sum(map(len, lines)) + len(lines)
 
 

@@ -411,6 +411,7 @@ class _Tree:
         return {**result, "message": "; ".join(notes)} if notes else result
 
     def _count_line_chars(self, nodes: list[TreeNode]) -> int:
+        """Return the number of characters of the lines of *nodes* in the tree."""
         return sum(len(n.format_line(self._depth)) for n in nodes)
 
     def _read_fitting_symbols(self, nodes: list[TreeNode], room: int) -> tuple[dict[Parts, str], int]:

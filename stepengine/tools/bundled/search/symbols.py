@@ -58,6 +58,7 @@ LANGUAGES: Mapping[str, str] = {
 
 
 def _get_suffix(name: str) -> str:
+    """Return the suffix of a file name in lower case, without its dot; ``""`` without one."""
     return name.rpartition(".")[2].lower() if "." in name else ""
 
 

@@ -624,6 +624,7 @@ class CommandProcess:
 
 
 def _get_signal_name(number: int) -> str:
+    """Return the name of a signal, such as ``SIGTERM``; ``signal 99`` for an unknown number."""
     try:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal

@@ -338,6 +338,7 @@ def _get_signal_number(name: str) -> int:
 
 
 def _get_or_create_jobs(ctx: ToolContext, shell: Shell) -> Jobs:
+    """Return the background jobs of the run, created at the first call."""
     return ctx.get_or_create_run_object((Jobs, shell), Jobs)
 
 
@@ -426,6 +427,7 @@ async def _run_in_background(
 def _make_result_fields(
     command: Argv | Script, process: CommandProcess, ending: Ending, message: str
 ) -> dict[str, object]:
+    """Return the result of an ended command without its output: command, exit code or signal, time and *message*."""
     frame: dict[str, object] = {"command": cut_middle(command_text(command), SHOWN_CHARS), "exit_code": ending.code}
     if ending.signal is not None:
         frame["signal"] = ending.signal

@@ -118,6 +118,7 @@ def _find_watch_issues(shell: Shell, call_input: JsonDict) -> Iterator[str]:
 
 
 def _get_command(call_input: JsonDict) -> str | list[str]:
+    """Return the command in a call's input, as plain JSON."""
     command: str | list[str] = thaw(call_input["command"])
     return command
 

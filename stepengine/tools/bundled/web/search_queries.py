@@ -77,6 +77,7 @@ class SearchBackend(Protocol):
 
 
 def _get_result_count(depth: Depth) -> int:
+    """Return how many results a search of this *depth* requests."""
     return WEB_SEARCH_RESULTS_DEEP if depth == "deep" else WEB_SEARCH_RESULTS
 
 
