@@ -272,9 +272,9 @@ def _validate_digests(values: Iterable[str]) -> frozenset[str]:
     return digests
 
 
-def _to_rule_tuple(given: Iterable[RedactRule]) -> tuple[RedactRule, ...]:
+def _to_rule_tuple(rules: Iterable[RedactRule]) -> tuple[RedactRule, ...]:
     """Return the rules as a tuple."""
-    return tuple(given)
+    return tuple(rules)
 
 
 @frozen(kw_only=True)
@@ -1138,9 +1138,9 @@ def _list_possible_text_fields(kind: Any) -> list[str]:
     return [name for name, _ in _list_init_fields(kind) if types[name] not in NUMBERS and name not in place]
 
 
-def _make_spellings_by_text(known: Mapping[str, str]) -> dict[str, Spelling]:
+def _make_spellings_by_text(names_by_value: Mapping[str, str]) -> dict[str, Spelling]:
     """Return the spellings of all known values by their text."""
-    return {one.text: one for value, name in known.items() for one in make_spellings(value, name)}
+    return {one.text: one for value, name in names_by_value.items() for one in make_spellings(value, name)}
 
 
 @lru_cache(maxsize=256)

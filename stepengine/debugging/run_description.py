@@ -288,22 +288,22 @@ def _sum_earlier_effects(history: History, before: list[_ShownEffect]) -> dict[s
     }
 
 
-def _compaction_to_dict(history: History, found: Compaction, limit: ReadingLimit) -> dict[str, Any]:
+def _compaction_to_dict(history: History, compaction: Compaction, limit: ReadingLimit) -> dict[str, Any]:
     """Return a compaction as JSON, and count the size of its messages towards *limit*, which may raise."""
-    with history.convert_damage_errors(history.intents[found.address]):
+    with history.convert_damage_errors(history.intents[compaction.address]):
         left_out, instead = [
             [_message_to_dict_within_limit(message, limit) for message in messages]
-            for messages in (found.left_out, found.instead)
+            for messages in (compaction.left_out, compaction.instead)
         ]
     return {
-        "address": format_address(*found.address),
-        "path": found.address[0],
-        "step": found.step,
-        "tokens": found.removed_tokens,
-        "tokens_instead": found.replacement_tokens,
+        "address": format_address(*compaction.address),
+        "path": compaction.address[0],
+        "step": compaction.step,
+        "tokens": compaction.removed_tokens,
+        "tokens_instead": compaction.replacement_tokens,
         "left_out": left_out,
         "instead": instead,
-        "unrecorded_results": found.unrecorded,
+        "unrecorded_results": compaction.unrecorded,
     }
 
 

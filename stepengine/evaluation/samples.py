@@ -141,9 +141,9 @@ class Course:
     output: Any
 
 
-def summarize_run_from(history: History, at: str) -> Course:
-    """Return the course of a run from the effect *at* on, including the runs that it started."""
-    address = parse_address(at)
+def summarize_run_from(history: History, first_address: str) -> Course:
+    """Return the course of a run from the effect *first_address* on, including the runs that it started."""
+    address = parse_address(first_address)
     cut = JournalCut(history.tree)
     cut.cut_at(address)
     after = [i for a, i in sort_effects_in_program_order(history) if a[1] >= 0 and not cut.keeps_intent(a)]

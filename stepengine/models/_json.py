@@ -97,16 +97,16 @@ def require_index(source: Mapping[str, object], name: str) -> int:
     return value if type(value) is int and value >= 0 else _raise_wrong_type(name, "an index", value)
 
 
-def find_unknown_members(source: Mapping[str, object], known: frozenset[str]) -> dict[str, Any]:
-    """Return the members of *source* that are neither *known* nor ``null``, such as those of a newer API."""
-    if known.issuperset(source):
+def find_unknown_members(source: Mapping[str, object], known_names: frozenset[str]) -> dict[str, Any]:
+    """Return the members of *source* that are neither *known_names* nor ``null``, such as those of a newer API."""
+    if known_names.issuperset(source):
         return {}
-    return {name: value for name, value in source.items() if name not in known and value is not None}
+    return {name: value for name, value in source.items() if name not in known_names and value is not None}
 
 
-def wrap_unknown_members(part: Mapping[str, object], known: frozenset[str]) -> dict[str, Any]:
+def wrap_unknown_members(part: Mapping[str, object], known_names: frozenset[str]) -> dict[str, Any]:
     """Return ``{"more": ...}`` with the unknown members of *part*, for the encoder to send back; ``{}`` if there are none."""
-    newer = find_unknown_members(part, known)
+    newer = find_unknown_members(part, known_names)
     return {"more": newer} if newer else {}
 
 

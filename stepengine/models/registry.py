@@ -57,10 +57,10 @@ def _create_installed_provider(entry: EntryPoint) -> Provider:
     return provider
 
 
-def _make_entry_point_error(entry: EntryPoint, why: str) -> ModelError:
+def _make_entry_point_error(entry: EntryPoint, reason: str) -> ModelError:
     """Return the error for an entry point that did not create a provider."""
     msg = (
-        f"the entry point {entry.name!r} of the group {ENTRY_POINTS!r} created no provider: {why}. It must create "
+        f"the entry point {entry.name!r} of the group {ENTRY_POINTS!r} created no provider: {reason}. It must create "
         f"a Provider without arguments; in its package, replace {entry.value!r} by a class or function that does"
     )
     return ModelError(msg, kind="settings")

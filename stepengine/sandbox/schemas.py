@@ -234,13 +234,13 @@ class _ModuleBindings:
             else:
                 self._bind(one.asname or one.name, f"{module}.{one.name}" if module else UNKNOWN)
 
-    def _bind(self, name: str, what: str, node: Any = None) -> None:
+    def _bind(self, name: str, kind: str, node: Any = None) -> None:
         """Bind a name to an import or kind; a name that is bound twice becomes unknown."""
-        what = what.replace("typing_extensions", "typing")
+        kind = kind.replace("typing_extensions", "typing")
         same = self._bound.get(name)
-        is_import = what not in {CLASS, ASSIGNED, TYPE}
-        is_new = same is None or (is_import and same.what == what)
-        self._bound[name] = _NameBinding(what, node) if is_new else _NameBinding(UNKNOWN)
+        is_import = kind not in {CLASS, ASSIGNED, TYPE}
+        is_new = same is None or (is_import and same.what == kind)
+        self._bound[name] = _NameBinding(kind, node) if is_new else _NameBinding(UNKNOWN)
 
 
 # --- reading --------------------------------------------------------------------------------------------------------
@@ -652,17 +652,17 @@ class _SchemaClassReader:
             given={**parsed_type.given, "default": self._evaluate_literal(_NodeAtDepth(value, 0)), "is_made": False},
         )
 
-    def _split_required_markers(self, at: _NodeAtDepth) -> tuple[list[str], _NodeAtDepth]:
+    def _split_required_markers(self, node_at_depth: _NodeAtDepth) -> tuple[list[str], _NodeAtDepth]:
         """Return the ``Required`` and ``NotRequired`` markers of a TypedDict field, and the annotation inside them."""
         marks: list[str] = []
-        at = self._resolve_quotes_and_aliases(at)
-        while isinstance(at.node, ast.Subscript):
-            what = self._resolve_binding(at.node.value).what
+        node_at_depth = self._resolve_quotes_and_aliases(node_at_depth)
+        while isinstance(node_at_depth.node, ast.Subscript):
+            what = self._resolve_binding(node_at_depth.node.value).what
             if what not in {"typing.Required", "typing.NotRequired"}:
                 break
             marks.append(what)
-            at = self._resolve_quotes_and_aliases(_NodeAtDepth(at.node.slice, at.depth + 1))
-        return marks, at
+            node_at_depth = self._resolve_quotes_and_aliases(_NodeAtDepth(node_at_depth.node.slice, node_at_depth.depth + 1))
+        return marks, node_at_depth
 
     def _apply_field_call(self, parsed_type: _ParsedType, call: ast.Call) -> _ParsedType:
         """Return a type with the constraints, documentation, default and alias of a ``Field(...)``; refuse other arguments."""
@@ -794,9 +794,9 @@ class _SchemaClassReader:
 
     # --- types
 
-    def _read_annotation(self, at: _NodeAtDepth) -> _ParsedType:
+    def _read_annotation(self, node_at_depth: _NodeAtDepth) -> _ParsedType:
         """Return the schema of an annotation; members of a union are merged without duplicates."""
-        members = self._union_members(at)
+        members = self._union_members(node_at_depth)
         nulls = [one for one in members if isinstance(one.node, ast.Constant) and one.node.value is None]
         parsed_types: list[_ParsedType] = []
         for one in members:
@@ -821,10 +821,10 @@ class _SchemaClassReader:
         shape = inner.shape if inner.shape == LEFT_OUT or inner.shape.endswith(" | None") else f"{inner.shape} | None"
         return _ParsedType(_any_of_schema([inner.schema, {"type": "null"}]), "nullable", shape, inner)
 
-    def _union_members(self, at: _NodeAtDepth) -> list[_NodeAtDepth]:
+    def _union_members(self, node_at_depth: _NodeAtDepth) -> list[_NodeAtDepth]:
         """Return the members of a union, aliases followed; the annotation itself when it is not a union."""
         found: list[_NodeAtDepth] = []
-        left = [at]
+        left = [node_at_depth]
         while left:
             now = self._resolve_quotes_and_aliases(left.pop())
             parts = self._union_parts(now)
@@ -836,36 +836,36 @@ class _SchemaClassReader:
                 self._refuse(f"a union may have at most {MAX_UNION_MEMBERS} types; use fewer, or one Literal")
         return found
 
-    def _union_parts(self, at: _NodeAtDepth) -> list[_NodeAtDepth] | None:
+    def _union_parts(self, node_at_depth: _NodeAtDepth) -> list[_NodeAtDepth] | None:
         """Return the direct members of a union; ``None`` for any other annotation."""
-        node = at.node
+        node = node_at_depth.node
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-            return [_NodeAtDepth(node.left, at.depth), _NodeAtDepth(node.right, at.depth)]
+            return [_NodeAtDepth(node.left, node_at_depth.depth), _NodeAtDepth(node.right, node_at_depth.depth)]
         if isinstance(node, ast.Subscript):
             what = self._resolve_binding(node.value).what
             if what == "typing.Optional":
-                return [_NodeAtDepth(node.slice, at.depth + 1), _NodeAtDepth(ast.Constant(None), at.depth + 1)]
+                return [_NodeAtDepth(node.slice, node_at_depth.depth + 1), _NodeAtDepth(ast.Constant(None), node_at_depth.depth + 1)]
             if what == "typing.Union":
-                return [_NodeAtDepth(one, at.depth + 1) for one in _tuple_items(node.slice)]
+                return [_NodeAtDepth(one, node_at_depth.depth + 1) for one in _tuple_items(node.slice)]
         return None
 
-    def _resolve_quotes_and_aliases(self, at: _NodeAtDepth) -> _NodeAtDepth:
+    def _resolve_quotes_and_aliases(self, node_at_depth: _NodeAtDepth) -> _NodeAtDepth:
         """Return an annotation without quotes and with plain aliases resolved."""
         while True:
             self._spend_work()
-            if at.depth > MAX_DEPTH_LEVELS:
+            if node_at_depth.depth > MAX_DEPTH_LEVELS:
                 self._refuse(
                     f"its type is recursive, or nested more than {MAX_DEPTH_LEVELS} levels deep; use a simpler type"
                 )
-            node = at.node
+            node = node_at_depth.node
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                at = _NodeAtDepth(self._parse_quoted(node.value), at.depth + 1)
+                node_at_depth = _NodeAtDepth(self._parse_quoted(node.value), node_at_depth.depth + 1)
                 continue
             self._refuse_own_field_name(node)
             bound = self._resolve_binding(node)
             if bound.what != ASSIGNED:
-                return at
-            at = _NodeAtDepth(bound.node, at.depth + 1)
+                return node_at_depth
+            node_at_depth = _NodeAtDepth(bound.node, node_at_depth.depth + 1)
 
     def _parse_quoted(self, text: str) -> ast.expr:
         """Return the syntax tree of a quoted annotation; refuse one that is too long or invalid."""
@@ -885,14 +885,14 @@ class _SchemaClassReader:
         if isinstance(node, ast.Name) and node.id in self._own:
             self._refuse(f"{node.id!r} means the field of that name here; rename the field")
 
-    def _read_non_union_annotation(self, at: _NodeAtDepth) -> _ParsedType:
+    def _read_non_union_annotation(self, node_at_depth: _NodeAtDepth) -> _ParsedType:
         """Return the schema of an annotation that is no union: a named type, a generic type or None."""
-        node = at.node
+        node = node_at_depth.node
         if isinstance(node, ast.Name | ast.Attribute):
-            return self._read_named_type(node, at.depth)
+            return self._read_named_type(node, node_at_depth.depth)
         if isinstance(node, ast.Subscript):
             self._refuse_own_field_name(node.value)
-            return self._read_generic_type(node, at.depth + 1)
+            return self._read_generic_type(node, node_at_depth.depth + 1)
         return self._refuse(f"{_describe_node(node)} is not a supported type; use one of {TYPES_HERE}")
 
     def _read_named_type(self, node: ast.Name | ast.Attribute, depth: int) -> _ParsedType:
@@ -1079,10 +1079,10 @@ class _SchemaClassReader:
             found.setdefault((type(value), value), value)
         return list(found.values()) or self._refuse("Literal[...] must contain at least one value")
 
-    def _evaluate_literal(self, at: _NodeAtDepth) -> Any:
+    def _evaluate_literal(self, node_at_depth: _NodeAtDepth) -> Any:
         """Return the JSON value of a literal or of a constant of the file; refuse other expressions."""
         self._spend_work()
-        node, depth = at.node, at.depth
+        node, depth = node_at_depth.node, node_at_depth.depth
         if depth > MAX_DEPTH_LEVELS:
             self._refuse(f"a value is nested more than {MAX_DEPTH_LEVELS} levels deep; use fewer levels")
         match node:

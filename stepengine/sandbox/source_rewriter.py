@@ -388,11 +388,11 @@ class _SourceRewriter:
         self._record_insertion(start, function + b"((")
         self._record_replacement(dot, end, b")," + b"\n" * lines + f" {arguments})".encode())
 
-    def _find_dot(self, at: int) -> int:
+    def _find_dot(self, offset: int) -> int:
         """Return the offset of the dot after a value, past brackets, blanks and comments."""
-        while self._data[at] != ord("."):
-            at = self._data.index(b"\n", at) if self._data[at] == ord("#") else at + 1
-        return at
+        while self._data[offset] != ord("."):
+            offset = self._data.index(b"\n", offset) if self._data[offset] == ord("#") else offset + 1
+        return offset
 
     def _wrap_method_value(self, context_node: _ContextNode, node: ast.Attribute) -> None:
         """Replace a method that is used as a value, as in ``map(str.strip, lines)``, by a lambda, since the sandbox only calls methods."""
@@ -559,9 +559,9 @@ class _SourceRewriter:
         # Of nodes with the same end, the inner one is closed first.
         self._edits.append(_Edit(end, -self._count, end, behind))
 
-    def _record_insertion(self, at: int, text: bytes) -> None:
+    def _record_insertion(self, offset: int, text: bytes) -> None:
         """Record an edit that inserts a text at a byte offset."""
-        self._record_replacement(at, at, text)
+        self._record_replacement(offset, offset, text)
 
     def _record_replacement(self, start: int, end: int, text: bytes) -> None:
         """Record an edit that replaces the bytes between two offsets by *text*."""

@@ -249,9 +249,9 @@ class Budgets:
                 )
             node.held[path, effect.seq] = call
 
-    def _release_reserved_tokens(self, at: tuple[str, int]) -> int:
+    def _release_reserved_tokens(self, address: tuple[str, int]) -> int:
         """Remove a running model call from its run and the runs above, and return the tokens that it had reserved."""
-        held = [node.held.pop(at) for node in self._iterate_run_and_ancestors(at[0])]
+        held = [node.held.pop(address) for node in self._iterate_run_and_ancestors(address[0])]
         return held[0].tokens
 
     def _count_and_check_child_start(self, path: str, effect: Spawn, group_size: int) -> None:

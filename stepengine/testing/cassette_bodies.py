@@ -73,9 +73,9 @@ def restore_json_style(text: str, style: str) -> str:
     return json.dumps(json.loads(plain), **STYLES[style]) + text[len(plain) :]
 
 
-def _escape_char(found: re.Match[str]) -> str:
+def _escape_char(match: re.Match[str]) -> str:
     """Return the matched character as a JSON escape."""
-    return json.dumps(found[0])[1:-1]
+    return json.dumps(match[0])[1:-1]
 
 
 def decode_body(body: bytes, encoding: str) -> bytes:

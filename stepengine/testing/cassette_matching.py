@@ -98,10 +98,10 @@ def _normalize_percent_encoding(text: str) -> str:
     return UNRESERVED.sub(_decode_unreserved, text)
 
 
-def _decode_unreserved(found: re.Match[str]) -> str:
+def _decode_unreserved(match: re.Match[str]) -> str:
     """Return the character of a percent escape if it needs none, else the escape in upper case."""
-    char = chr(int(found[1], 16))
-    return char if char.isascii() and (char.isalnum() or char in "-._~") else found[0].upper()
+    char = chr(int(match[1], 16))
+    return char if char.isascii() and (char.isalnum() or char in "-._~") else match[0].upper()
 
 
 @frozen

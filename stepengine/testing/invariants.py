@@ -238,22 +238,22 @@ class WatchedRun:
 
         return watched
 
-    def check_sent_result(self, asked: object, result: object) -> None:
-        """Store a violation if the result sent to the handler for the yield *asked* does not match it."""
+    def check_sent_result(self, yielded: object, result: object) -> None:
+        """Store a violation if the result sent to the handler for the yield *yielded* does not match it."""
         if not isinstance(result, StepResult):
             return
         self._check_and_store_state(result.agent_state)
-        if isinstance(asked, ToolCall):
+        if isinstance(yielded, ToolCall):
             names = [r.tool_name for r in result.tool_results]
-            if names != [asked.tool]:
-                self._add_violation("I1", f"the handler's call of {asked.tool!r} got results of {names}")
+            if names != [yielded.tool]:
+                self._add_violation("I1", f"the handler's call of {yielded.tool!r} got results of {names}")
         self._check_sent_tool_results(result)
-        if isinstance(asked, Parallel) and len(result.value or ()) != len(asked.calls):
-            self._add_violation("I1", f"a Parallel of {len(asked.calls)} got {len(result.value or ())} values")
-        if isinstance(asked, GenerateN) and len(result.n_responses) > asked.n:
-            self._add_violation("I1", f"{asked.n} candidates were requested, but {len(result.n_responses)} returned")
-        if isinstance(asked, AgentCall) and getattr(result.value, "agent_id", None) is None:
-            self._add_violation("I1", f"the child {asked.agent_id!r} returned {result.value!r}")
+        if isinstance(yielded, Parallel) and len(result.value or ()) != len(yielded.calls):
+            self._add_violation("I1", f"a Parallel of {len(yielded.calls)} got {len(result.value or ())} values")
+        if isinstance(yielded, GenerateN) and len(result.n_responses) > yielded.n:
+            self._add_violation("I1", f"{yielded.n} candidates were requested, but {len(result.n_responses)} returned")
+        if isinstance(yielded, AgentCall) and getattr(result.value, "agent_id", None) is None:
+            self._add_violation("I1", f"the child {yielded.agent_id!r} returned {result.value!r}")
 
     def check_thrown_error(self, error: BaseException) -> None:
         """Store a violation if the error thrown into the handler is a stop or another error that it must not see."""
@@ -618,7 +618,7 @@ def describe_outcome(outcome: Single) -> str:
     return _shorten_line(f"{value.status.value}: {value.text}" if isinstance(value, ChildResult) else repr(value))
 
 
-def _shorten_line(said: str) -> str:
+def _shorten_line(text: str) -> str:
     """Return a text on one line, cut if it is long."""
-    said = said.replace("\n", "\\n")
-    return cut_after(said, TOLD_WIDTH)
+    text = text.replace("\n", "\\n")
+    return cut_after(text, TOLD_WIDTH)

@@ -200,9 +200,9 @@ class CassetteFixture(Cassette):
         """The files of the shared cassettes that the test has named."""
         return [shared.path for shared in self._shared.values() if shared.path is not None]
 
-    def forbid_shared_recording(self, why: str) -> None:
-        """Make the recording of shared cassettes an error from now on, with the reason *why*."""
-        self._may_share = why
+    def forbid_shared_recording(self, reason: str) -> None:
+        """Make the recording of shared cassettes an error from now on, with the reason *reason*."""
+        self._may_share = reason
 
     def set_recorded_files(self, recorded: set[Path]) -> None:
         """Store the shared files that were recorded in this session: they are extended, not rewritten. New ones are added to *recorded*."""

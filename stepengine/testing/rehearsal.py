@@ -31,17 +31,17 @@ class _ScriptLine:
     expected: Any
     reply: Any = ABSENT
 
-    def matches(self, asked: object) -> bool:
-        """Return True if *asked* matches the line: an equal value, an instance, or accepted by a function."""
+    def matches(self, yielded: object) -> bool:
+        """Return True if *yielded* matches the line: an equal value, an instance, or accepted by a function."""
         if isinstance(self.expected, YIELDABLES):
-            return is_same_yield(self.expected, asked)
+            return is_same_yield(self.expected, yielded)
         if isinstance(self.expected, type):
-            return isinstance(asked, self.expected)
-        return bool(self.expected(asked))
+            return isinstance(yielded, self.expected)
+        return bool(self.expected(yielded))
 
-    def make_reply(self, asked: object) -> Any:
-        """Return the answer to *asked*."""
-        return self.reply(asked) if callable(self.reply) else self.reply
+    def make_reply(self, yielded: object) -> Any:
+        """Return the reply of the script to *yielded*; a function is called with it."""
+        return self.reply(yielded) if callable(self.reply) else self.reply
 
 
 def run_script(

@@ -300,10 +300,10 @@ class Walk:
             self._asked = asked
         return self
 
-    def _run_compute(self, asked: Compute) -> Any:
+    def _run_compute(self, compute: Compute) -> Any:
         """Do the work of a ``Compute`` at once, resume the handler with its result or error, and return the handler's next yield."""
-        self._program = asked.program
-        outcome = run_compute(asked, self._kept)
+        self._program = compute.program
+        outcome = run_compute(compute, self._kept)
         if isinstance(outcome, Failure):
             return self._steps.throw(outcome.error)
         return self._steps.send(StepResult(self.state, value=freeze(outcome.value)))

@@ -117,24 +117,24 @@ class GeneratedOutcomes:
     agents: tuple[str, ...] = ()
     _asked: dict[tuple[str, int], int] = attrs.field(factory=dict, init=False)
 
-    def create_outcome(self, path: str, effect: Leaf, at: int) -> Single:
+    def create_outcome(self, path: str, effect: Leaf, now_ms: int) -> Single:
         """Return the outcome of *effect* from the scripts of the world, else a made-up one; raise ``TypeError`` for a child."""
         if isinstance(effect, CallModel):
-            return self._make_reply_outcome(path, effect, at)
+            return self._make_reply_outcome(path, effect, now_ms)
         if isinstance(effect, CallTool):
             made = self.results.get(effect.tool_name, f"result {effect.seq} of {effect.tool_name}")
             result = to_tool_result(made(effect.input) if callable(made) else made)
-            return Value(attrs.evolve(result, tool_name=effect.tool_name, tool_call_id=effect.tool_call_id), at)
+            return Value(attrs.evolve(result, tool_name=effect.tool_name, tool_call_id=effect.tool_call_id), now_ms)
         if isinstance(effect, CallFunction):
             call = effect.call
             made = self.results.get(call.name)
-            return Value(freeze(made(*call.args, **call.kwargs) if callable(made) else made), at)
+            return Value(freeze(made(*call.args, **call.kwargs) if callable(made) else made), now_ms)
         if isinstance(effect, AskPerson):
-            return Value(tuple([to_answer(self._choose_answer(q), q) for q in effect.questions]), at)
+            return Value(tuple([to_answer(self._choose_answer(q), q) for q in effect.questions]), now_ms)
         msg = f"a child is run, not answered: {effect!r}"
         raise TypeError(msg)
 
-    def _make_reply_outcome(self, path: str, effect: CallModel, at: int) -> Single:
+    def _make_reply_outcome(self, path: str, effect: CallModel, now_ms: int) -> Single:
         """Return the outcome of a model call: the scripted reply or failure, else a random reply."""
         random = Random(f"{self.seed}:{path}:{effect.seq}:reply")  # noqa: S311
         # By address, so that a call that is made again after a crash gets the same reply.
@@ -149,8 +149,8 @@ class GeneratedOutcomes:
         if isinstance(item, Failing):
             error = item.error
             known = isinstance(error, StepEngineError)
-            return Failure(error if known else ModelError(str(error)), at)  # type: ignore[arg-type]
-        return Value(ModelReply(item, usage=Usage(3, 1)) if isinstance(item, str) else item, at)
+            return Failure(error if known else ModelError(str(error)), now_ms)  # type: ignore[arg-type]
+        return Value(ModelReply(item, usage=Usage(3, 1)) if isinstance(item, str) else item, now_ms)
 
     def _choose_answer(self, question: Any) -> AnswerLike:
         """Return the scripted answer to *question*, else its first option, else ``"yes"``."""

@@ -174,22 +174,22 @@ def _remove_titles_below(keyword: str, value: object) -> object:
     return remove_titles(value) if keyword in SCHEMAS else value
 
 
-def _is_same_json(given: Any, validated: Any) -> bool:
+def _is_same_json(call_value: Any, validated: Any) -> bool:
     """Return True if a validated value equals the given JSON in value and type."""
     kind = type(validated)
     # The type as well: `True == 1 == 1.0` in Python, and not in JSON. What is the same is not encoded, which is so for
     # nearly every call.
     if kind in SCALARS:
-        return type(given) is kind and bool(given == validated)
+        return type(call_value) is kind and bool(call_value == validated)
     if kind is list or kind is JsonList:
         return (
-            isinstance(given, JsonList) and len(given) == len(validated) and all(map(_is_same_json, given, validated))
+            isinstance(call_value, JsonList) and len(call_value) == len(validated) and all(map(_is_same_json, call_value, validated))
         )
     if kind is dict or kind is JsonDict:
         return (
-            isinstance(given, JsonDict)
-            and given.keys() == validated.keys()
-            and all(_is_same_json(given[k], v) for k, v in validated.items())
+            isinstance(call_value, JsonDict)
+            and call_value.keys() == validated.keys()
+            and all(_is_same_json(call_value[k], v) for k, v in validated.items())
         )
     return False
 

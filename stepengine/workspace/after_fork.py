@@ -37,9 +37,9 @@ _resting: list[tuple[Callable[[], None], Callable[[], None]]] = []
 _left: list[Any] = []
 
 
-def register_for_fork_reset(thing: ForkResettable) -> None:
-    """Call ``reset_after_fork`` of *thing* in every forked child; the reference to it is weak."""
-    _things.add(thing)
+def register_for_fork_reset(resettable: ForkResettable) -> None:
+    """Call ``reset_after_fork`` of *resettable* in every forked child; the reference to it is weak."""
+    _things.add(resettable)
 
 
 def call_in_forked_child(function: Function) -> Function:

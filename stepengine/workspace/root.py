@@ -251,14 +251,14 @@ class Root:
             return any(os.path.samestat(found, info) for _, found in withheld) or bool(budget.cut)
 
     def iterate_files(
-        self, wanted: Callable[[Sequence[str]], bool], budget: WalkBudget
+        self, is_wanted: Callable[[Sequence[str]], bool], budget: WalkBudget
     ) -> Generator[tuple[tuple[str, ...], os.stat_result], None, None]:
-        """Yield path and status of the regular files that *wanted* selects, within the budget."""
+        """Yield path and status of the regular files that *is_wanted* selects, within the budget."""
         fd = calls.open_at(".", FOLDER, self.fd)
         try:
             with closing(walk(self.may_enter, fd, (), budget, lambda _, __: True)) as entries:
                 for place, entry in entries:
-                    if entry.is_file(follow_symlinks=False) and wanted(place):
+                    if entry.is_file(follow_symlinks=False) and is_wanted(place):
                         with suppress(OSError):
                             yield place, entry.stat(follow_symlinks=False)
         finally:

@@ -311,30 +311,30 @@ def _iterate_skill_folders(
         calls.close(opened.fd)
 
 
-def _read_and_add_skill(found: list[Skill | str], root: Root, path: str, scope: str) -> None:
-    """Add the skill in a folder to *found*, or a warning that it was omitted."""
+def _read_and_add_skill(skills_and_warnings: list[Skill | str], root: Root, path: str, scope: str) -> None:
+    """Add the skill in a folder to *skills_and_warnings*, or a warning that it was omitted."""
     shown = visible(path if scope == "project" else f"~/{path}", strict=True)
     try:
         head, _ = _read_skill_file(root, path)
     except (ToolError, OSError) as error:
-        found.append(f"the skill in {shown!r} was skipped: {error}")
+        skills_and_warnings.append(f"the skill in {shown!r} was skipped: {error}")
         return
     folder = path.rpartition("/")[2]
     name = visible(str(head.get("name") or folder), strict=True)
     description = head.get("description")
     if not isinstance(description, str) or not description.strip():
-        found.append(f"the skill in {shown!r} was skipped: its SKILL.md has no description")
+        skills_and_warnings.append(f"the skill in {shown!r} was skipped: its SKILL.md has no description")
         return
     if not NAME.fullmatch(name) or len(name) > NAME_CHARS:
-        found.append(
+        skills_and_warnings.append(
             f"the skill in {shown!r} was skipped: its name {name[:NAME_CHARS]!r} must consist of a-z, 0-9 and single -, "
             f"at most {NAME_CHARS} characters"
         )
         return
     if name != folder:
-        found.append(f"the skill {name!r} in {shown!r}: its name should be the same as its folder's name")
+        skills_and_warnings.append(f"the skill {name!r} in {shown!r}: its name should be the same as its folder's name")
     said = truncate_text(" ".join(visible(description).split()), DESCRIPTION_CHARS)
-    found.append(Skill(name=name, description=said, scope=scope, path=shown, root=root, folder=path))
+    skills_and_warnings.append(Skill(name=name, description=said, scope=scope, path=shown, root=root, folder=path))
 
 
 def _read_skill_file(root: Root, folder: str) -> tuple[Mapping[str, Any], str]:

@@ -30,11 +30,11 @@ def find_linked_secrets(root: Root) -> list[tuple[str, ...]]:
 
 
 def _list_files_or_raise(
-    root: Root, wanted: Callable[[Sequence[str]], bool]
+    root: Root, is_wanted: Callable[[Sequence[str]], bool]
 ) -> list[tuple[tuple[str, ...], os.stat_result]]:
-    """Return all files that *wanted* selects; raise ``ToolError`` if the tree is too large to be searched in full."""
+    """Return all files that *is_wanted* selects; raise ``ToolError`` if the tree is too large to be searched in full."""
     budget = WalkBudget(SECRET_SCAN_ENTRIES)
-    found = list(root.iterate_files(wanted, budget))
+    found = list(root.iterate_files(is_wanted, budget))
     if budget.cut:
         msg = (
             f"the command was not executed: the search for other names of withheld files in the root {budget.cut}. "

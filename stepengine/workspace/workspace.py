@@ -640,13 +640,13 @@ def _require_absolute_path(path: str | os.PathLike[str]) -> str:
     return text
 
 
-def _make_mount_option(here: str | os.PathLike[str], there: str) -> str:
-    """Return the option that mounts a local folder at *there*; raise ``DefinitionError`` for a path that Docker rejects."""
-    real = os.path.realpath(here)
-    if any(c in path for path in (real, there) for c in ',"\n'):
-        msg = f"{real!r} and {there!r} cannot be mounted: Docker allows no commas, quotes and line ends in paths"
+def _make_mount_option(local_path: str | os.PathLike[str], mount_path: str) -> str:
+    """Return the option that mounts a local folder at *mount_path*; raise ``DefinitionError`` for a path that Docker rejects."""
+    real = os.path.realpath(local_path)
+    if any(c in path for path in (real, mount_path) for c in ',"\n'):
+        msg = f"{real!r} and {mount_path!r} cannot be mounted: Docker allows no commas, quotes and line ends in paths"
         raise DefinitionError(msg)
-    return f"type=bind,source={real},target={_require_absolute_path(there)}"
+    return f"type=bind,source={real},target={_require_absolute_path(mount_path)}"
 
 
 def limits_by_rlimit_name(limits: Mapping[str, int]) -> dict[str, int]:

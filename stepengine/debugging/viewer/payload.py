@@ -528,14 +528,14 @@ class RunPayload:
             told["background"] = True
         self.agents.append(told)
 
-    def _store_run_end(self, run_path: str, outcome: Any, at: int) -> None:
+    def _store_run_end(self, run_path: str, outcome: Any, ended_at: int) -> None:
         """Store end, status and output of the child or tool body at *run_path*; other paths are ignored."""
         known = self._runs.get(run_path)
         if known is None:
             return
         # A failure has no value. Only children and bodies of tools have an entry, and their results have a status.
         agent, value = self.agents[known.agent], getattr(outcome, "value", None)
-        agent["at"] = at
+        agent["at"] = ended_at
         is_done = isinstance(value, ToolResult) and not value.is_error  # of the body of a tool
         agent["status"] = value.status.value if isinstance(value, ChildResult) else "completed" if is_done else "failed"
         if isinstance(value, ChildResult):

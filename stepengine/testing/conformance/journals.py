@@ -124,10 +124,10 @@ def _make_records_of_steps(steps: int) -> list[Record]:
     return journal.records()
 
 
-def _require_same_records(expected: Sequence[Record], found: Sequence[Record], subject: str) -> None:
+def _require_same_records(expected: Sequence[Record], actual: Sequence[Record], subject: str) -> None:
     """Raise ``AssertionError`` unless both lists of records are encoded to equal lines."""
     judge = MemoryJournal()
-    before, after = judge.encode_lines(expected), judge.encode_lines(found)
+    before, after = judge.encode_lines(expected), judge.encode_lines(actual)
     for number, (one, other) in enumerate(zip(before, after, strict=False), start=1):
         require(one == other, f"{subject}: record {number} differs: expected {one!r}, found {other!r}")
     require_equal(len(before), len(after), f"{subject}: number of records")

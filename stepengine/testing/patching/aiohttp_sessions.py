@@ -133,9 +133,9 @@ def _make_middleware(exchanges: Exchanges) -> Any:
     return replay_or_record
 
 
-def _make_recorded_error(found: Interaction, request: Any) -> Exception:
+def _make_recorded_error(interaction: Interaction, request: Any) -> Exception:
     """Return the error recorded in place of a reply; a connector error gets the connection key of *request*."""
-    error = found.error or ConnectionError("the request got no reply")
+    error = interaction.error or ConnectionError("the request got no reply")
     if not hasattr(error, "os_error"):
         return error
     return type(error)(request.connection_key, error.os_error)

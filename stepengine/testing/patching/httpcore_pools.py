@@ -77,15 +77,15 @@ def _replace_body(module: Any, request: Any, body: bytes) -> Any:
     )
 
 
-def _play_interaction(module: Any, found: Interaction) -> Any:
+def _play_interaction(module: Any, interaction: Interaction) -> Any:
     """Return the recorded reply, or raise the recorded error."""
-    reply, error = found.response, found.error
+    reply, error = interaction.response, interaction.error
     if error is not None and not reply.status:
         raise error
     extensions = {"http_version": b"HTTP/1.1"}
     if reply.reason:
         extensions["reason_phrase"] = reply.reason.encode("latin-1", errors="replace")
-    body = PlayedBody(split_body_into_events(reply), error or make_cut_reply_error(module, found))
+    body = PlayedBody(split_body_into_events(reply), error or make_cut_reply_error(module, interaction))
     return module.Response(
         reply.status, headers=header_pairs_to_bytes(reply.headers), content=body, extensions=extensions
     )

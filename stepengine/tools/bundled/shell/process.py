@@ -353,10 +353,10 @@ class _RemoteSupervisor:
         """Pass the exit code of the supervisor to the event loop."""
         self._call_on_loop(self._handle_exit, code)
 
-    def _call_on_loop(self, do: Callable[..., None], *args: object) -> None:
+    def _call_on_loop(self, function: Callable[..., None], *args: object) -> None:
         """Call a function on the event loop from any thread; do nothing if the loop is closed."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
-            self._loop.call_soon_threadsafe(do, *args, context=Context())
+            self._loop.call_soon_threadsafe(function, *args, context=Context())
 
     # --- on the event loop ----
 

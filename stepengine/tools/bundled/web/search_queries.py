@@ -382,9 +382,9 @@ def _cut_excerpt(text: str, topic: str, room: int) -> str:
     return f"{text[best : best + room]}{MORE}"
 
 
-def _find_best_excerpt_start(text: str, wanted: set[str], room: int) -> int:
+def _find_best_excerpt_start(text: str, words: set[str], room: int) -> int:
     """Return the offset of the heading, or 0, from which *room* characters contain most of the wanted words."""
-    meant = {word: word for word in wanted} | {f"{word}s": word for word in wanted}
+    meant = {word: word for word in words} | {f"{word}s": word for word in words}
     places = [(m.start(), m.end(), word) for m in WORD.finditer(text) if (word := meant.get(m[0].lower()))]
     counted: Counter[str] = Counter()
     best = best_score = score = first = after = 0
