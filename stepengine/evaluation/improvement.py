@@ -384,7 +384,7 @@ class _NoFiles:
 
 def _is_passing_verdict(result: object) -> bool:
     """
-    Return whether the return value of a check passes: a ``Verdict`` that does, ``True``, or a number of at least ``PASSES``.
+    Return whether the return value of a check passes: a passing ``Verdict``, ``True``, or at least ``PASSES``; else raise ``DataError``.
 
     Raises:
         DataError: for another value, such as the coroutine of an asynchronous check.

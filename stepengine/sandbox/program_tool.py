@@ -394,7 +394,7 @@ class _ProgramRun(RunningProgram):
             # A recorded program is not checked again: a newer version must not refuse a program that has run, nor run one
             # that was refused.
             if recorded is None:
-                refused = self._find_refusal(run_session)
+                refused = self._check_and_find_refusal(run_session)
                 if refused:
                     return {"refused": refused}
             elif "refused" in recorded:
@@ -413,7 +413,7 @@ class _ProgramRun(RunningProgram):
         # All calls of the turn start together, as one `Parallel`: that is the meaning of `asyncio.gather`. The engine checks,
         # records and suspends them (programs:PG22).
         self._calls += len(calls)
-        asked = [(call, self._member_from_call(call)) for call in calls]
+        asked = [(call, self._effect_from_call(call)) for call in calls]
         answers = {call["id"]: member for call, member in asked if isinstance(member, CallAnswer)}
         open_ = [(call, member) for call, member in asked if not isinstance(member, CallAnswer)]
         came = yield from self._perform_calls([member for _, member in open_], [call["line"] for call, _ in open_])
@@ -451,7 +451,7 @@ class _ProgramRun(RunningProgram):
         turn: Mapping[str, Any] = (yield cast("Any", Compute(work, self.close, self))).value
         return turn
 
-    def _find_refusal(self, run_session: _RunSession) -> str:
+    def _check_and_find_refusal(self, run_session: _RunSession) -> str:
         """Check the program, and return why it must not start, or ``""``. Store possible problems for later error messages."""
         programs = self._programs
         # The check of the text comes first, since it is quick and needs no worker; the sandbox's own check is second
@@ -611,7 +611,7 @@ class _ProgramRun(RunningProgram):
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
-    def _member_from_call(self, call: Mapping[str, Any]) -> Member[Any] | CallAnswer:
+    def _effect_from_call(self, call: Mapping[str, Any]) -> Member[Any] | CallAnswer:
         """Return the effect for a call of the program, or a ``CallAnswer`` with the error of an invalid call."""
         if "error" in call:
             return CallAnswer(call["words"], call["error"])
@@ -622,11 +622,11 @@ class _ProgramRun(RunningProgram):
         if function is None:  # the function existed when the program was recorded
             return CallAnswer(f"name {call['name']!r} is not defined", "NameError")
         try:
-            return self._make_member(function, given)
+            return self._make_effect_or_answer(function, given)
         except (TypeError, ValueError, StepEngineError) as error:
             return CallAnswer(str(error), "TypeError")
 
-    def _make_member(self, function: ProgramFunction, tool_input: Mapping[str, Any]) -> Member[Any] | CallAnswer:
+    def _make_effect_or_answer(self, function: ProgramFunction, tool_input: Mapping[str, Any]) -> Member[Any] | CallAnswer:
         """Return the effect for a call of a tool, an agent or ``ask``; for the catalogue's functions the answer."""
         match function.kind:
             case "tool":

@@ -325,7 +325,7 @@ class _SchemaClassReader:
         """Return the schema classes of the file by name, in the order of their lines; raise ``DefinitionError`` for an invalid class."""
         classes = self._find_and_sort_schema_classes()
         for node in classes:
-            self._read_class(node)
+            self._read_and_record_class(node)
         self._check_patterns()
         made = {}
         for node in classes:
@@ -515,7 +515,7 @@ class _SchemaClassReader:
 
     # --- reading a class
 
-    def _read_class(self, node: ast.ClassDef) -> None:
+    def _read_and_record_class(self, node: ast.ClassDef) -> None:
         """Read a class, and record its fields, its rule for additional members and its definition."""
         name, kind = node.name, self._kinds[node.name]
         self._line, self._where = node.lineno, f"class {name!r}"
@@ -827,7 +827,7 @@ class _SchemaClassReader:
         left = [node_at_depth]
         while left:
             now = self._resolve_quotes_and_aliases(left.pop())
-            parts = self._union_parts(now)
+            parts = self._direct_union_members(now)
             if parts is None:
                 found.append(now)
             else:
@@ -836,7 +836,7 @@ class _SchemaClassReader:
                 self._refuse(f"a union may have at most {MAX_UNION_MEMBERS} types; use fewer, or one Literal")
         return found
 
-    def _union_parts(self, node_at_depth: _NodeAtDepth) -> list[_NodeAtDepth] | None:
+    def _direct_union_members(self, node_at_depth: _NodeAtDepth) -> list[_NodeAtDepth] | None:
         """Return the direct members of a union; ``None`` for any other annotation."""
         node = node_at_depth.node
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
@@ -909,15 +909,15 @@ class _SchemaClassReader:
         if what in DICTS:
             return _ParsedType({"type": "object", "additionalProperties": True}, "object")
         if what == TYPE:
-            return self._read_type_alias(bound.node, depth + 1)
+            return self._define_type_alias(bound.node, depth + 1)
         if what == CLASS and bound.node.name in self._kinds:
-            return self._make_reference(bound.node.name, bound.node.name)
+            return self._make_and_record_reference(bound.node.name, bound.node.name)
         if what == CLASS and any(self._resolve_binding(base).what in ENUMS for base in bound.node.bases):
-            self._read_enum(bound.node)
-            return self._make_reference(bound.node.name, LEFT_OUT)
+            self._define_enum(bound.node)
+            return self._make_and_record_reference(bound.node.name, LEFT_OUT)
         return self._refuse(f"{_describe_node(node)} is not a supported type; use one of {TYPES_HERE}")
 
-    def _make_reference(self, name: str, shape: str) -> _ParsedType:
+    def _make_and_record_reference(self, name: str, shape: str) -> _ParsedType:
         """Return a reference to a definition, and record that the current field refers to it."""
         self._refers.add(name)
         return _ParsedType({"$ref": f"#/$defs/{name}"}, "other", shape)
@@ -986,7 +986,7 @@ class _SchemaClassReader:
             parsed_type = self._apply_field_call(parsed_type, node)
         return parsed_type
 
-    def _read_type_alias(self, node: Any, depth: int) -> _ParsedType:
+    def _define_type_alias(self, node: Any, depth: int) -> _ParsedType:
         """Add the definition of a ``type`` statement if it is new, and return a reference to the definition."""
         name = node.name.id
         if node.type_params:
@@ -1000,11 +1000,11 @@ class _SchemaClassReader:
             )
             self._refers = refers
             self._shapes[name] = parsed_type.shape
-        return self._make_reference(name, self._shapes.get(name, f"list[{UNENDING}]"))
+        return self._make_and_record_reference(name, self._shapes.get(name, f"list[{UNENDING}]"))
 
     # --- values
 
-    def _read_enum(self, node: ast.ClassDef) -> dict[str, Any]:
+    def _define_enum(self, node: ast.ClassDef) -> dict[str, Any]:
         """Add the definition of an Enum if it is new, and return the values of its members by name."""
         if node.name in self._enums:
             return self._enums[node.name]
@@ -1119,7 +1119,7 @@ class _SchemaClassReader:
         if isinstance(node, ast.Attribute):
             owner = self._resolve_binding(node.value)
             if owner.what == CLASS and any(self._resolve_binding(base).what in ENUMS for base in owner.node.bases):
-                values = self._read_enum(owner.node)
+                values = self._define_enum(owner.node)
                 if node.attr in values:
                     return values[node.attr]
         return self._refuse(

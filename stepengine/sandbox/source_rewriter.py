@@ -475,7 +475,7 @@ class _SourceRewriter:
         if any(name == "*" for name, _ in names):
             self._refuse(node, f"`from {module} import *` is not supported here; import the names that you use")
         if module in KNOWN:
-            made = [self._known_import_text(node, module, name, local_name) for name, local_name in names]
+            made = [self._record_and_format_import(node, module, name, local_name) for name, local_name in names]
         elif module in DROPPED:
             self._of_types |= {local_name for _, local_name in names}
             made = [self._type_import_text(name, local_name) for name, local_name in names]
@@ -489,7 +489,7 @@ class _SourceRewriter:
             self._refuse(node, _unknown_module_text(module))
         self._replace_node(node, "; ".join(filter(None, made)).encode() or b"pass")
 
-    def _known_import_text(self, node: ast.AST, module: str, name: str, local_name: str) -> str:
+    def _record_and_format_import(self, node: ast.AST, module: str, name: str, local_name: str) -> str:
         """Record an imported name of the package, and return its assignment, or ``""``; refuse a name that the sandbox lacks."""
         if name not in KNOWN[module]:
             reason = NOT_HERE.get(

@@ -589,11 +589,11 @@ class _HandlerRun(RunningProgram):
     def run(self) -> Generator[Any, Any, Any]:
         """Run the handler turn by turn, yield its yieldables to the engine, and return its result or raise its error."""
         try:
-            turn = yield from self._compute_turn(self._start_handler)
+            turn = yield from self._compute_and_log_turn(self._start_handler)
             while "asked" in turn:
                 try:
                     sent = yield from self._perform_yield(turn)
-                    turn = yield from self._compute_turn(partial(self._resume_handler, sent))
+                    turn = yield from self._compute_and_log_turn(partial(self._resume_handler, sent))
                 except GeneratorExit:
                     last = self._close_sandboxed_handler()
                     if last is None:
@@ -604,7 +604,7 @@ class _HandlerRun(RunningProgram):
             self._is_over = True
             self._stop()
 
-    def _compute_turn(self, work: Callable[[], Mapping[str, Any]]) -> Generator[Any, Any, Mapping[str, Any]]:
+    def _compute_and_log_turn(self, work: Callable[[], Mapping[str, Any]]) -> Generator[Any, Any, Mapping[str, Any]]:
         """Run *work* as a ``Compute`` effect, log the output of the turn, and return the turn as JSON."""
         self._now = self._ctx.now()
         turn: Mapping[str, Any] = (yield Compute(lambda _, __: work(), self._stop, self)).value

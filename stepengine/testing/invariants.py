@@ -371,8 +371,8 @@ class WatchedRun:
         elif self._places <= {"asking", "asking_last"}:
             self._advance_protocol_state(*kinds)
 
-    def _collect_new_child_results(self, awaited: object) -> list[ChildResult]:
-        """Return the results of background children that are reported to the run for the first time."""
+    def _collect_and_mark_child_results(self, awaited: object) -> list[ChildResult]:
+        """Return the results of background children that were not reported to the run yet, and mark them as reported."""
         if not isinstance(awaited, Awaited):
             return []
         news = [path for path in awaited.done if path not in self._told]
@@ -387,7 +387,7 @@ class WatchedRun:
             self._bodies.append(body)
             self._ran += body.children
             self._inputs += [change for change in body.changes if isinstance(change, UserMessage)]
-        ended = [child] if isinstance(child, ChildResult) else self._collect_new_child_results(child)
+        ended = [child] if isinstance(child, ChildResult) else self._collect_and_mark_child_results(child)
         self._children += ended
         self._ran += ended
         if isinstance(effect, CallModel):

@@ -276,7 +276,7 @@ class FunctionInputs:
         """Return JSON whose validation returns a value equal to this argument; raise ``DataError`` if there is none."""
         if type(value) in SCALARS:
             return value
-        encoder = self._get_parameter_adapter(name)
+        encoder = self._get_or_create_parameter_adapter(name)
         return encode_typed(value, encoder, name, partial(self._load_typed_value, encoder))
 
     def _validate_as_json_text(self, value: JsonDict, first_error: ValidationError) -> object:
@@ -339,11 +339,11 @@ class FunctionInputs:
     def _dump_validated_argument(self, name: str, value: Any, call_input: JsonDict) -> object:
         """Return a validated argument as JSON; raise ``ToolInputError`` if it has no JSON form."""
         try:
-            return freeze(sort_dumped_sets(value, dump_typed(value, self._get_parameter_adapter(name))), name)
+            return freeze(sort_dumped_sets(value, dump_typed(value, self._get_or_create_parameter_adapter(name))), name)
         except (DataError, ValueError, TypeError) as error:
             raise make_tool_input_error(self._name, [f"{name}: has no JSON form: {error}"], call_input) from error
 
-    def _get_parameter_adapter(self, name: str) -> TypeAdapter[Any]:
+    def _get_or_create_parameter_adapter(self, name: str) -> TypeAdapter[Any]:
         """Return the pydantic adapter of one parameter, created at its first use."""
         encoder = self._encoders.get(name)
         if encoder is None:

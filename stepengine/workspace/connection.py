@@ -293,7 +293,7 @@ class ProgramConnection:
                 for fd, _ in waiting.poll():
                     if fd == self._out:
                         self._read_and_handle_stdout()
-                    elif fd == self._err and not self._read_stderr():
+                    elif fd == self._err and not self._read_and_store_stderr():
                         waiting.unregister(fd)
         except Exception as error:  # noqa: BLE001 - a listener's, too: without a reason the connection would look alive
             self._mark_ended(_make_end_reason(error))
@@ -310,12 +310,12 @@ class ProgramConnection:
         while (
             (left := until - time.monotonic()) > 0
             and select.select([self._err], [], [], left)[0]
-            and self._read_stderr()
+            and self._read_and_store_stderr()
         ):
             pass
         self._mark_ended("it ended")
 
-    def _read_stderr(self) -> bytes:
+    def _read_and_store_stderr(self) -> bytes:
         """Read the next error output of the transport, store its last 2,000 bytes, and return the new part."""
         try:
             data = os.read(self._err, CHUNK_BYTES)

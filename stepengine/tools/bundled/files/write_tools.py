@@ -335,7 +335,7 @@ class _Writer:
             ):
                 self._remove_stale_temporary_files(folder)
                 old = self._read_found_file(folder, name, path)
-                self._check_unchanged(ctx, call_input, old)
+                self._check_unchanged_and_forget_preview(ctx, call_input, old)
                 new = change(old)
                 self._write_or_delete(folder, name, old, new, path)
                 after = "" if new is None else short_content_hash(new)
@@ -384,7 +384,7 @@ class _Writer:
             folders=tuple(created_folders),
         )
 
-    def _check_unchanged(self, ctx: ToolContext, call_input: Mapping[str, Any], old: FoundFile) -> None:
+    def _check_unchanged_and_forget_preview(self, ctx: ToolContext, call_input: Mapping[str, Any], old: FoundFile) -> None:
         """Raise ``ToolError`` if the file differs from ``expected_hash``, the read or the previewed version; forget the previewed one."""
         path, shown = call_input["path"], self._shown.pop(_hash_input(call_input), None)
         if shown is not None and shown != old.digest:

@@ -87,7 +87,7 @@ class Slots:
         )
 
     @classmethod
-    def get_semaphore(cls, ctx: ToolContext) -> asyncio.Semaphore:
+    def get_or_create_semaphore(cls, ctx: ToolContext) -> asyncio.Semaphore:
         """Return the semaphore of the call's engine and the running event loop; it is created at the first call."""
         slots = ctx.resources.get(cls)
         if slots is None:

@@ -260,7 +260,7 @@ def make_command_tools(shell: Shell) -> list[Tool]:
         runs = await asyncio.to_thread(shell.restrict_command, read, cwd)
         if process_type == "BACKGROUND":
             return await _run_in_background(ctx, shell, read, runs, cwd)
-        async with Slots.get_semaphore(ctx):
+        async with Slots.get_or_create_semaphore(ctx):
             if shell.terminals is not None and runs == read:
                 ran = await _run_in_editor(ctx, shell, read, cwd, shell.resolve_timeout(timeout_seconds))
                 if ran is not None:

@@ -291,7 +291,7 @@ async def _run_and_digest(ctx: ToolContext, shell: Shell, call_input: JsonDict) 
     command, cwd, wanted = shell.parse(_get_command(call_input)), call_input.get("cwd"), call_input.get("text", "")
     runs = await asyncio.to_thread(shell.restrict_command, command, cwd)
     heard = OutputScan(wanted)
-    async with Slots.get_semaphore(ctx):
+    async with Slots.get_or_create_semaphore(ctx):
         private = await shell.create_private_folders()
         process: CommandProcess | None = None
         in_time = True

@@ -141,7 +141,7 @@ class Gates:
             asyncio.AbstractEventLoop, weakref.WeakValueDictionary[str, asyncio.Semaphore]
         ] = weakref.WeakKeyDictionary()
 
-    def get_semaphore(self, name: str) -> asyncio.Semaphore:
+    def get_or_create_semaphore(self, name: str) -> asyncio.Semaphore:
         """Return the semaphore of *name*, created if necessary; it exists as long as a caller waits for it or holds it."""
         gates = self._by_loop.setdefault(asyncio.get_running_loop(), weakref.WeakValueDictionary())
         gate = gates.get(name)
@@ -292,7 +292,7 @@ class SafeFetcher:
         now, left = asyncio.get_running_loop().time, self._seconds
         for _ in range(WEB_REDIRECTS + 1):
             self._allow.check(target)
-            async with self._gates.get_semaphore(target.host):  # waiting for its turn is not the host's fault
+            async with self._gates.get_or_create_semaphore(target.host):  # waiting for its turn is not the host's fault
                 began = now()
                 async with asyncio.timeout(left):
                     found = await self._send_once(target, method)
