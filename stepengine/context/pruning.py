@@ -237,7 +237,7 @@ SPAWNING = ("spawn_agents", "spawn_agent_inline", "task")
 
 
 def cut_to_tokens(text: str, max_tokens: int) -> str:
-    """Return *text* cut to three characters per token: 80 % of its head, 20 % of its tail, and the omitted length."""
+    """Return *text* cut to three characters per token, 80 % of them from its start, with a note on the omitted length in the middle."""
     limit = max_tokens * SAFE_CHARS_PER_TOKEN
     if len(text) <= limit:
         return text

@@ -457,7 +457,7 @@ def _preview_current_position(debugger: Debugger, *, is_before: bool, with_detai
 
 def format_error_without_advice(error: BaseException) -> str:
     """
-    Return the message of an error of loading or replaying, without advice.
+    Return the message of an error of loading or replaying, without advice; other errors than the engine's with file and line.
 
     Errors other than the engine's start with file and line in the author's code; see ``find_error_location``.
     """

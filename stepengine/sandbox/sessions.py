@@ -293,7 +293,7 @@ class MontySandbox:
 
     def start_worker(self, checkout: Mapping[str, Any], is_closed: Callable[[], bool]) -> _SessionWorker:
         """
-        Start a worker for a turn and return it; ``mark_idle`` or ``release_worker`` follows the turn.
+        Start a worker for a turn and return it; if there are too many, end an idle one, or wait for one until *is_closed* returns true.
 
         If there are too many workers, an idle one is ended, or the call waits for one until *is_closed* returns true.
         """

@@ -195,7 +195,7 @@ class Budgets:
                 self._count_and_check_child_start(path, effect, together[effect.tool_call_id])
 
     def run_background_child(self, item: Item) -> Single:
-        """Run a background child through recorder and gate, and return its outcome."""
+        """Run a background child to its end by the run's recorder, without waiting, and return its outcome."""
         outcome: Single = run_without_waiting(self._recording.perform(item, self._io))
         return outcome
 

@@ -382,7 +382,7 @@ def _parse_ordered_headers(value: Any, source: str, key_path: str) -> Headers:
 
 
 def _restore_json_body(body: bytes, style: Any, source: str, key_path: str) -> bytes:
-    """Return a body as it was sent, from its indented JSON in the file and the name of its original *style*."""
+    """Return a body as it was sent, from its indented JSON in the file and its original *style*; raise ``DataError`` if that is impossible."""
     if not isinstance(style, str) or style not in STYLES:
         raise _make_invalid_value_error(style, f"one of {list_names(STYLES)}", source, f"{key_path}.x_stepengine.json")
     try:

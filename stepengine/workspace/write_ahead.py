@@ -287,9 +287,9 @@ class Database:
             database.execute("PRAGMA busy_timeout=0")
             self._has_written = True
         with raise_interrupt_cause(database), transaction(database, self.seconds):
-            self._check_files_unchanged()
+            self._check_and_store_file_status()
             yield database
-        self._check_files_unchanged()
+        self._check_and_store_file_status()
 
     @contextmanager
     def read_connection(self, *, is_long: bool = False) -> Iterator[sqlite3.Connection]:
@@ -342,8 +342,8 @@ class Database:
         """Raise ``OSError`` unless the path still names the file that was opened."""
         _read_unchanged_status(str(self.path), self._status)
 
-    def _check_files_unchanged(self) -> None:
-        """Raise ``OSError`` if database, log or index of the log was replaced or truncated; called inside or after a transaction."""
+    def _check_and_store_file_status(self) -> None:
+        """Raise ``OSError`` if database, log or index of the log was replaced or truncated; else store their status for the next check."""
         path = str(self.path)
         # Inside of a transaction all three exist. While a connection is open, no user of SQLite removes one.
         known = self._files or (self._status, *[_read_file_status(path + end) for end in LOG_FILES])

@@ -204,7 +204,7 @@ def _check_refusal_is_retryable(make_and_model: tuple[MakeProvider, str]) -> Non
 
 @PROVIDER.add("cut", "A stream that ends too early raises ModelError without a ReplyDone.")
 def _check_cut_stream(make_and_model: tuple[MakeProvider, str]) -> None:
-    """Fail unless a stream that ends too early raises ``ModelError`` without a ``ReplyDone``."""
+    """Fail unless a stream that ends too early raises a retryable ``ModelError``."""
     error = _request_expecting_error(make_and_model, "cut", _collect_stream)
     require(error.retryable, f"retryable is False in {error!r}")
 

@@ -123,7 +123,7 @@ def make_read_tools(root: Root, buffers: Buffers | None = None) -> list[Tool]:
             if len(seen) > READ_PATHS:
                 entries.append({"path": one.path, "error": TOO_MANY.format(READ_PATHS)})
                 continue
-            entry = _FileReader(ctx, root, one, left, line_numbers=line_numbers, buffers=buffers).read_and_record_hash()
+            entry = _FileReader(ctx, root, one, left, line_numbers=line_numbers, buffers=buffers).read_entry_and_record_hash()
             left -= len(compact(entry)) + 1
             entries.append(entry)
             if ctx.cancelled.is_set():
@@ -223,7 +223,7 @@ class _FileReader:
         self._line_numbers = line_numbers
         self._hash = ""
 
-    def read_and_record_hash(self) -> dict[str, Any]:
+    def read_entry_and_record_hash(self) -> dict[str, Any]:
         """Read the file, record its hash for later writes, and return the entry with its content or error."""
         wanted = self._wanted
         try:
