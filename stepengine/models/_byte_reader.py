@@ -91,7 +91,7 @@ class Accumulator(ABC):
 
     @abstractmethod
     def finish(self, tail: bytes, *, is_clean: bool = True) -> ModelReply:
-        """Return the completed reply; *tail* is an incomplete event, *is_clean* is false after a timeout or a broken connection."""
+        """Return the reply; raise ``TruncatedReply`` if it is cut. *tail* is an incomplete event; *is_clean*: no timeout or broken connection."""
 
     def _decode_message(self, message: Mapping[str, object]) -> ModelReply:
         """Return the reply in the assembled *message*, with the recorded unknown names."""
@@ -182,7 +182,7 @@ class ReplyReader:
 
     def finish(self, *, is_clean: bool = True) -> ModelReply:
         """
-        Return the completed reply after the last byte.
+        Return the completed reply after the last byte; raise ``TruncatedReply`` if its end is missing.
 
         Raises:
             ModelError: ``TruncatedReply`` when the terminal marker is missing.

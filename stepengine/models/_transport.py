@@ -33,7 +33,7 @@ def get_ssl_context() -> ssl.SSLContext:
 
 @cache
 def _create_ssl_context(_cert_file: str | None, _cert_folder: str | None) -> ssl.SSLContext:
-    """Load the certificates into a new SSL context; cached, because that takes 20 ms. The arguments, from the environment, are the cache key."""
+    """Load the certificates into a new SSL context, which takes 20 ms; cached by the arguments, which are read from the environment."""
     return httpx2.create_ssl_context()
 
 

@@ -249,7 +249,7 @@ class ScriptedModel(Provider):
                 self.calls.append(request)
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
-        """Yield the next reply in deltas of a few characters, then the reply itself; a scripted failure yields its text and raises its error."""
+        """Yield the next reply in small deltas, then the reply itself; for a scripted failure yield its text and raise its error."""
         item = self._record_request_and_get_item(request)
         if callable(item):
             item = _validate_script_item(item(request), function=item)

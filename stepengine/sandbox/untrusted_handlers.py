@@ -809,7 +809,7 @@ class _HandlerRun(RunningProgram):
         return len(self._states) - 1
 
     def _queue_log_call(self, log_call: Callable[[], None]) -> None:
-        """Queue a log line or notification for the end of the turn, which runs in another thread; raise ``ValueError`` if there are too many."""
+        """Queue a log line or notification until the end of the turn, whose thread is not the run's; raise ``ValueError`` for too many."""
         if len(self._notes) >= MAX_NOTES:
             msg = f"a handler may log at most {MAX_NOTES:,} lines between two yields"
             raise ValueError(msg)

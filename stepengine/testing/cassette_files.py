@@ -388,7 +388,10 @@ def _restore_json_body(body: bytes, style: Any, source: str, key_path: str) -> b
     try:
         return restore_json_style(body.decode(), style).encode()
     except ValueError:
-        msg = f"{source}: {key_path}.response.body is not JSON, although {key_path}.x_stepengine.json declares it; correct the body, or remove that line"
+        msg = (
+            f"{source}: {key_path}.response.body is not JSON, although {key_path}.x_stepengine.json declares it; "
+            "correct the body, or remove that line"
+        )
         raise DataError(msg, path=f"{key_path}.response.body") from None
 
 

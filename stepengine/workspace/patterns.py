@@ -5,9 +5,9 @@ Patterns of paths and of text, with a bounded matching time for every pattern.
 ``.gitignore`` file, with git's meaning. A component becomes an expression that does not backtrack over a ``*``, as ``fnmatch`` makes
 them. Components are matched as a set of positions, not by trying one way after another.
 
-``get_max_search_columns`` checks regular expressions for Python's ``re``, which backtracks. Nested repetitions can take exponential time, so they
-raise an error, as do long sequences of optional parts and more than two unbounded repetitions. For the remaining ones, the searched
-part of a line bounds the time.
+``get_max_search_columns`` checks regular expressions for Python's ``re``, which backtracks. Nested repetitions can take exponential
+time, so they raise an error, as do long sequences of optional parts and more than two unbounded repetitions. For the remaining ones, the
+searched part of a line bounds the time.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ class AnthropicAccumulator(Accumulator):
 
     def finish(self, tail: bytes, *, is_clean: bool = True) -> ModelReply:
         """
-        Return the reply.
+        Return the assembled reply; raise ``TruncatedReply`` if its terminal event is missing.
 
         A body that ends inside the terminal event counts if everything before it arrived (reliability:MP20).
 

@@ -125,7 +125,7 @@ class ConverseAccumulator(Accumulator):
 
     def finish(self, tail: bytes, *, is_clean: bool = True) -> ModelReply:
         """
-        Return the reply, which is complete once its message has stopped, even without usage.
+        Return the assembled reply; raise ``TruncatedReply`` if the message has not stopped; its usage may be missing.
 
         Raises:
             TruncatedReply: when the message has not stopped.

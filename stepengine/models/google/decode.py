@@ -489,7 +489,7 @@ class GoogleAccumulator(Accumulator):
 
     def finish(self, tail: bytes, *, is_clean: bool = True) -> ModelReply:
         """
-        Return the reply.
+        Return the assembled reply; raise ``TruncatedReply`` if neither a finish reason nor a block was received.
 
         Raises:
             TruncatedReply: without a finish reason or the reason of a blocked prompt.

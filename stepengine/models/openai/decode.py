@@ -528,7 +528,7 @@ class ResponsesAccumulator(Accumulator):
 
     def finish(self, tail: bytes, *, is_clean: bool = True) -> ModelReply:
         """
-        Return the reply.
+        Return the assembled reply; raise ``TruncatedReply`` if its end event is missing.
 
         Raises:
             TruncatedReply: when the end event is missing or incomplete (reliability:MP20).

@@ -553,7 +553,7 @@ class ChatAccumulator(Accumulator):
 
     def finish(self, tail: bytes, *, is_clean: bool = True) -> ModelReply:
         """
-        Return the reply, which must end with a finish reason, or with ``[DONE]`` after complete calls.
+        Return the assembled reply; raise ``TruncatedReply`` if both a finish reason and ``[DONE]`` after complete calls are missing.
 
         Raises:
             TruncatedReply: without either, or when the connection broke while a call was incomplete (reliability:MP20).

@@ -289,7 +289,7 @@ class InteractionsAccumulator(Accumulator):
 
     def finish(self, tail: bytes, *, is_clean: bool = True) -> ModelReply:
         """
-        Return the reply.
+        Return the assembled reply; raise ``TruncatedReply`` if its end event is missing.
 
         Raises:
             TruncatedReply: when ``interaction.completed`` is missing.
