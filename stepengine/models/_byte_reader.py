@@ -91,7 +91,7 @@ class Accumulator(ABC):
 
     @abstractmethod
     def finish(self, tail: bytes, *, is_clean: bool = True) -> ModelReply:
-        """Return the reply; raise ``TruncatedReply`` if it is cut. *tail* is an incomplete event; *is_clean*: no timeout or broken connection."""
+        """Return the reply; raise ``TruncatedReply`` if it is cut. *tail* is an incomplete event; *is_clean*: without a broken connection."""
 
     def _decode_message(self, message: Mapping[str, object]) -> ModelReply:
         """Return the reply in the assembled *message*, with the recorded unknown names."""
