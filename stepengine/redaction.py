@@ -1270,11 +1270,13 @@ def make_text_finder(texts: tuple[str, ...], *, any_case: bool = False) -> Calla
     read = 0
 
     def contains_any_slowly(text: str) -> bool:
+        """Return whether a text contains any of the texts, searched one after the other."""
         if any_case:
             text = text.lower()
         return any(sought in text for sought in texts)
 
     def contains_any(text: str) -> bool:
+        """Return whether a text contains any of the texts; after much text, by one compiled expression."""
         nonlocal read, search
         if search is None:
             # A program without models and typed tools does not load pydantic; for its few texts that would take longer.

@@ -84,6 +84,7 @@ def summarize_moment(moment: Moment, texts: SafeTexts) -> dict[str, Any]:
     compared = texts.copy_for_comparison()
 
     def format_for_comparison(values: Mapping[str, Any]) -> dict[str, str]:
+        """Return values as long texts, in which differences can be found."""
         return {name: compared.format_variable(name, value, limit=COMPARED_CHARS) for name, value in values.items()}
 
     frame = next((each for each in moment.frames if each.kind in ("handler", "hook", "tool")), None)
@@ -426,6 +427,7 @@ class Debugger:
         values = (frame if isinstance(frame, Frame) else self.frame(frame)).locals
 
         def format_variables(made: SafeTexts) -> dict[str, str]:
+            """Return the variables as texts by *made*."""
             return {name: made.format_variable(name, value) for name, value in values.items()}
 
         if find_os_fork_problem() or all("<" not in text for text in format_variables(self.texts).values()):

@@ -697,6 +697,7 @@ class _EvaluationRun:
         slot.create_folder_and_delete_old_files()
 
         async def run_and_settle_cost(engine: Engine) -> tuple[RunResult, str]:
+            """Run the case, and replace the reservation of the budget by the cost."""
             result: RunResult | None = None
             try:
                 result = await _run_case_with_answers(engine, slot, limits)
@@ -806,6 +807,7 @@ class _EvaluationRun:
         into, agent, limits = FileJournal(slot.journal_path), slot.side.agent, self.evaluation.limits
 
         async def fork_and_answer_questions(engine: Engine) -> tuple[RunResult, str]:
+            """Fork the run before the change, and answer its questions until it ends."""
             if changed:
                 path, _, number = changed.rpartition("#")
                 before = f"{path}#{int(number) - 1}"

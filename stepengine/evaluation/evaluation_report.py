@@ -296,6 +296,7 @@ def _make_case_models_factory(replies: Any) -> Callable[[Case], Any]:
     """Check the script *replies*, and return a function of a case that returns its scripted models, or ``None`` for real ones."""
 
     def make_models_of_case(case: Case) -> Any:
+        """Return the scripted models of a case; ``None`` for the real ones."""
         script = replies if case.replies is None else case.replies
         return None if script is None else ScriptedModel(script)
 

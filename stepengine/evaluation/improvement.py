@@ -343,6 +343,7 @@ class Trials:
         )
 
         def passes_all_checks(result: RunResult) -> bool:
+            """Return whether a run passes all checks of the case that are no judges."""
             run = JudgedRun(case, result, result.journal or FileJournal("none"), cast("Any", _NoFiles()))
             return all(_is_passing_verdict(check(run)) for check in asked)
 

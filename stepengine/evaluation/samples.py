@@ -105,6 +105,7 @@ async def run_concurrently(works: Sequence[Callable[[], Awaitable[Made]]], max_c
     gate = asyncio.Semaphore(max_concurrent)
 
     async def run_within_limit(work: Callable[[], Awaitable[Made]]) -> Made:
+        """Wait for a free place, then do the work and return its result."""
         async with gate:
             return await work()
 
@@ -206,6 +207,7 @@ def sort_effects_in_program_order(history: History) -> list[tuple[Address, Inten
     """Return the effects of a run sorted by address; the effects of a child follow the effect that started the child."""
 
     def sort_key(effect: tuple[Address, Intent]) -> list[int]:
+        """Return the numbers in the path of an effect, and its own number."""
         (path, seq), _ = effect
         return [*[int(n) for n in path.split(".") if n], seq]
 

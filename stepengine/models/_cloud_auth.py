@@ -490,6 +490,7 @@ def _make_azure_token_source(scope: str) -> TokenSource:
     made: list[Callable[[], str]] = []
 
     async def fetch_token() -> str:
+        """Return a token of ``azure-identity``; the first call loads the package."""
         if not made:
             from azure.identity import DefaultAzureCredential, get_bearer_token_provider
 
@@ -503,6 +504,7 @@ def _make_registering_token_source(provider: str, source: TokenSource) -> TokenS
     """Return *source* with each token registered for redaction, and each failure raised as ``ModelError``."""
 
     async def fetch_and_register_token() -> str:
+        """Return a token of *source*, registered for redaction; raise ``ModelError`` if that fails."""
         failure: BaseException
         try:
             value = source()

@@ -70,6 +70,7 @@ def _make_provider_factory(location: str, *arguments: str, **options: str) -> Ca
     """Return a function that imports the provider class at *location* (``module:Class``) and creates a provider with the arguments."""
 
     def create_provider() -> Provider:
+        """Import the provider class, and return a new provider."""
         module, _, name = location.partition(":")
         provider: Provider = getattr(import_module(f"stepengine.models.{module}"), name)(*arguments, **options)
         return provider

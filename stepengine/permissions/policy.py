@@ -465,6 +465,7 @@ class Policy:
 
         @cache
         def explain_refusal(rule_index: int) -> str:
+            """Return why a file is withheld if the rule at *rule_index* is the first that allows or asks; ``""`` if it may be opened."""
             verdict = (
                 self._decide_by_rule(rules[rule_index], request)
                 if rule_index < len(rules)
@@ -647,6 +648,7 @@ def _make_file_guard(
     order = {rule.id: at for at, rule in enumerate(rules)}
 
     def explain_refusal_of_file(_root: Sequence[str], parts: Sequence[str]) -> str:
+        """Return why a file is withheld, by the first rules that match it; ``""`` if it may be opened."""
         first, low = always, normalize_path_for_deny(parts)
         for rule, path in fitting:
             if not path.matches_file(parts, low, rule.decision):
@@ -721,6 +723,7 @@ class PolicyFile:
         explain_ruled = None if ruled is None else ruled.file
 
         def explain_refusal_of_file(root: Sequence[str], parts: Sequence[str]) -> str:
+            """Return why a file is withheld: it stores the approvals, or a rule says so; ``""`` if it may be opened."""
             if (*root, *parts) in self._places:
                 return "stores permanent approvals and is withheld from tools"
             return "" if explain_ruled is None else explain_ruled(root, parts)

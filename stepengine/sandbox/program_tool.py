@@ -384,6 +384,7 @@ class _ProgramRun(RunningProgram):
         now = self._ctx.now()
 
         def run_first_turn(run_objects: RunObjects, recorded: Any) -> Mapping[str, Any]:
+            """Claim the session, check the program and run its first turn; return the turn or a refusal as JSON."""
             run_session: _RunSession = run_objects.get(self._programs, _RunSession)
             if not run_session.try_claim(self, recorded):
                 return {"refused": BUSY}

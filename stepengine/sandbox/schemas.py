@@ -774,6 +774,7 @@ class _SchemaClassReader:
         texts = list(self._patterns)
 
         def find_problem(count: int) -> str:
+            """Return the problem of compiling the first *count* patterns together; ``""`` if there is none."""
             try:
                 JsonSchema(
                     "the patterns of this file", {"anyOf": [{"pattern": text} for text in texts[:count]] or [True]}

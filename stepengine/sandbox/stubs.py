@@ -319,6 +319,7 @@ def _make_function_names(sources: Sequence[_StubSource]) -> list[str]:
     wanted = [_make_function_identifier(source.raw) for source in sources]
 
     def priority(place: int) -> tuple[bool, bool, str, int]:
+        """Return the sort key of a source: sources whose name needs no change come first."""
         return wanted[place] != sources[place].raw, sources[place].kind != "tool", sources[place].raw, place
 
     taken: set[str] = set()

@@ -161,6 +161,7 @@ class Store(ABC):
         """Set a member of a session's free JSON; ``None`` removes it."""
 
         def change_member(session: Session) -> Session:
+            """Return the session with the changed member of its metadata."""
             members = {k: v for k, v in {**session.info.metadata, key: value}.items() if v is not None}
             return attrs.evolve(session, info=attrs.evolve(session.info, metadata=members))
 
@@ -174,6 +175,7 @@ class Store(ABC):
         child = self.save(attrs.evolve(self.load(child_id), info=info))
 
         def add_child_id(session: Session) -> Session:
+            """Return the session with the id of the child."""
             children = session.info.child_session_ids
             if child_id in children:
                 return session

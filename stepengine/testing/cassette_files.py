@@ -567,9 +567,11 @@ def _make_yaml_dumper() -> object:
 
     class Dumper(base):  # type: ignore[misc]
         def ignore_aliases(self, data: object) -> bool:
+            """Return True, so that equal objects are written in full."""
             return True
 
     def represent_text(dumper: Any, value: str) -> Any:
+        """Return a text as YAML, one of several lines as a literal block."""
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
 
     Dumper.add_representer(str, represent_text)

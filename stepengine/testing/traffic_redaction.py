@@ -724,6 +724,7 @@ def vcr_config(secrets: Mapping[str, str] | None = None) -> dict[str, Any]:
     redactor = make_redactor("all", os.environ, secrets)
 
     def clean_vcr_request(request: Any) -> Any:
+        """Replace the secrets in a request of vcrpy in place, and return the request."""
         headers = [(name.lower(), _header_to_text(value)) for name, value in request.headers.items()]
         cleaner = Cleaner(find_header_secrets(tuple(headers)), base=redactor)
         request.uri = clean_url(request.uri, cleaner.redactor)
@@ -739,6 +740,7 @@ def vcr_config(secrets: Mapping[str, str] | None = None) -> dict[str, Any]:
         return request
 
     def clean_vcr_response(response: dict[str, Any]) -> dict[str, Any]:
+        """Return a response of vcrpy without secrets."""
         cleaner = Cleaner(base=redactor)
         headers = {
             name: [cleaner.clean_header_value(name, value) for value in _as_list(values)]

@@ -108,6 +108,7 @@ def task_tool(agents: Sequence[AgentDefinition]) -> Tool:
     )
 
     def make_requests(value: JsonDict) -> list[ChildRequest]:
+        """Return the request of the only child, of the agent that the input names."""
         return [ChildRequest(value["agent"], value["prompt"], None, known[value["agent"]])]
 
     return _make_spawn_tool("task", description, schema, make_requests, _result_from_child_text, *offered)
@@ -132,6 +133,7 @@ def agent_tool(definition: AgentDefinition, *, name: str | None = None, descript
     text = _get_agent_tool_description(definition) if description is None else description
 
     def make_requests(value: JsonDict) -> list[ChildRequest]:
+        """Return the request of the only child, with the definition of the agent."""
         return [ChildRequest(definition.id, value.get("prompt", ""), value.get("params"), definition)]
 
     return _make_spawn_tool(
@@ -155,6 +157,7 @@ def make_spawnable_agent_tool(definition: AgentDefinition, agent_id: str = "") -
     """
 
     def make_requests(value: JsonDict) -> list[ChildRequest]:
+        """Return the request of the only child, by the id of the agent."""
         return [ChildRequest(agent_id or definition.id, value.get("prompt", ""), value.get("params"))]
 
     publisher, name, _ = split_agent_id(agent_id)
@@ -257,6 +260,7 @@ def _make_spawn_tool(
     mend = make_repairer(schema, {})
 
     def repair_and_drop(value: JsonDict) -> JsonDict:
+        """Return the repaired input without an invalid prompt and params."""
         return _drop_invalid_prompt_and_params(mend(value))
 
     spec, runs = _make_agent_tool_spec(name, description, schema), Spawning(make_requests, make_result, agents=agents)

@@ -242,6 +242,7 @@ def _make_raising_body(name: str) -> Callable[[Any], object]:
     """Return a tool body that only raises ``ToolError``, for tools that only a run can execute."""
 
     def raise_tool_error(_: object) -> Any:
+        """Raise ``ToolError``: only a run can execute the tool."""
         msg = f"tool {name!r} runs only as part of an agent run; it cannot be executed on its own"
         raise ToolError(msg, tool_name=name)
 

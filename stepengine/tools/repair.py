@@ -41,6 +41,7 @@ def make_repairer(schema: Mapping[str, object], aliases: Aliases) -> Callable[[J
     expected: Mapping[str, frozenset[str]] = {}
 
     def repair(value: JsonDict) -> JsonDict:
+        """Return an input with corrected names and values; the repairer is made at the first call."""
         nonlocal repairer, expected
         if repairer is None:  # most tools are never called
             repairer = _InputRepairer(schema, aliases)

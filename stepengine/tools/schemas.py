@@ -158,6 +158,7 @@ def _with_work_count(decide: Keyword) -> Keyword:
     """Return *decide* with one change: for an invalid instance, it also counts the work of the message, which repeats the instance."""
 
     def decide_and_count_work(walk: _Walk, value: object, instance: object, schema: object) -> Sequence[None]:
+        """Return a misfit if *decide* yields one, after counting the work of its message."""
         for _ in decide(walk, value, instance, schema):
             walk.judge.spend_work(_count_work(instance))
             return MISFIT
@@ -1130,6 +1131,7 @@ def make_validator(
     compiled = functools.cache(lambda: JsonSchema(f"input_schema of tool {tool_name!r}", schema))
 
     def validate(value: JsonDict) -> Validated:
+        """Return a validated input; raise ``ToolInputError`` with all issues of an invalid one."""
         issues = compiled().issues(value)
         if find_more_issues is not None and not issues:
             issues.extend(find_more_issues(value))

@@ -196,6 +196,7 @@ class ConnectionWatch:
         """Return *receive* that also records when the body is complete."""
 
         async def receive_and_watch() -> Message:
+            """Return the next message of the request, and record the end of its body."""
             message = await receive()
             if message["type"] == "http.request" and not message.get("more_body", False):
                 self._mark_request_complete()
@@ -211,6 +212,7 @@ class ConnectionWatch:
         """Return *send* with a time limit, which closes the connection of a client that does not read."""
 
         async def send_timed(message: Message) -> None:
+            """Send a message; abort the connection if the client does not read it in time."""
             # Data for a client that does not read keeps its run in memory.
             timer = asyncio.get_running_loop().call_later(self._table.limits.read_seconds, self._transport.abort)
             try:
@@ -258,10 +260,12 @@ def make_limited_protocol(table: ConnectionTable, base: Any) -> type[asyncio.Pro
             self.app = app
 
         def connection_made(self, transport: asyncio.Transport) -> None:
+            """Start to watch the connection."""
             super().connection_made(transport)
             self._watch = ConnectionWatch(table, transport)
 
         def connection_lost(self, exc: Exception | None) -> None:
+            """Stop to watch the connection."""
             if self._watch is not None:
                 self._watch.stop()
             super().connection_lost(exc)

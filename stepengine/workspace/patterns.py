@@ -379,6 +379,7 @@ def _make_star_matcher(text: str) -> Component:
     *middle, last = others
 
     def fits(name: str) -> bool:
+        """Return whether a name has all texts between the stars in order."""
         at, end = len(first), len(name) - len(last)
         if at > end or not name.startswith(first) or not name.endswith(last):
             return False

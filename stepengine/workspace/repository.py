@@ -179,6 +179,7 @@ class _InstructionReader:
         """Yield the paths of instruction files below the folder. Their content is not read."""
 
         def enter(parts: tuple[str, ...], _: Fd) -> bool:
+            """Return whether a folder is searched: not too deep, not hidden and not left out."""
             return (
                 len(parts) - len(below) <= DEEPER_DEPTH and not parts[-1].startswith(".") and parts[-1] not in LEFT_OUT
             )

@@ -60,6 +60,7 @@ def list_withheld_paths(root: Root, folder: OpenedEntry, *, deep: bool) -> list[
     start = len(folder.parts)
 
     def enter(place: tuple[str, ...], _: Fd) -> bool:
+        """Return whether a folder is searched; a withheld one is added to the result instead."""
         if not root.is_withheld(place):
             return True
         found.append(place[start:])

@@ -350,6 +350,7 @@ class Workspace:
             once = "its container ended with the connection, and its files outside of mounts are lost; create the workspace again"
 
         def docker_with_image(image: str) -> Workspace:
+            """Return a workspace with the same options in a container of *image*."""
             return cls.docker(
                 image, root, mounts=mounts, network=network, memory=memory, cpus=cpus, processes=processes, user=user, options=options,
                 python=python, program=program, start_seconds=start_seconds,

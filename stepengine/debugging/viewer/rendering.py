@@ -240,9 +240,11 @@ def copy_undamaged_records(journal: Journal) -> tuple[MemoryJournal, int]:
     lines = journal.content().splitlines(keepends=True)
 
     def copy_first_lines(number: int) -> MemoryJournal:
+        """Return a journal of the first *number* lines."""
         return MemoryJournal(lines[:number])
 
     def are_first_lines_readable(number: int) -> bool:
+        """Return whether a page can be made of the first *number* lines."""
         try:
             RunPayload(PageTexts(), "").add_new_records(load_stored_history(copy_first_lines(number)))
         except StepEngineError:

@@ -52,6 +52,7 @@ def create_clients(
     http_client.event_hooks = {"response": [*http_client.event_hooks["response"], _raise_for_error_status]}
 
     def create_client(async_client: Any) -> Any:
+        """Return a client of the SDK that sends through *async_client*."""
         options = types.HttpOptions(
             base_url=base_url,
             api_version=api_version,

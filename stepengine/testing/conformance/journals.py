@@ -425,10 +425,12 @@ def _check_replacement_is_atomic(journal: LineJournal, other: Journal) -> None:
     until = time.monotonic() + GAP_SECONDS
 
     def read_until_over() -> None:
+        """Read the journal repeatedly, and record whether each content is the old or the new one."""
         while not is_over.is_set():
             whole.append(other.content() in (old, new))
 
     def wait_for_two_reads(*_: object) -> None:
+        """Wait until the other thread has read twice more."""
         # The first of two reads may have started before this call.
         enough = len(whole) + 2
         while len(whole) < enough and time.monotonic() < until:
@@ -467,6 +469,7 @@ def _measure_early_and_late_steps(journal: Journal) -> tuple[dict[str, int], dic
     result = next(record for record in sample if isinstance(record, Result))
 
     def write_steps(first: int, last: int, commit: Callable[[], None]) -> None:
+        """Append the records of steps, and commit each step."""
         for number in range(first, last):
             for record in (attrs.evolve(intent, seq=number), attrs.evolve(result, seq=number)):
                 writer.append(record)
@@ -525,6 +528,7 @@ class _Meter:
         """Return *method* with the bytes of its arguments and its result counted."""
 
         def call_and_count(*arguments: Any) -> Any:
+            """Call the method, and count the bytes in its arguments and result."""
             found = method(*arguments)
             self._moved += sum(len(one) for one in (*arguments, found) if isinstance(one, bytes))
             return found

@@ -272,6 +272,7 @@ def _run_with_provider(
     """Return the result of *work* with a provider, in an event loop of its own."""
 
     async def run_and_close_provider() -> T:
+        """Do the work with a new provider, close the provider, and return the result."""
         provider = _make_provider(make_and_model, situation)
         try:
             return await work(provider)
@@ -286,6 +287,7 @@ def _run_in_thread_until_timeout(work: Callable[[], None]) -> bool:
     errors: list[Exception] = []
 
     def run_and_store_error() -> None:
+        """Do the work, and store its error."""
         try:
             work()
         except Exception as error:  # noqa: BLE001 - the caller raises it
@@ -331,6 +333,7 @@ def _request_expecting_error(
     """Return the ``ModelError`` of a request to a new provider; fail if the request raises none."""
 
     async def request_error(provider: Provider) -> ModelError:
+        """Return the ``ModelError`` of the request; raise ``AssertionError`` without one."""
         try:
             found = await ask(provider, _make_request(provider, make_and_model[1], "a heron"))
         except ModelError as error:

@@ -260,6 +260,7 @@ def _await_if_needed(value: Any) -> Any:
         return value
 
     async def wait() -> Any:
+        """Return the result of the awaitable."""
         return await value
 
     return asyncio.run(wait())

@@ -27,6 +27,7 @@ def patch_library(module: Any, exchanges: Exchanges) -> Callable[[], None]:
     send, send_async = sync.handle_request, asynchronous.handle_async_request
 
     def handle_request(self: Any, request: Any) -> Any:
+        """Return the recorded reply; without one, send the request and record the reply or the error."""
         if PASSING.get():
             return send(self, request)
         body = b"".join(request.stream)
@@ -40,6 +41,7 @@ def patch_library(module: Any, exchanges: Exchanges) -> Callable[[], None]:
         return _record_response_body(response, exchange)
 
     async def handle_async_request(self: Any, request: Any) -> Any:
+        """Return the recorded reply; without one, send the request and record the reply or the error."""
         if PASSING.get():
             return await send_async(self, request)
         body = b"".join([piece async for piece in request.stream])
@@ -56,6 +58,7 @@ def patch_library(module: Any, exchanges: Exchanges) -> Callable[[], None]:
     sync.handle_request, asynchronous.handle_async_request = handle_request, handle_async_request
 
     def restore() -> None:
+        """Restore the replaced methods."""
         sync.handle_request, asynchronous.handle_async_request = send, send_async
 
     return restore

@@ -31,6 +31,7 @@ def patch_library(module: Any, exchanges: Exchanges) -> Callable[[], None]:
     before = [client._transport_for_url for client in clients]  # noqa: SLF001 - no public name stands between a client and its transport
 
     def patch_client(client: Any, find: Any, wrap: Any) -> None:
+        """Replace the method of a client class that selects the transport of a request."""
         def find_and_wrap_transport(self: Any, url: Any) -> Any:
             transport = find(self, url)
             kind = type(transport)
@@ -44,6 +45,7 @@ def patch_library(module: Any, exchanges: Exchanges) -> Callable[[], None]:
         patch_client(client, find, wrap)
 
     def restore() -> None:
+        """Restore the replaced methods."""
         for client, find in zip(clients, before, strict=True):
             client._transport_for_url = find  # noqa: SLF001
 

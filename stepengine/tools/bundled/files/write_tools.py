@@ -194,6 +194,7 @@ def _make_content_change(content: str) -> Change:
     """
 
     def set_content(old: FoundFile) -> bytes:
+        """Return the new content of the file, with the line ends of the old one."""
         decoded = None if old.data is None or "\r\n" in content else decode_text(old.data)
         text = content if decoded is None else apply_old_line_ends(decoded.text, content)
         return text.encode("utf-8", "replace")
@@ -210,6 +211,7 @@ def _make_replacement_change(path: str, replacements: Sequence[ReplacementInput]
     made = [TextReplacement(r["old_string"], r["new_string"], r.get("allow_multiple", False)) for r in replacements]
 
     def replace_text(old: FoundFile) -> bytes:
+        """Return the content of the file after the replacements; raise ``ToolError`` if one fails."""
         if not old.exists:
             msg = f"{path!r} does not exist; use write_file to create it"
             raise ToolError(msg)
@@ -229,6 +231,7 @@ def _make_delete_change(path: str) -> Change:
     """Return the change that deletes a file; the change raises ``ToolError`` if the file does not exist."""
 
     def check_exists(old: FoundFile) -> None:
+        """Raise ``ToolError`` if the file does not exist, else return ``None``, which deletes it."""
         if not old.exists:
             msg = f"{path!r} does not exist"
             raise ToolError(msg)

@@ -108,6 +108,7 @@ def walk_visible_entries(
     ignore = Ignore(root, budget)
 
     def may_enter_folder(place: Parts, _: Fd) -> bool:
+        """Return whether a folder is neither withheld nor ignored."""
         return not root.is_withheld(place) and not ignore.is_ignored(place, is_folder=True)
 
     with closing(walk(root.may_enter, opened.fd, opened.parts, budget, may_enter_folder)) as entries:

@@ -92,6 +92,7 @@ def search_in_python(
     depth = len(base.parts)
 
     def may_enter_folder(place: tuple[str, ...], _: Fd) -> bool:
+        """Return whether a folder is neither hidden, withheld nor ignored."""
         hidden = place[-1].startswith(".") and not (len(place) == depth + 1 and place[-1] in HIDDEN_SEARCHED)
         return not hidden and not root.is_withheld(place) and not ignore.is_ignored(place, is_folder=True)
 
@@ -184,6 +185,7 @@ def _make_file_test(flags: SearchFlags) -> Callable[[tuple[str, ...]], bool]:
     only = any(positive for positive, _ in globs)
 
     def is_selected(parts: tuple[str, ...]) -> bool:
+        """Return whether the types and globs of the flags select a file."""
         if (flags.types and not parts[-1].endswith(types)) or parts[-1].endswith(not_types):
             return False
         verdicts = [positive for positive, pattern in globs if pattern.covers(parts)]

@@ -309,6 +309,7 @@ class Shell:
         said = bytearray()
 
         def receive_output(data: bytes) -> None:
+            """Store the output up to its limit."""
             said.extend(data[: NAMES_BYTES + 1 - len(said)])
 
         start = await self._call_system(self._apply_runner_and_find_program, launch, folder)

@@ -407,6 +407,7 @@ async def _run_in_background(
     shown = cut_middle(command_text(command), SHOWN_CHARS)
 
     async def start_job() -> BackgroundCommand:
+        """Start the command with a file for its output, and return it as a job."""
         with ExitStack() as undo:
             private = await shell.create_private_folders()
             undo.callback(private.remove)
