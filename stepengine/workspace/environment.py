@@ -346,7 +346,7 @@ class PrivateFolders:
         self.home.mkdir(mode=0o700)
         self.tmp.mkdir(mode=0o700)
 
-    async def delete(self) -> None:
+    async def remove_without_blocking(self) -> None:
         """Remove the folders with their content; on a remote system in a thread, so that the event loop is not blocked."""
         if self.system is None:
             self.remove()

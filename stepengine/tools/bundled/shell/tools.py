@@ -143,7 +143,7 @@ class BackgroundCommand:
         """End the command, and remove its files."""
         await self.end()
         self.log.close()
-        await self._private.delete()
+        await self._private.remove_without_blocking()
 
 
 class Jobs:
@@ -396,7 +396,7 @@ async def end_and_clean_up(process: CommandProcess | None, private: PrivateFolde
         if process is not None:
             await process.end()
     finally:
-        await private.delete()
+        await private.remove_without_blocking()
 
 
 async def _run_in_background(
