@@ -334,6 +334,7 @@ def _make_constant_tool_body(result: Any) -> Any:
 
 def _make_constant_handler(output: Any) -> Any:
     """Return a handler that returns *output* without a yield."""
+
     def handle_steps(_: StepContext[Any]) -> Generator[Any, Any, Any]:
         return output
         yield

@@ -41,8 +41,8 @@ from stepengine.evaluation.report_pages import failed_sample_lines, render_repor
 from stepengine.evaluation.result_folders import (
     RESULTS,
     read_seed_and_sample_count,
-    require_own_result_folder,
     replace_file,
+    require_own_result_folder,
 )
 from stepengine.evaluation.samples import Confirm, CostEstimate, confirm_cost_and_get_budget
 from stepengine.evaluation.scoring import PASS, Scores, parse_gates, score_outcome

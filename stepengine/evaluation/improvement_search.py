@@ -48,7 +48,7 @@ from stepengine.evaluation.evaluation_report import (
 from stepengine.evaluation.improvement import Improvement, Trials, find_improvement_problems, split_cases
 from stepengine.evaluation.reply_book import CachingProvider, ReplyBook
 from stepengine.evaluation.report_pages import render_improvement
-from stepengine.evaluation.result_folders import RESULTS, require_own_result_folder, replace_file
+from stepengine.evaluation.result_folders import RESULTS, replace_file, require_own_result_folder
 from stepengine.evaluation.scoring import PASS
 from stepengine.journal import FileJournal
 from stepengine.journal.show import get_run_status

@@ -312,7 +312,11 @@ def is_checkable_by_path_rules(spec: ToolSpec) -> bool:
 def _parse_command_or_script(command: object) -> Argv | Script:
     """Return a command of an input as an argument list; as a script if it needs a shell or is invalid."""
     words = (
-        command if isinstance(command, str) else [str(word) for word in command] if isinstance(command, list) else str(command)
+        command
+        if isinstance(command, str)
+        else [str(word) for word in command]
+        if isinstance(command, list)
+        else str(command)
     )
     try:
         return parse_command(words)

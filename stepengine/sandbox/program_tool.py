@@ -627,7 +627,9 @@ class _ProgramRun(RunningProgram):
         except (TypeError, ValueError, StepEngineError) as error:
             return CallAnswer(str(error), "TypeError")
 
-    def _make_effect_or_answer(self, function: ProgramFunction, tool_input: Mapping[str, Any]) -> Member[Any] | CallAnswer:
+    def _make_effect_or_answer(
+        self, function: ProgramFunction, tool_input: Mapping[str, Any]
+    ) -> Member[Any] | CallAnswer:
         """Return the effect for a call of a tool, an agent or ``ask``; for the catalogue's functions the answer."""
         match function.kind:
             case "tool":

@@ -661,7 +661,9 @@ class _SchemaClassReader:
             if what not in {"typing.Required", "typing.NotRequired"}:
                 break
             marks.append(what)
-            node_at_depth = self._resolve_quotes_and_aliases(_NodeAtDepth(node_at_depth.node.slice, node_at_depth.depth + 1))
+            node_at_depth = self._resolve_quotes_and_aliases(
+                _NodeAtDepth(node_at_depth.node.slice, node_at_depth.depth + 1)
+            )
         return marks, node_at_depth
 
     def _apply_field_call(self, parsed_type: _ParsedType, call: ast.Call) -> _ParsedType:
@@ -845,7 +847,10 @@ class _SchemaClassReader:
         if isinstance(node, ast.Subscript):
             what = self._resolve_binding(node.value).what
             if what == "typing.Optional":
-                return [_NodeAtDepth(node.slice, node_at_depth.depth + 1), _NodeAtDepth(ast.Constant(None), node_at_depth.depth + 1)]
+                return [
+                    _NodeAtDepth(node.slice, node_at_depth.depth + 1),
+                    _NodeAtDepth(ast.Constant(None), node_at_depth.depth + 1),
+                ]
             if what == "typing.Union":
                 return [_NodeAtDepth(one, node_at_depth.depth + 1) for one in _tuple_items(node.slice)]
         return None

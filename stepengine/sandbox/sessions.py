@@ -490,6 +490,7 @@ class _MontySession:
 
     def feed(self, code: str, now: datetime) -> ProgramTurn:
         """Record a program, run it until it waits or ends, and return the turn; its clock shows *now*."""
+
         def record_and_feed(worker: _SessionWorker) -> ProgramTurn:
             """Record the program, and run its first turn in the worker."""
             told = _ProgramInputs(code, now, [], [])
@@ -502,6 +503,7 @@ class _MontySession:
 
     def answer(self, answers: Mapping[int, CallAnswer], now: datetime) -> ProgramTurn:
         """Record the answers to all calls, run the waiting program until it waits or ends, and return the turn."""
+
         def record_and_send(_: _SessionWorker) -> ProgramTurn:
             """Record the answers, and run the next turn."""
             self._told[-1].answers.append((answers, now))

@@ -524,9 +524,7 @@ def _refuse_unknown_keys(value: dict[str, object], known: set[str], source: str,
     """Raise ``DataError`` if a mapping has a key that is not *known*."""
     for key in value:
         if key not in known:
-            msg = (
-                f"{source}: {key_path} has the unknown key {key!r}; known keys: {list_names(sorted(known), key, quoted=True)}"
-            )
+            msg = f"{source}: {key_path} has the unknown key {key!r}; known keys: {list_names(sorted(known), key, quoted=True)}"
             raise DataError(msg, path=f"{key_path}.{key}")
 
 

@@ -258,7 +258,9 @@ def _is_equal_outcome(a: Single, b: Single) -> bool:
 def _with_last_request_usage(outcome: Single, world_outcome: Single) -> Single:
     """Return the outcome of a repeated model call with only the usage of the last request, from *world_outcome*."""
     if isinstance(outcome, Value) and isinstance(world_outcome, Value) and isinstance(outcome.value, ModelReply):
-        return attrs.evolve(outcome, value=attrs.evolve(outcome.value, usage=world_outcome.value.usage, cost=world_outcome.value.cost))
+        return attrs.evolve(
+            outcome, value=attrs.evolve(outcome.value, usage=world_outcome.value.usage, cost=world_outcome.value.cost)
+        )
     if isinstance(outcome, Failure) and isinstance(world_outcome, Failure) and isinstance(outcome.error, ModelError):
         error = copy.copy(outcome.error)
         error.usage = getattr(world_outcome.error, "usage", None)

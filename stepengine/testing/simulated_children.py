@@ -221,7 +221,10 @@ class SimulatedChildren:
     def perform_receive(self, item: Item, now: int) -> Single:
         """Return the outcome of a ``Receive``: the next message, ``None`` at the timeout, or a suspension if none comes."""
         effect: AwaitMessage = item.effect  # type: ignore[assignment]
-        random, messages = self._make_seeded_random(item, "message"), self._mailbox.find_and_claim_messages(item, effect)
+        random, messages = (
+            self._make_seeded_random(item, "message"),
+            self._mailbox.find_and_claim_messages(item, effect),
+        )
         if messages is None and (effect.timeout is None or random.random() > IMPATIENCE):
             messages = [self._draw(effect, random)]
         if messages:

@@ -183,7 +183,9 @@ def _is_same_json(call_value: Any, validated: Any) -> bool:
         return type(call_value) is kind and bool(call_value == validated)
     if kind is list or kind is JsonList:
         return (
-            isinstance(call_value, JsonList) and len(call_value) == len(validated) and all(map(_is_same_json, call_value, validated))
+            isinstance(call_value, JsonList)
+            and len(call_value) == len(validated)
+            and all(map(_is_same_json, call_value, validated))
         )
     if kind is dict or kind is JsonDict:
         return (

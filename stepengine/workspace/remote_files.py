@@ -112,7 +112,9 @@ class RemoteFile:
 
     def _call(self, operation: str, data: bytes = b"", *, has_effect: bool = False, **members: object) -> CallReply:
         """Make a call on the connection that opened the file; a root uses any connection."""
-        return self.system.call(operation, data, connection_number=None if self.is_root else self.line, has_effect=has_effect, **members)
+        return self.system.call(
+            operation, data, connection_number=None if self.is_root else self.line, has_effect=has_effect, **members
+        )
 
     def open(self, name: str, kind: str) -> RemoteFile:
         """Open an entry of this folder."""
@@ -339,7 +341,13 @@ class RemoteSystem:
             root.store_info(answer)
 
     def call(
-        self, operation: str, data: bytes = b"", *, connection_number: int | None = None, has_effect: bool = False, **members: object
+        self,
+        operation: str,
+        data: bytes = b"",
+        *,
+        connection_number: int | None = None,
+        has_effect: bool = False,
+        **members: object,
     ) -> CallReply:
         """
         Send a call and wait for its reply, at most 60 seconds or until the tool call is cancelled; *has_effect*: it may change something.
@@ -354,7 +362,9 @@ class RemoteSystem:
         connection = self.ensure_connection(connection_number)
         if closing := self._pop_closing_handles():
             members["close"] = closing
-        number = connection.send_call(operation, data, has_effect=has_effect, seconds=CALL_SECONDS, listener=None, **members)
+        number = connection.send_call(
+            operation, data, has_effect=has_effect, seconds=CALL_SECONDS, listener=None, **members
+        )
         return connection.wait_for_reply(number, seconds=CALL_SECONDS, cancelled=CANCELLED.get())
 
     def _pop_closing_handles(self) -> list[int]:

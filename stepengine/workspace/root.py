@@ -390,7 +390,9 @@ class Root:
                 calls.close(fd)
         return None
 
-    def _open_or_create_child_folder(self, parent: Fd, parts: Sequence[str], path: str, created: list[str] | None) -> Fd:
+    def _open_or_create_child_folder(
+        self, parent: Fd, parts: Sequence[str], path: str, created: list[str] | None
+    ) -> Fd:
         """Open the folder ``parts[-1]`` in *parent*. Create a missing one and append *parts* to *created*, unless *created* is ``None``."""
         name = parts[-1]
         try:

@@ -83,6 +83,7 @@ def _check_answer_order(make: MakeInteractor) -> None:
 @INTERACTOR.add("together", "If several questions are open at the same time, each gets one answer.")
 def _check_parallel_questions(make: MakeInteractor) -> None:
     """Fail unless each of several questions that are open at the same time gets one answer."""
+
     def handle(_ctx: Any) -> Any:
         return list((yield from Parallel(Ask("First?"), Ask("Second?"))))
 

@@ -88,6 +88,7 @@ def _check_name_and_prefix(make_and_model: tuple[MakeProvider, str]) -> None:
 @PROVIDER.add("complete", "`complete` sends the messages and returns one whole reply.")
 def _check_complete(make_and_model: tuple[MakeProvider, str]) -> None:
     """Fail unless ``complete`` sends the messages and returns one whole reply."""
+
     async def request_reply(provider: Provider) -> ModelReply:
         return await provider.complete(_make_request(provider, make_and_model[1], "a heron"))
 
@@ -100,6 +101,7 @@ def _check_complete(make_and_model: tuple[MakeProvider, str]) -> None:
 )
 def _check_stream(make_and_model: tuple[MakeProvider, str]) -> None:
     """Fail unless ``stream`` yields the reply in pieces, then one ``ReplyDone`` with the result of ``complete``."""
+
     async def stream_and_complete(provider: Provider) -> tuple[list[ModelDelta], ModelReply]:
         request = _make_request(provider, make_and_model[1], "a heron")
         return await _collect_stream(provider, request), await provider.complete(request)
@@ -220,6 +222,7 @@ def _check_unreachable_server(make_and_model: tuple[MakeProvider, str]) -> None:
 @PROVIDER.add("cancel", "A waiting request can be cancelled immediately and leaves no task behind.")
 def _check_request_cancellation(make_and_model: tuple[MakeProvider, str]) -> None:
     """Fail unless a waiting request can be cancelled at once and leaves no task behind."""
+
     async def cancel_silent_request(
         ask: Callable[[Provider, ModelRequest], Awaitable[Any]], loop_runs: threading.Event, provider: Provider
     ) -> None:
@@ -328,7 +331,9 @@ def _describe_task_end(task: asyncio.Future[Any]) -> str:
 
 
 def _request_expecting_error(
-    make_and_model: tuple[MakeProvider, str], situation: Situation, ask: Callable[[Provider, ModelRequest], Awaitable[Any]]
+    make_and_model: tuple[MakeProvider, str],
+    situation: Situation,
+    ask: Callable[[Provider, ModelRequest], Awaitable[Any]],
 ) -> ModelError:
     """Return the ``ModelError`` of a request to a new provider; fail if the request raises none."""
 

@@ -388,6 +388,7 @@ found
 @SANDBOX.add("equal", "Equal programs with equal seeds, times and answers give equal results, also in another session.")
 def _check_deterministic_results(make: MakeSandbox) -> None:
     """Fail unless equal programs with equal seeds, times and answers have equal results."""
+
     def run_program() -> list[Any]:
         came: list[Any] = []
         with _use_sandbox(make) as sandbox, _open_session(sandbox) as session:
@@ -461,6 +462,7 @@ def _count_process_resources() -> Mapping[str, int]:
 @SANDBOX.add("left", "Closed sessions leave no threads, descriptors or processes behind.")
 def _check_no_leaked_resources(make: MakeSandbox) -> None:
     """Fail if closed sessions leave threads, descriptors or processes behind."""
+
     def use_three_sessions(sandbox: Sandbox) -> None:
         with _open_session(sandbox) as waiting, _open_session(sandbox, seconds=0.1) as late, _open_session(sandbox):
             _expect_waiting(waiting.feed("await look(1)", NOW))
@@ -482,6 +484,7 @@ def _check_no_leaked_resources(make: MakeSandbox) -> None:
 @SANDBOX.add("run", "In a run, a program calls tools, and a later process restores its variables.")
 def _check_agent_run(make: MakeSandbox) -> None:
     """Fail unless a program of a run calls tools, and a later process restores its variables."""
+
     def run_programs_and_ask(_ctx: Any) -> Any:
         yield from ToolCall(
             "run_code", {"code": "import random\nx = await look(4)\nmark = random.random()\nprint(mark)"}

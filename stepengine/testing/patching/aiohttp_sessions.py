@@ -78,6 +78,7 @@ def patch_library(module: Any, exchanges: Exchanges) -> Callable[[], None]:
 
     def add_middleware(send: Any) -> Any:
         """Return a request method that adds the middleware to each request."""
+
         @wraps(send)
         def send_recorded(session: Any, *args: Any, **kwargs: Any) -> Any:
             given = kwargs.pop("middlewares", None)

@@ -32,6 +32,7 @@ def patch_library(module: Any, exchanges: Exchanges) -> Callable[[], None]:
 
     def patch_client(client: Any, find: Any, wrap: Any) -> None:
         """Replace the method of a client class that selects the transport of a request."""
+
         def find_and_wrap_transport(self: Any, url: Any) -> Any:
             transport = find(self, url)
             kind = type(transport)
@@ -71,7 +72,9 @@ class _TransportRecorder:
         if interaction.error is not None and not interaction.response.status:
             raise interaction.error
         error = interaction.error or make_cut_reply_error(self._module, interaction)
-        return self._convert.make_response(interaction.response, request, split_body_into_events(interaction.response), error)
+        return self._convert.make_response(
+            interaction.response, request, split_body_into_events(interaction.response), error
+        )
 
     def _record_or_replay_unseen_response(self, request: Any, response: Any, seen_addresses: list[str]) -> Any:
         """Return the response, recorded while it is read unless a patched library has seen the request; in a replay, the recorded one."""

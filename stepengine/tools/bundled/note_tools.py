@@ -119,6 +119,7 @@ def _make_remember_tool(notes: MemoryStore, scopes: tuple[Scope, ...]) -> Tool:
 
 def _make_recall_tool(notes: MemoryStore, scopes: tuple[Scope, ...]) -> Tool:
     """Return the tool ``recall``, which searches notes."""
+
     @tool(
         category="read",
         annotations=ToolAnnotations(read_only=True, idempotent=True),

@@ -123,7 +123,9 @@ def make_read_tools(root: Root, buffers: Buffers | None = None) -> list[Tool]:
             if len(seen) > READ_PATHS:
                 entries.append({"path": one.path, "error": TOO_MANY.format(READ_PATHS)})
                 continue
-            entry = _FileReader(ctx, root, one, left, line_numbers=line_numbers, buffers=buffers).read_entry_and_record_hash()
+            entry = _FileReader(
+                ctx, root, one, left, line_numbers=line_numbers, buffers=buffers
+            ).read_entry_and_record_hash()
             left -= len(compact(entry)) + 1
             entries.append(entry)
             if ctx.cancelled.is_set():

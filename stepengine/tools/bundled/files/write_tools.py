@@ -303,7 +303,9 @@ class ContentChange:
         after = decode_text(self.new) if self.new is not None else None
         if (self.old.exists and before is None) or (self.new is not None and after is None):
             return "(the file is binary or too large for a diff)"
-        return unified_diff(before.displayable_text if before else None, after.displayable_text if after else None, self.file)
+        return unified_diff(
+            before.displayable_text if before else None, after.displayable_text if after else None, self.file
+        )
 
 
 class _Writer:
@@ -387,7 +389,9 @@ class _Writer:
             folders=tuple(created_folders),
         )
 
-    def _check_unchanged_and_forget_preview(self, ctx: ToolContext, call_input: Mapping[str, Any], old: FoundFile) -> None:
+    def _check_unchanged_and_forget_preview(
+        self, ctx: ToolContext, call_input: Mapping[str, Any], old: FoundFile
+    ) -> None:
         """Raise ``ToolError`` if the file differs from ``expected_hash``, the read or the previewed version; forget the previewed one."""
         path, shown = call_input["path"], self._shown.pop(_hash_input(call_input), None)
         if shown is not None and shown != old.digest:

@@ -227,14 +227,22 @@ class _Index:
         """Return *score*, raised if *description_words* name the file or its symbols, halved for a test file unless *about_tests*."""
         if not description_words.isdisjoint([path[-1], "/".join(path)]):
             score += NAMED
-        elif not description_words.isdisjoint([s for s in self._files[path] if len(s) > SHORTEST_STEM_CHARS and s not in COMMON]):
+        elif not description_words.isdisjoint(
+            [s for s in self._files[path] if len(s) > SHORTEST_STEM_CHARS and s not in COMMON]
+        ):
             score += WHOLE_SYMBOL
         is_test = any(TESTS & set(re.split(r"[._-]", part.lower())) for part in path)
         return score / 2 if is_test and not about_tests else score
 
-    def list_matching_symbols(self, path: Parts, search_words: list[str], description_words: set[str]) -> tuple[str, ...]:
+    def list_matching_symbols(
+        self, path: Parts, search_words: list[str], description_words: set[str]
+    ) -> tuple[str, ...]:
         """Return up to eight top-level names of a file that are among *description_words* or contain one of *search_words*."""
-        fitting = [s for s in self._files[path] if s in description_words or not set(search_words).isdisjoint(split_singular_words(s))]
+        fitting = [
+            s
+            for s in self._files[path]
+            if s in description_words or not set(search_words).isdisjoint(split_singular_words(s))
+        ]
         return tuple(fitting[:SHOWN_SYMBOLS])
 
 

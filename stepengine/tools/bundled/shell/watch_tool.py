@@ -161,7 +161,9 @@ def _poll_until_met(ctx: StepContext) -> Generator[Any, Any, str]:
             yield from Sleep(min(every, left))
 
 
-def _describe_watch_result(call_input: Mapping[str, Any], last_poll: Mapping[str, Any], *, polls: int, took: float) -> str:
+def _describe_watch_result(
+    call_input: Mapping[str, Any], last_poll: Mapping[str, Any], *, polls: int, took: float
+) -> str:
     """Return a report for the model: whether *last_poll* met the condition, after how many polls and seconds, and its output."""
     until = call_input["until"] if call_input["until"] != "contains" else f"contains {call_input['text']!r}"
     given = call_input["command"]
