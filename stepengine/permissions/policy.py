@@ -920,9 +920,9 @@ def _require_object_with_members(data: object, valid_members: tuple[str, ...], w
         raise DefinitionError(msg)
     for name in data:
         if name not in valid_members:
-            suggestion = _format_suggestion(str(name), valid_members)
             msg = (
-                f"{where} has the unknown member {name!r}{suggestion}; valid members: {list_names(valid_members, name)}"
+                f"{where} has the unknown member {name!r}{_format_suggestion(str(name), valid_members)}; "
+                f"valid members: {list_names(valid_members, name)}"
             )
             raise DefinitionError(msg)
     return data
