@@ -301,9 +301,9 @@ def check_and_try_draft(draft: Draft, wish: Wish) -> Steps[Tried | str]:
     return Tried(draft, checked["id"], checked["permissions"], walked["worlds"], outcome)
 
 
-def call_builder_tool(asked: Any, given: dict[str, Any]) -> Steps[dict[str, Any]]:
+def call_builder_tool(tool: Any, call_input: dict[str, Any]) -> Steps[dict[str, Any]]:
     """Call one of the builder's tools, hidden from the model, and return its result as JSON."""
-    result = yield from ToolCall(asked, given, include_tool_call=False)
+    result = yield from ToolCall(tool, call_input, include_tool_call=False)
     return to_plain_json(result.data)  # type: ignore[no-any-return]
 
 

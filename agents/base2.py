@@ -100,7 +100,7 @@ SHOWN_CHARS = 200
 
 
 def handle_steps(ctx: StepContext) -> Steps[str | None]:
-    """Step until the model ends its turn; send it back once for a check, and name in the summary what is left."""
+    """Step until the model ends its turn, send it back once for missing checks, and return its text with the unfinished work."""
     start = len(ctx.agent_state.message_history)
     was_sent_back = False
     while True:

@@ -36,7 +36,7 @@ class Command(BaseModel):
 
 
 def handle_steps(ctx: StepContext[Command]) -> Steps[Any]:
-    """Run the command; sum its output up only when that was asked for and it is long."""
+    """Run the command, and return its result; a long output is summarized if that was requested."""
     asked = ctx.params
     turn = yield ToolCall("run_terminal_command", {"command": asked.command, "timeout_seconds": asked.timeout_seconds})
     ran = turn.tool_results[0]

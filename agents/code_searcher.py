@@ -39,7 +39,7 @@ class Found(BaseModel):
 
 
 def handle_steps(ctx: StepContext[Queries]) -> Steps[Found]:
-    """Run every query in turn; a query that fails gives its error in its place and the others still run."""
+    """Run all queries in turn, and return their results; a failed query has its error in its place."""
     results: list[Any] = []
     for query in ctx.params.search_queries:
         turn = yield ToolCall("code_search", query.model_dump(exclude_none=True))

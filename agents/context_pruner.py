@@ -38,7 +38,7 @@ class Budgets(BaseModel):
 
 
 def handle_steps(ctx: StepContext[Budgets]) -> Steps[bool]:
-    """Prune when it is time to, and return whether it was."""
+    """Replace the history by a shorter one if it is due, and return whether it was replaced."""
     given, now = ctx.params, ctx.now()
     if given.idle_ms is None:
         before = ctx.agent_state.context.get(ASKED_BEFORE)

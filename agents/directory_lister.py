@@ -36,7 +36,7 @@ class Listings(BaseModel):
 
 
 def handle_steps(ctx: StepContext[Directories]) -> Steps[Listings]:
-    """List all folders at once; one that cannot be listed gives its error in its place."""
+    """List all folders at once, and return the listings; a folder that cannot be listed has its error in its place."""
     found = yield from Parallel([ToolCall("list_directory", {"path": f.path}) for f in ctx.params.directories])
     listed: list[Any] = [{"error": one.text} if one.is_error else one.data for one in found]
     paths = [folder.path for folder in ctx.params.directories]

@@ -75,7 +75,7 @@ class EditReport(TypedDict):
 
 
 def handle_steps(ctx: StepContext[EditorParams]) -> Steps[EditReport]:
-    """Show the files, let the model edit, check the result, and send it back while it does not parse."""
+    """Read the files, let the model edit, send it back while a file does not parse, and return a report of the edits."""
     start = len(ctx.agent_state.message_history)
     if ctx.params.files:
         yield ToolCall("read_files", {"paths": ctx.params.files})  # no model has been called yet
@@ -88,7 +88,7 @@ def handle_steps(ctx: StepContext[EditorParams]) -> Steps[EditReport]:
         yield ToolCall("add_message", {"role": "user", "content": note}, include_tool_call=False)
         turn = yield STEP_ALL
         report = yield from report_edits(turn)
-    return report if ctx.prompt else {**report, "messages": messages_since(turn.agent_state, start)}
+    return report if ctx.prompt else {**report, "messages": list_messages_since(turn.agent_state, start)}
 
 
 def report_edits(turn: StepResult) -> Steps[EditReport]:
@@ -107,7 +107,7 @@ def report_edits(turn: StepResult) -> Steps[EditReport]:
     return EditReport(changed_files=changed, diff="".join(diffs), problems=problems, summary=turn.text, messages=[])
 
 
-def messages_since(state: AgentState, start: int) -> list[dict[str, Any]]:
+def list_messages_since(state: AgentState, start: int) -> list[dict[str, Any]]:
     """Return the messages after the first *start* ones as ``role``/``content`` dicts."""
     return AgentState.from_messages(state.message_history[start:]).message_history.to_dicts()
 

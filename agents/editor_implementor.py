@@ -48,7 +48,7 @@ class Proposal(TypedDict):
 
 
 def handle_steps(_: StepContext) -> Steps[Proposal]:
-    """Let the model propose, then return what was accepted."""
+    """Let the model propose edits, and return the accepted ones."""
     turn = yield STEP_ALL
     accepted = list(turn.agent_state.context.get(ACCEPTED, ()))
     return Proposal(tool_calls=accepted, unified_diff=join_diffs(accepted), summary=turn.text)

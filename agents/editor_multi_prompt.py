@@ -60,7 +60,7 @@ class Chosen(BaseModel):
 
 
 def handle_steps(ctx: StepContext[Strategies]) -> Steps[Chosen]:
-    """Propose side by side, select, then make the edits of the selected proposal."""
+    """Let implementors propose edits at the same time, select a proposal, and make its edits."""
     prompts = ctx.params.prompts
     # The children take the conversation over; they see what is asked for, and not the params, which are for this agent.
     said = [*ctx.inherited_messages, *ctx.prompt_messages]

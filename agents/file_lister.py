@@ -28,7 +28,7 @@ class Where(BaseModel):
 
 
 def handle_steps(ctx: StepContext[Where]) -> Steps[str]:
-    """Show the tree, then let the model name the files."""
+    """Read the file tree, and return the model's list of files; ``""`` if it names none."""
     yield ToolCall("read_subtree", {"paths": ctx.params.directories or ["."], "max_tokens": TREE_TOKENS})
     turn = yield STEP_ALL
     return "" if turn.text.strip(" .`").lower() == NONE else turn.text

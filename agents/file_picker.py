@@ -28,7 +28,7 @@ NOTHING = "No file of the project matters for this."
 
 
 def handle_steps(ctx: StepContext[Where]) -> Steps:
-    """Have files named, read them, and let the model report."""
+    """Let another agent list files, read them, and let the model report on them."""
     listing = yield from AgentCall(file_lister, ctx.prompt, ctx.params)
     paths = parse_listed_paths(listing)
     read: Any = ()

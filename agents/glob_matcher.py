@@ -37,7 +37,7 @@ class Matches(BaseModel):
 
 
 def handle_steps(ctx: StepContext[Patterns]) -> Steps[Matches]:
-    """Match all patterns at once; one that cannot be matched gives its error in its place."""
+    """Match all patterns at once, and return the files of each; an invalid pattern has its error in its place."""
     patterns = [pattern.model_dump(exclude_none=True) for pattern in ctx.params.patterns]
     found = yield from Parallel([ToolCall("glob", pattern) for pattern in patterns])
     matched: list[Any] = [{"error": one.text} if one.is_error else one.data for one in found]

@@ -159,11 +159,11 @@ class Version:
     runs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def score(self, case: str) -> float:
-        """Return its score in a case; 0 if it could not be measured."""
+        """Return the version's score in a case; 0 if it could not be measured."""
         return float(self.runs[case]["score"] or 0.0)
 
     def mean(self, cases: Sequence[str]) -> float:
-        """Return its mean over cases."""
+        """Return the version's mean score over cases."""
         return sum(map(self.score, cases)) / len(cases)
 
 
@@ -462,12 +462,12 @@ class Search:
         self.rubbish = 0
         return Version(len(self.pool), changes, (parent.number,), str(given.get("why") or "")[:400])
 
-    def count_unusable_reply(self, why: str) -> Version | None:
+    def count_unusable_reply(self, reason: str) -> Version | None:
         """Count an unusable reply and return ``None``; raise ``Over`` after too many in a row."""
         self.rubbish += 1
         self.tried += 1
         if self.rubbish >= RUBBISH:
-            msg = f"{RUBBISH} answers in a row could not be used: {why}"
+            msg = f"{RUBBISH} answers in a row could not be used: {reason}"
             raise Over(msg)
         return None
 
@@ -482,7 +482,7 @@ def format_case_run(case: str, run: Mapping[str, Any], blamed: str) -> str:
 
 
 def handle_steps(ctx: StepContext[Plan]) -> Steps[dict[str, Any]]:
-    """Search, run the cases that decide with the agent as it is and with the best version, and tell both."""
+    """Search for a better version, run the held-out cases with it and with the original, and return the result."""
     ctx.random.seed(ctx.params.seed)
     search = Search(ctx.params, ctx.random)
     ended, stopped = "", ""

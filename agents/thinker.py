@@ -27,7 +27,7 @@ class Thought(TypedDict):
 
 def handle_steps(_: StepContext) -> Steps[Thought]:
     """
-    Let the model answer and return what it says, without its thoughts.
+    Let the model answer, and return its text without its thoughts.
 
     That takes one step. It shows the tools of whoever spawned the thinker; a model that calls one is told that it may not,
     and goes on.

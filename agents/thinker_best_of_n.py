@@ -28,7 +28,7 @@ class Candidates(BaseModel):
 
 
 def handle_steps(ctx: StepContext[Candidates]) -> Steps:
-    """Generate, let the selector choose, and say what it chose."""
+    """Generate several thoughts, and answer with the one that the selector chooses."""
     found = yield from GenerateN(ctx.params.n)
     thoughts = dict(zip(ascii_uppercase, filter(None, map(str.strip, found)), strict=False))
     best, *others = thoughts.values() or [NOTHING]

@@ -152,10 +152,12 @@ def _format_export_signature(name: str) -> str:
 
 
 def _get_first_line(text: str) -> str:
+    """Return the first line of a text."""
     return text.strip().partition("\n")[0]
 
 
 def _describe_result_forms(forms: Sequence[reference.Form]) -> str:
+    """Return the forms of a tool's result in words, with their keys."""
     told = [
         f"{form.type} of {', '.join([key.name for key in form.keys])}" if form.keys else form.type for form in forms
     ]
@@ -182,7 +184,7 @@ def list_host_tools() -> list[Tool]:
 
 def load_draft_agents(source: str, file: str) -> tuple[AgentDefinition, ...]:
     """
-    Load a draft in the sandbox, and return its agents.
+    Load a draft in the sandbox, and return its agents; raise ``DefinitionError`` if it breaks a rule for agent files.
 
     Raises:
         DefinitionError: With file and line, for code that cannot run in the sandbox, for invisible characters, for an id that cannot
@@ -274,6 +276,7 @@ class Example:
         return self._simulate_with_fakes(from_journal=journal)
 
     def _simulate_with_fakes(self, **options: Any) -> Simulated:
+        """Simulate the first agent with fakes of the host's tools and agents; *options* are those of ``simulate``."""
         first, *others = self.agents
         tools = self._make_fake_tools()
         results = {tool.spec.name: self._get_result_or_placeholder(tool.spec.name) for tool in tools}
@@ -314,19 +317,24 @@ class Example:
         ]
 
     def _get_result_or_placeholder(self, name: str) -> Any:
+        """Return the example's result of a tool, or an invented one."""
         return self.results.get(name, f"a made-up result of {name}")
 
 
 class _FirstOptionInteractor:
     def ask(self, question: Question) -> str:
+        """Return the first option of a question, or ``"yes"``."""
         return question.options[0] if question.options else "yes"
 
 
 def _make_constant_tool_body(result: Any) -> Any:
+    """Return a tool body that returns *result* for every input."""
     return lambda _: result
 
 
 def _make_constant_handler(output: Any) -> Any:
+    """Return a handler that returns *output* without a yield."""
+
     def handle_steps(_: StepContext[Any]) -> Generator[Any, Any, Any]:
         return output
         yield
@@ -335,6 +343,7 @@ def _make_constant_handler(output: Any) -> Any:
 
 
 def _to_model_reply(reply: Said) -> str | ModelReply:
+    """Return a reply of the example as text or ``ModelReply``: a text, a tool call, or several calls."""
     if isinstance(reply, str | ModelReply):
         return reply
     if isinstance(reply, Mapping):

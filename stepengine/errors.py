@@ -76,6 +76,7 @@ class StepEngineError(Exception):
 def _rebuild_error(
     kind: type[StepEngineError], message: str, fields: dict[str, object], where: str = ""
 ) -> StepEngineError:
+    """Return the error that was pickled, made of its class, message and fields."""
     made = kind(message, **fields)
     made.where = where or made.where
     return made

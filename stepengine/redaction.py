@@ -201,6 +201,7 @@ class RedactField:
 
 
 def _compile_regex(value: str | re.Pattern[str]) -> re.Pattern[str]:
+    """Return the compiled regex; raise ``DataError`` for an invalid one."""
     try:
         return re.compile(value)
     except (re.error, TypeError) as error:
@@ -260,6 +261,7 @@ def digest_secret(value: str) -> str:
 
 
 def _validate_digests(values: Iterable[str]) -> frozenset[str]:
+    """Return digests as a set; raise ``DataError`` for one that is not ``sha256:`` and 64 hexadecimal digits."""
     digests = frozenset((values,) if isinstance(values, str) else values)
     for digest in digests:
         if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
@@ -270,8 +272,9 @@ def _validate_digests(values: Iterable[str]) -> frozenset[str]:
     return digests
 
 
-def _to_rule_tuple(given: Iterable[RedactRule]) -> tuple[RedactRule, ...]:
-    return tuple(given)
+def _to_rule_tuple(rules: Iterable[RedactRule]) -> tuple[RedactRule, ...]:
+    """Return the rules as a tuple."""
+    return tuple(rules)
 
 
 @frozen(kw_only=True)
@@ -441,6 +444,7 @@ class KnownSecrets:
                 self._store(value, name)
 
     def _store(self, value: str, name: str) -> None:
+        """Store a value with its spellings and name, and count it."""
         self.names = {**self.names, value: name}
         self.spellings = {**self.spellings, **_make_spellings_by_text({value: name})}
         self.count += 1  # last: a redactor that loads the secrets in another thread meanwhile loads them again
@@ -633,7 +637,7 @@ class TextRedactor:
 
     @property
     def index(self) -> SecretIndex:
-        """The index of all values that are known now."""
+        """The index of all values that are known now, rebuilt after new values were registered."""
         keys = self._keys
         if keys is not None and keys.count != self._count:
             count = keys.count
@@ -642,6 +646,7 @@ class TextRedactor:
         return self._index
 
     def _build_index(self) -> SecretIndex:
+        """Return the index of this redactor's own values and of the registered ones."""
         keys = self._keys
         if keys is None:
             return SecretIndex(self._own_spellings.values(), self._own, self._places)
@@ -752,6 +757,7 @@ class TextRedactor:
         return "".join([*made, text[at:]]) if made else text
 
     def _replace_unless_exempt(self, text: str, name: str) -> str:
+        """Return the placeholder for *text*; *text* itself if it is empty or exempt."""
         return text if not text or self._is_exempt(text) else self.make_placeholder(text, name)
 
     def make_placeholder(self, secret: str, name: str, *, differs_by_machine: bool = True) -> str:
@@ -780,6 +786,7 @@ class TextRedactor:
         )
 
     def _is_exempt(self, text: str) -> bool:
+        """Return whether *text* is a placeholder, or allowed by its digest."""
         allowed = self.rules.allowed
         return PLACEHOLDER.fullmatch(text) is not None or bool(allowed and digest_secret(text) in allowed)
 
@@ -864,6 +871,7 @@ class Redactor(TextRedactor):
         return self._redact_tree(value, string_nesting)
 
     def _is_secret_number(self, name: str, text: str) -> bool:
+        """Return whether the number in *text* is secret by the member's name; counts of tokens are not."""
         # In members about tokens, numbers are counts and positions in a vocabulary.
         is_count = name.rstrip("0123456789_").lower().removesuffix("value").rstrip("_").endswith("token")
         return not is_count and JSON_NUMBER.fullmatch(text) is not None and self._is_secret_member(name, text)
@@ -942,6 +950,7 @@ class Redactor(TextRedactor):
             raise SecretFound(msg, path=place or "/", rule=rule)
 
     def _redact_tree(self, value: object, string_nesting: int) -> object:
+        """Return a JSON value with secrets replaced in names, members and texts."""
         if isinstance(value, Mapping):
             pieces = {k for k in value if is_text_token_member(k, value)}
             made: dict[str, object] = {}
@@ -959,6 +968,7 @@ class Redactor(TextRedactor):
         return self.redact_json_text(value, string_nesting + 1) if nested else self.text(value)
 
     def _is_secret_member(self, name: str, value: object) -> bool:
+        """Return whether a text is secret by the name of its member, and not a placeholder already."""
         if not self.shapes or not isinstance(value, str) or not value or value.startswith("<redacted:"):
             return False
         if not is_secret(name, value, "member"):
@@ -1032,6 +1042,7 @@ class RecordRedaction:
         return [count := count + (self.redact(message) is not message) for message in messages]
 
     def _redact_value(self, value: Any) -> Any:
+        """Return any recorded value without secrets: a text, transcript, JSON value, container or attrs object."""
         if isinstance(value, str):
             return value if isinstance(value, Enum) else self._redact_text(value)
         if isinstance(value, Transcript):
@@ -1044,6 +1055,7 @@ class RecordRedaction:
         return self._redact_fields(value)
 
     def _redact_fields(self, value: Any) -> Any:
+        """Return an attrs object with secrets replaced in its fields; the same object if it has none."""
         kind: Any = type(value)  # mypy: a frozen class would have no hash
         changed = {}
         for name, alias in _list_init_fields(kind):
@@ -1126,8 +1138,9 @@ def _list_possible_text_fields(kind: Any) -> list[str]:
     return [name for name, _ in _list_init_fields(kind) if types[name] not in NUMBERS and name not in place]
 
 
-def _make_spellings_by_text(known: Mapping[str, str]) -> dict[str, Spelling]:
-    return {one.text: one for value, name in known.items() for one in make_spellings(value, name)}
+def _make_spellings_by_text(names_by_value: Mapping[str, str]) -> dict[str, Spelling]:
+    """Return the spellings of all known values by their text."""
+    return {one.text: one for value, name in names_by_value.items() for one in make_spellings(value, name)}
 
 
 @lru_cache(maxsize=256)
@@ -1166,6 +1179,7 @@ def find_secret_shapes(text: str) -> list[Span]:
 
 
 def _find_private_key_blocks(text: str) -> Iterator[Span]:
+    """Yield the positions of PEM blocks with private keys, each from its start to the next end."""
     if "-----BEGIN " not in text:
         return
     ends = [match.span() for match in PEM_END.finditer(text)]
@@ -1253,9 +1267,11 @@ def make_text_finder(texts: tuple[str, ...]) -> Callable[[str], bool]:
     read = 0
 
     def contains_any_slowly(text: str) -> bool:
+        """Return whether a text contains any of the texts, searched one after the other."""
         return any(sought in text for sought in texts)
 
     def contains_any(text: str) -> bool:
+        """Return whether a text contains any of the texts; after much text, by one compiled expression."""
         nonlocal read, search
         if search is None:
             # A program without models and typed tools does not load pydantic; for its few texts that would take longer.
@@ -1281,6 +1297,7 @@ def _compile_text_finder(texts: tuple[str, ...]) -> Callable[[str], bool] | None
 
 
 def _is_utf8_encodable(text: str) -> bool:
+    """Return whether a text has no lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -1376,6 +1393,7 @@ def _encode_like_json_string(piece: str, text: str) -> str:
 
 
 def _is_json_string(piece: str) -> bool:
+    """Return whether a piece of JSON is a string."""
     try:
         return isinstance(json.loads(piece), str)
     except ValueError:
@@ -1389,6 +1407,7 @@ def _encode_compact_json(value: object) -> str:
 
 
 def _is_nested_too_deeply(text: str, tree: Any) -> bool:
+    """Return whether a JSON value has more levels than the limit."""
     if text.count("[") + text.count("{") <= MAX_DEPTH:
         return False
     level = [tree]
@@ -1412,6 +1431,7 @@ def _flatten_list(value: object) -> Iterator[object]:
 
 
 def _find_strings_and_keys(value: object) -> Iterator[str]:
+    """Yield all strings in a JSON value, including names of members."""
     if isinstance(value, Mapping):
         for key, member in value.items():
             yield key

@@ -158,11 +158,11 @@ from stepengine.tools.schemas import JsonSchema
 from stepengine.workspace.argv import parse_command
 from stepengine.workspace.connection import _Broken
 from stepengine.workspace.connection import _parse_frame_head as parsed_frame
-from stepengine.workspace.contained_paths import contained_paths
+from stepengine.workspace.contained_paths import find_paths_in_text
 from stepengine.workspace.line_ends import apply_old_line_ends
 from stepengine.workspace.path_rules import PROTECTED, SECRETS, PathRules, possible_paths
 from stepengine.workspace.paths import printable_name
-from stepengine.workspace.patterns import GlobPattern, IgnorePattern, find_pattern_problem, max_search_columns
+from stepengine.workspace.patterns import GlobPattern, IgnorePattern, find_pattern_problem, get_max_search_columns
 from stepengine.workspace.remote_files import RemotePlace as FarPlace
 from stepengine.workspace.remote_files import RemoteSystem, _parse_entry, _parse_listing
 from stepengine.workspace.repository import _parse_git_status
@@ -833,7 +833,7 @@ PLACES = (
     ),
     Place(
         "patterns of rules and paths in calls",
-        lambda text: (find_pattern_problem(text), possible_paths(text), contained_paths(text)),
+        lambda text: (find_pattern_problem(text), possible_paths(text), find_paths_in_text(text)),
         (of("%25"), of("%"), of("file:"), of("\\"), of(" "), of("[\\"), of("[\\]"), of("file:%5C")),
     ),
     Place(
@@ -950,7 +950,7 @@ PLACES = (
     # --- searches
     Place(
         "pattern of a search",
-        max_search_columns,
+        get_max_search_columns,
         (of("("), of("a*"), of("a?"), of("(?="), of("a|"), of("[\x01-\U0010ffff-]", "(?i)"), of("(?:a|"), of("a{9}")),
         ("workspace/patterns.py",),
         most=512,
@@ -1011,7 +1011,7 @@ PLACES = (
     # --- files
     Place(
         "text of a file",
-        lambda data: (found := decode_text(data)) and found.shown,
+        lambda data: (found := decode_text(data)) and found.displayable_text,
         (ofb("é"), lambda n: b"\xff" * n, lambda n: b"\xff\xfe" + b"\xd8" * n, lambda n: b"\xff\xfe\0\0" + b"\1" * n),
         ("workspace/text.py",),
     ),

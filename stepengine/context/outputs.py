@@ -148,6 +148,7 @@ def _find_first_unseen_result(view: Transcript) -> int:
 
 
 def _make_trim_note(message: ToolMessage) -> ToolResult:
+    """Return the note that replaces a trimmed output; it names the tool and the reference that show it again."""
     chars, reference = len(message.text), message.tool_call_id
     text = f"[Output trimmed: {chars:,} characters. read_output with reference_id {reference!r} shows it again.]"
     return make_result_placeholder(message, MARK, text)

@@ -143,6 +143,7 @@ def make_option_validator(test: Callable[[Any], bool], words: str) -> Check:
     """Return an attrs validator for a number or ``None``; an invalid value raises ``DefinitionError`` with the expected *words*."""
 
     def check_option(policy: object, field: attrs.Attribute[Any], value: object) -> None:
+        """Raise ``DefinitionError`` unless the option is ``None`` or a number that passes the test."""
         if isinstance(value, bool) or not isinstance(value, int | float | None) or not test(value):
             msg = f"{type(policy).__name__}: {field.name} must be {words}, not {value!r}"
             raise DefinitionError(msg)

@@ -17,6 +17,7 @@ Section: TypeAlias = "str | Iterable[str]"
 
 
 def _to_text_pairs(value: Mapping[str, object] | Iterable[tuple[str, object]]) -> tuple[tuple[str, str], ...]:
+    """Return a mapping or pairs as a tuple of pairs of texts."""
     return tuple([(str(name), str(content)) for name, content in dict(value).items()])
 
 
@@ -64,6 +65,7 @@ def _strip_section(value: Section) -> tuple[str, ...] | str:
 
 
 def _strip_texts(value: str | Iterable[str]) -> tuple[str, ...]:
+    """Return one or several texts stripped, as a tuple without empty ones."""
     texts = (value,) if isinstance(value, str) else tuple(value)
     return tuple([t.strip() for t in texts if t.strip()])
 

@@ -237,7 +237,7 @@ SPAWNING = ("spawn_agents", "spawn_agent_inline", "task")
 
 
 def cut_to_tokens(text: str, max_tokens: int) -> str:
-    """Return *text* cut to three characters per token: 80 % of its head, 20 % of its tail, and the omitted length."""
+    """Return *text* cut to three characters per token, 80 % of them from its start, with a note on the omitted length in the middle."""
     limit = max_tokens * SAFE_CHARS_PER_TOKEN
     if len(text) <= limit:
         return text
@@ -267,22 +267,26 @@ def _format_paths(call_input: Mapping[str, object]) -> str:
 
 
 def _describe_patch(call_input: Mapping[str, object]) -> str:
+    """Return a line about an edit: the path of its operation."""
     operation = call_input.get("operation")
     return f"Edited {_format_json_value(operation.get('path') if isinstance(operation, Mapping) else None)}"
 
 
 def _describe_search(call_input: Mapping[str, Any]) -> str:
+    """Return a line about a code search: its pattern and flags."""
     flags = _format_json_value(call_input.get("flags"))
     return f"Searched code for {_format_json_value(call_input.get('pattern'))}" + (f" ({flags})" if flags else "")
 
 
 def _describe_command(call_input: Mapping[str, object]) -> str:
+    """Return a line about a terminal command."""
     command = call_input.get("command")
     words = " ".join(map(_format_json_value, command)) if isinstance(command, list) else _format_json_value(command)
     return f"Ran {clip_to_one_line(words, COMMAND_CHARS)}"
 
 
 def _describe_docs_lookup(call_input: Mapping[str, object]) -> str:
+    """Return a line about a look-up in documentation: the library and topic."""
     return f"Read docs: {_format_json_value(call_input.get('library_title'))} - {_format_json_value(call_input.get('topic'))}"
 
 
@@ -293,17 +297,20 @@ def _get_object_list(call_input: Mapping[str, object], name: str) -> list[Mappin
 
 
 def _describe_todos(call_input: Mapping[str, object]) -> str:
+    """Return a line about a to-do list: how many are done, and the open ones."""
     todos = _get_object_list(call_input, "todos")
     left = [_format_json_value(t.get("task")) for t in todos if not t.get("completed")]
     return f"Todos: {len(todos) - len(left)} of {len(todos)} done" + (f"; left: {'; '.join(left)}" if left else "")
 
 
 def _describe_questions(call_input: Mapping[str, object]) -> str:
+    """Return a line with the questions that the user was asked."""
     asked = [_format_json_value(q.get("question")) for q in _get_object_list(call_input, "questions")]
     return f"Asked the user: {clip_to_one_line(' / '.join(asked), QUESTION_CHARS)}"
 
 
 def _describe_agents(call_input: Mapping[str, object]) -> str:
+    """Return a line with the agents of a call, and the excerpts of their prompts."""
     shown = []
     for agent in _get_object_list(call_input, "agents") or [call_input]:
         name = _format_json_value(agent.get("agent_type") or agent.get("agent"))
@@ -411,6 +418,7 @@ def _format_failure(data: object, fallback: str) -> Iterator[str]:
 
 
 def _cut_with_ellipsis(text: str, max_chars: int) -> str:
+    """Return *text* in at most *max_chars* characters, with an ellipsis if it was cut."""
     return text if len(text) <= max_chars else f"{text[: max_chars - 1]}…"
 
 
@@ -501,6 +509,7 @@ def _split_history(transcript: Transcript) -> PruneInput:
 
 
 def _to_id_set(value: Iterable[str]) -> frozenset[str]:
+    """Return ids as a frozen set."""
     return frozenset(value)
 
 
@@ -602,11 +611,11 @@ class prune_to_summary(ContextPolicy):  # noqa: N801 - a policy is called by its
         pruned = Transcript([make_summary_message(memory), *[m for m in apart if m is not None]])
         return pruned if transcript_tokens(pruned) < transcript_tokens(transcript) else None
 
-    def _build_fitting_memory(self, scene: PruneInput, room: int) -> Memory:
+    def _build_fitting_memory(self, prune_input: PruneInput, room: int) -> Memory:
         """Return the memory of the messages, with entries and media dropped or shortened until it fits into *room* tokens."""
-        live = scene.live if scene.is_mid_turn else None
-        keeps_mark = scene.live is None
-        whole = build_memory(scene.summarised, live, self.forgotten_agents, UNLIMITED, keeps_live_mark=keeps_mark)
+        live = prune_input.live if prune_input.is_mid_turn else None
+        keeps_mark = prune_input.live is None
+        whole = build_memory(prune_input.summarised, live, self.forgotten_agents, UNLIMITED, keeps_live_mark=keeps_mark)
         media = whole.media[-max(1, room // SUMMARY_SHARE // MEDIA_TOKENS) :]
         frame = message_tokens(make_summary_message(Memory((), media)))
         share = room // SUMMARY_SHARE - frame - sum(count_entry_tokens(e) for e in whole.entries if e.live)
@@ -619,7 +628,7 @@ class prune_to_summary(ContextPolicy):  # noqa: N801 - a policy is called by its
         caps = EntryCaps(
             user=min(UNLIMITED.user, max(NOTE_TOKENS, user)), work=max(NOTE_TOKENS, assistant // KEPT_NOTES)
         )
-        small = build_memory(scene.summarised, live, self.forgotten_agents, caps, keeps_live_mark=keeps_mark)
+        small = build_memory(prune_input.summarised, live, self.forgotten_agents, caps, keeps_live_mark=keeps_mark)
         return Memory(select_fitting_entries(small.entries, user, assistant), media)
 
     def _divide_token_budget(self, total_tokens: int, entries: Iterable[RememberedMessage]) -> tuple[int, int]:
@@ -639,4 +648,5 @@ class prune_to_summary(ContextPolicy):  # noqa: N801 - a policy is called by its
 
 
 def _count_tokens(*messages: Message | None) -> int:
+    """Return the estimated tokens of all messages; ``None`` counts as 0."""
     return sum(message_tokens(message) for message in messages if message is not None)

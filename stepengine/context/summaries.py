@@ -67,12 +67,12 @@ Summarizer: TypeAlias = Callable[[Sequence[Message]], "str | Generator[Yieldable
 """Returns a summary of messages: a plain function, or a generator function that yields ``Perform`` or ``Complete``."""
 
 
-def _check_summarizer(_: object, __: attrs.Attribute[Any], given: object) -> None:
+def _check_summarizer(_: object, __: attrs.Attribute[Any], summarizer: object) -> None:
     """Raise ``DefinitionError`` for a summarizer that is async or not a function: an attrs validator."""
-    if given is not None and (not callable(given) or is_async(unwrap_function(given))):
+    if summarizer is not None and (not callable(summarizer) or is_async(unwrap_function(summarizer))):
         msg = (
             "summarize: a summarizer must be a function that returns text, or a generator function that does I/O with "
-            f"`yield from Perform(fn, ...)`, not {given!r}"
+            f"`yield from Perform(fn, ...)`, not {summarizer!r}"
         )
         raise DefinitionError(msg)
 
@@ -237,10 +237,12 @@ def compact(state: AgentState, policy: summarize | None = None) -> Generator[Yie
 
 
 def _make_summary_message(text: str) -> UserMessage:
+    """Return the user message with the summary *text* between tags."""
     return UserMessage(f"{OPENING}\n\n<summary>\n{text.strip()}\n</summary>", (SUMMARY,))
 
 
 def _is_summary_or_instructions(message: Message) -> bool:
+    """Return whether a user message has the tag of a summary or of instructions."""
     return isinstance(message, UserMessage) and not {SUMMARY, INSTRUCTIONS}.isdisjoint(message.tags)
 
 

@@ -27,15 +27,18 @@ GAP = system_reminder("Earlier messages were left out here to save space.")
 
 
 def _make_gap_note() -> UserMessage:
+    """Return the note that replaces dropped messages."""
     return UserMessage(GAP, (GAP_TAG,))
 
 
 @cache
 def _count_gap_note_tokens() -> int:
+    """Return the estimated tokens of the note for dropped messages."""
     return message_tokens(_make_gap_note())
 
 
 def _is_gap_note(message: Message) -> bool:
+    """Return whether a message is the note for dropped messages."""
     return isinstance(message, UserMessage) and GAP_TAG in message.tags
 
 

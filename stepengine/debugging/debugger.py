@@ -84,6 +84,7 @@ def summarize_moment(moment: Moment, texts: SafeTexts) -> dict[str, Any]:
     compared = texts.copy_for_comparison()
 
     def format_for_comparison(values: Mapping[str, Any]) -> dict[str, str]:
+        """Return values as long texts, in which differences can be found."""
         return {name: compared.format_variable(name, value, limit=COMPARED_CHARS) for name, value in values.items()}
 
     frame = next((each for each in moment.frames if each.kind in ("handler", "hook", "tool")), None)
@@ -426,6 +427,7 @@ class Debugger:
         values = (frame if isinstance(frame, Frame) else self.frame(frame)).locals
 
         def format_variables(made: SafeTexts) -> dict[str, str]:
+            """Return the variables as texts by *made*."""
             return {name: made.format_variable(name, value) for name, value in values.items()}
 
         if find_os_fork_problem() or all("<" not in text for text in format_variables(self.texts).values()):
@@ -508,7 +510,7 @@ class Debugger:
 
 def _copy_journal_with_edit(tape: Tape, address: Address, edit: object) -> Journal:
     """
-    Return a copy of the whole journal in which the effect at *address* has the outcome *edit*.
+    Return a copy of the journal in which the effect at *address* has the outcome *edit*; raise ``JournalError`` without an outcome there.
 
     Raises:
         JournalError: when *edit* is ``None``, or the effect has no recorded outcome.
@@ -530,7 +532,7 @@ def _copy_journal_with_answers(
     tape: Tape, address: Address, answer: Any, into: JournalLike | None
 ) -> tuple[Journal, dict[str, Any]]:
     """
-    Return a copy of the journal, and the answers to the questions that are open at *address*, by question id.
+    Return a copy of the journal and the answers to the questions open at *address*, by id; raise ``JournalError`` if they do not fit.
 
     A list or tuple has one answer for each question, in order; for a single question it may have several chosen options. Any other
     answer is for all questions.

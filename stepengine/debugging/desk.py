@@ -231,7 +231,7 @@ class _RunInspector:
         self._write_message({"id": request["id"], **told})
 
     def _preview_as_json(self, preview: MomentPreview | None) -> dict[str, Any] | None:
-        """Return a preview as JSON, without its summary and the path of the journal."""
+        """Return a preview as JSON, without its summary and the path of the journal; ``None`` unchanged."""
         if preview is None:
             return None
         told = attrs.asdict(preview, recurse=False, filter=lambda one, _: one.name != "summary")

@@ -361,6 +361,7 @@ class _WalkerProcess:
 
 
 def _preview_to_dict(preview: MomentPreview) -> dict[str, Any]:
+    """Return the members of a preview as a dict."""
     return attrs.asdict(preview, recurse=False)
 
 
@@ -441,6 +442,7 @@ def _move_and_preview(debugger: Debugger, position: int, *, with_details: bool) 
 
 
 def _preview_current_position(debugger: Debugger, *, is_before: bool, with_details: bool) -> MomentPreview:
+    """Return a preview of the debugger's position; *is_before*: the replay diverges after it."""
     place, moment = debugger.to_dict(), debugger.moment()
     frame = next((frame for frame in moment.frames if frame.kind != "package"), None)
     lines = () if frame is None else iterate_source_lines_around(frame, AROUND)
@@ -455,7 +457,7 @@ def _preview_current_position(debugger: Debugger, *, is_before: bool, with_detai
 
 def format_error_without_advice(error: BaseException) -> str:
     """
-    Return the message of an error of loading or replaying, without advice.
+    Return the message of an error of loading or replaying, without advice; other errors than the engine's with file and line.
 
     Errors other than the engine's start with file and line in the author's code; see ``find_error_location``.
     """
@@ -572,6 +574,7 @@ def _last_messages_to_json(messages: Any, texts: SafeTexts) -> list[dict[str, st
 
 
 def _request_to_json(request: ModelRequest, texts: SafeTexts) -> dict[str, Any]:
+    """Return a model request as JSON with safe, shortened texts."""
     messages = [*request.messages, *request.tail]
     return {
         "model": texts.clean(request.model, CHARS),

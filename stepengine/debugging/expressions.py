@@ -37,7 +37,7 @@ READING_NODES = (
 
 def compile_expression(expression: str) -> Any:
     """
-    Return the code object of an expression.
+    Return the code object of an expression; raise ``InputError`` for a statement, invalid or too long text.
 
     Raises:
         InputError: when the text is a statement, is not Python, or is too long.
@@ -216,6 +216,7 @@ def parse_condition(condition: str) -> Callable[[Stepper], object]:
     code = compile_expression(condition)
 
     def evaluate_in_outermost_frame(stepper: Stepper) -> object:
+        """Return the value of the condition in the outermost frame of the author's code."""
         frame = stepper.outermost_frame() or Frame(function="")
         return eval(code, merge_frame_variables(frame))  # noqa: S307 - the user's own expression
 

@@ -235,12 +235,13 @@ def _format_full_outcome(history: History, entry: _ShownEffect) -> str:
 
 
 def _format_json(value: object) -> str:
+    """Return a value as JSON text."""
     return json.dumps(plain(value), ensure_ascii=False)
 
 
 def _get_step_effects(history: History, effects: list[_ShownEffect], step: str) -> list[_ShownEffect]:
     """
-    Return the effects of one step of the root, or one effect.
+    Return the effects of one step of the root, or one effect; raise ``InputError`` if there is no such step.
 
     Raises:
         InputError: when there is no such step.
@@ -287,22 +288,22 @@ def _sum_earlier_effects(history: History, before: list[_ShownEffect]) -> dict[s
     }
 
 
-def _compaction_to_dict(history: History, found: Compaction, limit: ReadingLimit) -> dict[str, Any]:
+def _compaction_to_dict(history: History, compaction: Compaction, limit: ReadingLimit) -> dict[str, Any]:
     """Return a compaction as JSON, and count the size of its messages towards *limit*, which may raise."""
-    with history.convert_damage_errors(history.intents[found.address]):
+    with history.convert_damage_errors(history.intents[compaction.address]):
         left_out, instead = [
             [_message_to_dict_within_limit(message, limit) for message in messages]
-            for messages in (found.left_out, found.instead)
+            for messages in (compaction.left_out, compaction.instead)
         ]
     return {
-        "address": format_address(*found.address),
-        "path": found.address[0],
-        "step": found.step,
-        "tokens": found.removed_tokens,
-        "tokens_instead": found.replacement_tokens,
+        "address": format_address(*compaction.address),
+        "path": compaction.address[0],
+        "step": compaction.step,
+        "tokens": compaction.removed_tokens,
+        "tokens_instead": compaction.replacement_tokens,
         "left_out": left_out,
         "instead": instead,
-        "unrecorded_results": found.unrecorded,
+        "unrecorded_results": compaction.unrecorded,
     }
 
 
@@ -320,6 +321,7 @@ def _message_to_dict_within_limit(message: Message, limit: ReadingLimit) -> dict
 
 
 def _compaction_lines(description: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the compactions of a run as lines of text: the messages left out and their replacements."""
     if not description["compactions"]:
         yield "Nothing was left out of the conversation."
     for one in description["compactions"]:
@@ -338,6 +340,7 @@ def _compaction_lines(description: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _format_message_count(messages: Sequence[object]) -> str:
+    """Return the number of messages in words, such as ``"3 messages"``."""
     return f"{len(messages)} message{'' if len(messages) == 1 else 's'}"
 
 

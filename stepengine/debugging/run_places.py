@@ -26,7 +26,7 @@ class RunPlaces:
 
     def get_position(self, at: int | str) -> int:
         """
-        Return the position of an effect such as ``"3.2#1"``, or of a step such as ``3`` of the followed run or the root.
+        Return the position of an effect such as ``"3.2#1"`` or a step such as ``3`` of the followed run or the root; raise if it is missing.
 
         Raises:
             JournalError: when there is no such step or effect; the message names valid ones.
@@ -83,7 +83,7 @@ class RunPlaces:
 
     def follow_child(self, run_path: str, current_position: int) -> int:
         """
-        Restrict moves to the positions of a child.
+        Restrict moves to the positions of a child, and return its first position at or after *current_position*.
 
         Returns:
             The first position of the child at or after *current_position*; its first position if it ended before.

@@ -123,6 +123,7 @@ class SafeTexts:
         return any(self._is_secret_variable(name, one, depth - 1) for one in islice(kind.__iter__(value), ITEMS))
 
     def _is_secret_member(self, name: str, value: object) -> bool:
+        """Return whether the redactor replaces a member completely because of its name."""
         return bool(self._redactor.redact_member(name, value) == f"<redacted:{name}>")
 
     def _format_member(self, name: str, value: object, depth: int, room: int) -> str:
@@ -181,6 +182,7 @@ class SafeTexts:
         yield opened.end
 
     def _clean_member_name(self, name: str) -> str:
+        """Return the name of a member on one line, redacted and cut."""
         return self.clean(name, WIDTH, one_line=True)
 
     def _format_leaf(self, value: object) -> str | None:
@@ -246,9 +248,9 @@ class SafeTexts:
         return self.clean(said, MAX_REPR, one_line=True)
 
 
-def _has_type(value: Any, known: Any) -> bool:
-    """Return whether the type of a value is *known* or a subclass; unlike ``isinstance``, no code of the value runs."""
-    return issubclass(type(value), known)
+def _has_type(value: Any, kinds: Any) -> bool:
+    """Return whether the type of a value is one of *kinds* or a subclass; unlike ``isinstance``, no code of the value runs."""
+    return issubclass(type(value), kinds)
 
 
 def _has_default_repr(value: object) -> bool:
@@ -258,6 +260,7 @@ def _has_default_repr(value: object) -> bool:
 
 
 def _decode_bytes(value: bytes) -> str:
+    """Return bytes as text; invalid UTF-8 becomes lone surrogates."""
     return value.decode(errors="surrogateescape")
 
 

@@ -38,7 +38,7 @@ from stepengine.engine.run import raise_at_step_limit
 from stepengine.errors import DefinitionError, ReplayDivergence, StepEngineError
 from stepengine.journal import Journal, JournalLike
 from stepengine.runtime.rates import RateLimitsLike
-from stepengine.workspace.after_fork import keep_referenced, register_for_fork_reset
+from stepengine.workspace.after_fork import hold_references, register_for_fork_reset
 
 
 class DurableEngine:
@@ -133,7 +133,7 @@ class DurableEngine:
     def reset_after_fork(self) -> None:
         """Drop the connections in a forked child, which does not have their threads. The parent's connections stay open."""
         self._was_forked = self._was_forked or self._operator is not None
-        keep_referenced(self._operator, self._process, self._chores)
+        hold_references(self._operator, self._process, self._chores)
         self._operator = self._process = None
         self._chores = []
 

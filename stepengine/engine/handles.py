@@ -15,7 +15,7 @@ from stepengine.data.outcomes import Stop
 from stepengine.data.state import RunResult
 from stepengine.engine.run import EngineRun
 from stepengine.runtime.handle import RunHandle, Turns
-from stepengine.workspace.after_fork import keep_referenced, register_for_fork_reset
+from stepengine.workspace.after_fork import hold_references, register_for_fork_reset
 
 if TYPE_CHECKING:
     from stepengine.journal.journaled_run import JournaledRun
@@ -39,7 +39,7 @@ class EngineRuns:
         """Forget the running runs in a forked child, because they belong to the parent process."""
         # After a fork the child has copies of objects whose threads, sockets and locks are the parent's. They are left
         # and not closed: closing would close the parent's connections.
-        keep_referenced(list(self.active), list(self.handles))
+        hold_references(list(self.active), list(self.handles))
         self.active.clear()
         self.handles.clear()
 

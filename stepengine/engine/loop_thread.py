@@ -18,7 +18,7 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from stepengine.errors import StepEngineError
-from stepengine.workspace.after_fork import Lock, keep_referenced, register_for_fork_reset
+from stepengine.workspace.after_fork import Lock, hold_references, register_for_fork_reset
 from stepengine.workspace.threads import ThreadPool
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ class LoopThread:
 
     def reset_after_fork(self) -> None:
         """Forget the parent's thread and loop in a forked child; the next ``run`` starts a thread of its own."""
-        keep_referenced(self._loop)
+        hold_references(self._loop)
         self._thread = self._loop = None
 
     @property

@@ -185,7 +185,7 @@ class ScheduleBook:
     @contextmanager
     def _write_transaction(self) -> Iterator[sqlite3.Connection]:
         """Yield a connection in a writing transaction, with the tables created."""
-        with self._open_database() as known, known.lock, known.writing() as database:
+        with self._open_database() as known, known.lock, known.write_transaction() as database:
             _create_tables(database)
             yield database
 
@@ -193,12 +193,12 @@ class ScheduleBook:
     def _read_transaction(self) -> Iterator[sqlite3.Connection]:
         """Yield a connection in a reading transaction; missing tables are created before."""
         with self._open_database() as known:
-            with known.reading() as database:
+            with known.read_connection() as database:
                 found = database.execute("SELECT 1 FROM sqlite_master WHERE name = 'schedule_times_open'").fetchone()
             if found is None:
-                with known.lock, known.writing() as database:
+                with known.lock, known.write_transaction() as database:
                     _create_tables(database)
-            with known.reading() as database:
+            with known.read_connection() as database:
                 yield database
 
     @contextmanager

@@ -94,7 +94,7 @@ class AgentFile:
     @classmethod
     def load(cls, location: AgentLocation) -> AgentFile:
         """
-        Load an agent, which runs the code of its file, and return the file with the changeable literals.
+        Run the file of an agent, and return it with the changeable literals of its agents; raise an error if it lacks the agent.
 
         Raises:
             DataError: when the file cannot be read.

@@ -184,7 +184,7 @@ class PassRateDrop(NamedTuple):
 
 def find_pass_rate_drop(counts: Sequence[tuple[int, int]]) -> PassRateDrop | None:
     """
-    Return the most likely position of a drop in the pass rate, with the first and last likely positions.
+    Return the most likely position of a drop in the pass rate, with the range of likely ones; ``None`` if chance explains the difference.
 
     Args:
         counts: For each step in order: the number of runs that passed, and the number of runs that ended.

@@ -159,6 +159,7 @@ class Evaluation:
         ]
 
     def _find_case_problems(self, case: Case, root: Path) -> Iterator[str]:
+        """Yield the problems of a case: no checks, invalid checks and invalid files."""
         checks: list[object] = [*self.checks, *case.checks]
         if not checks:
             yield "it has no check; add at least one with checks=[...]"
@@ -171,6 +172,7 @@ class Evaluation:
 
 
 def _find_file_problems(files: Files, root: Path) -> Iterator[str]:
+    """Yield the problems of a case's files: paths outside of the copy, and a missing folder."""
     if files is None:
         return
     if isinstance(files, Mapping):
@@ -478,7 +480,7 @@ class EvaluationBudget:
 
     async def wait_and_reserve_cost(self, limits: Limits) -> Decimal | None:
         """
-        Wait until the budget has room for a run, reserve a part of it, and return the amount in US dollars.
+        Wait until the budget has room for a run, reserve a part of it, and return the US dollars; ``None`` if nothing is left.
 
         Returns:
             ``None`` if nothing is left; then no further run starts.
@@ -675,7 +677,7 @@ class _EvaluationRun:
         for engine in self.readers.values():
             await engine.aclose()
 
-    def get_replay_engine(self, side: Side) -> Engine:
+    def get_or_create_replay_engine(self, side: Side) -> Engine:
         """Return the engine that replays the runs of *side*; the first call creates the engine."""
         if side.name not in self.readers:
             self.readers[side.name] = self.bench(side.agent, self.root, performs=False)
@@ -695,6 +697,7 @@ class _EvaluationRun:
         slot.create_folder_and_delete_old_files()
 
         async def run_and_settle_cost(engine: Engine) -> tuple[RunResult, str]:
+            """Run the case, and replace the reservation of the budget by the cost."""
             result: RunResult | None = None
             try:
                 result = await _run_case_with_answers(engine, slot, limits)
@@ -764,7 +767,7 @@ class _EvaluationRun:
         if note is None:
             return None
         if self.recheck:
-            result = await self.get_replay_engine(slot.side).replay(
+            result = await self.get_or_create_replay_engine(slot.side).replay(
                 FileJournal(old.journal_path), agent=slot.side.agent
             )
             return _EndedSample(result, note, "journal")
@@ -784,7 +787,7 @@ class _EvaluationRun:
             return None
         changed, differs = self._find_call_of_changed_tool(history, slot.side, note), ""
         try:
-            result = await self.get_replay_engine(slot.side).replay(journal, agent=slot.side.agent)
+            result = await self.get_or_create_replay_engine(slot.side).replay(journal, agent=slot.side.agent)
         except ReplayDivergence as error:
             differs = error.address
         else:
@@ -804,6 +807,7 @@ class _EvaluationRun:
         into, agent, limits = FileJournal(slot.journal_path), slot.side.agent, self.evaluation.limits
 
         async def fork_and_answer_questions(engine: Engine) -> tuple[RunResult, str]:
+            """Fork the run before the change, and answer its questions until it ends."""
             if changed:
                 path, _, number = changed.rpartition("#")
                 before = f"{path}#{int(number) - 1}"
@@ -875,7 +879,7 @@ class _EvaluationRun:
 
     async def _recall_or_ask_judge(self, slot: _SampleSlot, check: str, models: Any, agent: Any, prompt: str) -> Any:
         """
-        Return the recorded output of a judge for the same question, or run the judge. The judge's tools work in an empty folder.
+        Return the recorded output of a judge for the same question, or run the judge; raise ``JudgeNeeded`` if it may not run.
 
         Args:
             slot: The sample.
@@ -952,6 +956,7 @@ async def _run_and_score_check(check: CheckFunction, run: JudgedRun, earlier_sco
 
 
 def _is_judge(check: CheckFunction) -> bool:
+    """Return whether an agent decides a check."""
     return isinstance(check, Criterion) and check.is_judge
 
 
@@ -1055,7 +1060,7 @@ class _Note:
     scores: Mapping[str, Score] = attrs.field(factory=dict)
 
     @staticmethod
-    def path_for(journal: Path) -> Path:
+    def get_note_path(journal: Path) -> Path:
         """Return the path of the note next to a journal."""
         return journal.with_name(f"{journal.stem}.note.json")
 
@@ -1067,13 +1072,13 @@ class _Note:
             "files": {"before": dict(files.before), "after": dict(files.after), "kept": dict(files.kept)},
             "scores": {name: attrs.asdict(score) for name, score in self.scores.items()},
         }  # fmt: skip
-        self.path_for(journal).write_text(json.dumps(told, ensure_ascii=False), encoding="utf-8")
+        self.get_note_path(journal).write_text(json.dumps(told, ensure_ascii=False), encoding="utf-8")
 
     @classmethod
     def read(cls, journal: Path) -> _Note | None:
         """Return the note next to a journal; ``None`` if there is no readable one."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError, AttributeError):
-            with cls.path_for(journal).open(encoding="utf-8") as file:
+            with cls.get_note_path(journal).open(encoding="utf-8") as file:
                 told = json.loads(file.read(MAX_NOTE))
             files = WorkingFiles(**told["files"])
             scores = {name: Score(**score) for name, score in told["scores"].items()}

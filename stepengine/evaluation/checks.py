@@ -104,6 +104,7 @@ class Check:
             raise DataError(msg) from None
 
         def evaluate_condition(result: RunResult) -> object:
+            """Return the value of the expression for a run."""
             return eval(code, {"__builtins__": HELPERS, **_expression_variables(result)})  # noqa: S307 - the caller's own, as typed
 
         return cls(text, evaluate_condition)
@@ -187,7 +188,7 @@ def load_function(reference: str, root: Path | None = None) -> Callable[..., obj
 
 def load_file_member(file: Path, name: str) -> Any:
     """
-    Run a Python file, which may import other files of its folder, and return its object *name*.
+    Run a Python file, which may import others of its folder, and return its object *name*; raise ``DataError`` if that fails.
 
     Raises:
         DataError: when the file cannot be loaded, or does not define *name*.
@@ -209,7 +210,7 @@ def load_file_member(file: Path, name: str) -> Any:
 
 def load_json_or_yaml(file: Path) -> Any:
     """
-    Return the content of a JSON or YAML file as plain values; its content, not its suffix, decides the format.
+    Return the plain values in a file, JSON or YAML by its content, not its suffix; raise ``DataError`` if it cannot be parsed.
 
     Raises:
         DataError: when the file cannot be read, is larger than 4 MiB, is neither JSON nor YAML, contains an alias, or has a key twice

@@ -194,7 +194,7 @@ class WorkingFiles:
     @property
     def folder(self) -> Path:
         """
-        The working copy.
+        The working copy; raises ``FilesGone`` if it was deleted.
 
         Raises:
             FilesGone: when it is gone.
@@ -382,12 +382,13 @@ async def run_check(check: CheckFunction, run: JudgedRun) -> Verdict:
     return made
 
 
-def _make_criterion(name: str, function: CheckFunction, *of: object, is_judge: bool = False) -> Criterion:
-    """Return a criterion whose text for rechecks is made of its name and *of*, the arguments of the check."""
-    return Criterion(name, function, repr((name, *of)), is_judge)
+def _make_criterion(name: str, function: CheckFunction, *arguments: object, is_judge: bool = False) -> Criterion:
+    """Return a criterion; its text, by which rechecks recognize it, consists of its name and *arguments*, those of the check."""
+    return Criterion(name, function, repr((name, *arguments)), is_judge)
 
 
 def _make_verdict(holds: bool, failure_reason: str) -> Verdict:  # noqa: FBT001 - what it is about
+    """Return a passing verdict if *holds*, else a failing one with its reason."""
     return Verdict(float(holds), holds, "" if holds else failure_reason)
 
 

@@ -105,15 +105,15 @@ class _EvaluationReader:
         )
         return made
 
-    def _make_object_or_add_problems(self, kind: type[Any], given: Mapping[str, object], where: str) -> Any:
-        """Return an object of *kind* from its known members; add unknown members and errors to the problems."""
+    def _make_object_or_add_problems(self, kind: type[Any], members: Mapping[str, object], where: str) -> Any:
+        """Return an object of *kind* from *members*, ``None`` after an error; add unknown members and errors to the problems."""
         known = [field.name for field in attrs.fields(kind)]
-        unknown = [str(name) for name in given if name not in known]
+        unknown = [str(name) for name in members if name not in known]
         self.problems += [
             f"{where}: unknown field {name!r}; valid fields: {list_names(known, name)}" for name in unknown
         ]
         try:
-            return kind(**{name: value for name, value in given.items() if name in known})
+            return kind(**{name: value for name, value in members.items() if name in known})
         except (TypeError, ValueError, StepEngineError) as error:
             self.problems.append(f"{where}: {error}")
             return None

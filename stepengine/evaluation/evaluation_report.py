@@ -41,8 +41,8 @@ from stepengine.evaluation.report_pages import failed_sample_lines, render_repor
 from stepengine.evaluation.result_folders import (
     RESULTS,
     read_seed_and_sample_count,
-    refuse_foreign_result_folder,
     replace_file,
+    require_own_result_folder,
 )
 from stepengine.evaluation.samples import Confirm, CostEstimate, confirm_cost_and_get_budget
 from stepengine.evaluation.scoring import PASS, Scores, parse_gates, score_outcome
@@ -203,7 +203,7 @@ async def evaluate(
         runs = len(live) * len(known) * loaded.n
         estimate = partial(CostEstimate, runs, None, None)
         shared_budget = await confirm_cost_and_get_budget(confirm, estimate, shared_budget)
-    refuse_foreign_result_folder(place)
+    require_own_result_folder(place)
     outcome = await run_samples(
         loaded,
         place,
@@ -259,7 +259,7 @@ def _select_cases_and_agents(
 def _find_earlier_folder(
     against: str | Path | None, recheck: str | Path | None, resume: str | Path | None
 ) -> Path | None:
-    """Return the folder of earlier results, if one is given; raise ``DataError`` for several, or one without results."""
+    """Return the folder of earlier results, ``None`` if none is named; raise ``DataError`` for several, or one without results."""
     given = [Path(one) for one in (against, recheck, resume) if one]
     if len(given) > 1:
         msg = "against, recheck and resume cannot be combined; pass only one of them"
@@ -281,6 +281,7 @@ async def try_making_engines(agents: Iterable[AgentDefinition], make: EngineMake
 
 
 def _make_engine_in_folder(folder: str, agent: AgentDefinition, make: EngineMaker) -> Engine:
+    """Return the engine of an agent whose tools work in a folder."""
     return make(agent, Path(folder).resolve(), performs=True)
 
 
@@ -295,6 +296,7 @@ def _make_case_models_factory(replies: Any) -> Callable[[Case], Any]:
     """Check the script *replies*, and return a function of a case that returns its scripted models, or ``None`` for real ones."""
 
     def make_models_of_case(case: Case) -> Any:
+        """Return the scripted models of a case; ``None`` for the real ones."""
         script = replies if case.replies is None else case.replies
         return None if script is None else ScriptedModel(script)
 

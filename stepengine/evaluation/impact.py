@@ -192,6 +192,7 @@ def _mean_within_record(samples: Sequence[ForkSample], measure: str) -> float | 
 
 
 def _float_or_none(value: Any) -> float | None:
+    """Return a number as float; ``None`` unchanged."""
     return None if value is None else float(value)
 
 
@@ -287,10 +288,12 @@ class Impact:
         yield f"spent {format_dollars(self.spent)}" + (f"; stopped: {self.stopped}" if self.stopped else "")
 
     def _describe_journal_counts(self) -> str:
+        """Return how many journals had each result of the replay, as text."""
         counts = Counter([_describe_replay_result(one.found) for one in self.journals])
         return ", ".join([f"{number} {what}" for what, number in {"unchanged": 0, **counts}.items()])
 
     def _describe_findings(self, left_record: Sequence[Judged]) -> Iterator[str]:
+        """Yield lines about changed decisions, status, output and costs of the new samples."""
         changed, number = (
             self.estimate_rate("changed"),
             len([one for one in self.journals if one.found.kind != UNREADABLE]),
@@ -322,6 +325,7 @@ class Impact:
 
 
 def _describe_replay_result(repeated: RepeatedJournal) -> str:
+    """Return the result of a replay in words: unchanged, unreadable, or where it differs."""
     if repeated.kind == SAME:
         return "unchanged"
     if repeated.kind == UNREADABLE:
@@ -332,6 +336,7 @@ def _describe_replay_result(repeated: RepeatedJournal) -> str:
 
 
 def _format_rate_interval(estimate: Estimate) -> str:
+    """Return a rate in percent with its interval; ``"unknown"`` without one."""
     if math.isnan(estimate.mean):
         return "unknown"
     if estimate.low is None or estimate.high is None:
@@ -340,12 +345,14 @@ def _format_rate_interval(estimate: Estimate) -> str:
 
 
 def _format_signed_interval(estimate: Estimate) -> str:
+    """Return a difference of rates in percent with its sign and interval."""
     if estimate.low is None or estimate.high is None:
         return f"{estimate.mean:+.0%} (too few runs for an interval)"
     return f"{estimate.mean:+.0%} ({estimate.low * 100:+.0f} to {estimate.high:+.0%})"
 
 
 def _format_ratio_change(ratio: Ratio) -> str:
+    """Return the change of a ratio in percent with its sign and interval; ``"unknown"`` without one."""
     if ratio.ratio is None:
         return "unknown"
     if ratio.low is None or ratio.high is None:
@@ -354,10 +361,12 @@ def _format_ratio_change(ratio: Ratio) -> str:
 
 
 def _nan_to_none(value: float) -> float | None:
+    """Return a number; ``None`` for NaN."""
     return None if math.isnan(value) else value
 
 
 def _judged_to_json(judged: Judged) -> dict[str, object]:
+    """Return a journal with its samples as JSON."""
     found = judged.found
     return {
         "file": found.file,
@@ -372,6 +381,7 @@ def _judged_to_json(judged: Judged) -> dict[str, object]:
 
 
 def _sample_to_json(sample: ForkSample) -> dict[str, object]:
+    """Return a sample as JSON: status, course, cost and refused calls."""
     course, report = sample.course, sample.report
     head = report.journal.history().head
     refused = report.refused
@@ -473,7 +483,7 @@ async def _fork_and_compare(
     fork: Callable[..., Any], repeated: RepeatedJournal, *, agent: AgentDefinition | None, is_old: bool = False
 ) -> ForkSample | None:
     """
-    Fork a run at its first difference with new model calls, and compare the fork with the record.
+    Fork a run at its first difference with new model calls, and compare the fork with the record; return ``None`` if it could not fork.
 
     Returns:
         ``None`` if the budget does not suffice, or the old agent does not reach the difference.

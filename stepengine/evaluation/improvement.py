@@ -67,7 +67,7 @@ MAX_SAID = 600
 
 def split_cases(evaluation: Evaluation, seed: int) -> tuple[list[str], list[str]]:
     """
-    Return the ids of the cases for the search, and of those held out for the final test.
+    Return (ids of the cases for the search, ids of those held out for the final test); raise ``DataError`` for too few cases.
 
     Cases with the tag ``held-out`` are held out, or if there are none, a random part by *seed*. Cases of one group stay together.
 
@@ -248,12 +248,14 @@ class Trials:
         return outcome.samples[0], provider.served
 
     def _make_caching_provider(self, page: str, case: Case, earlier_pages: Sequence[str] = ()) -> CachingProvider:
+        """Return a provider that answers from the reply book, and calls the models of *case* for other requests."""
         free = self.is_scripted(case)
         return CachingProvider(
             self.book, page, self.models(case), self.pricing, before=earlier_pages, may_be_unpriced=free
         )
 
     def _get_case(self, case: str) -> Case:
+        """Return the case with an id; raise ``DataError`` for an unknown one."""
         for known in self.evaluation.cases:
             if known.id == case:
                 return known
@@ -268,6 +270,7 @@ class Trials:
         return self._agents[version]
 
     def _journal_path(self, changes: Mapping[str, Any], sample: Sample) -> Path:
+        """Return the path of the journal of a version's sample."""
         return self.folder / "versions" / version_name(changes) / sample.journal
 
     def _find_sample_score(self, sample: Sample) -> float | None:
@@ -340,6 +343,7 @@ class Trials:
         )
 
         def passes_all_checks(result: RunResult) -> bool:
+            """Return whether a run passes all checks of the case that are no judges."""
             run = JudgedRun(case, result, result.journal or FileJournal("none"), cast("Any", _NoFiles()))
             return all(_is_passing_verdict(check(run)) for check in asked)
 
@@ -381,7 +385,7 @@ class _NoFiles:
 
 def _is_passing_verdict(result: object) -> bool:
     """
-    Return whether the return value of a check passes: a ``Verdict`` that does, ``True``, or a number of at least ``PASSES``.
+    Return whether the return value of a check passes: a passing ``Verdict``, ``True``, or at least ``PASSES``; else raise ``DataError``.
 
     Raises:
         DataError: for another value, such as the coroutine of an asynchronous check.
@@ -402,10 +406,12 @@ def version_name(changes: Mapping[str, Any]) -> str:
 
 
 def _reply_page_name(changes: Mapping[str, Any], case: Case, sample_number: int) -> str:
+    """Return the name of the page with the replies of a version's sample."""
     return f"{version_name(changes)}/{case.id}/{sample_number}"
 
 
 def _make_unmeasured_result(problem: str) -> dict[str, Any]:
+    """Return the result of a case that could not be measured because of a *problem*."""
     return {
         "score": None, "problem": problem, "said": [], "did": "", "steps": 0, "spent": "0", "cost": None, "served": 0,
         "journal": "", "stopped": "",
@@ -413,10 +419,12 @@ def _make_unmeasured_result(problem: str) -> dict[str, Any]:
 
 
 def _visible_excerpt(text: str, max_chars: int) -> str:
+    """Return *text* with visible control characters, its middle cut after *max_chars*."""
     return cut_middle(visible(text), max_chars, "[...]")
 
 
 def _conversation_lines(result: RunResult) -> list[str]:
+    """Return the conversation of a run as lines of shortened text."""
     told, step = [], 0
     for message in result.state.message_history:
         if isinstance(message, UserMessage):

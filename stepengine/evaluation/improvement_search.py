@@ -48,7 +48,7 @@ from stepengine.evaluation.evaluation_report import (
 from stepengine.evaluation.improvement import Improvement, Trials, find_improvement_problems, split_cases
 from stepengine.evaluation.reply_book import CachingProvider, ReplyBook
 from stepengine.evaluation.report_pages import render_improvement
-from stepengine.evaluation.result_folders import RESULTS, refuse_foreign_result_folder, replace_file
+from stepengine.evaluation.result_folders import RESULTS, replace_file, require_own_result_folder
 from stepengine.evaluation.scoring import PASS
 from stepengine.journal import FileJournal
 from stepengine.journal.show import get_run_status
@@ -149,11 +149,11 @@ async def improve(
     )
     given = {"seed": seed, "blame": blame, "versions": versions, "at_once": concurrency, "model": reflect_model}
     given = {name: value for name, value in given.items() if value is not None}
-    refuse_foreign_result_folder(search.folder)
+    require_own_result_folder(search.folder)
     if resume:
         search.load_and_check_plan(amount, given)
     else:
-        search.make_plan(amount, {**DEFAULTS, "model": asked.find_model_name(original), **given})
+        search.store_new_plan(amount, {**DEFAULTS, "model": asked.find_model_name(original), **given})
     search.refuse_problems_and_split_cases(is_restricted=bool(patterns))
     make = make_engine or partial(
         make_sample_engine, models=models, agent_models=asked.by_agent, default_model=default_model
@@ -208,6 +208,7 @@ def _load_unsandboxed_agent_file(agent: str | Path, folders: Iterable[Path]) -> 
 def _report_case_result(
     on_progress: Callable[[str], object], version: str, case: str, result: Mapping[str, Any]
 ) -> None:
+    """Report score and cost of a case by *on_progress*."""
     score = "not measured" if result["score"] is None else f"{result['score']:.2f}"
     on_progress(f"{version} {case}: {score}, ${result['spent']}")
 
@@ -286,9 +287,9 @@ class _PlannedSearch:
         except JournalMissing:
             return False
 
-    def make_plan(self, budget: str, options: Mapping[str, Any]) -> None:
+    def store_new_plan(self, budget: str, options: Mapping[str, Any]) -> None:
         """
-        Make the plan of a new search from its options.
+        Store the plan of a new search, made of its options; raise ``DataError`` if the folder has a search or no model is named.
 
         Raises:
             DataError: when the folder contains a search, or no model for the search is named.
@@ -306,7 +307,7 @@ class _PlannedSearch:
 
     def load_and_check_plan(self, budget: str, options: Mapping[str, Any]) -> None:
         """
-        Load the plan of a search to continue, and check it against the current inputs and options.
+        Load the plan of a search to continue; raise ``DataError`` if it differs from the current inputs or options.
 
         Raises:
             DataError: when the folder contains no search, or the search had other inputs.
@@ -353,6 +354,7 @@ class _PlannedSearch:
         return digest_json([source, cases, self.evaluation.n, limits, self.by, [*self.parts], models])
 
     def _digest_case_files(self, case: Case) -> str:
+        """Return a digest of the files of a case."""
         files = self.evaluation.get_files(case)
         folder = None if files is None or isinstance(files, Mapping) else (self.root / files).resolve()
         return digest_json(hash_files(folder) if folder is not None and folder.is_dir() else repr(files))

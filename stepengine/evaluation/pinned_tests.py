@@ -46,7 +46,7 @@ SHOWN = 300
 
 def make_pin_name(text: str) -> str:
     """
-    Return a text as the name of a pin, in which only characters for file and function names remain.
+    Return a text with only the characters for file and function names, as a pin's name; raise ``DataError`` if none remains.
 
     Raises:
         DataError: when no valid name remains.
@@ -61,7 +61,7 @@ def make_pin_name(text: str) -> str:
 
 def copy_without_secrets(journal: Journal, target: Path) -> int:
     """
-    Copy *journal* to *target* without texts that look like secrets, and return the number of changed records.
+    Copy *journal* to *target* without texts like secrets, return the number of changed records; raise ``DataError`` if one may remain.
 
     Raises:
         DataError: when *target* exists, or the copy still contains a possible secret; the copy is then deleted.
@@ -185,6 +185,7 @@ def pinned(
     asked = Check.from_any(check, root)
 
     def answer_from_results(call: ExternalCall, _: Sequence[ExternalCall]) -> object:
+        """Return the result of the test for an unrecorded call."""
         made = (results or {}).get(call.name)
         return made(call.input) if callable(made) else made
 
@@ -268,6 +269,7 @@ def pin(
     origins = _get_agent_origins(family) if by_origin else {}
 
     def list_agent_references(file: Path) -> list[str]:
+        """Return the references to the agents as the test *file* writes them."""
         if by_origin:
             return [f"{relative_to_tests_parent(origin.file, file)}#{name}" for name, origin in origins.items()]
         named = [_format_agent_reference(one, "", folders, file) for one in _list_referenced_ids(family)]
@@ -324,7 +326,7 @@ def _list_engine_family(engine: Engine, root: AgentDefinition) -> list[AgentDefi
 
 def _get_agent_origins(agents: Iterable[AgentDefinition]) -> dict[str, Origin]:
     """
-    Return file and line of each agent by its id.
+    Return file and line of each agent by its id; raise ``DataError`` for an agent that no file defines.
 
     Raises:
         DataError: for an agent that no file defines.

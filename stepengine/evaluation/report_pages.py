@@ -120,10 +120,12 @@ def _describe_difference(pair: Pair, test_count: int) -> str:
 
 
 def _format_mean(value: float) -> str:
+    """Return a mean with two digits; ``"-"`` for NaN."""
     return "-" if math.isnan(value) else f"{value:.2f}"
 
 
 def _format_interval(estimate: Estimate | Ratio) -> str:
+    """Return an interval as text; ``""`` without one."""
     return "" if estimate.low is None or estimate.high is None else f"{estimate.low:.2f} to {estimate.high:.2f}"
 
 
@@ -264,6 +266,7 @@ def _make_sample_tables(scores: Scores, pages: Mapping[str, str]) -> Iterator[Ta
 def _render_table(
     caption: str, names: Sequence[str], rows: Sequence[Sequence[object]], escape: Callable[[object], str]
 ) -> str:
+    """Return a table with a caption as HTML."""
     head = "".join([f'<th scope="col">{escape(name)}</th>' for name in names])
     body = "\n".join([f"<tr>{''.join([_render_cell(value, escape) for value in row])}</tr>" for row in rows])
     return f"<table><caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"

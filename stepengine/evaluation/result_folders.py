@@ -15,9 +15,9 @@ RESULTS_FILE = FileFormat("a results file", re.compile(rb'\{\s*"format":\s*"step
 MAX_RESULTS = 64 * 1024 * 1024
 
 
-def refuse_foreign_result_folder(folder: Path) -> None:
+def require_own_result_folder(folder: Path) -> None:
     """
-    Raise if results in *folder* would replace files of another program; they are left unchanged.
+    Raise ``DataError`` if results in *folder* would replace files of another program.
 
     Raises:
         DataError: it names the file.

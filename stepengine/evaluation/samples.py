@@ -83,7 +83,7 @@ async def fork_sample(
     **options: Any,
 ) -> ForkReport | None:
     """
-    Fork *journal* once, and call the model again at the effect *at*, by default at the first difference.
+    Fork *journal* once, and call the model again from *at*, by default the first difference; return ``None`` without enough budget.
 
     *tools* and *options* are those of ``Engine.fork``.
 
@@ -105,6 +105,7 @@ async def run_concurrently(works: Sequence[Callable[[], Awaitable[Made]]], max_c
     gate = asyncio.Semaphore(max_concurrent)
 
     async def run_within_limit(work: Callable[[], Awaitable[Made]]) -> Made:
+        """Wait for a free place, then do the work and return its result."""
         async with gate:
             return await work()
 
@@ -141,9 +142,9 @@ class Course:
     output: Any
 
 
-def summarize_run_from(history: History, at: str) -> Course:
-    """Return the course of a run from the effect *at* on, including the runs that it started."""
-    address = parse_address(at)
+def summarize_run_from(history: History, first_address: str) -> Course:
+    """Return the course of a run from the effect *first_address* on, including the runs that it started."""
+    address = parse_address(first_address)
     cut = JournalCut(history.tree)
     cut.cut_at(address)
     after = [i for a, i in sort_effects_in_program_order(history) if a[1] >= 0 and not cut.keeps_intent(a)]
@@ -206,6 +207,7 @@ def sort_effects_in_program_order(history: History) -> list[tuple[Address, Inten
     """Return the effects of a run sorted by address; the effects of a child follow the effect that started the child."""
 
     def sort_key(effect: tuple[Address, Intent]) -> list[int]:
+        """Return the numbers in the path of an effect, and its own number."""
         (path, seq), _ = effect
         return [*[int(n) for n in path.split(".") if n], seq]
 

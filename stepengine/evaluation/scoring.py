@@ -178,6 +178,7 @@ class Scores:
 
 
 def _estimate_to_json(estimate: Estimate, name: str = "mean") -> dict[str, float | None]:
+    """Return an estimate as JSON, its mean under *name*."""
     mean = None if math.isnan(estimate.mean) else estimate.mean
     return {name: mean, "low": estimate.low, "high": estimate.high}
 
@@ -243,6 +244,7 @@ def _values_by_unit(outcome: Outcome, side: str, check: str) -> dict[str, list[f
 
 
 def _make_score_row(outcome: Outcome, side: str, check: str, *, is_judge: bool) -> Row:
+    """Return the mean of a side in a check, with its interval and counts."""
     values = _values_by_unit(outcome, side, check)
     own = [s for s in outcome.samples if s.side == side and (check == PASS or check in s.scores)]
     number = sum(map(len, values.values()))
@@ -264,6 +266,7 @@ def _compare_with_base(outcome: Outcome, base: str, side: str, check: str) -> Pa
 
 
 def _estimate_side_ratio(outcome: Outcome, base: str, side: str, measure: str) -> Ratio:
+    """Return the ratio of a side's measure to that of the base, over the cases that both have."""
     below, above = [mean_by_case(_values_by_unit(outcome, name, measure)) for name in (base, side)]
     return estimate_geometric_mean_ratio([(below.get(unit), above.get(unit)) for unit in {**below, **above}])
 
@@ -423,10 +426,12 @@ def parse_gates(evaluation: Evaluation, more: Iterable[str]) -> list[GateOfScore
 
 
 def _make_gate_error(text: str) -> DataError:
+    """Return the error for a text that is not a gate, with the valid forms."""
     return DataError(f"{text[:MAX_GATE]!r} is not a gate; write one like {FORMS}; ~ before the sign compares means")
 
 
 def _parse_finite_number(word: str) -> float | None:
+    """Return the finite number in a text; ``None`` for other texts."""
     try:
         value = float(word)
     except ValueError:
@@ -435,6 +440,7 @@ def _parse_finite_number(word: str) -> float | None:
 
 
 def _require_measure_name(name: str, gate_text: str) -> str:
+    """Return *name* if it can name a check or measure; else raise ``DataError`` about the gate."""
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9._-]{0,200}", name):
         raise _make_gate_error(gate_text)
     return name

@@ -196,10 +196,10 @@ class SqliteJournal(LineJournal):
             held.release()
 
         try:
-            with database.reading() as connection:
+            with database.read_connection() as connection:
                 is_new = not _has_lines_table(connection)
             if is_new:
-                with database.lock, database.writing() as connection:
+                with database.lock, database.write_transaction() as connection:
                     connection.execute(SCHEMA)
         except (OSError, sqlite3.Error) as error:
             unlock()
@@ -278,7 +278,7 @@ class LockedRun(LockedStore):
 
         try:
             # By the connection that all runs share, and not by one for each.
-            with self.database.reading() as connection:
+            with self.database.read_connection() as connection:
                 data, size = _read_run_bytes(connection, self._run), _read_run_size(connection, self._run)
         except (OSError, sqlite3.Error) as error:
             raise _make_unusable_error(self.journal.path, error) from error
@@ -302,7 +302,7 @@ class LockedRun(LockedStore):
 
     def insert_rows(self, rows: Sequence[Row]) -> None:
         """Insert rows, which may be those of several runs, in one transaction."""
-        with self.database.writing() as connection:
+        with self.database.write_transaction() as connection:
             connection.executemany(INSERT, rows)
 
 
@@ -504,7 +504,7 @@ def _open_for_writing(path: Path) -> Iterator[sqlite3.Connection]:
     database: Database | None = None
     try:
         database = Database.open(path, ensure_database(path), seconds=BUSY_SECONDS)
-        with database.lock, database.writing() as connection:
+        with database.lock, database.write_transaction() as connection:
             connection.execute(SCHEMA)
             yield connection
     except (OSError, sqlite3.Error) as error:

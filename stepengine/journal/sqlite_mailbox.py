@@ -130,12 +130,12 @@ class SqliteMailbox(Mailbox):
 
     @contextmanager
     def _open_for_reading(self) -> Iterator[sqlite3.Connection]:
-        with self._open_database() as database, database.reading() as connection:
+        with self._open_database() as database, database.read_connection() as connection:
             yield connection
 
     @contextmanager
     def _open_for_writing(self) -> Iterator[sqlite3.Connection]:
-        with self._open_database() as database, database.lock, database.writing() as connection:
+        with self._open_database() as database, database.lock, database.write_transaction() as connection:
             yield connection
 
     @contextmanager

@@ -228,7 +228,7 @@ class WakeIndex:
         """Run *act* in a write transaction on the index, and return its result. A missing or damaged index is rebuilt first."""
 
         def write(database: Database) -> Made:
-            with database.lock, database.writing() as connection:
+            with database.lock, database.write_transaction() as connection:
                 return act(connection)
 
         with self._using:
@@ -238,7 +238,7 @@ class WakeIndex:
         """Run *act* in a read transaction on the index, and return its result. A missing or damaged index is rebuilt first."""
 
         def read(database: Database) -> Made:
-            with database.reading() as connection:
+            with database.read_connection() as connection:
                 return act(connection)
 
         with self._using:
@@ -290,7 +290,7 @@ class WakeIndex:
 
     def _ensure_complete(self, database: Database) -> None:
         """Build the index if it is missing, of another version or incomplete."""
-        with database.reading() as connection:
+        with database.read_connection() as connection:
             state = _read_index_state(connection)
         if state is None:
             self._rebuild_index(database, None, "it was missing")
@@ -301,7 +301,7 @@ class WakeIndex:
 
     def _rebuild_index(self, database: Database, damaged_state: object, reason: str) -> None:
         """Create the tables again and fill them, unless another process has changed them since."""
-        with database.lock, database.writing() as connection:
+        with database.lock, database.write_transaction() as connection:
             # Another process may have made it since: what was noted in that one is not to be lost.
             if damaged_state is _ANY or _read_index_state(connection) == damaged_state:
                 _recreate_tables(connection)
@@ -311,7 +311,7 @@ class WakeIndex:
         """Add the sleeping runs of all journals, mark the index as complete, and log why; present rows stay."""
         # Nobody waits meanwhile: what others note is newer than what is read here.
         found = list(self._rebuild())
-        with database.lock, database.writing() as connection:
+        with database.lock, database.write_transaction() as connection:
             _insert_runs(connection, found, "IGNORE")
             connection.execute("UPDATE waking SET is_whole = 1")
         logger.info("rebuilt the wake index %s with %d sleeping runs: %s", self._path, len(found), reason)
@@ -325,7 +325,7 @@ class WakeIndex:
         if not self._is_own:
             try:
                 database = self._open_database()
-                with database.lock, database.writing() as connection:
+                with database.lock, database.write_transaction() as connection:
                     _recreate_tables(connection)
             except (OSError, sqlite3.Error) as again:
                 raise self._make_unusable_error(again) from error

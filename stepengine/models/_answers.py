@@ -44,7 +44,7 @@ def add_answer_tool_if_needed(
     previous_failure: str,
 ) -> ModelRequest:
     """
-    Return *request* with the answer tool if the provider does not support its response schema, or *request* asks for the tool.
+    Return *request*, with the answer tool if its schema is unsupported or it asks for the tool; raise ``ModelError`` if that is impossible.
 
     Args:
         request: The request.

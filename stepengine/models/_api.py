@@ -151,7 +151,7 @@ class ApiProvider(Provider):
 
     def _resolve_credentials_and_url(self) -> tuple[Credentials, str]:
         """
-        Return the key and the base URL for requests, and register the key for redaction.
+        Return the key and the base URL for requests, and register the key for redaction; raise an error if one is missing.
 
         Raises:
             MissingKey: without a required key, and for a key of the environment that belongs to another host.

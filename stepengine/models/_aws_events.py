@@ -43,7 +43,7 @@ class AWSParser:
 
     def feed(self, chunk: bytes) -> list[tuple[str, bytes]]:
         """
-        Return the events that *chunk* completes.
+        Return the events that *chunk* completes; raise ``ModelError`` for bytes that are not an event stream.
 
         Raises:
             ModelError: for bytes that are not an event stream, and for a wrong checksum.
@@ -56,7 +56,7 @@ class AWSParser:
         raise make_protocol_error(self._call, what)
 
     def _pop_complete_events(self) -> list[tuple[str, bytes]]:
-        """Remove all complete messages from the stored bytes and return their events."""
+        """Remove all complete messages from the stored bytes and return their events; raise ``ValueError`` for an invalid size or checksum."""
         events, start = [], 0
         while len(self._bytes) - start >= PRELUDE_BYTES:
             size, headers, check = struct.unpack_from(">III", self._bytes, start)

@@ -91,7 +91,7 @@ class Accumulator(ABC):
 
     @abstractmethod
     def finish(self, tail: bytes, *, is_clean: bool = True) -> ModelReply:
-        """Return the completed reply; *tail* is an incomplete event, *is_clean* is false after a timeout or a broken connection."""
+        """Return the reply; raise ``TruncatedReply`` if it is cut. *tail* is an incomplete event; *is_clean*: without a broken connection."""
 
     def _decode_message(self, message: Mapping[str, object]) -> ModelReply:
         """Return the reply in the assembled *message*, with the recorded unknown names."""
@@ -145,7 +145,7 @@ class ReplyReader:
 
     def feed(self, chunk: bytes) -> list[ModelDelta]:
         """
-        Return the deltas that *chunk* adds to the reply.
+        Return the deltas that *chunk* adds to the reply; raise ``ModelError`` for an error event, invalid bytes or a too large reply.
 
         Raises:
             ModelError: for an error event, a protocol error, and a reply above a size limit.
@@ -182,7 +182,7 @@ class ReplyReader:
 
     def finish(self, *, is_clean: bool = True) -> ModelReply:
         """
-        Return the completed reply after the last byte.
+        Return the completed reply after the last byte; raise ``TruncatedReply`` if its end is missing.
 
         Raises:
             ModelError: ``TruncatedReply`` when the terminal marker is missing.
@@ -219,12 +219,13 @@ def decode_or_raise_protocol_error(
 
 
 def _describe_decode_error(error: Exception) -> str:
+    """Return the reason for a body that cannot be decoded, with the class and text of *error*."""
     return f"it cannot be read ({type(error).__name__}: {error})"
 
 
 def parse_json_lines(content: bytes, call: RequestLabel) -> list[Mapping[str, Any]]:
     """
-    Return the objects of a body with one JSON object in each line.
+    Return the objects of a body with one JSON object in each line; raise ``ModelError`` for any other body.
 
     Raises:
         ModelError: for any other body.
@@ -288,7 +289,7 @@ class HttpExchange:
 
     async def read_content(self, max_bytes: int | None = None) -> bytes:
         """
-        Return the whole decompressed body, of at most *max_bytes* (by default the limit of a reply).
+        Return the whole decompressed body; raise ``ModelError`` if it is cut, slow or above *max_bytes* (by default the limit of a reply).
 
         Raises:
             ModelError: when it ends early, is too slow or too long.
@@ -315,7 +316,7 @@ class HttpExchange:
 
     def parse_json_object(self, content: bytes) -> Mapping[str, Any]:
         """
-        Return the JSON object in *content*, also from a list with only this object.
+        Return the JSON object in *content*, also from a list with only this object; raise ``ModelError`` for other content.
 
         Raises:
             ModelError: for any other content; the message quotes its start.
@@ -405,7 +406,7 @@ class ReplyBody:
 
     async def wait_for_piece(self) -> bytes | None:
         """
-        Finish the wait that ``read_or_start_wait`` started, and return the piece; ``None`` at the end of the body.
+        Finish the wait of ``read_or_start_wait`` and return the piece, ``None`` at the body's end; raise ``ModelError`` after a time limit.
 
         Raises:
             ModelError: when a time limit passes.
@@ -493,7 +494,7 @@ class _WaitTimer:
 
     async def await_started_step(self, step: Any, yielded: object, deadline: float) -> bytes:
         """
-        Await the rest of a started *step*, at most until the time *deadline*.
+        Await the rest of a started *step* and return its bytes; raise ``TimeoutError`` at the time *deadline*.
 
         Raises:
             TimeoutError: at the time *deadline*, by the event loop's clock.
@@ -523,6 +524,7 @@ class _WaitTimer:
             self._timer.cancel()
 
     def _restart_timer(self) -> None:
+        """Replace the timer by one for the current deadline."""
         self.cancel()
         self._timer = self._loop.call_at(self._due, self._cancel_task_or_restart)
 

@@ -415,7 +415,7 @@ class GoogleAuth(CloudAuth):
 
     async def load_credentials_if_missing(self, model: str) -> None:
         """
-        Load the credentials with ``google-auth`` if the caller passed none; that may read files and send requests.
+        Load the credentials if the caller passed none, which may send requests; raise an error without credentials or project.
 
         Raises:
             MissingKey: when there are none.
@@ -445,6 +445,7 @@ class GoogleAuth(CloudAuth):
         raise failure
 
     def _make_missing_project_error(self) -> ModelError:
+        """Return the error for credentials without a Google Cloud project."""
         msg = f"{self._provider!r} has no project: set GOOGLE_CLOUD_PROJECT, or pass {self.made_by}(project=...)"
         return ModelError(msg, kind="missing_project")
 
@@ -489,6 +490,7 @@ def _make_azure_token_source(scope: str) -> TokenSource:
     made: list[Callable[[], str]] = []
 
     async def fetch_token() -> str:
+        """Return a token of ``azure-identity``; the first call loads the package."""
         if not made:
             from azure.identity import DefaultAzureCredential, get_bearer_token_provider
 
@@ -502,6 +504,7 @@ def _make_registering_token_source(provider: str, source: TokenSource) -> TokenS
     """Return *source* with each token registered for redaction, and each failure raised as ``ModelError``."""
 
     async def fetch_and_register_token() -> str:
+        """Return a token of *source*, registered for redaction; raise ``ModelError`` if that fails."""
         failure: BaseException
         try:
             value = source()

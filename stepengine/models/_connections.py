@@ -13,7 +13,7 @@ import attrs
 
 from stepengine.models.base import Timeouts
 from stepengine.models.keys import Credentials
-from stepengine.workspace.after_fork import keep_referenced, register_for_fork_reset
+from stepengine.workspace.after_fork import hold_references, register_for_fork_reset
 
 
 @attrs.define(eq=False)
@@ -77,7 +77,7 @@ class Connections:
 
     def reset_after_fork(self) -> None:
         """Drop the parent's connections in a forked child process, which opens its own."""
-        keep_referenced(self._clients)
+        hold_references(self._clients)
         self._clients = WeakKeyDictionary()
         self._unclosed.clear()
 

@@ -313,6 +313,7 @@ def _make_connection_error(
     detail: str,
     usage: Usage | None = None,
 ) -> ModelError:
+    """Return the error for a request that failed without a response."""
     msg = f"the request to {call.provider} for {call.model_and_address} failed: {detail or 'the connection failed'}"
     return ModelError(msg, retryable=retryable, kind=kind, usage=usage)
 
@@ -542,7 +543,7 @@ def _format_error_message(problem: _Problem, status: int | None, call: RequestLa
 
 
 def _describe_largest_messages(request: ModelRequest | None) -> str:
-    """Return a clause with the largest messages, which are candidates for shortening."""
+    """Return a clause that names the largest messages of a request, to shorten; ``""`` without a request or messages."""
     if request is None:
         return ""
     from stepengine.data.codec import to_json

@@ -74,10 +74,10 @@ class _ToolsInConversation:
         )
 
 
-def _append_new_names(known: Names, more: Iterable[str]) -> Names:
-    """Return *known* followed by the names of *more* that it lacks, without duplicates."""
-    fresh = [name for name in dict.fromkeys(more) if name not in known]
-    return (*known, *fresh) if fresh else known
+def _append_new_names(names: Names, new_names: Iterable[str]) -> Names:
+    """Return *names* followed by the names of *new_names* that it lacks, without duplicates."""
+    fresh = [name for name in dict.fromkeys(new_names) if name not in names]
+    return (*names, *fresh) if fresh else names
 
 
 NOTHING = _ToolsInConversation()

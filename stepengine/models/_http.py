@@ -251,7 +251,7 @@ class HttpProvider(ApiProvider):
 
     def decode_batch_reply(self, result: Any, request: ModelRequest) -> ModelReply:
         """
-        Return the reply in *result*, a value of ``fetch_batch_results``.
+        Return the reply in *result*, a value of ``fetch_batch_results``; raise ``ModelError`` for a failed, expired or cancelled request.
 
         Raises:
             ModelError: when the request failed, or the batch expired or was cancelled before it.

@@ -12,7 +12,7 @@ STOOD_IN = "fallback_message"
 
 
 def list_iterations(usage: object) -> list[Mapping[str, Any]]:
-    """Return the iterations of a usage; ``[]`` if it lists none."""
+    """Return the objects in the member ``iterations`` of a usage; ``[]`` if it has none."""
     listed = usage.get("iterations") if isinstance(usage, Mapping) else None
     return [entry for entry in listed if isinstance(entry, Mapping)] if isinstance(listed, list | tuple) else []
 

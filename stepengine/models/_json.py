@@ -97,16 +97,16 @@ def require_index(source: Mapping[str, object], name: str) -> int:
     return value if type(value) is int and value >= 0 else _raise_wrong_type(name, "an index", value)
 
 
-def find_unknown_members(source: Mapping[str, object], known: frozenset[str]) -> dict[str, Any]:
-    """Return the members of *source* that are neither *known* nor ``null``, such as those of a newer API."""
-    if known.issuperset(source):
+def find_unknown_members(source: Mapping[str, object], known_names: frozenset[str]) -> dict[str, Any]:
+    """Return the members of *source* that are neither *known_names* nor ``null``, such as those of a newer API."""
+    if known_names.issuperset(source):
         return {}
-    return {name: value for name, value in source.items() if name not in known and value is not None}
+    return {name: value for name, value in source.items() if name not in known_names and value is not None}
 
 
-def wrap_unknown_members(part: Mapping[str, object], known: frozenset[str]) -> dict[str, Any]:
+def wrap_unknown_members(part: Mapping[str, object], known_names: frozenset[str]) -> dict[str, Any]:
     """Return ``{"more": ...}`` with the unknown members of *part*, for the encoder to send back; ``{}`` if there are none."""
-    newer = find_unknown_members(part, known)
+    newer = find_unknown_members(part, known_names)
     return {"more": newer} if newer else {}
 
 
@@ -125,6 +125,7 @@ def parse_token_counts(raw: Mapping[str, object], *names: str) -> tuple[list[int
 
 
 def _raise_wrong_type(name: str, expected: str, value: object) -> NoReturn:
+    """Raise ``TypeError`` for the member *name*, whose *value* is not of the *expected* type."""
     msg = f"{name!r} is {_describe_type(value)}, {expected} was expected"
     raise TypeError(msg)
 
@@ -159,6 +160,7 @@ def make_call_part(name: str, raw_arguments: object, provider_data: Mapping[str,
 
 
 def _value_to_json_or_repr(value: object) -> str:
+    """Return a value as compact JSON, or its ``repr`` if it has no JSON form."""
     try:
         return compact(value)
     except ValueError:
@@ -215,7 +217,7 @@ def usage_from_totals(
     raw: object, prompt_member: str, completion_member: str, *, cached_members: tuple[str, ...] = ()
 ) -> Usage | None:
     """
-    Parse the usage of an API with totals that include cached and reasoning tokens.
+    Return the usage of an API whose totals include cached and reasoning tokens; ``None`` without a total.
 
     *prompt_member* and *completion_member* are the names of the totals. Their details are in objects with the suffix ``_details``.
     *cached_members* are other names for cached tokens. Without a total the result is ``None``.
@@ -245,4 +247,5 @@ def usage_from_totals(
 
 
 def _get_token_count_or_zero(details: object, name: str) -> int:
+    """Return the number of tokens under *name* of an object; 0 if it is missing or invalid."""
     return parse_token_count(details.get(name)) or 0 if isinstance(details, Mapping) else 0

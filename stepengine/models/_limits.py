@@ -35,14 +35,14 @@ LIMITS = (
 )  # fmt: skip
 
 
-def fill_model_limits(model: str, known: ModelInfo) -> ModelInfo:
-    """Return *known* with missing limits of *model* filled from ``LIMITS``."""
+def fill_model_limits(model: str, info: ModelInfo) -> ModelInfo:
+    """Return *info* with missing limits of *model* filled from ``LIMITS``."""
     name = model.rpartition("/")[2]
     window, most = next(
         ((window, most) for pattern, window, most in LIMITS if re.fullmatch(pattern, name)), (None, None)
     )
     return attrs.evolve(
-        known,
-        context_window=window if known.context_window is None else known.context_window,
-        max_output=most if known.max_output is None else known.max_output,
+        info,
+        context_window=window if info.context_window is None else info.context_window,
+        max_output=most if info.max_output is None else info.max_output,
     )

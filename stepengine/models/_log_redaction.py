@@ -58,4 +58,5 @@ def install_secret_filter() -> None:
 
 
 def _remove_secrets(text: str) -> str:
+    """Return *text* with placeholders for all known secrets and texts that look like keys."""
     return ANY.text(text) if ANY.may_contain_secret(text) else text

@@ -207,7 +207,7 @@ class PresetProvider(HttpProvider):
 
     async def fetch_batch_results(self, batch: str) -> Mapping[str, object] | None:
         """
-        Return the result of each request of a batch by name; ``None`` while the batch is not done.
+        Return the result of each request of a batch by name, ``None`` while it is not done; raise ``ModelError`` if the whole batch failed.
 
         Raises:
             ModelError: when the query fails, or the batch was rejected as a whole.
@@ -265,7 +265,7 @@ class PresetProvider(HttpProvider):
         return os.environ.get(API_VERSION, "").strip() if self._preset.azure else ""
 
     def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
-        """Create the SDK's client: for Azure's dated APIs, for OpenAI, or for another company without OpenAI's environment variables."""
+        """Create the SDK's client of the preset; for a server without keys, *http_client* gets a hook that removes the placeholder key."""
         tokens, sdk = self._make_token_source(), self._load_sdk()
         key = self._preset.no_key if credentials.key is None else credentials.key.reveal()
         if tokens is None and not key:

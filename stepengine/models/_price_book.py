@@ -338,12 +338,14 @@ def _compute_rates(prices: object, prompt_tokens: int) -> _Rates | None:
     from genai_prices.types import Usage as PricedUsage
 
     def resolve_tier_price(price: object) -> Any:
+        """Return the price for a prompt of this size: that of the last tier that it reaches, else the base price."""
         reached = [tier.price for tier in getattr(price, "tiers", ()) if prompt_tokens > tier.start]
         return reached[-1] if reached else getattr(price, "base", price)
 
     flat = ModelPrice(**{name: resolve_tier_price(price) for name, price in vars(prices).items()})
 
     def compute_total_price(prompt: int = 0, completion: int = 0, read: int = 0, write: int = 0) -> Decimal:
+        """Return the price of these numbers of tokens in US dollars."""
         usage = PricedUsage(
             input_tokens=prompt, output_tokens=completion, cache_read_tokens=read, cache_write_tokens=write
         )

@@ -50,7 +50,7 @@ class Sdk(NamedTuple):
 
     def load(self) -> Any:
         """
-        Import the SDK, and return its module.
+        Import the SDK and return its module; raise ``ModelError`` if that fails.
 
         Raises:
             ModelError: when the SDK is not installed, or cannot be imported.
@@ -62,9 +62,10 @@ class Sdk(NamedTuple):
             why = f"{type(error).__name__}: {error}"
             raise self._make_broken_error(why) from error
 
-    def _make_broken_error(self, why: str, *lacking: str) -> ModelError:
-        remedy = " ".join([repr(name) for name in lacking]) or f"--force-reinstall '{self.package}'"
-        msg = f"the package {self.package!r} is installed but cannot be loaded ({why}): pip install {remedy}"
+    def _make_broken_error(self, reason: str, *missing_packages: str) -> ModelError:
+        """Return the error for an installed SDK that cannot be loaded; the message names *missing_packages* to install."""
+        remedy = " ".join([repr(name) for name in missing_packages]) or f"--force-reinstall '{self.package}'"
+        msg = f"the package {self.package!r} is installed but cannot be loaded ({reason}): pip install {remedy}"
         return ModelError(msg, kind="broken_sdk")
 
 

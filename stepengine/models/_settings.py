@@ -127,7 +127,7 @@ def find_options_of_other_providers(settings: ModelSettings, provider: str) -> t
 
 
 def remove_extra_options(request: ModelRequest, names: tuple[str, ...]) -> ModelRequest:
-    """Return *request* without the members *names* of ``settings.extra``."""
+    """Return *request* without the members *names* of ``settings.extra`` and of the ``body`` in it."""
     if not names:
         return request
     extra = {name: value for name, value in request.settings.extra.items() if name not in names}

@@ -75,7 +75,7 @@ class SSEParser:
         return chunk[:end]
 
     def _normalize_line_ends(self, chunk: bytes) -> bytes:
-        """Return *chunk* with LF as line ends; a CR LF may be split between two chunks."""
+        """Return *chunk* with LF as line ends; store whether it ended in CR, because a CR LF may be split between two chunks."""
         if self._after_cr and chunk.startswith(b"\n"):
             chunk = chunk[1:]
             self._after_cr = False

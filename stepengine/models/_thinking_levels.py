@@ -184,11 +184,11 @@ def _choose_thinking_word_and_note(thinking: Thinking, words: ThinkingWords, mod
     ) if is_lost else ""
 
 
-def _add_note_on_ignored_hiding(asked: ThinkingRequest, thinking: Thinking, model: str) -> ThinkingRequest:
-    """Return *asked* with a note that ``show=False`` has no effect, if *thinking* sets it and *asked* has no other note."""
-    if thinking.show or _is_thinking_off(thinking) or asked.note:
-        return asked
-    return attrs.evolve(asked, note=SHOWN.format(model=model, thinking=thinking))
+def _add_note_on_ignored_hiding(thinking_request: ThinkingRequest, thinking: Thinking, model: str) -> ThinkingRequest:
+    """Return *thinking_request*; if *thinking* hides thoughts and it has no note, with the note that ``show=False`` has no effect."""
+    if thinking.show or _is_thinking_off(thinking) or thinking_request.note:
+        return thinking_request
+    return attrs.evolve(thinking_request, note=SHOWN.format(model=model, thinking=thinking))
 
 
 # --- Responses -------------------------------------------------------------------------------------------------------

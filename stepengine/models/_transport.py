@@ -32,8 +32,8 @@ def get_ssl_context() -> ssl.SSLContext:
 
 
 @cache
-def _create_ssl_context(_file: str | None, _folder: str | None) -> ssl.SSLContext:
-    """Load the certificates, cached by the environment variables that the library reads, because loading takes 20 ms."""
+def _create_ssl_context(_cert_file: str | None, _cert_folder: str | None) -> ssl.SSLContext:
+    """Load the certificates into a new SSL context, which takes 20 ms; cached by the arguments, which are read from the environment."""
     return httpx2.create_ssl_context()
 
 
@@ -71,6 +71,7 @@ class _UnpackedBody(httpx2.AsyncByteStream):
                 return
 
     async def aclose(self) -> None:
+        """Close the stream of the compressed body."""
         if isinstance(self._stream, httpx2.AsyncByteStream):
             await self._stream.aclose()
 

@@ -104,7 +104,7 @@ def format_call_as_text(call: ToolCallPart) -> str:
 
 def parse_extra_headers(settings: ModelSettings) -> dict[str, str]:
     """
-    Return the HTTP headers in ``settings.extra["headers"]``.
+    Return the HTTP headers in ``settings.extra["headers"]``; raise ``ModelError`` for invalid values and for names of secrets.
 
     Raises:
         ModelError: for values that are not texts, and for names of secrets such as keys, because settings are recorded.

@@ -27,7 +27,7 @@ from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.errors import DataError, MissingKey, ModelError
 from stepengine.models._stopped_usage import mark_request_unsent
 from stepengine.models.base import BatchMember, ModelInfo, Provider, ProviderSettings
-from stepengine.workspace.after_fork import keep_referenced, register_for_fork_reset
+from stepengine.workspace.after_fork import hold_references, register_for_fork_reset
 from stepengine.workspace.file_formats import mark_own_database
 from stepengine.workspace.guarded_database import open_guarded_database
 
@@ -133,7 +133,7 @@ class Batched(Provider):
 
     def reset_after_fork(self) -> None:
         """Drop the parent's calls and file in a forked child process, which opens the file itself."""
-        keep_referenced(self._out, self._work, self._sending, self._waiting)
+        hold_references(self._out, self._work, self._sending, self._waiting)
         self._out = self._loop = self._work = self._sending = None
         self._waiting, self._over, self._is_deletion_scheduled = {}, set(), False
 
@@ -192,7 +192,7 @@ class Batched(Provider):
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         """
-        Wait for the batch with *request* and return its reply.
+        Wait for the batch with *request* and return its reply; raise ``ModelError`` if the batch has none.
 
         Raises:
             DataError: when another process uses the file.

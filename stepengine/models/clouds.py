@@ -164,6 +164,7 @@ class _AwsProvider(_CloudProvider):
         return self._aws
 
     def _find_default_base_url(self) -> str | None:
+        """Return the service's URL for the region; ``None`` if the region is unknown."""
         region = self._aws.find_region()
         return None if region is None else self.regional.format(region)
 
@@ -382,6 +383,7 @@ class _AwsClaude(_AwsProvider, _CloudClaudeProvider):
         self._aws = aws
 
     def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
+        """Create Anthropic's client for AWS with the region and credentials."""
         access = self._make_auth_options()
         return self._create_client(self.client_name, base_url, http_client, **access)
 
@@ -395,6 +397,7 @@ class _RuntimeClaude(_AwsClaude):
     regional = "https://bedrock-runtime.{}.amazonaws.com"
 
     def _make_request_path(self, model: str, *, stream: bool) -> str:
+        """Return the URL path of InvokeModel for the model."""
         return f"/model/{quote(model, safe=':;')}/invoke{'-with-response-stream' if stream else ''}"
 
     def _encode_token_count_request(self, request: ModelRequest) -> RequestBody | None:  # type: ignore[override]
@@ -484,14 +487,17 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
         self._loose = ToolsCache(lambda spec: converse.encode_tool(attrs.evolve(spec, strict=False)))
 
     def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> AuthenticatedClient:
+        """Create the client that adds AWS credentials to requests."""
         return AuthenticatedClient(self._aws, self.name, base_url, http_client)
 
     def _convert_error(self, error: Exception, call: RequestLabel) -> BaseException:
+        """Return the error to raise for *error*; missing credentials become a ``MissingKey``."""
         if isinstance(error, self._cloud_auth.list_credential_error_types()):
             return super()._convert_error(error, call)
         return error_from_transport(error, call)
 
     async def _send_and_open_response(self, client: AuthenticatedClient, body: RequestBody, *, stream: bool) -> object:
+        """Send *body* with AWS credentials, and return the response before its body is read."""
         return await client.post_streaming(body.path, body.content, body.headers)
 
     def _explain_unsupported_schema(self, request: ModelRequest) -> str:
@@ -515,6 +521,7 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
         return limit_strict_tools(request.tools, request.settings.response_schema) == request.tools
 
     def _list_unsupported_settings(self, request: ModelRequest) -> tuple[str, ...]:
+        """Return the names of the settings of *request* that Converse does not support for the model."""
         model = self.strip_prefix(request.model)
         family, settings = get_converse_family(model), request.settings
         dropped = [*converse.encode_provider_settings(request, model, family, self.name).dropped]
@@ -625,6 +632,7 @@ class VertexProvider(_MultiProvider):
         self._wires["claude"] = _VertexClaude(access, _append_path_to_url(base_url, "/v1"), **claude, **shared)
 
     def _select_wire_provider(self, model: str) -> HttpProvider:
+        """Return the provider for Claude or for Gemini by the model's name."""
         return self._wires["claude" if model.startswith("claude-") else "gemini"]
 
 
@@ -642,6 +650,7 @@ class _VertexBase(_NoFilesProvider, _GoogleCloudProvider, HttpProvider):
         return self._google.resolve_location(*self.location_variables)
 
     def _find_default_base_url(self) -> str:
+        """Return the URL of Vertex AI for the location."""
         place = self._location
         if place in MULTI_REGIONS:
             return f"https://aiplatform.{place}.rep.googleapis.com"
@@ -671,9 +680,11 @@ class _VertexClaude(_VertexBase, _CloudClaudeProvider):
     location_variables = ("CLOUD_ML_REGION", "GOOGLE_CLOUD_LOCATION")
 
     def _find_default_base_url(self) -> str:
+        """Return the URL of Vertex AI for the location, with the version of the API."""
         return f"{super()._find_default_base_url()}/v1"
 
     def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
+        """Create Anthropic's client for Vertex AI with project, location and credentials."""
         access = {"project_id": self._google.project, "credentials": self._google.credentials}
         return self._create_client("AsyncAnthropicVertex", base_url, http_client, region=self._location, **access)
 
@@ -683,9 +694,11 @@ class _VertexClaude(_VertexBase, _CloudClaudeProvider):
         return f"/projects/{project}/locations/{place}/publishers/anthropic/models"
 
     def _make_request_path(self, model: str, *, stream: bool) -> str:
+        """Return the URL path of a request, with the model."""
         return f"{self._models_path}/{quote(model, safe='@:')}:{'streamRawPredict' if stream else 'rawPredict'}"
 
     def _encode_token_count_request(self, request: ModelRequest) -> RequestBody:
+        """Encode a request that counts the tokens of *request*, with the API version in its body."""
         body = super()._encode_token_count_request(request)
         version = f'{{"anthropic_version":"{VERSION}",'.encode()
         return attrs.evolve(
@@ -699,6 +712,7 @@ class _VertexGemini(_VertexBase, GoogleProvider):
     location_variables = ("GOOGLE_CLOUD_LOCATION", "CLOUD_ML_REGION")
 
     def _make_client(self, credentials: Credentials, base_url: str, http_client: object) -> Any:
+        """Create Google's clients for Vertex AI with project, location and credentials."""
         access = {
             "enterprise": True,
             "project": self._google.project,
@@ -786,6 +800,7 @@ class FoundryProvider(_NoFilesProvider, AnthropicProvider):
         return Credentials(None, "Entra ID", told=ENTRA_TOLD), url
 
     def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
+        """Create Anthropic's client for Foundry, with Entra ID tokens or a key."""
         tokens = self._make_token_source()
         access: dict[str, object] = {"azure_ad_token_provider": tokens}
         if tokens is None:
@@ -878,6 +893,7 @@ class AnthropicAwsProvider(_AwsProvider, _PlatformProvider):
         super().__init__(base_url, workspace_id, transport=transport, name=name, **options)
 
     def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
+        """Create Anthropic's client for its platform on AWS, with the workspace."""
         access = self._make_auth_options()
         return self._create_client("AsyncAnthropicAWS", base_url, http_client, workspace_id=self._workspace, **access)
 
@@ -921,6 +937,7 @@ class AnthropicGoogleProvider(_GoogleCloudProvider, _PlatformProvider):
         super().__init__(base_url, workspace_id, transport=transport, name=name, **options)
 
     def _find_default_base_url(self) -> str:
+        """Return the only URL of the platform."""
         return "https://claude.googleapis.com"
 
     @asynccontextmanager

@@ -116,7 +116,7 @@ def resolve_key(
     provider: str, explicit: Secret | None, variables: Sequence[str], *, is_required: bool, argument: str
 ) -> Credentials:
     """
-    Return the key of *provider* and its source, and register the key for redaction.
+    Return the key of *provider* and its source, and register the key for redaction; raise ``MissingKey`` if a required one is missing.
 
     The key is *explicit*, else that of the first environment variable of *variables* that is set, else ``None``.
 
@@ -227,6 +227,7 @@ def require_host_label(provider: str, value: str, topic: str, source: str) -> st
 
 
 def _is_local_host(host: str) -> bool:
+    """Return whether a host name or IP address is this machine."""
     return host in ("localhost", "::1") or host.endswith(".localhost") or host.startswith("127.")
 
 

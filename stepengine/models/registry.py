@@ -41,7 +41,7 @@ def _load_provider_entry_points(search_path: tuple[str, ...]) -> EntryPoints:  #
 
 def _create_installed_provider(entry: EntryPoint) -> Provider:
     """
-    Load an entry point, and return the provider that it creates.
+    Load an entry point, and return the provider that it creates; raise ``ModelError`` if that fails.
 
     Raises:
         ModelError: when the entry point fails or does not create a provider.
@@ -57,10 +57,10 @@ def _create_installed_provider(entry: EntryPoint) -> Provider:
     return provider
 
 
-def _make_entry_point_error(entry: EntryPoint, why: str) -> ModelError:
+def _make_entry_point_error(entry: EntryPoint, reason: str) -> ModelError:
     """Return the error for an entry point that did not create a provider."""
     msg = (
-        f"the entry point {entry.name!r} of the group {ENTRY_POINTS!r} created no provider: {why}. It must create "
+        f"the entry point {entry.name!r} of the group {ENTRY_POINTS!r} created no provider: {reason}. It must create "
         f"a Provider without arguments; in its package, replace {entry.value!r} by a class or function that does"
     )
     return ModelError(msg, kind="settings")
@@ -70,6 +70,7 @@ def _make_provider_factory(location: str, *arguments: str, **options: str) -> Ca
     """Return a function that imports the provider class at *location* (``module:Class``) and creates a provider with the arguments."""
 
     def create_provider() -> Provider:
+        """Import the provider class, and return a new provider."""
         module, _, name = location.partition(":")
         provider: Provider = getattr(import_module(f"stepengine.models.{module}"), name)(*arguments, **options)
         return provider
@@ -504,35 +505,45 @@ class _FixedModelProvider(Provider):
         self._model = model
 
     def check(self, model: str) -> None:
+        """Check the fixed model at its provider."""
         self._provider.check(self._model)
 
     def get_account(self) -> str:
+        """Return the account of the provider."""
         return self._provider.get_account()
 
     async def describe(self, model: str) -> ModelInfo | None:
+        """Return the provider's description of the fixed model."""
         return await self._provider.describe(self._model)
 
     async def upload(self, data: bytes, *, mime_type: str, name: str = "", expires_in: int | None = None) -> str:
+        """Upload a file to the provider, and return its id."""
         return await self._provider.upload(data, mime_type=mime_type, name=name, expires_in=expires_in)
 
     async def delete_file(self, file_id: str) -> None:
+        """Delete an uploaded file at the provider."""
         await self._provider.delete_file(file_id)
 
     def output_limit(self, request: ModelRequest) -> int | None:
+        """Return the output limit that the provider sends with *request* for the fixed model."""
         return self._provider.output_limit(attrs.evolve(request, model=self._model))
 
     def skip_reply(self, request: ModelRequest) -> None:
+        """Notify the provider of a *request* that a test's record answers."""
         self._provider.skip_reply(attrs.evolve(request, model=self._model))
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
+        """Query the provider for the number of tokens in *request* for the fixed model."""
         return await self._provider.count_tokens(attrs.evolve(request, model=self._model))
 
     async def complete(self, request: ModelRequest) -> ModelReply:
+        """Return the fixed model's reply to *request*."""
         return self._with_fixed_model_if_unnamed(
             await self._provider.complete(attrs.evolve(request, model=self._model))
         )
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
+        """Yield the fixed model's reply in pieces, and last one ``ReplyDone``."""
         inner: Any = self._provider.stream(attrs.evolve(request, model=self._model))
         async with aclosing(inner) as deltas:
             async for delta in deltas:

@@ -249,7 +249,7 @@ class ScriptedModel(Provider):
                 self.calls.append(request)
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
-        """Yield the next reply in deltas of a few characters, then the reply itself."""
+        """Yield the next reply in small deltas, then the reply itself; for a scripted failure yield its text and raise its error."""
         item = self._record_request_and_get_item(request)
         if callable(item):
             item = _validate_script_item(item(request), function=item)
@@ -355,7 +355,7 @@ def _get_reply_or_raise(item: Any, request: ModelRequest) -> ModelReply:
 
 
 def _validate_script_item(item: object, index: int | None = None, *, function: object = None) -> Any:
-    """Return an item of a script, or the result of *function*, with a str as a ``ModelReply``; raise ``DataError`` if it is invalid."""
+    """Return an item of a script, or the result of *function*; a str becomes a ``ModelReply``. Raise ``DataError`` if it is invalid."""
     if isinstance(item, str):
         return ModelReply(item)
     if isinstance(item, ModelReply | Failing):
@@ -410,6 +410,7 @@ def _make_exhausted_error(request: ModelRequest, reply_count: int, index: int, s
 
 
 def _format_last_message_excerpt(request: ModelRequest) -> str:
+    """Return role and excerpt of the last message of a request; ``"no messages"`` without one."""
     messages = request.all_messages
     return f"{messages[-1].role}: {_format_message_excerpt(messages[-1])}" if messages else "no messages"
 
@@ -443,4 +444,5 @@ def _split_into_small_deltas(reply: ModelReply, size: int) -> Iterator[ModelDelt
 
 
 def _split_text(text: str, size: int) -> Iterator[str]:
+    """Return an iterator over the pieces of a text, each of at most *size* characters."""
     return (text[start : start + size] for start in range(0, len(text), size))

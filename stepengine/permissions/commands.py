@@ -54,6 +54,7 @@ NO_RANGE = ("^!", "^@", "^-")
 
 
 def _convert_to_flag_set(value: Iterable[str] | None) -> frozenset[str] | None:
+    """Return flags as a set; ``None`` unchanged, which means any flag."""
     return None if value is None else frozenset(to_string_tuple(value))
 
 
@@ -136,10 +137,12 @@ class _CommandTail:
 
 
 def _is_option(word: str) -> bool:
+    """Return whether a word starts with a dash and has more characters."""
     return len(word) > 1 and word.startswith("-")
 
 
 def _has_allowed_arguments(form: CommandForm, rest: Argv) -> bool:
+    """Return whether the words after a prefix are only flags and operands that *form* allows."""
     words = _CommandTail.from_argv(rest)
     # An option may take `--` as its value; the program then reads the following words as options.
     if form.flags is not None and not (
@@ -223,7 +226,7 @@ def confine_command(form: CommandForm, denied: Sequence[str], root: Root, cwd: S
 
 def _confine_ls(root: Root, cwd: Sequence[str], command: Argv, paths: Sequence[str]) -> Argv:
     """
-    Return an ``ls`` command with options that exclude withheld files from its output.
+    Return an ``ls`` command with options that exclude withheld files; raise ``ToolError`` if these would exclude visible files, too.
 
     Raises:
         ToolError: If the options would also exclude visible files, since ``ls`` excludes names in all folders.
@@ -246,7 +249,7 @@ def _confine_ls(root: Root, cwd: Sequence[str], command: Argv, paths: Sequence[s
 
 def _confine_find(root: Root, cwd: Sequence[str], command: Argv) -> Argv:
     """
-    Return a ``find`` command with tests that exclude withheld files from its output.
+    Return a ``find`` command with tests that exclude withheld files; raise ``ToolError`` for ``,`` and ``--``, which would escape them.
 
     Raises:
         ToolError: For ``,``, which joins two expressions, because the tests apply only to the first; and for ``--``.
@@ -324,6 +327,7 @@ def _leads_through_link(root: Root, path: str) -> bool:
 
 
 def _folder_has_visible_entry(root: Root, cwd: Sequence[str], path: str, names: Collection[str], *, deep: bool) -> bool:
+    """Return whether the folder at *path* has an entry with one of *names* that is not withheld; False if it is no folder."""
     with _open_folder(root, cwd, path) as folder:
         return folder is not None and has_visible_entry(root, folder, names, deep=deep)
 
@@ -376,7 +380,7 @@ def _list_secret_and_denied_globs(root: Root, denied: Sequence[str]) -> list[str
 
 def _confine_git(form: CommandForm, denied: Sequence[str], root: Root, cwd: Sequence[str], command: Argv) -> Argv:
     """
-    Return a git command with ``--`` before its paths, restricted to the root and without secret files.
+    Return a git command with ``--`` before its paths and without secret files; raise ``ToolError`` for pathspec magic and object paths.
 
     Raises:
         ToolError: For pathspec magic, for an object named by its path in a tree or index, and for an option before the subcommand.
@@ -522,6 +526,7 @@ def _matches_prefix_ignoring_options(prefix: Sequence[str], words: Sequence[str]
 
 
 def _make_command_form(prefix: str, flags: str = "", operands: Operands = "none") -> CommandForm:
+    """Return a command form; the words of *prefix* and *flags* are separated by blanks."""
     return CommandForm(prefix.split(), flags=flags.split(), operands=operands)
 
 

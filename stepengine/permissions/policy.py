@@ -129,6 +129,7 @@ class PolicyDecision:
 
 
 def _validate_rules(value: Iterable[Rule]) -> tuple[Rule, ...]:
+    """Return the rules as a tuple; raise ``DefinitionError`` for other objects and equal ids."""
     rules = tuple(value)
     for rule in rules:
         if not isinstance(rule, Rule):
@@ -289,6 +290,7 @@ class Policy:
         )
 
     def _decide_by_rule(self, rule: Rule, request: Request) -> PolicyDecision:
+        """Return the decision of a matching rule that allows or asks; the mode may change an ask."""
         why = f"the rule {rule.id!r} {'allows it' if rule.decision == 'allow' else 'asks'}"
         if rule.decision == "allow":
             return PolicyDecision("allow", rule, why)
@@ -309,6 +311,7 @@ class Policy:
         return PolicyDecision("ask", rule, reason, message)
 
     def _decide_by_mode(self, request: Request) -> PolicyDecision:
+        """Return the decision of the mode for a call that no rule matches."""
         tool = request.tool
         # A tool without annotations may change something. Only tools that declare themselves read-only are allowed
         # (reliability:PM35).
@@ -462,6 +465,7 @@ class Policy:
 
         @cache
         def explain_refusal(rule_index: int) -> str:
+            """Return why a file is withheld if the rule at *rule_index* is the first that allows or asks; ``""`` if it may be opened."""
             verdict = (
                 self._decide_by_rule(rules[rule_index], request)
                 if rule_index < len(rules)
@@ -489,7 +493,7 @@ class Policy:
 
     def without_rules(self, *ids: str) -> Policy:
         """
-        Return the policy without the rules with these ids.
+        Return the policy without the rules with these ids; raise ``DefinitionError`` for an unknown id.
 
         Raises:
             DefinitionError: for an id without a rule.
@@ -644,6 +648,7 @@ def _make_file_guard(
     order = {rule.id: at for at, rule in enumerate(rules)}
 
     def explain_refusal_of_file(_root: Sequence[str], parts: Sequence[str]) -> str:
+        """Return why a file is withheld, by the first rules that match it; ``""`` if it may be opened."""
         first, low = always, normalize_path_for_deny(parts)
         for rule, path in fitting:
             if not path.matches_file(parts, low, rule.decision):
@@ -718,6 +723,7 @@ class PolicyFile:
         explain_ruled = None if ruled is None else ruled.file
 
         def explain_refusal_of_file(root: Sequence[str], parts: Sequence[str]) -> str:
+            """Return why a file is withheld: it stores the approvals, or a rule says so; ``""`` if it may be opened."""
             if (*root, *parts) in self._places:
                 return "stores permanent approvals and is withheld from tools"
             return "" if explain_ruled is None else explain_ruled(root, parts)
@@ -890,6 +896,7 @@ def _find_tool_spec_of_agent(ctx: HookContext, name: str) -> ToolSpec | None:
 
 
 def _describe_match(rule: Rule, request: Request) -> str:
+    """Return in words whether a rule matches a call, may match it, or fails."""
     try:
         if rule.matcher.matches(request, rule.decision):
             return f"matches, {rule.decision}"
@@ -900,23 +907,29 @@ def _describe_match(rule: Rule, request: Request) -> str:
         return f"failed with {type(error).__name__}: {error}"
 
 
-def _format_suggestion(word: str, known: Iterable[str]) -> str:
-    near = find_nearest(word, known, max_count=1)
+def _format_suggestion(word: str, valid_words: Iterable[str]) -> str:
+    """Return ``" (did you mean ...?)"`` with the valid word nearest to *word*; ``""`` if none is near."""
+    near = find_nearest(word, valid_words, max_count=1)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
-def _require_object_with_members(data: object, known: tuple[str, ...], where: str) -> Mapping[str, Any]:
+def _require_object_with_members(data: object, valid_members: tuple[str, ...], where: str) -> Mapping[str, Any]:
+    """Return *data*; raise ``DefinitionError`` if it is no object or has other members than *valid_members*."""
     if not isinstance(data, dict):
-        msg = f"{where} is a {type(data).__name__}, not an object with {list_names(known)}"
+        msg = f"{where} is a {type(data).__name__}, not an object with {list_names(valid_members)}"
         raise DefinitionError(msg)
     for name in data:
-        if name not in known:
-            msg = f"{where} has the unknown member {name!r}{_format_suggestion(str(name), known)}; valid members: {list_names(known, name)}"
+        if name not in valid_members:
+            msg = (
+                f"{where} has the unknown member {name!r}{_format_suggestion(str(name), valid_members)}; "
+                f"valid members: {list_names(valid_members, name)}"
+            )
             raise DefinitionError(msg)
     return data
 
 
 def _rule_to_json(rule: Rule) -> dict[str, Any]:
+    """Return a rule as in a policy file; raise ``DefinitionError`` for a function."""
     given = {
         "scope": str(rule.scope) if rule.scope.kind != "global" else None,
         "priority": rule.priority or None,
@@ -934,6 +947,7 @@ def _rule_to_json(rule: Rule) -> dict[str, Any]:
 
 
 def _matcher_to_json(rule: Rule) -> object:
+    """Return the matcher of a rule as in a policy file; raise ``DefinitionError`` for a function."""
     match rule.matcher:
         case EveryCall():
             return True
@@ -958,6 +972,7 @@ def _matcher_to_json(rule: Rule) -> object:
 
 
 def _origin_matcher_to_json(matcher: Untrusted | AfterUntrusted | Values) -> object:
+    """Return a matcher of data origins as in a policy file."""
     match matcher:
         case Untrusted(tool, parameters) if parameters:
             return {"is": tool, "parameters": list(parameters)}
@@ -968,6 +983,7 @@ def _origin_matcher_to_json(matcher: Untrusted | AfterUntrusted | Values) -> obj
 
 
 def _call_to_json(call: Call) -> object:
+    """Return a call matcher as in a policy file: the tool's name alone, or an object if it has more members."""
     narrowed = {name: getattr(call, name) for name in CALL_KEYS[1:]}
     given = {
         name: list(v) if isinstance(v, tuple) else v for name, v in narrowed.items() if v is not None and v is not False
@@ -976,6 +992,7 @@ def _call_to_json(call: Call) -> object:
 
 
 def _rule_from_json(data: Any, where: str) -> Rule:
+    """Return the rule of a policy file; raise ``DefinitionError`` for invalid JSON data."""
     found = _require_object_with_members(data, RULE_KEYS, where)
     where = f"rule {found['id']!r}" if isinstance(found.get("id"), str) else where
     options: dict[str, Any] = {}
@@ -1001,6 +1018,7 @@ def _rule_from_json(data: Any, where: str) -> Rule:
 
 
 def _require_type(value: object, kind: type, where: str, expected: str = "text") -> Any:
+    """Return *value* if its type is exactly *kind*; else raise ``DefinitionError``."""
     if type(value) is not kind:
         msg = f"{where} is {value!r}, not {'a whole number' if kind is int else expected}"
         raise DefinitionError(msg)
@@ -1017,6 +1035,7 @@ KINDS = ("all", *PLAIN, "call", "command", *NARROWED, "untrusted", "values")
 
 
 def _matcher_from_json(data: object, where: str) -> Matcher:  # noqa: C901 - one line for each matcher
+    """Return the matcher of a policy file; raise ``DefinitionError`` for an unknown kind or an invalid value."""
     found = _require_object_with_members(data, KINDS, f"{where}: match")
     if len(found) != 1:
         msg = f"{where}: match has {len(found)} members; use exactly one of {list_names(KINDS)}"
@@ -1047,6 +1066,7 @@ def _matcher_from_json(data: object, where: str) -> Matcher:  # noqa: C901 - one
 
 
 def _origin_matcher_from_json(kind: str, value: object, where: str) -> Matcher:
+    """Return the matcher of data origins of a policy file; raise ``DefinitionError`` for an invalid value."""
     more = "parameters" if kind == "untrusted" else "values"
     found = _require_object_with_members({"is": value} if isinstance(value, str) else value, ("is", more), where)
     tool = _require_type(found.get("is"), str, f"{where}.is")
@@ -1056,6 +1076,7 @@ def _origin_matcher_from_json(kind: str, value: object, where: str) -> Matcher:
 
 
 def _call_from_json(value: object, where: str) -> Call:
+    """Return the call matcher of a policy file; raise ``DefinitionError`` for an invalid value."""
     if isinstance(value, str):
         return Call(value)
     found = _require_object_with_members(value, CALL_KEYS, where)
@@ -1077,6 +1098,7 @@ def _call_from_json(value: object, where: str) -> Call:
 
 
 def _require_word_list(value: object, where: str, example: str) -> list[str]:
+    """Return *value* if it is a list of texts; else raise ``DefinitionError`` with an *example*."""
     if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
         msg = f"{where} is {value!r}, not a list of words such as {example}"
         raise DefinitionError(msg)
@@ -1084,6 +1106,7 @@ def _require_word_list(value: object, where: str, example: str) -> list[str]:
 
 
 def _command_form_from_json(value: object, where: str) -> CommandForm:
+    """Return the command form of a policy file; raise ``DefinitionError`` for an invalid value."""
     data: JsonDict = freeze_object(value if isinstance(value, dict) else {"prefix": value})
     found = _require_object_with_members(data, ("prefix", "exact", "flags", "operands"), where)
     for name in ("prefix", "flags"):

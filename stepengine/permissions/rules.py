@@ -39,12 +39,12 @@ from stepengine.workspace.contained_paths import (
     DELIMITERS,
     MAX_PARTS,
     MAX_PATH_CHARS,
-    contained_paths,
+    find_paths_in_text,
     has_wildcards,
     is_path_like,
     is_resolved,
+    iterate_spellings,
     remove_emphasis,
-    spellings,
 )
 from stepengine.workspace.path_rules import (
     BLANKS,
@@ -190,7 +190,7 @@ class Request:
 
     def find_contained_paths(self, *, include_marked: bool, non_delimiters: str = "") -> tuple[str, ...] | None:
         """
-        Return the paths that the texts of the call may contain; ``None`` if any path is possible.
+        Return the paths that the texts of the call may contain, cached; ``None`` if any path is possible.
 
         Args:
             include_marked: Whether to search the texts that are marked as paths, too.
@@ -206,6 +206,7 @@ class Request:
 
     @property
     def _undeclared_member_names(self) -> list[str]:
+        """The names of the input's members that the tool's schema does not declare."""
         found = list(_find_member_names(self.input))
         declared = frozenset(list_member_names(self.tool.input_schema)) if found else frozenset()
         return [name for name in found if name not in declared]
@@ -232,14 +233,16 @@ class Request:
 
     @property
     def _declared_subjects(self) -> tuple[str, ...]:
+        """The texts in the input that the tool's definition declares as paths or addresses."""
         return self.tool.find_subjects(self.input)
 
 
 def _find_contained_paths(texts: Iterable[str], non_delimiters: str) -> tuple[str, ...] | None:
+    """Return the paths that any of *texts* may contain; ``None`` if there may be too many."""
     found = set[str]()
     for text in texts:
         # Wildcards that match files are checked when the call starts.
-        paths = contained_paths(remove_emphasis(text), non_delimiters)
+        paths = find_paths_in_text(remove_emphasis(text), non_delimiters)
         if paths is None or len(found) > MAX_PARTS:
             return None
         # The target of `..` after a link is checked when the call starts; here it is checked as text.
@@ -279,6 +282,7 @@ def _shorten_overlong_path(text: str) -> str:
 
 
 def _fits_path_length(text: str) -> bool:
+    """Return whether a text is not empty and not longer than a path can be."""
     return 0 < len(text) <= MAX_PATH_CHARS
 
 
@@ -291,6 +295,7 @@ def _looks_like_path(readings: Sequence[str]) -> bool:
 
 
 def _may_be_url(text: str) -> bool:
+    """Return whether a text contains ``://``."""
     return "://" in text
 
 
@@ -304,9 +309,14 @@ def is_checkable_by_path_rules(spec: ToolSpec) -> bool:
     return spec.about is not None or any(name in PATHS for name in list_member_names(spec.input_schema))
 
 
-def _parse_command_or_script(given: object) -> Argv | Script:
+def _parse_command_or_script(command: object) -> Argv | Script:
+    """Return a command of an input as an argument list; as a script if it needs a shell or is invalid."""
     words = (
-        given if isinstance(given, str) else [str(word) for word in given] if isinstance(given, list) else str(given)
+        command
+        if isinstance(command, str)
+        else [str(word) for word in command]
+        if isinstance(command, list)
+        else str(command)
     )
     try:
         return parse_command(words)
@@ -332,6 +342,7 @@ def find_texts_by_member_name(
 
 
 def _dashes_to_underscores(name: str) -> str:
+    """Return *name* with ``_`` in place of ``-``."""
     return name.replace("-", "_")
 
 
@@ -510,7 +521,7 @@ class Path:
     def _may_name_path_outside(self, request: Request, readings: Sequence[Sequence[str]]) -> bool:
         """Return whether a call may name a path outside the glob, in another text or by braces or quotes in a path."""
         try:
-            whole = {spelled for found in readings for path in found for spelled in spellings(path)}
+            whole = {spelled for found in readings for path in found for spelled in iterate_spellings(path)}
         except ToolError:
             return True
         # A marked text is one path, and a guard checks the files that parts of it name. It does not expand wildcards.
@@ -572,6 +583,7 @@ class Path:
         return any(glob.match(folded_parts) for glob in self._folded)
 
     def _matches_as_written(self, path: str) -> bool:
+        """Return whether the glob matches a relative path literally, without ``..``."""
         if is_file_url(path) or not _stays_below_root(path):
             return False
         # The text after `file:` is another reading, which is checked separately.
@@ -602,6 +614,7 @@ def normalize_path_for_deny(parts: Sequence[str]) -> tuple[str, ...]:
 
 
 def _stays_below_root(path: str) -> bool:
+    """Return whether a path is relative and has no ``..``."""
     return not path.startswith("/") and ".." not in path.split("/")
 
 
@@ -619,6 +632,7 @@ def _resolve_parent_steps(parts: Sequence[str]) -> tuple[str, ...] | None:
 
 
 def _split_path(path: str) -> tuple[str, ...]:
+    """Return the components of a path, without empty ones and ``.``."""
     return tuple([part for part in path.split("/") if part not in {"", "."}])
 
 
@@ -668,6 +682,7 @@ class Domain:
         return None in hosts or any(map(self._matches_host, [*filter(None, hosts), *request.possible_hosts]))
 
     def _matches_host(self, host: str) -> bool:
+        """Return whether a host is the one of the rule, or below it with ``*.``."""
         return host.endswith(self.host[1:]) if self.host.startswith("*.") else host == self.host
 
     def __str__(self) -> str:
@@ -780,6 +795,7 @@ def _remove_current_folder_steps(path: str) -> str:
 
 
 def _to_string_tuple_or_none(value: Iterable[str] | None) -> tuple[str, ...] | None:
+    """Return texts as a tuple; ``None`` unchanged."""
     return None if value is None else to_string_tuple(value)
 
 
@@ -828,6 +844,7 @@ class Call:
 
     @property
     def _form(self) -> CommandForm | None:
+        """The known-harmless command form with the prefix of the matcher; ``None`` if there is none."""
         return next((form for form in WIDENABLE if form.prefix == self.prefix), None)
 
     @classmethod
@@ -962,6 +979,7 @@ def _list_http_methods(request: Request) -> list[Any]:
 
 
 def _list_hosts(request: Request) -> set[str | None]:
+    """Return the hosts of all web addresses in a call; ``None`` for one that programs may read differently."""
     return {_parse_host(url) for _, url in _list_urls_with_roles(request)}
 
 
@@ -1004,7 +1022,7 @@ def _may_name_other_files(allowed: Sequence[str], request: Request) -> bool:
     """Return whether an unmarked text may name a file that is not one of the *allowed* paths."""
     named = {text for _, text in _list_paths_and_urls_with_roles(request)}  # these are compared as a whole
     found = _find_contained_paths([text for text in request.unmarked_texts if text not in named], "")
-    known = {text for path in allowed for text in (contained_paths(path) or ())}
+    known = {text for path in allowed for text in (find_paths_in_text(path) or ())}
     return found is None or any(is_path_like(path) and path not in known for path in found)
 
 
@@ -1195,6 +1213,7 @@ Matcher: TypeAlias = (
 
 
 def _matches_tool(name: str | None, request: Request) -> bool:
+    """Return whether the tool of a call has the name *name*, which may contain ``*``; True for ``None``."""
     return name is None or _matches_wildcard(_dashes_to_underscores(name), _dashes_to_underscores(request.tool.name))
 
 
@@ -1213,6 +1232,7 @@ def _check_tool_name_pattern(pattern: str) -> None:
 
 
 def _check_not_blank(text: object, expected: str) -> None:
+    """Raise ``DefinitionError`` unless *text* is a text that is not blank."""
     if not isinstance(text, str) or not text.strip():
         msg = f"a rule needs {expected}, not {text!r}"
         raise DefinitionError(msg)
@@ -1275,6 +1295,7 @@ def _make_rule_id(rule: Rule) -> str:
 
 
 def _check_call_source(_: Any, __: Any, value: str | None) -> None:
+    """Raise ``DefinitionError`` for an unknown source of calls: an attrs validator."""
     if value is not None and value not in SOURCES:
         msg = f"the source of a rule must be one of {', '.join(SOURCES)}, or None for all of them, not {value!r}"
         raise DefinitionError(msg)

@@ -98,6 +98,7 @@ class _Frame:
     written: list[str] = attrs.field(factory=list)
 
     def append_to_word(self, text: str) -> None:
+        """Append *text* to the current word, or start a word with it."""
         if self.word is None:
             self.word = []
         self.word.append(text)
@@ -154,6 +155,7 @@ class _Reader:
         return self._found
 
     def _read_char(self, char: str) -> None:
+        """Read the next character or construct of the script into the innermost frame."""
         frame = self._frames[-1]
         if char == "\\":
             self._read_escaped(frame)
@@ -172,6 +174,7 @@ class _Reader:
             self._read_unquoted(frame, char)
 
     def _read_escaped(self, frame: _Frame) -> None:
+        """Read a backslash and the next character; a line continuation adds nothing."""
         self.is_unclear |= self._backticks > 0
         char = self._text[self._at + 1 : self._at + 2]
         if char != "\n":
@@ -179,6 +182,7 @@ class _Reader:
         self._at += 2
 
     def _read_backtick(self, frame: _Frame) -> None:
+        """Read a backtick, which opens or closes a command substitution."""
         self._at += 1
         if frame.closer == "`":
             self._backticks -= 1
@@ -191,6 +195,7 @@ class _Reader:
             self._frames.append(_Frame("`"))
 
     def _read_dollar(self, frame: _Frame) -> None:
+        """Read a dollar: a parameter, an arithmetic expansion, or the start of a command substitution."""
         following = self._text[self._at + 1 : self._at + 3]
         frame.append_to_word("$")
         whole = ARITHMETIC.match(self._text, self._at) or PARAMETER.match(self._text, self._at)
@@ -214,6 +219,7 @@ class _Reader:
         self._at += 1
 
     def _read_unquoted(self, frame: _Frame, char: str) -> None:
+        """Read a character outside of quotes: a quotation, blank, comment, operator or part of a word."""
         self._at += 1
         if char == "'":
             frame.append_to_word(self._read_until("'"))
@@ -238,6 +244,7 @@ class _Reader:
         return self._text[start : self._at]
 
     def _read_operator(self, frame: _Frame, char: str) -> None:
+        """Read an operator, which ends the command or is a parenthesis; at a line end, also skip here-documents."""
         if char == ")":
             self._read_closing_parenthesis(frame)
             return
@@ -252,6 +259,7 @@ class _Reader:
             self._read_heredocs()
 
     def _read_opening_parenthesis(self, frame: _Frame) -> None:
+        """Read an opening parenthesis and open a frame; anything but a subshell is marked as not understood."""
         frame.finish_word()
         if any(word not in RESERVED for word in frame.words):  # a function, an array, a pattern
             self.is_understood = False
@@ -262,6 +270,7 @@ class _Reader:
         self._frames.append(_Frame(")"))
 
     def _read_redirection(self, frame: _Frame, char: str) -> None:
+        """Read a redirection or process substitution, and record output files and here-documents."""
         if self._text[self._at : self._at + 1] == "(":  # of a process
             self._is_piped = True
             frame.append_to_word(char)
@@ -307,6 +316,7 @@ class _Reader:
         self._heredocs = []
 
     def _read_closing_parenthesis(self, frame: _Frame) -> None:
+        """Read a closing parenthesis, which ends a subshell, or else a pattern of ``case``."""
         if frame.closer == ")":
             self._close_frame()
         else:  # of a pattern, in `case`
@@ -314,6 +324,7 @@ class _Reader:
             frame.words = []
 
     def _close_frame(self) -> None:
+        """Store the command of the innermost frame, and remove the frame."""
         self._finish_command()
         self._frames.pop()
 

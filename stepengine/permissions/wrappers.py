@@ -118,6 +118,7 @@ def _make_wrapper(
 
 
 def _map_names_to_wrapper(names: str, wrapper: Wrapper) -> dict[str, Wrapper]:
+    """Return a dict with *wrapper* for each of the blank-separated *names*."""
     return dict.fromkeys(names.split(), wrapper)
 
 
@@ -529,6 +530,7 @@ class _CommandSearch:
         return StartedCommands(tuple(commands), tuple(possible), self._unclear)
 
     def _derive_from_command(self, derived: _Derived) -> Iterator[_Derived]:
+        """Yield the commands that a command or script starts directly."""
         if isinstance(derived.command, Script):
             yield from self._derive_from_script(derived)
         else:
@@ -538,9 +540,11 @@ class _CommandSearch:
             yield from self._derive_from_argv(derived.command, is_guess=derived.is_guess)
 
     def _set_unclear(self, reason: str) -> None:
+        """Mark the result as unclear for a *reason*; the first reason stays."""
         self._unclear = self._unclear or reason
 
     def _derive_from_script(self, derived: _Derived) -> Iterator[_Derived]:
+        """Yield the commands of a script and those in its variables and piped texts; unclear syntax marks the result unclear."""
         is_guess = derived.is_guess
         text = derived.command.text if isinstance(derived.command, Script) else ""
         parsed = split_script(text)
@@ -599,6 +603,7 @@ class _CommandSearch:
                 self._set_unclear(f"{words[0]!r} runs what it reads, which may start programs")
 
     def _derive_from_argv(self, words: Argv, *, is_guess: bool) -> Iterator[_Derived]:
+        """Yield the commands that an argument list starts, by the table that contains its program."""
         name = _get_program_table_key(words[0])
         if len(words) > COMMAND_WORDS:
             self._set_unclear(UNREADABLE)
@@ -618,6 +623,7 @@ class _CommandSearch:
             yield from self._derive_from_wrapper(name, wrapper, words, start)
 
     def _derive_from_unknown_program(self, words: Argv, *, is_guess: bool) -> Iterator[_Derived]:
+        """Yield the commands that the arguments of an unknown program may be, unless the command itself is a guess."""
         if FOUND_FILE.search(words[0]) or ADDED_WORDS in words[0]:
             self._set_unclear("it starts a program whose name comes from its input")
         elif not is_guess:
@@ -631,6 +637,7 @@ class _CommandSearch:
                 yield found._replace(is_possible=True)
 
     def _derive_from_wrapper(self, name: str, wrapper: Wrapper, words: Argv, first: int) -> Iterator[_Derived]:
+        """Yield the commands behind a wrapper such as ``env``, and those in its options."""
         for text in _find_option_values(wrapper.lines, _spell_out_tar_letters(name, words)[first:]):
             yield from self._derive_from_option_value(text)
             if name in EDITORS:
@@ -698,6 +705,7 @@ class _CommandSearch:
             self._set_unclear("an option has code that may start programs")
 
     def _derive_from_shell(self, words: Argv) -> Iterator[_Derived]:
+        """Yield the code of ``sh -c`` as a script, and commands in other words of a shell's arguments."""
         operands = [word for word in words[1:] if _is_operand(word) and word != "-"]
         options = [word for word in words[1:] if not _is_operand(word)]
         lines = [word.partition("=")[2] for word in options if word.startswith("--") and "=" in word]
@@ -711,6 +719,7 @@ class _CommandSearch:
         yield from [_Derived(line) for text in lines for line in _parse_shell_line(text)]
 
     def _derive_from_code_options(self, name: str, words: Argv) -> Iterator[_Derived]:
+        """Yield the code in options such as ``python -c``; code that may start programs marks the result unclear."""
         codes = list(_find_option_values(CODE[name].split(), words[1:]))
         for module in _find_option_values(MODULES.get(name, ()), words[1:]):
             if module.startswith("data:") or (name == "perl" and STARTING_CODE.search(module)):
@@ -729,6 +738,7 @@ class _CommandSearch:
                 yield _Derived(_make_script_from_words(words[operands[0] + 1 :]), is_possible=True, is_guess=True)
 
     def _derive_from_python_module(self, module: str, words: Argv) -> Iterator[_Derived]:
+        """Yield the commands that a Python module such as ``timeit`` starts, from the words after ``-m``."""
         # The option may stand alone, before its value, or behind others in one word, such as `-um` and `-umpytest`.
         joined = re.compile(rf"-\w*m{re.escape(module)}")
         at = next((at for at, word in enumerate(words) if word in {"-m", module} or joined.fullmatch(word)), None)
@@ -758,6 +768,7 @@ class _CommandSearch:
             self._set_unclear(f"the program for {words[0]!r} may start programs")
 
     def _derive_from_git(self, words: Argv) -> Iterator[_Derived]:
+        """Yield the commands that git starts: by its subcommand, its options and ``-c`` settings."""
         name = normalize_program_name(words[0])
         if name != "git":
             front = ("git",) if name in GITS else ("git", name.removeprefix("git-"))
@@ -796,14 +807,17 @@ class _CommandSearch:
 
 
 def _count_chars(command: Argv | Script) -> int:
+    """Return the number of characters of a command."""
     return len(command.text) if isinstance(command, Script) else sum([len(word) + 1 for word in command])
 
 
 def _make_script_from_words(words: Sequence[str]) -> Script:
+    """Return words joined as a shell script."""
     return Script(shlex.join(words), "words behind a program")
 
 
 def _is_operand(word: str) -> bool:
+    """Return whether a word does not start with ``-`` or ``+``, or is one of these alone."""
     return len(word) <= 1 or word[0] not in "-+"
 
 
@@ -1011,6 +1025,7 @@ def _runs_script_files(name: str) -> bool:
 
 
 def _get_file_name(word: str) -> str:
+    """Return the last component of a path, without the mark of an expansion."""
     return word.rstrip(EXPANSION).rpartition("/")[2]
 
 
@@ -1098,6 +1113,7 @@ def _names_program_starter(word: str) -> bool:
 
 
 def _derive_from_exec_options(options: Sequence[str], words: Argv) -> Iterator[_Derived]:
+    """Yield the command after each of *options*, such as ``-exec`` of ``find``."""
     for at, word in enumerate(words):
         name, equals, value = word.partition("=")
         letter = LETTERS.match(word)

@@ -99,7 +99,7 @@ class ByteBudget:
 
     def add(self, value: object) -> None:
         """
-        Count a value that crosses the sandbox boundary.
+        Count a value that crosses the sandbox boundary; raise ``TooManyBytes`` if the turn or the total exceeds its limit.
 
         Raises:
             TooManyBytes: when the turn or the total exceeds its limit.

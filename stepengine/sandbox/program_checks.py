@@ -226,10 +226,11 @@ class _Scope:
         """The names that are declared global or nonlocal here."""
 
     def bind(self, name: str, binding: _Binding) -> None:
+        """Record a binding of a name in this scope."""
         self.bindings.setdefault(name, []).append(binding)
 
     def resolve(self, name: str) -> tuple[_Scope, list[_Binding]] | None:
-        """Return the scope and the bindings that a name refers to. Bindings of a class are visible only in its body."""
+        """Return the scope and the bindings of a name, ``None`` if nothing binds it. Bindings of a class are visible only in its body."""
         is_direct = True
         for scope in self.iterate_outwards():
             if name in scope.bindings and (is_direct or scope.kind != "class"):
@@ -625,12 +626,14 @@ class _ProgramAnalyzer:
         return [*([(node.type, types)] if node.type is not None else []), *_pair_with_context(node.body, context)]
 
     def _visit_matchas(self, node: ast.MatchAs | ast.MatchStar, context: _NodeContext) -> None:
+        """Bind the name of a match pattern, if it has one."""
         if node.name is not None:
             context.scope.bind(node.name, _Binding("other", node))
 
     _visit_matchstar = _visit_matchas
 
     def _visit_matchmapping(self, node: ast.MatchMapping, context: _NodeContext) -> None:
+        """Bind the name of ``**rest`` in a match pattern, if it has one."""
         if node.rest is not None:
             context.scope.bind(node.rest, _Binding("other", node))
 
@@ -821,10 +824,12 @@ NodesWithContext = Iterable[tuple[ast.AST, _NodeContext]]
 
 
 def _pair_with_context(nodes: Iterable[ast.AST], context: _NodeContext) -> list[tuple[ast.AST, _NodeContext]]:
+    """Return each node with the same context."""
     return [(node, context) for node in nodes]
 
 
 def _parameter_defaults(args: ast.arguments) -> list[ast.expr]:
+    """Return the default values of all parameters."""
     return [*args.defaults, *[default for default in args.kw_defaults if default is not None]]
 
 

@@ -58,12 +58,14 @@ BUSY = (
 
 
 def _check_positive(_: object, field: attrs.Attribute[Any], value: Any) -> None:
+    """Raise ``DefinitionError`` unless a limit is a number above 0 and not too large: an attrs validator."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MOST:
         msg = f"ProgramLimits({field.name}=...) must be a number above 0 and at most {MOST:,}, not {value!r}"
         raise DefinitionError(msg)
 
 
 def _check_whole(owner: object, field: attrs.Attribute[Any], value: Any) -> None:
+    """Raise ``DefinitionError`` unless a limit is a positive whole number: an attrs validator."""
     _check_positive(owner, field, value)
     if not isinstance(value, int):
         msg = f"ProgramLimits({field.name}=...) must be a whole number, not {value!r}"
@@ -255,7 +257,7 @@ class _RunSession(ProgramVariables):
 
     def open_and_replay(self, programs: _ProgramConfig) -> ProgramSession:
         """
-        Open the session if necessary, execute the recorded turns that did not run in this process, and return the session.
+        Open the session if necessary, execute its stored recorded turns, and return it; raise an error if a turn differs from its record.
 
         Raises:
             ReplayDivergence: when a turn differs from its record.
@@ -297,10 +299,12 @@ class _RunSession(ProgramVariables):
             session.close()
 
     async def aclose(self) -> list[str]:
+        """Close the session, and return no sentences for the run's result."""
         self.close()
         return []
 
     def variables(self) -> Mapping[str, str]:
+        """Return the ``repr`` of each variable of the session, opened and replayed if necessary; none if that fails."""
         session = self.try_open_and_replay()
         looked: Any = getattr(session, "variables", None)  # sessions of other sandboxes may lack it
         try:
@@ -380,6 +384,7 @@ class _ProgramRun(RunningProgram):
         now = self._ctx.now()
 
         def run_first_turn(run_objects: RunObjects, recorded: Any) -> Mapping[str, Any]:
+            """Claim the session, check the program and run its first turn; return the turn or a refusal as JSON."""
             run_session: _RunSession = run_objects.get(self._programs, _RunSession)
             if not run_session.try_claim(self, recorded):
                 return {"refused": BUSY}
@@ -390,7 +395,7 @@ class _ProgramRun(RunningProgram):
             # A recorded program is not checked again: a newer version must not refuse a program that has run, nor run one
             # that was refused.
             if recorded is None:
-                refused = self._find_refusal(run_session)
+                refused = self._check_and_find_refusal(run_session)
                 if refused:
                     return {"refused": refused}
             elif "refused" in recorded:
@@ -409,7 +414,7 @@ class _ProgramRun(RunningProgram):
         # All calls of the turn start together, as one `Parallel`: that is the meaning of `asyncio.gather`. The engine checks,
         # records and suspends them (programs:PG22).
         self._calls += len(calls)
-        asked = [(call, self._member_from_call(call)) for call in calls]
+        asked = [(call, self._effect_from_call(call)) for call in calls]
         answers = {call["id"]: member for call, member in asked if isinstance(member, CallAnswer)}
         open_ = [(call, member) for call, member in asked if not isinstance(member, CallAnswer)]
         came = yield from self._perform_calls([member for _, member in open_], [call["line"] for call, _ in open_])
@@ -447,7 +452,7 @@ class _ProgramRun(RunningProgram):
         turn: Mapping[str, Any] = (yield cast("Any", Compute(work, self.close, self))).value
         return turn
 
-    def _find_refusal(self, run_session: _RunSession) -> str:
+    def _check_and_find_refusal(self, run_session: _RunSession) -> str:
         """Check the program, and return why it must not start, or ``""``. Store possible problems for later error messages."""
         programs = self._programs
         # The check of the text comes first, since it is quick and needs no worker; the sandbox's own check is second
@@ -466,7 +471,7 @@ class _ProgramRun(RunningProgram):
     def _run_or_store_turn(
         self, run_session: _RunSession, run_turn: Callable[[ProgramSession], ProgramTurn], recorded: Any
     ) -> Mapping[str, Any]:
-        """Run a turn and return it as JSON; a recorded turn is only stored until the session needs it."""
+        """Run a turn and return it as JSON; a *recorded* turn is returned unchanged, and stored until the session needs it."""
         # Most recorded programs had ended before the process died, and their variables are never read again. A stored turn
         # is executed when a later turn of the same session runs.
         if recorded is not None:
@@ -551,7 +556,7 @@ class _ProgramRun(RunningProgram):
     # --- records ------------------------------------------------------------------------------------------------------
 
     def _encode_turn(self, turn: ProgramTurn, session: ProgramSession) -> dict[str, Any]:
-        """Return a turn as JSON: its calls, its result as text, or its error with the output before it."""
+        """Return a turn as JSON: its calls, whose bytes are counted, its result as text, or its error with the output before it."""
         if isinstance(turn, ProgramWaiting):
             self._room = self._programs.limits.memory  # one value may be an argument of all calls
             return {"line": turn.line, "calls": [self._encode_call_and_count_bytes(call) for call in turn.calls]}
@@ -607,7 +612,7 @@ class _ProgramRun(RunningProgram):
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
-    def _member_from_call(self, call: Mapping[str, Any]) -> Member[Any] | CallAnswer:
+    def _effect_from_call(self, call: Mapping[str, Any]) -> Member[Any] | CallAnswer:
         """Return the effect for a call of the program, or a ``CallAnswer`` with the error of an invalid call."""
         if "error" in call:
             return CallAnswer(call["words"], call["error"])
@@ -618,11 +623,13 @@ class _ProgramRun(RunningProgram):
         if function is None:  # the function existed when the program was recorded
             return CallAnswer(f"name {call['name']!r} is not defined", "NameError")
         try:
-            return self._make_member(function, given)
+            return self._make_effect_or_answer(function, given)
         except (TypeError, ValueError, StepEngineError) as error:
             return CallAnswer(str(error), "TypeError")
 
-    def _make_member(self, function: ProgramFunction, tool_input: Mapping[str, Any]) -> Member[Any] | CallAnswer:
+    def _make_effect_or_answer(
+        self, function: ProgramFunction, tool_input: Mapping[str, Any]
+    ) -> Member[Any] | CallAnswer:
         """Return the effect for a call of a tool, an agent or ``ask``; for the catalogue's functions the answer."""
         match function.kind:
             case "tool":
@@ -766,6 +773,7 @@ def _tool_result_value(result: ToolResult) -> Any:
 
 
 def _raise_not_json(value: object) -> object:
+    """Raise ``TypeError`` for a value that is not JSON: the ``default`` of ``json.dumps``."""
     msg = f"a value of type {type(value).__name__} is no JSON"
     raise TypeError(msg)
 

@@ -12,10 +12,12 @@ from types import MappingProxyType
 
 
 def _word_set(text: str) -> frozenset[str]:
+    """Return the words of a text as a set."""
     return frozenset(text.split())
 
 
 def _error_names(text: str) -> frozenset[str]:
+    """Return the words of a text as a set, each with ``Error`` at its end."""
     return frozenset([f"{name}Error" for name in text.split()])
 
 

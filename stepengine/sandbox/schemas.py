@@ -234,13 +234,13 @@ class _ModuleBindings:
             else:
                 self._bind(one.asname or one.name, f"{module}.{one.name}" if module else UNKNOWN)
 
-    def _bind(self, name: str, what: str, node: Any = None) -> None:
+    def _bind(self, name: str, kind: str, node: Any = None) -> None:
         """Bind a name to an import or kind; a name that is bound twice becomes unknown."""
-        what = what.replace("typing_extensions", "typing")
+        kind = kind.replace("typing_extensions", "typing")
         same = self._bound.get(name)
-        is_import = what not in {CLASS, ASSIGNED, TYPE}
-        is_new = same is None or (is_import and same.what == what)
-        self._bound[name] = _NameBinding(what, node) if is_new else _NameBinding(UNKNOWN)
+        is_import = kind not in {CLASS, ASSIGNED, TYPE}
+        is_new = same is None or (is_import and same.what == kind)
+        self._bound[name] = _NameBinding(kind, node) if is_new else _NameBinding(UNKNOWN)
 
 
 # --- reading --------------------------------------------------------------------------------------------------------
@@ -325,7 +325,7 @@ class _SchemaClassReader:
         """Return the schema classes of the file by name, in the order of their lines; raise ``DefinitionError`` for an invalid class."""
         classes = self._find_and_sort_schema_classes()
         for node in classes:
-            self._read_class(node)
+            self._read_and_record_class(node)
         self._check_patterns()
         made = {}
         for node in classes:
@@ -515,7 +515,7 @@ class _SchemaClassReader:
 
     # --- reading a class
 
-    def _read_class(self, node: ast.ClassDef) -> None:
+    def _read_and_record_class(self, node: ast.ClassDef) -> None:
         """Read a class, and record its fields, its rule for additional members and its definition."""
         name, kind = node.name, self._kinds[node.name]
         self._line, self._where = node.lineno, f"class {name!r}"
@@ -652,17 +652,19 @@ class _SchemaClassReader:
             given={**parsed_type.given, "default": self._evaluate_literal(_NodeAtDepth(value, 0)), "is_made": False},
         )
 
-    def _split_required_markers(self, at: _NodeAtDepth) -> tuple[list[str], _NodeAtDepth]:
+    def _split_required_markers(self, node_at_depth: _NodeAtDepth) -> tuple[list[str], _NodeAtDepth]:
         """Return the ``Required`` and ``NotRequired`` markers of a TypedDict field, and the annotation inside them."""
         marks: list[str] = []
-        at = self._resolve_quotes_and_aliases(at)
-        while isinstance(at.node, ast.Subscript):
-            what = self._resolve_binding(at.node.value).what
+        node_at_depth = self._resolve_quotes_and_aliases(node_at_depth)
+        while isinstance(node_at_depth.node, ast.Subscript):
+            what = self._resolve_binding(node_at_depth.node.value).what
             if what not in {"typing.Required", "typing.NotRequired"}:
                 break
             marks.append(what)
-            at = self._resolve_quotes_and_aliases(_NodeAtDepth(at.node.slice, at.depth + 1))
-        return marks, at
+            node_at_depth = self._resolve_quotes_and_aliases(
+                _NodeAtDepth(node_at_depth.node.slice, node_at_depth.depth + 1)
+            )
+        return marks, node_at_depth
 
     def _apply_field_call(self, parsed_type: _ParsedType, call: ast.Call) -> _ParsedType:
         """Return a type with the constraints, documentation, default and alias of a ``Field(...)``; refuse other arguments."""
@@ -774,6 +776,7 @@ class _SchemaClassReader:
         texts = list(self._patterns)
 
         def find_problem(count: int) -> str:
+            """Return the problem of compiling the first *count* patterns together; ``""`` if there is none."""
             try:
                 JsonSchema(
                     "the patterns of this file", {"anyOf": [{"pattern": text} for text in texts[:count]] or [True]}
@@ -794,9 +797,9 @@ class _SchemaClassReader:
 
     # --- types
 
-    def _read_annotation(self, at: _NodeAtDepth) -> _ParsedType:
+    def _read_annotation(self, node_at_depth: _NodeAtDepth) -> _ParsedType:
         """Return the schema of an annotation; members of a union are merged without duplicates."""
-        members = self._union_members(at)
+        members = self._union_members(node_at_depth)
         nulls = [one for one in members if isinstance(one.node, ast.Constant) and one.node.value is None]
         parsed_types: list[_ParsedType] = []
         for one in members:
@@ -821,13 +824,13 @@ class _SchemaClassReader:
         shape = inner.shape if inner.shape == LEFT_OUT or inner.shape.endswith(" | None") else f"{inner.shape} | None"
         return _ParsedType(_any_of_schema([inner.schema, {"type": "null"}]), "nullable", shape, inner)
 
-    def _union_members(self, at: _NodeAtDepth) -> list[_NodeAtDepth]:
+    def _union_members(self, node_at_depth: _NodeAtDepth) -> list[_NodeAtDepth]:
         """Return the members of a union, aliases followed; the annotation itself when it is not a union."""
         found: list[_NodeAtDepth] = []
-        left = [at]
+        left = [node_at_depth]
         while left:
             now = self._resolve_quotes_and_aliases(left.pop())
-            parts = self._union_parts(now)
+            parts = self._direct_union_members(now)
             if parts is None:
                 found.append(now)
             else:
@@ -836,36 +839,39 @@ class _SchemaClassReader:
                 self._refuse(f"a union may have at most {MAX_UNION_MEMBERS} types; use fewer, or one Literal")
         return found
 
-    def _union_parts(self, at: _NodeAtDepth) -> list[_NodeAtDepth] | None:
+    def _direct_union_members(self, node_at_depth: _NodeAtDepth) -> list[_NodeAtDepth] | None:
         """Return the direct members of a union; ``None`` for any other annotation."""
-        node = at.node
+        node = node_at_depth.node
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-            return [_NodeAtDepth(node.left, at.depth), _NodeAtDepth(node.right, at.depth)]
+            return [_NodeAtDepth(node.left, node_at_depth.depth), _NodeAtDepth(node.right, node_at_depth.depth)]
         if isinstance(node, ast.Subscript):
             what = self._resolve_binding(node.value).what
             if what == "typing.Optional":
-                return [_NodeAtDepth(node.slice, at.depth + 1), _NodeAtDepth(ast.Constant(None), at.depth + 1)]
+                return [
+                    _NodeAtDepth(node.slice, node_at_depth.depth + 1),
+                    _NodeAtDepth(ast.Constant(None), node_at_depth.depth + 1),
+                ]
             if what == "typing.Union":
-                return [_NodeAtDepth(one, at.depth + 1) for one in _tuple_items(node.slice)]
+                return [_NodeAtDepth(one, node_at_depth.depth + 1) for one in _tuple_items(node.slice)]
         return None
 
-    def _resolve_quotes_and_aliases(self, at: _NodeAtDepth) -> _NodeAtDepth:
+    def _resolve_quotes_and_aliases(self, node_at_depth: _NodeAtDepth) -> _NodeAtDepth:
         """Return an annotation without quotes and with plain aliases resolved."""
         while True:
             self._spend_work()
-            if at.depth > MAX_DEPTH_LEVELS:
+            if node_at_depth.depth > MAX_DEPTH_LEVELS:
                 self._refuse(
                     f"its type is recursive, or nested more than {MAX_DEPTH_LEVELS} levels deep; use a simpler type"
                 )
-            node = at.node
+            node = node_at_depth.node
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                at = _NodeAtDepth(self._parse_quoted(node.value), at.depth + 1)
+                node_at_depth = _NodeAtDepth(self._parse_quoted(node.value), node_at_depth.depth + 1)
                 continue
             self._refuse_own_field_name(node)
             bound = self._resolve_binding(node)
             if bound.what != ASSIGNED:
-                return at
-            at = _NodeAtDepth(bound.node, at.depth + 1)
+                return node_at_depth
+            node_at_depth = _NodeAtDepth(bound.node, node_at_depth.depth + 1)
 
     def _parse_quoted(self, text: str) -> ast.expr:
         """Return the syntax tree of a quoted annotation; refuse one that is too long or invalid."""
@@ -885,13 +891,14 @@ class _SchemaClassReader:
         if isinstance(node, ast.Name) and node.id in self._own:
             self._refuse(f"{node.id!r} means the field of that name here; rename the field")
 
-    def _read_non_union_annotation(self, at: _NodeAtDepth) -> _ParsedType:
-        node = at.node
+    def _read_non_union_annotation(self, node_at_depth: _NodeAtDepth) -> _ParsedType:
+        """Return the schema of an annotation that is no union: a named type, a generic type or None."""
+        node = node_at_depth.node
         if isinstance(node, ast.Name | ast.Attribute):
-            return self._read_named_type(node, at.depth)
+            return self._read_named_type(node, node_at_depth.depth)
         if isinstance(node, ast.Subscript):
             self._refuse_own_field_name(node.value)
-            return self._read_generic_type(node, at.depth + 1)
+            return self._read_generic_type(node, node_at_depth.depth + 1)
         return self._refuse(f"{_describe_node(node)} is not a supported type; use one of {TYPES_HERE}")
 
     def _read_named_type(self, node: ast.Name | ast.Attribute, depth: int) -> _ParsedType:
@@ -908,15 +915,15 @@ class _SchemaClassReader:
         if what in DICTS:
             return _ParsedType({"type": "object", "additionalProperties": True}, "object")
         if what == TYPE:
-            return self._read_type_alias(bound.node, depth + 1)
+            return self._define_type_alias(bound.node, depth + 1)
         if what == CLASS and bound.node.name in self._kinds:
-            return self._make_reference(bound.node.name, bound.node.name)
+            return self._make_and_record_reference(bound.node.name, bound.node.name)
         if what == CLASS and any(self._resolve_binding(base).what in ENUMS for base in bound.node.bases):
-            self._read_enum(bound.node)
-            return self._make_reference(bound.node.name, LEFT_OUT)
+            self._define_enum(bound.node)
+            return self._make_and_record_reference(bound.node.name, LEFT_OUT)
         return self._refuse(f"{_describe_node(node)} is not a supported type; use one of {TYPES_HERE}")
 
-    def _make_reference(self, name: str, shape: str) -> _ParsedType:
+    def _make_and_record_reference(self, name: str, shape: str) -> _ParsedType:
         """Return a reference to a definition, and record that the current field refers to it."""
         self._refers.add(name)
         return _ParsedType({"$ref": f"#/$defs/{name}"}, "other", shape)
@@ -985,7 +992,7 @@ class _SchemaClassReader:
             parsed_type = self._apply_field_call(parsed_type, node)
         return parsed_type
 
-    def _read_type_alias(self, node: Any, depth: int) -> _ParsedType:
+    def _define_type_alias(self, node: Any, depth: int) -> _ParsedType:
         """Add the definition of a ``type`` statement if it is new, and return a reference to the definition."""
         name = node.name.id
         if node.type_params:
@@ -999,11 +1006,11 @@ class _SchemaClassReader:
             )
             self._refers = refers
             self._shapes[name] = parsed_type.shape
-        return self._make_reference(name, self._shapes.get(name, f"list[{UNENDING}]"))
+        return self._make_and_record_reference(name, self._shapes.get(name, f"list[{UNENDING}]"))
 
     # --- values
 
-    def _read_enum(self, node: ast.ClassDef) -> dict[str, Any]:
+    def _define_enum(self, node: ast.ClassDef) -> dict[str, Any]:
         """Add the definition of an Enum if it is new, and return the values of its members by name."""
         if node.name in self._enums:
             return self._enums[node.name]
@@ -1078,10 +1085,10 @@ class _SchemaClassReader:
             found.setdefault((type(value), value), value)
         return list(found.values()) or self._refuse("Literal[...] must contain at least one value")
 
-    def _evaluate_literal(self, at: _NodeAtDepth) -> Any:
+    def _evaluate_literal(self, node_at_depth: _NodeAtDepth) -> Any:
         """Return the JSON value of a literal or of a constant of the file; refuse other expressions."""
         self._spend_work()
-        node, depth = at.node, at.depth
+        node, depth = node_at_depth.node, node_at_depth.depth
         if depth > MAX_DEPTH_LEVELS:
             self._refuse(f"a value is nested more than {MAX_DEPTH_LEVELS} levels deep; use fewer levels")
         match node:
@@ -1103,6 +1110,7 @@ class _SchemaClassReader:
         )
 
     def _evaluate_dict(self, node: ast.Dict, depth: int) -> dict[str, Any]:
+        """Return the JSON object of a dict literal; refuse keys that are not texts."""
         names = [self._evaluate_literal(_NodeAtDepth(key, depth)) for key in node.keys if key]
         if not all(isinstance(name, str) for name in names):
             self._refuse("the keys of an object must be strings")
@@ -1117,7 +1125,7 @@ class _SchemaClassReader:
         if isinstance(node, ast.Attribute):
             owner = self._resolve_binding(node.value)
             if owner.what == CLASS and any(self._resolve_binding(base).what in ENUMS for base in owner.node.bases):
-                values = self._read_enum(owner.node)
+                values = self._define_enum(owner.node)
                 if node.attr in values:
                     return values[node.attr]
         return self._refuse(
@@ -1144,6 +1152,7 @@ class _SchemaClassReader:
             self._refuse("the schema classes of this file are too large with all aliases expanded; make them smaller")
 
     def _spend_work_for_text(self, text: str) -> None:
+        """Subtract the work for a text from the budget of the file."""
         self._spend_work(len(text) // CHARS_PER_PLACE)
 
     def _make_definition(self, schema: dict[str, Any], refers: Iterable[str], size: int) -> _Definition:
@@ -1163,6 +1172,7 @@ class _SchemaClassReader:
 
 
 def _tuple_items(node: ast.expr) -> list[ast.expr]:
+    """Return the items of a tuple expression; any other expression is the only item."""
     return node.elts if isinstance(node, ast.Tuple) else [node]
 
 

@@ -243,7 +243,7 @@ class MontySandbox:
 
     @cached_property
     def monty(self) -> Any:
-        """The package ``pydantic_monty``."""
+        """The package ``pydantic_monty``; raises ``DefinitionError`` if it is not installed."""
         try:
             import pydantic_monty
         except ImportError as error:
@@ -293,7 +293,7 @@ class MontySandbox:
 
     def start_worker(self, checkout: Mapping[str, Any], is_closed: Callable[[], bool]) -> _SessionWorker:
         """
-        Start a worker for a turn and return it; ``mark_idle`` or ``release_worker`` follows the turn.
+        Start a worker for a turn and return it; if there are too many, end an idle one, or wait for one until *is_closed* returns true.
 
         If there are too many workers, an idle one is ended, or the call waits for one until *is_closed* returns true.
         """
@@ -489,7 +489,10 @@ class _MontySession:
         self.printed = ""
 
     def feed(self, code: str, now: datetime) -> ProgramTurn:
+        """Record a program, run it until it waits or ends, and return the turn; its clock shows *now*."""
+
         def record_and_feed(worker: _SessionWorker) -> ProgramTurn:
+            """Record the program, and run its first turn in the worker."""
             told = _ProgramInputs(code, now, [], [])
             self._told.append(told)
             self._fed += 1
@@ -499,7 +502,10 @@ class _MontySession:
         return self._run_turn(record_and_feed)
 
     def answer(self, answers: Mapping[int, CallAnswer], now: datetime) -> ProgramTurn:
+        """Record the answers to all calls, run the waiting program until it waits or ends, and return the turn."""
+
         def record_and_send(_: _SessionWorker) -> ProgramTurn:
+            """Record the answers, and run the next turn."""
             self._told[-1].answers.append((answers, now))
             self._weight += sum([_approximate_char_count(answer.value) for answer in answers.values()], TURN)
             return self._send_answers(answers, now)
@@ -557,6 +563,7 @@ class _MontySession:
         return {name: text for name, text in found.items() if not text.startswith(MODULE)}
 
     def close(self) -> None:
+        """Mark the session as closed, and stop its running turn, from any thread."""
         with self._lock:
             self._is_closed = True
             worker = self._seat
@@ -608,7 +615,7 @@ class _MontySession:
         return worker, self._explain_lost_replay(turn) if isinstance(turn, ProgramRaised) and turn.is_fatal else None
 
     def _load_initial_state(self, worker: _SessionWorker) -> Any:
-        """Load the last snapshot into a new worker, or run the prelude if there is none."""
+        """Load the last snapshot into a new worker and return ``None``; without one, run the prelude and return its end."""
         if self._base is None:
             return worker.session.feed_start(PRELUDE)
         worker.session.load_session(self._base)

@@ -388,11 +388,11 @@ class _SourceRewriter:
         self._record_insertion(start, function + b"((")
         self._record_replacement(dot, end, b")," + b"\n" * lines + f" {arguments})".encode())
 
-    def _find_dot(self, at: int) -> int:
+    def _find_dot(self, offset: int) -> int:
         """Return the offset of the dot after a value, past brackets, blanks and comments."""
-        while self._data[at] != ord("."):
-            at = self._data.index(b"\n", at) if self._data[at] == ord("#") else at + 1
-        return at
+        while self._data[offset] != ord("."):
+            offset = self._data.index(b"\n", offset) if self._data[offset] == ord("#") else offset + 1
+        return offset
 
     def _wrap_method_value(self, context_node: _ContextNode, node: ast.Attribute) -> None:
         """Replace a method that is used as a value, as in ``map(str.strip, lines)``, by a lambda, since the sandbox only calls methods."""
@@ -430,7 +430,7 @@ class _SourceRewriter:
         self._edits.append(_Edit(of_value, -self._count, of_value, b"))"))
 
     def _wrap_generator_in_iter(self, call: ast.Call, generator: ast.GeneratorExp) -> None:
-        """Wrap a generator expression in ``iter``: the sandbox evaluates it to a list, which ``next`` rejects."""
+        """Record the edits that wrap a generator expression in ``iter``: the sandbox evaluates it to a list, which ``next`` rejects."""
         start, end = self._byte_span(generator)
         self._record_insertion(start, b"(iter" if end == self._byte_span(call)[1] else b"iter(")
         self._edits.append(_Edit(end, -self._count, end, b")"))
@@ -475,7 +475,7 @@ class _SourceRewriter:
         if any(name == "*" for name, _ in names):
             self._refuse(node, f"`from {module} import *` is not supported here; import the names that you use")
         if module in KNOWN:
-            made = [self._known_import_text(node, module, name, local_name) for name, local_name in names]
+            made = [self._record_and_format_import(node, module, name, local_name) for name, local_name in names]
         elif module in DROPPED:
             self._of_types |= {local_name for _, local_name in names}
             made = [self._type_import_text(name, local_name) for name, local_name in names]
@@ -489,7 +489,7 @@ class _SourceRewriter:
             self._refuse(node, _unknown_module_text(module))
         self._replace_node(node, "; ".join(filter(None, made)).encode() or b"pass")
 
-    def _known_import_text(self, node: ast.AST, module: str, name: str, local_name: str) -> str:
+    def _record_and_format_import(self, node: ast.AST, module: str, name: str, local_name: str) -> str:
         """Record an imported name of the package, and return its assignment, or ``""``; refuse a name that the sandbox lacks."""
         if name not in KNOWN[module]:
             reason = NOT_HERE.get(
@@ -540,6 +540,7 @@ class _SourceRewriter:
     # --- positions and edits --------------------------------------------------------------------------------------------
 
     def _line_end_offset(self, line: int) -> int:
+        """Return the byte offset of the end of a line."""
         return self._starts[line] - 1 if line < len(self._starts) else len(self._data)
 
     def _byte_span(self, node: Any) -> tuple[int, int]:
@@ -558,8 +559,9 @@ class _SourceRewriter:
         # Of nodes with the same end, the inner one is closed first.
         self._edits.append(_Edit(end, -self._count, end, behind))
 
-    def _record_insertion(self, at: int, text: bytes) -> None:
-        self._record_replacement(at, at, text)
+    def _record_insertion(self, offset: int, text: bytes) -> None:
+        """Record an edit that inserts a text at a byte offset."""
+        self._record_replacement(offset, offset, text)
 
     def _record_replacement(self, start: int, end: int, text: bytes) -> None:
         """Record an edit that replaces the bytes between two offsets by *text*."""
@@ -576,6 +578,7 @@ class _SourceRewriter:
                     self._refuse(node, f"names that start with {OWN!r} are reserved for the sandbox; rename {name!r}")
 
     def _refuse(self, node: Any, reason: str) -> NoReturn:
+        """Raise ``DefinitionError`` with the line of a node and the *reason*."""
         _refuse(self._file, getattr(node, "lineno", 1), reason)
 
 
@@ -624,4 +627,5 @@ def _unknown_module_text(name: str) -> str:
 
 
 def _join_sorted(names: Collection[str]) -> str:
+    """Return the sorted names, separated by commas."""
     return ", ".join(sorted(names))

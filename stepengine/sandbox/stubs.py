@@ -133,6 +133,7 @@ class ProgramFunction:
         return f"{self.name}() missing {len(missing)} required positional argument{plural}: {_join_names(missing)}"
 
     def _too_many_arguments_text(self, given_count: int) -> str:
+        """Return Python's error message for a call with too many positional arguments."""
         most = len(self.parameters)
         takes = f"{most}" if self.required == most else f"from {self.required} to {most}"
         plural = "" if most == 1 and self.required == most else "s"
@@ -140,7 +141,7 @@ class ProgramFunction:
 
     def make_tool_input(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """
-        Return the arguments of a call as the input of the function's tool, without defaults.
+        Return the arguments of a call as the tool's input, without defaults; raise ``TypeError`` if they do not fit the parameters.
 
         Raises:
             TypeError: with Python's own message, when they do not fit the parameters.
@@ -289,6 +290,7 @@ def _stub_source_from_agent(agent: AgentDefinition) -> _StubSource:
 def _make_helper_source(
     name: Kind, description: str, output: Any, required: Sequence[str], /, **properties: Any
 ) -> _StubSource:
+    """Return the source of a stub for a function that is no tool, such as ``ask``."""
     return _StubSource(name, name, name, description, {"properties": properties, "required": required}, output)
 
 
@@ -317,6 +319,7 @@ def _make_function_names(sources: Sequence[_StubSource]) -> list[str]:
     wanted = [_make_function_identifier(source.raw) for source in sources]
 
     def priority(place: int) -> tuple[bool, bool, str, int]:
+        """Return the sort key of a source: sources whose name needs no change come first."""
         return wanted[place] != sources[place].raw, sources[place].kind != "tool", sources[place].raw, place
 
     taken: set[str] = set()
@@ -463,6 +466,7 @@ class _StubBuilder:
 
 
 def _make_arguments(args: list[ast.arg], defaults: list[ast.expr], more: ast.arg | None = None) -> ast.arguments:
+    """Return the parameters of a function as syntax, with *more* as its ``**`` parameter."""
     return ast.arguments(
         posonlyargs=[], args=args, vararg=None, kwonlyargs=[], kw_defaults=[], kwarg=more, defaults=defaults
     )
@@ -635,21 +639,25 @@ def _can_be_literal(value: Any) -> bool:
 
 
 def _make_constant_node(value: Any) -> ast.expr:
+    """Return a constant as syntax, a negative number as in source code."""
     if type(value) is int and value < 0:
         return ast.UnaryOp(ast.USub(), ast.Constant(-value))
     return ast.Constant(value)
 
 
 def _make_name_node(name: str) -> ast.expr:
+    """Return a name as syntax."""
     return ast.Name(name, ast.Load())
 
 
 def _make_subscript_node(generic: str, *parts: ast.expr) -> ast.expr:
+    """Return a generic type with its arguments as syntax."""
     inner = parts[0] if len(parts) == 1 else ast.Tuple(list(parts), ast.Load())
     return ast.Subscript(_make_name_node(generic), inner, ast.Load())
 
 
 def _to_camel_case(name: str) -> str:
+    """Return a name as CamelCase with letters and digits only; ``Value`` if nothing remains."""
     parts = re.sub(r"[^A-Za-z0-9]", " ", name).split()
     return "".join([part[0].upper() + part[1:] for part in parts]) or "Value"
 

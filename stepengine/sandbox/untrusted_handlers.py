@@ -291,7 +291,7 @@ class _DefinitionReader:
 
     def _make_agent(self, returned: Any) -> AgentDefinition:
         """
-        Return the definition for an ``AgentDefinition`` that the sandbox returned; the same one for an equal value.
+        Return the definition for an ``AgentDefinition`` of the sandbox, the stored one for an equal value; refuse hooks and too many agents.
 
         Raises:
             DefinitionError: for hooks, too many agents and invalid fields.
@@ -347,7 +347,7 @@ class _DefinitionReader:
         return make_sandboxed_handler(self._known, name, limits=self._limits, sandbox=self._sandbox)
 
     def _read_schema(self, agent_id: str, field: str, value: Any) -> Any:
-        """Return a JSON Schema, given as such or as a schema class of the file; refuse other values."""
+        """Return a JSON Schema, passed as such or as a schema class of the file, ``None`` unchanged; refuse other values."""
         if value is None:
             return None
         if isinstance(value, Mapping):
@@ -447,6 +447,7 @@ def _make_untrusted_model_settings(fields: Mapping[str, Any]) -> ModelSettings:
 
 
 def _id_or_short_repr(value: Any) -> Any:
+    """Return a text unchanged, and any other value as a short ``repr``."""
     return value if isinstance(value, str) else _short_repr(value)
 
 
@@ -483,6 +484,7 @@ def _replace_nested_surrogates(value: Any) -> Any:
 
 
 def _is_sandbox_object(value: object) -> bool:
+    """Return whether a value is an object of the sandbox."""
     return bool(_read_sandbox_object(value)[0])
 
 
@@ -587,11 +589,11 @@ class _HandlerRun(RunningProgram):
     def run(self) -> Generator[Any, Any, Any]:
         """Run the handler turn by turn, yield its yieldables to the engine, and return its result or raise its error."""
         try:
-            turn = yield from self._compute_turn(self._start_handler)
+            turn = yield from self._compute_and_log_turn(self._start_handler)
             while "asked" in turn:
                 try:
                     sent = yield from self._perform_yield(turn)
-                    turn = yield from self._compute_turn(partial(self._resume_handler, sent))
+                    turn = yield from self._compute_and_log_turn(partial(self._resume_handler, sent))
                 except GeneratorExit:
                     last = self._close_sandboxed_handler()
                     if last is None:
@@ -602,7 +604,7 @@ class _HandlerRun(RunningProgram):
             self._is_over = True
             self._stop()
 
-    def _compute_turn(self, work: Callable[[], Mapping[str, Any]]) -> Generator[Any, Any, Mapping[str, Any]]:
+    def _compute_and_log_turn(self, work: Callable[[], Mapping[str, Any]]) -> Generator[Any, Any, Mapping[str, Any]]:
         """Run *work* as a ``Compute`` effect, log the output of the turn, and return the turn as JSON."""
         self._now = self._ctx.now()
         turn: Mapping[str, Any] = (yield Compute(lambda _, __: work(), self._stop, self)).value
@@ -788,6 +790,7 @@ class _HandlerRun(RunningProgram):
         return _encode_value(value, self._register_state)
 
     def _encode_step_result(self, result: y.StepResult) -> dict[str, Any]:
+        """Return the members of a ``StepResult``, encoded for the sandbox; its state is stored and sent by number."""
         last = result.tool_result
         return {
             "agent_state": _encode_value(result.agent_state, self._register_state),
@@ -806,7 +809,7 @@ class _HandlerRun(RunningProgram):
         return len(self._states) - 1
 
     def _queue_log_call(self, log_call: Callable[[], None]) -> None:
-        """Store a log line or notification for the end of the turn, since a turn runs in another thread than its run."""
+        """Queue a log line or notification until the end of the turn, whose thread is not the run's; raise ``ValueError`` for too many."""
         if len(self._notes) >= MAX_NOTES:
             msg = f"a handler may log at most {MAX_NOTES:,} lines between two yields"
             raise ValueError(msg)
@@ -850,7 +853,7 @@ class _HandlerRun(RunningProgram):
             return CallAnswer(words, "ValueError")
 
     def _perform_host_call(self, name: str, args: Sequence[Any]) -> Any:  # noqa: C901 - one for each thing that may be asked
-        """Return the encoded result of a host call *name*, such as ``now`` or ``random``; queue a ``log`` or ``notify``."""
+        """Return the encoded result of a host call, such as ``now``; queue a ``log`` or ``notify``. Raise ``ValueError`` for another *name*."""
         ctx = self._ctx
         match name:
             case "begin":
@@ -920,7 +923,7 @@ def _parse_key_error_text(text: str) -> Any:
 
 
 def _draw_random(random: Random, method: Any, args: Any) -> Any:
-    """Draw a random value from the run's generator and return it; for a collection, indices into the collection."""
+    """Return a random value, or for a collection random indices, drawn from the run's generator; raise ``ValueError`` for another *method*."""
     match method:
         case "random" | "uniform" | "randint" | "randrange" | "gauss" | "getrandbits":
             if method == "getrandbits" and not 0 <= args[0] <= 4096:  # noqa: PLR2004 - no text of the handler's makes a number of gigabytes
@@ -1111,6 +1114,7 @@ def _encode_attributes(value: Any, *names: str) -> dict[str, Any]:
 
 
 def _encode_state(state: AgentState, state_number: int) -> dict[str, Any]:
+    """Return the members of a state, encoded for the sandbox, with its number, by which the sandbox fetches its history."""
     return {
         **_encode_attributes(state, *STATE_ATTRIBUTES),
         "output": _encode_value(state.output),
@@ -1120,6 +1124,7 @@ def _encode_state(state: AgentState, state_number: int) -> dict[str, Any]:
 
 
 def _encode_child_result(child: ChildResult[Any]) -> dict[str, Any]:
+    """Return the members of a child's result, encoded for the sandbox."""
     return {
         **_encode_attributes(child, "agent_id", "run_id", "is_error", "why", "text"),
         "status": ["json", child.status.value],
@@ -1148,7 +1153,7 @@ def _encode_message(message: Message) -> dict[str, Any]:
 
 def _sandbox_value_to_json(value: Any) -> Any:
     """
-    Encode a value of the sandbox as JSON.
+    Return a value of the sandbox encoded as JSON; raise ``TypeError`` for other types.
 
     A list or tuple is ``{"list": [...]}``, a dict ``{"dict": [[key, value], ...]}``, an object ``{"object": name, "has": {...}}`` and a
     datetime its text. Other values, such as sets and bytes, raise ``TypeError``.
@@ -1234,6 +1239,7 @@ class _YieldDecoder:
         return {key: self.decode_json(one) for key, one in attributes.items() if not key.startswith("_")}
 
     def _decode_fields(self, attributes: Mapping[str, Any], *names: str) -> dict[str, Any]:
+        """Return those of *names* that are in *attributes*, decoded as JSON."""
         return {name: self.decode_json(attributes[name]) for name in names if name in attributes}
 
     def _get_encoded_items(self, encoded: Any) -> list[Any]:
@@ -1252,9 +1258,11 @@ class _YieldDecoder:
         )
 
     def _make_yieldable(self, kind: type, attributes: Mapping[str, Any]) -> Any:
+        """Return a yieldable of a class whose fields are all JSON."""
         return kind(**self._decode_fields(attributes, *[attribute.name for attribute in attrs.fields(kind)]))
 
     def _make_se_sentinel(self, attributes: Mapping[str, Any]) -> Any:
+        """Return ``STEP`` or ``STEP_ALL``."""
         return {"STEP": y.STEP, "STEP_ALL": y.STEP_ALL}[attributes["name"]]
 
     def _make_toolcall(self, attributes: Mapping[str, Any]) -> Any:
@@ -1266,26 +1274,31 @@ class _YieldDecoder:
         return y.ToolCall(**fields)
 
     def _make_agentcall(self, attributes: Mapping[str, Any]) -> Any:
+        """Return an ``AgentCall`` from its encoded fields."""
         return y.AgentCall(
             self._decode_agent_id(attributes["agent"]), **self._decode_fields(attributes, "prompt", "params")
         )
 
     def _make_parallel(self, attributes: Mapping[str, Any]) -> Any:
+        """Return a ``Parallel`` of the decoded calls."""
         return y.Parallel(
             [self.decode_yield(one) for one in self._get_encoded_items(attributes["calls"])],
             **self._decode_fields(attributes, "fail_fast", "concurrency"),
         )
 
     def _make_race(self, attributes: Mapping[str, Any]) -> Any:
+        """Return a ``Race`` of the decoded members."""
         return y.Race([self.decode_yield(one) for one in self._get_encoded_items(attributes["members"])])
 
     def _make_sleep(self, attributes: Mapping[str, Any]) -> Any:
+        """Return a ``Sleep`` for some seconds or until a time."""
         until = attributes.get("until")
         return y.Sleep(
             self.decode_json(attributes.get("seconds")), until=None if until is None else datetime.fromisoformat(until)
         )
 
     def _make_receive(self, attributes: Mapping[str, Any]) -> Any:
+        """Return a ``Receive`` with its topic, timeout and schema."""
         return y.Receive(
             self.decode_json(attributes["topic"]),
             self.decode_json(attributes.get("timeout")),
@@ -1299,6 +1312,7 @@ class _YieldDecoder:
         return self.decode_json(encoded)
 
     def _make_start(self, attributes: Mapping[str, Any]) -> Any:
+        """Return a ``Start`` of the decoded calls."""
         return y.Start(
             *[self.decode_yield(one) for one in self._get_encoded_items(attributes["calls"])],
             on_return=self.decode_json(attributes["on_return"]),
@@ -1311,12 +1325,14 @@ class _YieldDecoder:
         return self.decode_json(encoded)
 
     def _make_wait(self, attributes: Mapping[str, Any]) -> Any:
+        """Return a ``Wait`` for the decoded references to children."""
         return y.Wait(
             *[self._decode_child_ref(one) for one in self._get_encoded_items(attributes["refs"])],
             **self._decode_fields(attributes, "need", "timeout"),
         )
 
     def _make_send(self, attributes: Mapping[str, Any]) -> Any:
+        """Return a ``Send`` of a value to a child."""
         return y.Send(
             self._decode_child_ref(attributes["ref"]),
             self.decode_json(attributes["value"]),
@@ -1324,9 +1340,11 @@ class _YieldDecoder:
         )
 
     def _make_cancel(self, attributes: Mapping[str, Any]) -> Any:
+        """Return a ``Cancel`` of a child."""
         return y.Cancel(self._decode_child_ref(attributes["ref"]), self.decode_json(attributes["reason"]))
 
     def _make_stepwith(self, attributes: Mapping[str, Any]) -> Any:
+        """Return a ``StepWith`` with its model, tools and allowed settings."""
         return y.StepWith(
             **self._decode_fields(attributes, "model", "tools", "tool_choice"),
             settings=self._decode_model_settings(attributes.get("settings")),
@@ -1350,6 +1368,7 @@ class _YieldDecoder:
         return self.decode_json(encoded)
 
     def _make_complete(self, attributes: Mapping[str, Any]) -> Any:
+        """Return a ``Complete`` of a prompt or of messages."""
         messages = self.decode_json(attributes["messages"])
         given = messages if isinstance(messages, str) else list(AgentState.from_dicts(messages).message_history)
         return y.Complete(

@@ -42,7 +42,7 @@ from stepengine.server.problems import Problem, problem_of
 from stepengine.workspace.after_fork import Lock
 from stepengine.workspace.atomic import replace_path
 from stepengine.workspace.calls import OTHERS_BITS, OTHERS_WRITE_BITS, OWNER_FILE_MODE
-from stepengine.workspace.http_connections import connection_limits_of_process, report_verified_token
+from stepengine.workspace.http_connections import compute_connection_limits, report_verified_token
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -586,7 +586,7 @@ class Caps:
     body_seconds: float = attrs.field(default=30.0, validator=_require_positive)
     rate: float = attrs.field(default=200.0, validator=_require_positive)
     burst: int = attrs.field(default=2_000, validator=_require_positive)
-    at_once: int = attrs.field(factory=lambda: connection_limits_of_process().connections, validator=_require_positive)
+    at_once: int = attrs.field(factory=lambda: compute_connection_limits().connections, validator=_require_positive)
     reserve: float = attrs.field(default=0.25, validator=_require_fraction)
     failures: int = attrs.field(default=30, validator=_require_positive)
     failure_seconds: float = attrs.field(default=60.0, validator=_require_positive)

@@ -157,7 +157,7 @@ class Ledger:
         Any other error undoes all acts of the transaction.
         """
         made: list[Any] = []
-        with self._open_shared_database() as known, known.lock, known.writing() as database:
+        with self._open_shared_database() as known, known.lock, known.write_transaction() as database:
             for act in acts:
                 try:
                     made.append(act(database))
@@ -226,12 +226,12 @@ class Ledger:
 
     def _fetch_row(self, statement: str, values: Sequence[object], *, is_slow: bool = False) -> Any:
         """Return the first row of a query; ``None`` without one."""
-        with self._open_shared_database() as known, known.reading(is_long=is_slow) as database:
+        with self._open_shared_database() as known, known.read_connection(is_long=is_slow) as database:
             return database.execute(statement, values).fetchone()
 
     def list_active_run_ids(self) -> list[str]:
         """Return the ids of the runs that are started or running by the ledger, even if their process was killed."""
-        with self._open_shared_database() as known, known.reading() as database:
+        with self._open_shared_database() as known, known.read_connection() as database:
             found = database.execute("SELECT run FROM served WHERE status IN ('started', 'running') ORDER BY run")
             return [run for (run,) in found]
 
@@ -292,7 +292,7 @@ class Ledger:
 
     def read(self, query: str, values: Sequence[object] = (), *, is_slow: bool = False) -> list[tuple[Any, ...]]:
         """Return the rows of a query. With *is_slow*, for a query that may read every run, other queries do not wait for it."""
-        with self._open_shared_database() as known, known.reading(is_long=is_slow) as database:
+        with self._open_shared_database() as known, known.read_connection(is_long=is_slow) as database:
             return list(database.execute(query, values))
 
     def _select_rows(self, condition: str, values: Sequence[object], *, is_slow: bool = False) -> list[RunRow]:
@@ -326,7 +326,7 @@ class Ledger:
             if self._database is None:
                 known = Database.open(self.path, ensure_database(self.path), seconds=BUSY_SECONDS)
                 try:
-                    with known.lock, known.writing() as database:
+                    with known.lock, known.write_transaction() as database:
                         for statement in SCHEMA.split(";"):
                             database.execute(statement)
                 except BaseException:

@@ -213,7 +213,7 @@ class _SessionHooks:
 
     def load(self, ctx: HookContext) -> Generator[Yieldable, StepResult, Change | None]:
         """
-        Load the session of a root run that starts without earlier messages, and put its content before the prompt: a ``pre_run`` hook.
+        A ``pre_run`` hook: put the stored session before the prompt of a root run without earlier messages; else return ``None``.
         """
         if ctx.path or ctx.has_earlier_messages:
             return None

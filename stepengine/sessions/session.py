@@ -216,7 +216,7 @@ def messages_to_json(messages: Iterable[Message]) -> list[dict[str, Any]]:
 
 def messages_from_json(data: Iterable[object]) -> list[Message]:
     """
-    Return messages from the JSON of ``messages_to_json``.
+    Return messages from the JSON of ``messages_to_json``; raise ``SessionError`` for an invalid item.
 
     Raises:
         SessionError: For an item that is not a stored message, with its position.

@@ -67,6 +67,7 @@ MAX_ATTEMPTS = 100
 
 
 def _utc_now() -> datetime:
+    """Return the current time in UTC."""
     return datetime.now(UTC)
 
 
@@ -160,6 +161,7 @@ class Store(ABC):
         """Set a member of a session's free JSON; ``None`` removes it."""
 
         def change_member(session: Session) -> Session:
+            """Return the session with the changed member of its metadata."""
             members = {k: v for k, v in {**session.info.metadata, key: value}.items() if v is not None}
             return attrs.evolve(session, info=attrs.evolve(session.info, metadata=members))
 
@@ -173,6 +175,7 @@ class Store(ABC):
         child = self.save(attrs.evolve(self.load(child_id), info=info))
 
         def add_child_id(session: Session) -> Session:
+            """Return the session with the id of the child."""
             children = session.info.child_session_ids
             if child_id in children:
                 return session
@@ -182,7 +185,7 @@ class Store(ABC):
         return child
 
     def _change_session_with_retries(self, session_id: str, change: Callable[[Session], Session]) -> Session:
-        """Load a session, change it and save it; after a conflict, repeat this with the newer version, a limited number of times."""
+        """Load a session, change it and save it; after a conflict, repeat this a limited number of times, then raise ``SessionConflict``."""
         for _ in range(MAX_ATTEMPTS):
             try:
                 return self.save(change(self.load(session_id)))
@@ -222,11 +225,13 @@ class MemorySessions(Store):
 
     @override
     def load(self, session_id: str) -> Session:
+        """Return a session; a new one of version 0 for an unknown id."""
         found = self._sessions.get(require_session_id(session_id))
         return found or Session(info=SessionInfo(session_id=session_id))
 
     @override
     def save(self, session: Session) -> Session:
+        """Store a session and return it with its new version; raise ``SessionConflict`` if another version is stored."""
         with self._lock:
             stored = self._sessions.get(session.session_id)
             made = self._make_next_version_or_conflict(session, stored.version if stored else 0)
@@ -235,20 +240,24 @@ class MemorySessions(Store):
 
     @override
     def get_journal_location(self, session_id: str) -> JournalLocation:
+        """Return the location of the session's journals in memory, created at the first call."""
         return JournalLocation(memory=self._turns.setdefault(require_session_id(session_id), {}), keep=1)
 
     @override
     def list(self) -> list[SessionInfo]:
+        """Return the data of all sessions, the last changed first."""
         return _sort_newest_first([session.info for session in self._sessions.copy().values()])
 
     @override
     def delete(self, session_id: str) -> None:
+        """Delete a session with its journals; do nothing for an unknown id."""
         with self._lock:
             self._sessions.pop(session_id, None)
             self._turns.pop(session_id, None)
 
     @override
     def get_cached(self, key: str) -> Any:
+        """Return the value of a key; ``None`` if there is none or it has expired."""
         until, value = self._cache.get(key, (None, None))
         return None if _is_expired(until, self._clock()) else value
 
@@ -263,14 +272,17 @@ class MemorySessions(Store):
 
 
 def _make_expiry_time(ttl: float | None, now: datetime) -> float | None:
+    """Return the timestamp *ttl* seconds after *now*; ``None`` without a limit."""
     return None if ttl is None else now.timestamp() + ttl
 
 
 def _is_expired(until: float | None, now: datetime) -> bool:
+    """Return whether the time *until* has passed; False for ``None``."""
     return until is not None and until <= now.timestamp()
 
 
 def _sort_newest_first(infos: list[SessionInfo]) -> list[SessionInfo]:
+    """Return session data sorted by the time of the last change, the newest first."""
     return sorted(infos, key=lambda i: (i.updated_at or datetime.min.replace(tzinfo=UTC), i.session_id), reverse=True)
 
 
@@ -278,6 +290,7 @@ def _sort_newest_first(infos: list[SessionInfo]) -> list[SessionInfo]:
 
 
 def _encode_message(message: Message) -> bytes:
+    """Return a message as a line of JSON."""
     return compact(codec.encode_stored(message)).encode() + b"\n"
 
 
@@ -299,6 +312,7 @@ def _parse_messages(lines: Iterable[bytes], where: str) -> list[Message]:
 
 
 def _format_time(value: datetime | None) -> str | None:
+    """Return a time in UTC as text with microseconds; ``None`` unchanged."""
     return None if value is None else value.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
@@ -368,6 +382,7 @@ def _require_type(value: object, *kinds: type) -> Any:
 
 
 def _parse_time(text: str | None) -> datetime | None:
+    """Return the time in a text, in UTC if it names no zone; ``None`` unchanged."""
     if text is None:
         return None
     made = datetime.fromisoformat(text)
@@ -390,6 +405,7 @@ def _state_to_json_without_history(session: Session) -> dict[str, object] | None
 
 
 def _hash_lines(lines: Sequence[bytes]) -> str:
+    """Return the SHA-256 of lines as hex digits."""
     made = hashlib.sha256()
     for line in lines:
         made.update(line)
@@ -515,6 +531,7 @@ class FileSessions(Store):
 
     @override
     def get_journal_location(self, session_id: str) -> JournalLocation:
+        """Return the folder for the session's journals; it may not exist."""
         return JournalLocation(folder=self.folder(session_id) / "turns")
 
     def _write_history_and_state(self, folder: Path, session: Session) -> None:
@@ -566,6 +583,7 @@ class FileSessions(Store):
 
     @override
     def get_cached(self, key: str) -> Any:
+        """Return the value of a key; ``None`` if there is none or it has expired."""
         found = _read_json(self._get_cache_path(key))
         if not isinstance(found, dict) or found.get("key") != key or _is_expired(found.get("until"), self._clock()):
             return None
@@ -573,6 +591,7 @@ class FileSessions(Store):
 
     @override
     def set_cached(self, key: str, value: object, ttl: float | None = None) -> None:
+        """Store a JSON value in a file of its own, for *ttl* seconds or without a limit."""
         path = self._get_cache_path(key)
         path.parent.mkdir(mode=OWNER_FOLDER_MODE, exist_ok=True)
         CACHE_FILE.check(path)
@@ -580,6 +599,7 @@ class FileSessions(Store):
         replace_path(path, kept.encode(), mode=OWNER_FILE_MODE)
 
     def _get_cache_path(self, key: str) -> Path:
+        """Return the path of the file for a key, named by the hash of the key."""
         return self.root / ".cache" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
 
     @contextmanager
@@ -723,7 +743,7 @@ class SqliteSessions(Store):
     @contextmanager
     def _read_transaction(self) -> Iterator[sqlite3.Connection]:
         """Yield a connection with a read transaction, which sees one state of the database."""
-        with self._open_database() as database, database.reading() as connection:
+        with self._open_database() as database, database.read_connection() as connection:
             connection.execute("BEGIN")
             try:
                 yield connection
@@ -733,11 +753,12 @@ class SqliteSessions(Store):
     @contextmanager
     def _write_transaction(self) -> Iterator[sqlite3.Connection]:
         """Yield a connection with a write transaction, under the lock of the database."""
-        with self._open_database() as database, database.lock, database.writing() as connection:
+        with self._open_database() as database, database.lock, database.write_transaction() as connection:
             yield connection
 
     @override
     def load(self, session_id: str) -> Session:
+        """Return a session from one state of the database; a new one of version 0 for an unknown id."""
         require_session_id(session_id)
         with self._read_transaction() as database:
             row = database.execute("SELECT described, state FROM sessions WHERE id = ?", (session_id,)).fetchone()
@@ -794,6 +815,7 @@ class SqliteSessions(Store):
 
     @override
     def list(self) -> list[SessionInfo]:
+        """Return the data of all sessions, the last changed first."""
         with self._read_transaction() as database:
             rows = database.execute("SELECT id, described FROM sessions").fetchall()
         where = repr(str(self.path))
@@ -811,6 +833,7 @@ class SqliteSessions(Store):
 
     @override
     def get_cached(self, key: str) -> Any:
+        """Return the value of a key; ``None`` if there is none or it has expired."""
         with self._read_transaction() as database:
             row = database.execute("SELECT until, value FROM cache WHERE key = ?", (key,)).fetchone()
         if row is None or _is_expired(row[0], self._clock()):
@@ -862,6 +885,7 @@ class DocumentSessions(Store):
 
     @override
     def load(self, session_id: str) -> Session:
+        """Return the session in its document; a new one of version 0 for an unknown id."""
         text = self._call_converting_os_errors(partial(self.read_document, SESSION + require_session_id(session_id)))
         return self._parse_session(session_id, text)
 
@@ -895,6 +919,7 @@ class DocumentSessions(Store):
 
     @override
     def get_cached(self, key: str) -> Any:
+        """Return the value of a key; ``None`` if there is none or it has expired."""
         found: Any = _parse_json(
             self._call_converting_os_errors(partial(self.read_document, CACHE + key)), f"the cached value of {key!r}"
         )
@@ -902,6 +927,7 @@ class DocumentSessions(Store):
 
     @override
     def set_cached(self, key: str, value: object, ttl: float | None = None) -> None:
+        """Store a JSON value in a document, for *ttl* seconds or without a limit."""
         cached = {"until": _make_expiry_time(ttl, self._clock()), "value": freeze(value)}
         self._replace_document(CACHE + key, canonical(freeze(cached)))
 
@@ -947,7 +973,7 @@ def _delete_journals(location: JournalLocation) -> None:
         return
     database = Database.open(location.database, location.database.lstat(), seconds=BUSY_SECONDS)
     try:
-        with database.lock, database.writing() as connection:
+        with database.lock, database.write_transaction() as connection:
             found = connection.execute(
                 "SELECT name FROM sqlite_master WHERE type = 'table' AND name IN ('lines', 'letters')"
             )

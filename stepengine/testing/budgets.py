@@ -113,7 +113,7 @@ class _SilentIO:
 
 
 def run_without_waiting(awaitable: Awaitable[object]) -> Any:
-    """Return the result of an awaitable that never waits, as in a simulated world."""
+    """Return the result of an awaitable that must not wait; raise ``AssertionError`` if it waits."""
     try:
         next(awaitable.__await__())
     except StopIteration as stop:
@@ -195,7 +195,7 @@ class Budgets:
                 self._count_and_check_child_start(path, effect, together[effect.tool_call_id])
 
     def run_background_child(self, item: Item) -> Single:
-        """Run a background child through recorder and gate, and return its outcome."""
+        """Run a background child to its end by the run's recorder, without waiting, and return its outcome."""
         outcome: Single = run_without_waiting(self._recording.perform(item, self._io))
         return outcome
 
@@ -249,9 +249,9 @@ class Budgets:
                 )
             node.held[path, effect.seq] = call
 
-    def _release_reserved_tokens(self, at: tuple[str, int]) -> int:
+    def _release_reserved_tokens(self, address: tuple[str, int]) -> int:
         """Remove a running model call from its run and the runs above, and return the tokens that it had reserved."""
-        held = [node.held.pop(at) for node in self._iterate_run_and_ancestors(at[0])]
+        held = [node.held.pop(address) for node in self._iterate_run_and_ancestors(address[0])]
         return held[0].tokens
 
     def _count_and_check_child_start(self, path: str, effect: Spawn, group_size: int) -> None:

@@ -272,24 +272,24 @@ class Cassette:
                 return slot.interaction
         raise self._make_and_store_miss(clean)
 
-    def _find_slot_and_pair_secrets(self, asked: ComparedRequest, slots: Sequence[Slot]) -> Slot | None:
-        """Return the first of *slots* whose request equals *asked*, and store which secrets correspond; None if there is none."""
+    def _find_slot_and_pair_secrets(self, request: ComparedRequest, slots: Sequence[Slot]) -> Slot | None:
+        """Return the first of *slots* whose request equals *request*, and store which secrets correspond; None if there is none."""
         # Another machine may have no use for a credential, such as the token of a session. Where the recording has requests with
         # and without it, they are different requests.
-        exact = frozenset(asked.marks) in self._places_of_marks.get(asked.key, ())
+        exact = frozenset(request.marks) in self._places_of_marks.get(request.key, ())
         for fits in (self._pairs.can_match, self._pairs.has_no_recorded_secret):
             for slot in slots:
                 known = slot.known
                 if (
                     known is not None
-                    and have_equal_headers(known.asked, asked, is_complete=known.has_all_headers)
+                    and have_equal_headers(known.asked, request, is_complete=known.has_all_headers)
                     and have_equal_counted_marks(
-                        known.asked, asked, is_complete=known.has_all_headers and self.mark_key != ""
+                        known.asked, request, is_complete=known.has_all_headers and self.mark_key != ""
                     )
-                    and (not exact or known.asked.marks.keys() == asked.marks.keys())
-                    and fits(known.asked, asked)
+                    and (not exact or known.asked.marks.keys() == request.marks.keys())
+                    and fits(known.asked, request)
                 ):
-                    self._pairs.add_pairs(known.asked, asked)
+                    self._pairs.add_pairs(known.asked, request)
                     return slot
         return None
 
@@ -379,10 +379,10 @@ class Cassette:
             )
         return target
 
-    def store_unrecorded_reply(self, left: UnrecordedReply, slot: Slot | None = None) -> None:
+    def store_unrecorded_reply(self, reply: UnrecordedReply, slot: Slot | None = None) -> None:
         """Store the fact that a reply was not recorded; a connection counts once."""
-        if left.reason != "other_client" or left not in self.left_out:
-            self.left_out.append(left)
+        if reply.reason != "other_client" or reply not in self.left_out:
+            self.left_out.append(reply)
 
     def remove_miss(self, miss: CassetteMiss) -> None:
         """Remove a miss: another source answers the request."""
@@ -394,6 +394,7 @@ class Cassette:
 
     @property
     def _source_name(self) -> str:
+        """The path of the file in messages; ``"this cassette"`` without one."""
         return str(self.path) if self.path else "this cassette"
 
     def _make_and_store_miss(self, request: RecordedRequest) -> CassetteMiss:

@@ -73,8 +73,9 @@ def restore_json_style(text: str, style: str) -> str:
     return json.dumps(json.loads(plain), **STYLES[style]) + text[len(plain) :]
 
 
-def _escape_char(found: re.Match[str]) -> str:
-    return json.dumps(found[0])[1:-1]
+def _escape_char(match: re.Match[str]) -> str:
+    """Return the matched character as a JSON escape."""
+    return json.dumps(match[0])[1:-1]
 
 
 def decode_body(body: bytes, encoding: str) -> bytes:
@@ -102,6 +103,7 @@ def _decode_gzip(body: bytes) -> bytes:
 
 
 def _decode_one_encoding(body: bytes, encoding: str) -> bytes:
+    """Return *body* decompressed by one content encoding, up to the first error."""
     import httpx2
 
     decoded: list[bytes] = []

@@ -39,15 +39,18 @@ Headers: TypeAlias = tuple[tuple[str, str], ...]
 
 
 def _to_header_pairs(value: Mapping[str, str] | Iterable[tuple[str, str]]) -> Headers:
+    """Return headers as a tuple of pairs."""
     pairs = value.items() if isinstance(value, Mapping) else value
     return tuple([(name, content) for name, content in pairs])
 
 
 def _to_lower_case_header_pairs(value: Mapping[str, str] | Iterable[tuple[str, str]]) -> Headers:
+    """Return headers as a tuple of pairs with lower-case names."""
     return tuple([(name.lower(), content) for name, content in _to_header_pairs(value)])
 
 
 def _to_upper_case(method: str) -> str:
+    """Return a method in upper case."""
     return method.upper()
 
 
@@ -174,7 +177,7 @@ RESPONSE_KEYS = {"status", "headers", "body", "parsed_body", "url", "http_versio
 
 def read_cassette_bytes(path: str | os.PathLike[str]) -> bytes:
     """
-    Return the bytes of the file of a cassette, as they are stored.
+    Return the bytes of a cassette's file as stored; raise ``DataError`` for a pipe, a device or a folder.
 
     Raises:
         DataError: when it is a pipe, a device or a folder.
@@ -201,7 +204,7 @@ def parse_cassette(data: bytes, source: str) -> tuple[Interaction, ...]:
 
 def parse_cassette_and_extras(data: bytes, source: str) -> tuple[tuple[Interaction, ...], dict[str, Any]]:
     """
-    Return the interactions of the cassette file *data*, and the members of ``x_stepengine`` that belong to no interaction.
+    Return (interactions, members of ``x_stepengine`` that belong to none) of the cassette file *data*; raise ``DataError`` if invalid.
 
     Raises:
         DataError: as ``parse_cassette``.
@@ -313,7 +316,7 @@ def _check_yaml_size(text: str, source: str) -> None:
 
 def _parse_yaml_events(text: str, source: str) -> Iterator[Any]:
     """
-    Yield the YAML events of *text*.
+    Yield the YAML events of *text*; raise ``DataError`` for too deep nesting.
 
     The scanner reads ahead of the parser. From libyaml 0.2.6 on it refuses 1,000 open brackets before the parser reports the first.
     """
@@ -371,158 +374,165 @@ def _parse_interaction(item: Any, source: str, index: int, mark_key: str) -> Int
     )
 
 
-def _parse_ordered_headers(value: Any, source: str, at: str) -> Headers:
+def _parse_ordered_headers(value: Any, source: str, key_path: str) -> Headers:
+    """Return the pairs of a list of headers; raise ``DataError`` for another form."""
     if isinstance(value, list) and all(isinstance(pair, list) and len(pair) == PAIR for pair in value):
-        return tuple([(_parse_text(n, source, at), _parse_text(v, source, at)) for n, v in value])
-    raise _make_invalid_value_error(value, "a list of pairs of name and value", source, at)
+        return tuple([(_parse_text(n, source, key_path), _parse_text(v, source, key_path)) for n, v in value])
+    raise _make_invalid_value_error(value, "a list of pairs of name and value", source, key_path)
 
 
-def _restore_json_body(body: bytes, style: Any, source: str, at: str) -> bytes:
-    """Return a body as it was sent, from its indented JSON in the file and the name of its original *style*."""
+def _restore_json_body(body: bytes, style: Any, source: str, key_path: str) -> bytes:
+    """Return a body as it was sent, from its indented JSON in the file and its original *style*; raise ``DataError`` if that is impossible."""
     if not isinstance(style, str) or style not in STYLES:
-        raise _make_invalid_value_error(style, f"one of {list_names(STYLES)}", source, f"{at}.x_stepengine.json")
+        raise _make_invalid_value_error(style, f"one of {list_names(STYLES)}", source, f"{key_path}.x_stepengine.json")
     try:
         return restore_json_style(body.decode(), style).encode()
     except ValueError:
-        msg = f"{source}: {at}.response.body is not JSON, although {at}.x_stepengine.json declares it; correct the body, or remove that line"
-        raise DataError(msg, path=f"{at}.response.body") from None
+        msg = (
+            f"{source}: {key_path}.response.body is not JSON, although {key_path}.x_stepengine.json declares it; "
+            "correct the body, or remove that line"
+        )
+        raise DataError(msg, path=f"{key_path}.response.body") from None
 
 
-def _parse_message_body(message: dict[str, object], source: str, at: str, *, bare: bool) -> tuple[bytes, bool]:
-    """Return the bytes of a body, and True if the file has it as text or a tree."""
+def _parse_message_body(message: dict[str, object], source: str, key_path: str, *, bare: bool) -> tuple[bytes, bool]:
+    """Return (bytes of a body, whether the file has it as text or a tree); raise ``DataError`` for another form."""
     if "parsed_body" in message:
-        return _encode_json_body(message["parsed_body"], source, f"{at}.parsed_body"), True
+        return _encode_json_body(message["parsed_body"], source, f"{key_path}.parsed_body"), True
     body = message.get("body")
-    at = f"{at}.body"
+    key_path = f"{key_path}.body"
     if isinstance(body, dict) and "type" in body:
-        return _parse_typed_body(body, source, at)
+        return _parse_typed_body(body, source, key_path)
     if isinstance(body, dict) and not bare:
-        _refuse_unknown_keys(body, {"string"}, source, at)
-        body, bare, at = body.get("string"), True, f"{at}.string"
+        _refuse_unknown_keys(body, {"string"}, source, key_path)
+        body, bare, key_path = body.get("string"), True, f"{key_path}.string"
     if body is None:
         return b"", True
     if bare and isinstance(body, str):
-        return _encode_text(body, source, at), True
+        return _encode_text(body, source, key_path), True
     if bare and isinstance(body, bytes):
         return body, False
     raise _make_invalid_value_error(
-        body, "text, binary, or a mapping with type and content" if bare else "a mapping with string", source, at
+        body, "text, binary, or a mapping with type and content" if bare else "a mapping with string", source, key_path
     )
 
 
-def _parse_typed_body(body: dict[str, object], source: str, at: str) -> tuple[bytes, bool]:
-    """Return the bytes of a body with ``type`` and ``content``, and True if the file has it as text or a tree."""
-    _refuse_unknown_keys(body, {"type", "content"}, source, at)
+def _parse_typed_body(body: dict[str, object], source: str, key_path: str) -> tuple[bytes, bool]:
+    """Return (bytes of a body with ``type`` and ``content``, whether the file has it as text or a tree); raise ``DataError`` for another."""
+    _refuse_unknown_keys(body, {"type", "content"}, source, key_path)
     content = body.get("content")
     match body["type"]:
         case "none":
             return b"", True
         case "json":
-            return _encode_json_body(content, source, f"{at}.content"), True
+            return _encode_json_body(content, source, f"{key_path}.content"), True
         case "text" if isinstance(content, str):
-            return _encode_text(content, source, f"{at}.content"), True
+            return _encode_text(content, source, f"{key_path}.content"), True
         case "binary" if isinstance(content, bytes):
             return content, False
         case "binary" if isinstance(content, str):
             try:
                 return bytes.fromhex(content), False
             except ValueError:
-                raise _make_invalid_value_error(content, "hexadecimal digits", source, f"{at}.content") from None
+                raise _make_invalid_value_error(content, "hexadecimal digits", source, f"{key_path}.content") from None
     raise _make_invalid_value_error(
-        body["type"], "none, json, text or binary with content of that kind", source, f"{at}.type"
+        body["type"], "none, json, text or binary with content of that kind", source, f"{key_path}.type"
     )
 
 
-def _encode_json_body(tree: object, source: str, at: str) -> bytes:
+def _encode_json_body(tree: object, source: str, key_path: str) -> bytes:
     """Return the body for a JSON tree in a file, in our own formatting, because the original bytes are unknown."""
-    return format_indented_json(thaw(_freeze_json(tree, source, at))).encode()
+    return format_indented_json(thaw(_freeze_json(tree, source, key_path))).encode()
 
 
-def _freeze_json(value: object, source: str, at: str) -> Any:
+def _freeze_json(value: object, source: str, key_path: str) -> Any:
     """Return *value* frozen; raise ``DataError`` with its key if it is not JSON."""
     try:
         return freeze(value)
     except DataError as error:
-        msg = f"{source}: {at} is not JSON: {error.message}"
-        raise DataError(msg, path=at) from None
+        msg = f"{source}: {key_path} is not JSON: {error.message}"
+        raise DataError(msg, path=key_path) from None
 
 
-def _parse_status(status: object, source: str, at: str) -> tuple[int, str]:
-    """Return the status code and the reason phrase; ``""`` for no phrase."""
+def _parse_status(status: object, source: str, key_path: str) -> tuple[int, str]:
+    """Return (status code, reason phrase or ``""``); raise ``DataError`` for an invalid status."""
     code, message = (status.get("code"), status.get("message")) if isinstance(status, dict) else (status, "")
     if isinstance(code, int) and not isinstance(code, bool) and isinstance(message or "", str):
         return code, message or ""
-    raise _make_invalid_value_error(status, "a mapping with code and message", source, at)
+    raise _make_invalid_value_error(status, "a mapping with code and message", source, key_path)
 
 
-def _parse_header_pairs(headers: Any, source: str, at: str) -> Headers:
+def _parse_header_pairs(headers: Any, source: str, key_path: str) -> Headers:
     """Return one pair for each value of each header; a header can have one value or a list."""
     if headers is None:
         return ()
-    _check_mapping(headers, source, at)
+    _check_mapping(headers, source, key_path)
     return tuple(
         [
-            (_parse_text(n, source, at), v)
+            (_parse_text(n, source, key_path), v)
             for n, values in headers.items()
-            for v in _parse_header_values(values, source, f"{at}.{n}")
+            for v in _parse_header_values(values, source, f"{key_path}.{n}")
         ]
     )
 
 
-def _parse_header_values(values: object, source: str, at: str) -> Iterator[str]:
+def _parse_header_values(values: object, source: str, key_path: str) -> Iterator[str]:
+    """Yield the values of one header, a single one or a list; raise ``DataError`` for another type."""
     for value in values if isinstance(values, list) else [values]:
         if isinstance(value, bytes):
             yield value.decode("latin-1")
         elif isinstance(value, str):
             yield value
         else:
-            raise _make_invalid_value_error(value, "a string, or a list of strings", source, at)
+            raise _make_invalid_value_error(value, "a string, or a list of strings", source, key_path)
 
 
-def _encode_text(text: str, source: str, at: str) -> bytes:
+def _encode_text(text: str, source: str, key_path: str) -> bytes:
+    """Return *text* in UTF-8; raise ``DataError`` for lone surrogates."""
     try:
         return text.encode()
     except UnicodeEncodeError:
-        raise _make_invalid_value_error(text, "text that UTF-8 can encode", source, at) from None
+        raise _make_invalid_value_error(text, "text that UTF-8 can encode", source, key_path) from None
 
 
-def _parse_text(value: object, source: str, at: str) -> str:
+def _parse_text(value: object, source: str, key_path: str) -> str:
     """Return a string, or bytes decoded as Latin-1; raise ``DataError`` for anything else."""
     if isinstance(value, bytes):
         return value.decode("latin-1")
     if isinstance(value, str):
         return value
-    raise _make_invalid_value_error(value, "a string", source, at)
+    raise _make_invalid_value_error(value, "a string", source, key_path)
 
 
-def _parse_url(value: object, source: str, at: str) -> str:
+def _parse_url(value: object, source: str, key_path: str) -> str:
     """Return the text of a URL that can be parsed; raise ``DataError`` for another."""
-    text = _parse_text(value, source, at)
+    text = _parse_text(value, source, key_path)
     try:
         _ = urlsplit(text).port
     except ValueError:
-        raise _make_invalid_value_error(text, "an address such as 'https://host/path'", source, at) from None
+        raise _make_invalid_value_error(text, "an address such as 'https://host/path'", source, key_path) from None
     return text
 
 
-def _check_mapping(value: Any, source: str, at: str) -> None:
+def _check_mapping(value: Any, source: str, key_path: str) -> None:
+    """Raise ``DataError`` unless *value* is a mapping."""
     if not isinstance(value, Mapping):
-        raise _make_invalid_value_error(value, "a mapping", source, at)
+        raise _make_invalid_value_error(value, "a mapping", source, key_path)
 
 
-def _refuse_unknown_keys(value: dict[str, object], known: set[str], source: str, at: str) -> None:
+def _refuse_unknown_keys(value: dict[str, object], known: set[str], source: str, key_path: str) -> None:
+    """Raise ``DataError`` if a mapping has a key that is not *known*."""
     for key in value:
         if key not in known:
-            msg = (
-                f"{source}: {at} has the unknown key {key!r}; known keys: {list_names(sorted(known), key, quoted=True)}"
-            )
-            raise DataError(msg, path=f"{at}.{key}")
+            msg = f"{source}: {key_path} has the unknown key {key!r}; known keys: {list_names(sorted(known), key, quoted=True)}"
+            raise DataError(msg, path=f"{key_path}.{key}")
 
 
-def _make_invalid_value_error(value: object, expected: str, source: str, at: str) -> DataError:
+def _make_invalid_value_error(value: object, expected: str, source: str, key_path: str) -> DataError:
+    """Return the error for the invalid value at *key_path* of the file *source*, with the *expected* form."""
     shown = repr(value)
     shown = cut_after(shown, SHOWN_CHARACTERS)
-    return DataError(f"{source}: {at} is {shown}; use {expected}", path=at)
+    return DataError(f"{source}: {key_path} is {shown}; use {expected}", path=key_path)
 
 
 ENDLESS = 1 << 30
@@ -555,9 +565,11 @@ def _make_yaml_dumper() -> object:
 
     class Dumper(base):  # type: ignore[misc]
         def ignore_aliases(self, data: object) -> bool:
+            """Return True, so that equal objects are written in full."""
             return True
 
     def represent_text(dumper: Any, value: str) -> Any:
+        """Return a text as YAML, one of several lines as a literal block."""
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
 
     Dumper.add_representer(str, represent_text)

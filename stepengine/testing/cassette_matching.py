@@ -98,9 +98,10 @@ def _normalize_percent_encoding(text: str) -> str:
     return UNRESERVED.sub(_decode_unreserved, text)
 
 
-def _decode_unreserved(found: re.Match[str]) -> str:
-    char = chr(int(found[1], 16))
-    return char if char.isascii() and (char.isalnum() or char in "-._~") else found[0].upper()
+def _decode_unreserved(match: re.Match[str]) -> str:
+    """Return the character of a percent escape if it needs none, else the escape in upper case."""
+    char = chr(int(match[1], 16))
+    return char if char.isascii() and (char.isalnum() or char in "-._~") else match[0].upper()
 
 
 @frozen
@@ -122,6 +123,7 @@ class ComparedRequest:
 
 
 def _to_lower(names: Iterable[str]) -> tuple[str, ...]:
+    """Return names in lower case."""
     return tuple([name.lower() for name in names])
 
 
@@ -216,6 +218,7 @@ def _collect_marks_by_place(pattern: re.Pattern[str], texts: Iterable[tuple[str,
 
 
 def _remove_credential_marks_in_bytes(body: bytes) -> bytes:
+    """Return *body* with each marked placeholder of a credential replaced by a plain one."""
     if b"<redacted:" not in body:
         return body
     return _remove_credential_marks(body.decode(errors="surrogateescape")).encode(errors="surrogateescape")
@@ -246,10 +249,12 @@ def _parse_exact_number(text: str) -> int | float | Decimal:
 
 
 def _raise_for_constant(text: str) -> Any:
+    """Raise ``ValueError`` for ``NaN`` and ``Infinity``: the ``parse_constant`` of ``json``."""
     raise ValueError(text)
 
 
 def _hash_bytes(data: bytes) -> str:
+    """Return the SHA-256 of data as hex digits."""
     return hashlib.sha256(data).hexdigest()
 
 
@@ -260,6 +265,7 @@ def find_boundary(content_type: str) -> str:
 
 
 def _replace_boundary_in_body(body: bytes, content_type: str) -> bytes:
+    """Return a multipart body with a fixed boundary; other bodies unchanged."""
     boundary = find_boundary(content_type)
     return body.replace(boundary.encode(), b"BOUNDARY") if boundary else body
 

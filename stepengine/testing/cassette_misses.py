@@ -129,17 +129,18 @@ def find_nearest_requests(request: RecordedRequest, situation: Situation) -> tup
 
 
 def _join_values_by_name(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Return the values of each name, joined by commas."""
     joined: dict[str, list[str]] = {}
     for name, value in pairs:
         joined.setdefault(name, []).append(value.removeprefix("="))
     return {name: ", ".join(values) for name, values in joined.items()}
 
 
-def _find_header_differences(known: KnownRequest, now: ComparedRequest) -> list[JsonDifference]:
-    """Return the compared headers whose values differ between a recorded request and *now*."""
-    if have_equal_headers(known.asked, now, is_complete=known.has_all_headers):
+def _find_header_differences(known: KnownRequest, current: ComparedRequest) -> list[JsonDifference]:
+    """Return the compared headers whose values differ between a recorded request and *current*."""
+    if have_equal_headers(known.asked, current, is_complete=known.has_all_headers):
         return []
-    recorded, sent = _join_values_by_name(known.asked.headers), _join_values_by_name(now.headers)
+    recorded, sent = _join_values_by_name(known.asked.headers), _join_values_by_name(current.headers)
     names = {*recorded, *sent} if known.has_all_headers else {*recorded}
     pairs = [(name, recorded.get(name, ABSENT), sent.get(name, ABSENT)) for name in sorted(names)]
     return [JsonDifference(f"header {name}", a, b) for name, a, b in pairs if a != b]
@@ -195,6 +196,7 @@ def _format_value_at_difference(value: object, other: object) -> str:
 
 
 def _to_json(value: object) -> str:
+    """Return a value as JSON text; values without a JSON form as text."""
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
@@ -224,16 +226,16 @@ def _describe_cause(
     return _describe_body_cause(request, candidates[0].differences) if candidates else "another body"
 
 
-def _describe_body_cause(request: RecordedRequest, found: Sequence[JsonDifference]) -> str:
+def _describe_body_cause(request: RecordedRequest, differences: Sequence[JsonDifference]) -> str:
     """Return which part of the body changed, such as a message of the conversation."""
-    if not found:
+    if not differences:
         return "another body"
-    first = found[0].pointer
+    first = differences[0].pointer
     place = re.match(r"/(messages|input|contents)/(\d+)", first)
     if place is None:
         return "another body" if first == "(body)" else f"{first.removeprefix('/').split('/')[0]} changed"
-    if all(d.recorded is ABSENT for d in found) or all(d.now is ABSENT for d in found):
-        longer = "longer" if found[0].recorded is ABSENT else "shorter"
+    if all(d.recorded is ABSENT for d in differences) or all(d.now is ABSENT for d in differences):
+        longer = "longer" if differences[0].recorded is ABSENT else "shorter"
         return f"the conversation is {longer} from message {place[2]} on"
     return f"{_describe_message_role(request, place[1], int(place[2]))} changed at message {place[2]}"
 

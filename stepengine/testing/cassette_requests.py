@@ -260,9 +260,9 @@ class RequestMessages:
         """Add an item of unknown form as a user message with its JSON text."""
         self.entries.append(UserMessage((_make_json_text_part(value),)))
 
-    def add_result(self, call_id: str, name: str, content: object, source: Json, known: frozenset[str]) -> None:
-        """Add the result of a tool call; members of its *source* that are not *known* are added to it as JSON."""
-        more = _get_unknown_members(source, known)
+    def add_result(self, call_id: str, name: str, content: object, source: Json, known_members: frozenset[str]) -> None:
+        """Add the result of a tool call; members of its *source* that are not *known_members* are added to it as JSON."""
+        more = _get_unknown_members(source, known_members)
         parts = (*_parse_tool_result_parts(content), *([JsonPart(more)] if more else []))
         self.entries.append(ToolOutput(call_id, name, parts, source.get("is_error") is True, source))
 
@@ -396,6 +396,7 @@ def fill_text_of_opaque_part(part: AssistantPart) -> AssistantPart:
 
 
 def _make_json_text_part(value: object) -> TextPart:
+    """Return a text part with the JSON of a value."""
     return TextPart(compact(value))
 
 
@@ -480,6 +481,7 @@ def _media_from_base64(data: str, mime: str, name: str = "") -> UserPart | None:
 
 
 def _media_from_bytes(content: bytes, mime: str, name: str = "") -> UserPart:
+    """Return an image part for the bytes of an image, else a document part."""
     if resolve_media_type(mime, content).startswith("image/"):
         return ImagePart(data=content, mime_type=mime)
     return DocumentPart(data=content, mime_type=mime, name=name)
@@ -613,9 +615,9 @@ def _as_list(value: object) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _get_unknown_members(source: Json, known: frozenset[str]) -> Json:
-    """Return the members of *source* that are neither *known* nor null."""
-    return {name: member for name, member in source.items() if name not in known and member is not None}
+def _get_unknown_members(source: Json, known_members: frozenset[str]) -> Json:
+    """Return the members of *source* that are neither *known_members* nor null."""
+    return {name: member for name, member in source.items() if name not in known_members and member is not None}
 
 
 PROTOCOLS = (
@@ -731,14 +733,14 @@ def _make_settings(rest: dict[str, Any]) -> ModelSettings:
     return ModelSettings(**known, extra={"body": left} if left else {})
 
 
-def _try_add_setting(name: str, value: Any, known: dict[str, Any]) -> bool:
-    """Add a setting to *known*; return False if it is unknown or has another form."""
+def _try_add_setting(name: str, value: Any, settings: dict[str, Any]) -> bool:
+    """Add a setting to *settings*; return False if it is unknown or has another form."""
     ours = SETTINGS.get(name)
-    if ours is None or ours in known:
+    if ours is None or ours in settings:
         return False
     try:
         ModelSettings(**{ours: value})
     except (DefinitionError, TypeError):
         return False
-    known[ours] = value
+    settings[ours] = value
     return True

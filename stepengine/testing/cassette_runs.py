@@ -154,7 +154,7 @@ class _Transcripts:
         self._kept: list[Transcript] = []
 
     def share_messages_with_earlier(self, transcript: Transcript) -> Transcript:
-        """Return an equal transcript that shares its first messages with the most similar request before it."""
+        """Return an equal transcript that shares its first messages with the most similar stored request, and store it."""
         messages = list(transcript)
         made = transcript
         found = [(find_first_difference(known, messages), known) for known in self._kept]

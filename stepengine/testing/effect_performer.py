@@ -54,7 +54,7 @@ class OutcomeSource(Protocol):
     def results(self) -> Mapping[str, Any]:
         """The scripted results, by name of a tool or of the function of a ``Perform``."""
 
-    def create_outcome(self, path: str, effect: Leaf, at: int) -> Single:
+    def create_outcome(self, path: str, effect: Leaf, now_ms: int) -> Single:
         """Return the outcome of *effect*. After a crash, the same effect has the same outcome."""
 
 

@@ -144,6 +144,7 @@ class _Wake:
             self._loop.call_soon_threadsafe(self._resolve_future)
 
     def _resolve_future(self) -> None:
+        """Set the result of the future, unless it is done."""
         if not self.future.done():
             self.future.set_result(None)
 

@@ -66,7 +66,7 @@ class RecordingTarget(Protocol):
     def finish(self, slot: Slot, interaction: Interaction) -> None:
         """Store an interaction at its reserved position, without its secrets."""
 
-    def store_unrecorded_reply(self, left: UnrecordedReply, slot: Slot | None = None) -> None:
+    def store_unrecorded_reply(self, reply: UnrecordedReply, slot: Slot | None = None) -> None:
         """Store the fact that a reply was not recorded, and for which reserved position."""
 
 

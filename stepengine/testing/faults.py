@@ -168,39 +168,39 @@ class RandomFaults:
         return [random.choice(fitting)]
 
 
-def find_outcome_of_fault(kind: str, effect: Leaf, at: int) -> Single | None:
+def find_outcome_of_fault(kind: str, effect: Leaf, now_ms: int) -> Single | None:
     """Return the outcome that a fault *kind* gives *effect* in place of its own; ``None`` if the effect is performed."""
     if kind in ("cancel", "shutdown"):
-        return Stop("cancelled" if kind == "cancel" else "shutdown", at)
+        return Stop("cancelled" if kind == "cancel" else "shutdown", now_ms)
     if kind == "limit":
         limit = {CallModel: "tokens", CallTool: "actions", Spawn: "children"}[type(effect)]
-        return Failure(LimitExceeded(f"the simulation refuses more {limit}", kind=limit), at)
+        return Failure(LimitExceeded(f"the simulation refuses more {limit}", kind=limit), now_ms)
     if kind == "unknown":
-        return Failure(UnknownOutcome("the simulation lost the outcome"), at)
+        return Failure(UnknownOutcome("the simulation lost the outcome"), now_ms)
     if kind in ("late", "never") and isinstance(effect, AwaitMessage):
         if effect.timeout is not None:
-            return Value(None, at)
-        return Stop("suspended", at) if kind == "never" else None
+            return Value(None, now_ms)
+        return Stop("suspended", now_ms) if kind == "never" else None
     if kind == "suspend" and isinstance(effect, AskPerson):
-        return Stop("suspended", at, questions=effect.questions)
-    return _make_failed_outcome(kind, effect, at) if kind in ("failure", "timeout") else None
+        return Stop("suspended", now_ms, questions=effect.questions)
+    return _make_failed_outcome(kind, effect, now_ms) if kind in ("failure", "timeout") else None
 
 
-def _make_failed_outcome(kind: str, effect: Leaf, at: int) -> Single:
+def _make_failed_outcome(kind: str, effect: Leaf, now_ms: int) -> Single:
     """Return the outcome of an effect that fails or times out, in the form of its type."""
     text = "simulated failure" if kind == "failure" else "simulated timeout"
     if isinstance(effect, CallModel):
         used = None if kind == "failure" else Usage(7)
-        return Failure(ModelError(text, retryable=True, kind="http" if kind == "failure" else kind, usage=used), at)
+        return Failure(ModelError(text, retryable=True, kind="http" if kind == "failure" else kind, usage=used), now_ms)
     if isinstance(effect, CallTool):
         result = ToolResult.error(text, tool_name=effect.tool_name, tool_call_id=effect.tool_call_id)
-        return Value(result, at)
+        return Value(result, now_ms)
     if isinstance(effect, Spawn):
         error = ModelError(text)
         if effect.is_background:
-            return Failure(error, at)
-        return Value(ChildResult(agent_id=effect.agent_id, status=RunStatus.FAILED, error=error), at)
-    return Failure(PerformError(text, kind="OSError" if kind == "failure" else "TimeoutError"), at)
+            return Failure(error, now_ms)
+        return Value(ChildResult(agent_id=effect.agent_id, status=RunStatus.FAILED, error=error), now_ms)
+    return Failure(PerformError(text, kind="OSError" if kind == "failure" else "TimeoutError"), now_ms)
 
 
 def change_outcome_by_faults(kinds: Iterable[str], effect: Leaf, outcome: Single) -> Single:

@@ -82,9 +82,9 @@ def split_body_into_events(reply: RecordedResponse) -> list[bytes]:
     return [reply.body] if reply.body else []
 
 
-def make_cut_reply_error(module: Any, found: Interaction) -> Exception | None:
+def make_cut_reply_error(module: Any, interaction: Interaction) -> Exception | None:
     """Return the error of *module* that ends a reply recorded without its end; None for a complete one."""
-    if found.is_complete:
+    if interaction.is_complete:
         return None
     return module.RemoteProtocolError("the recorded reply ends here, because the program read no further")  # type: ignore[no-any-return]
 

@@ -154,6 +154,7 @@ def _check_extras(requirements: Iterable[str]) -> Iterator[Finding]:
 
 
 def _find_version(name: str) -> str | None:
+    """Return the version of an installed package; ``None`` if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -295,12 +296,12 @@ def _report_agent_counts(count: int, own: int) -> Iterator[Finding]:
     yield Finding("agents", "ok", f"{count} agent files, {own} of them in ./agents", repair)
 
 
-def _find_undeclared_tools(found: Iterable[ListedAgent]) -> Iterator[Finding]:
+def _find_undeclared_tools(listed_agents: Iterable[ListedAgent]) -> Iterator[Finding]:
     """Yield a note for each agent file with tools that declare no files: rules about files cannot judge their calls."""
     from stepengine.permissions.rules import is_checkable_by_path_rules
 
     tools: dict[Path, dict[str, None]] = {}
-    for one in found:
+    for one in listed_agents:
         for tool in one.agent.tools if one.agent is not None else ():
             if not isinstance(tool, ToolLike) or not isinstance(tool.binding().runs, Ordinary):
                 continue

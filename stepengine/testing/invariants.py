@@ -129,6 +129,7 @@ def remove_request_counts(finished: Finished) -> Finished:
 
 
 def _remove_request_count(usage: Usage) -> Usage:
+    """Return *usage* without its number of requests."""
     return attrs.evolve(usage, requests=0, at_least=False)
 
 
@@ -157,6 +158,7 @@ def _describe_difference(prefix: str, current: Any, expected: object, *ignored: 
 
 
 def _shorten_repr(value: object) -> str:
+    """Return the ``repr`` of a value, cut with its length if it is long."""
     said = repr(value)
     return cut_after(said, WIDTH, f"... ({len(said)} characters)")
 
@@ -236,22 +238,22 @@ class WatchedRun:
 
         return watched
 
-    def check_sent_result(self, asked: object, result: object) -> None:
-        """Store a violation if the result sent to the handler for the yield *asked* does not match it."""
+    def check_sent_result(self, yielded: object, result: object) -> None:
+        """Store a violation if the result sent to the handler for the yield *yielded* does not match it."""
         if not isinstance(result, StepResult):
             return
         self._check_and_store_state(result.agent_state)
-        if isinstance(asked, ToolCall):
+        if isinstance(yielded, ToolCall):
             names = [r.tool_name for r in result.tool_results]
-            if names != [asked.tool]:
-                self._add_violation("I1", f"the handler's call of {asked.tool!r} got results of {names}")
+            if names != [yielded.tool]:
+                self._add_violation("I1", f"the handler's call of {yielded.tool!r} got results of {names}")
         self._check_sent_tool_results(result)
-        if isinstance(asked, Parallel) and len(result.value or ()) != len(asked.calls):
-            self._add_violation("I1", f"a Parallel of {len(asked.calls)} got {len(result.value or ())} values")
-        if isinstance(asked, GenerateN) and len(result.n_responses) > asked.n:
-            self._add_violation("I1", f"{asked.n} candidates were requested, but {len(result.n_responses)} returned")
-        if isinstance(asked, AgentCall) and getattr(result.value, "agent_id", None) is None:
-            self._add_violation("I1", f"the child {asked.agent_id!r} returned {result.value!r}")
+        if isinstance(yielded, Parallel) and len(result.value or ()) != len(yielded.calls):
+            self._add_violation("I1", f"a Parallel of {len(yielded.calls)} got {len(result.value or ())} values")
+        if isinstance(yielded, GenerateN) and len(result.n_responses) > yielded.n:
+            self._add_violation("I1", f"{yielded.n} candidates were requested, but {len(result.n_responses)} returned")
+        if isinstance(yielded, AgentCall) and getattr(result.value, "agent_id", None) is None:
+            self._add_violation("I1", f"the child {yielded.agent_id!r} returned {result.value!r}")
 
     def check_thrown_error(self, error: BaseException) -> None:
         """Store a violation if the error thrown into the handler is a stop or another error that it must not see."""
@@ -283,18 +285,19 @@ class WatchedRun:
         self._states.append((state, history, view))
 
     def _add_violation(self, invariant_id: str, message: str) -> None:
+        """Store a violation, which the next check of an effect raises."""
         # Raised later, outside of the handler: here it would arrive at the author's own yield.
         self.found.append(Violation(invariant_id, message))
 
     # --- the machine's side -------------------------------------------------------------------------------------------
 
-    def check_effect(self, effect: Effect) -> None:
-        """Raise ``Violation`` for an effect of the machine that has a wrong number, or must not occur in the present state."""
+    def check_and_track_effect(self, effect: Effect) -> None:
+        """Raise ``Violation`` for an effect with a wrong number or in a wrong state; else advance the number and the state."""
         if self.found:
             raise self.found[0]
         self._advance_protocol_state(get_protocol_token(effect))
         if isinstance(effect, Notify):
-            self._check_event(effect.event)
+            self._check_and_track_event(effect.event)
             return
         if isinstance(effect, Compute):
             return
@@ -307,12 +310,12 @@ class WatchedRun:
                 )
             self._next += 1
 
-    def _check_event(self, event: object) -> None:
-        """Raise ``Violation`` for an event that must not occur now, such as a step within a step; track the current step."""
+    def _check_and_track_event(self, event: object) -> None:
+        """Raise ``Violation`` for an event that must not occur now, such as a step within a step; else track the current step."""
         if isinstance(event, ToolFinished) and event.tool_name == "set_messages" and not event.result.is_error:
             self._replaced = True
         if isinstance(event, StepFinished):
-            self._check_step_end(event)
+            self._check_and_store_step_end(event)
         if isinstance(event, StepStarted):
             if self._step is not None:
                 raise_violation("I9", f"step {event.step} started while step {self._step} was running")
@@ -327,7 +330,7 @@ class WatchedRun:
             if self._step is not None:
                 raise_violation("I9", f"the run has ended, but step {self._step} has not")
 
-    def _check_step_end(self, event: StepFinished) -> None:
+    def _check_and_store_step_end(self, event: StepFinished) -> None:
         """End the current step, and store the status of a stopped one; raise ``Violation`` for another step or status."""
         if event.step != self._step:
             raise_violation("I9", f"step {event.step} ended while step {self._step} was running")
@@ -368,8 +371,8 @@ class WatchedRun:
         elif self._places <= {"asking", "asking_last"}:
             self._advance_protocol_state(*kinds)
 
-    def _collect_new_child_results(self, awaited: object) -> list[ChildResult]:
-        """Return the results of background children that are reported to the run for the first time."""
+    def _collect_and_mark_child_results(self, awaited: object) -> list[ChildResult]:
+        """Return the results of background children that were not reported to the run yet, and mark them as reported."""
         if not isinstance(awaited, Awaited):
             return []
         news = [path for path in awaited.done if path not in self._told]
@@ -384,7 +387,7 @@ class WatchedRun:
             self._bodies.append(body)
             self._ran += body.children
             self._inputs += [change for change in body.changes if isinstance(change, UserMessage)]
-        ended = [child] if isinstance(child, ChildResult) else self._collect_new_child_results(child)
+        ended = [child] if isinstance(child, ChildResult) else self._collect_and_mark_child_results(child)
         self._children += ended
         self._ran += ended
         if isinstance(effect, CallModel):
@@ -497,7 +500,7 @@ class Unwatched(WatchedRun):
     def __attrs_post_init__(self) -> None:
         pass
 
-    def check_effect(self, effect: Effect) -> None:
+    def check_and_track_effect(self, effect: Effect) -> None:
         """Do nothing."""
 
     def track_outcomes(self, effects: Iterable[Leaf], outcomes: Iterable[Single]) -> None:
@@ -524,10 +527,12 @@ class _Spy:
 
     @property
     def gi_frame(self) -> Any:
+        """The frame of the watched generator."""
         return self._steps.gi_frame
 
     @property
     def gi_yieldfrom(self) -> Any:
+        """The iterator to which the watched generator delegates."""
         return self._steps.gi_yieldfrom
 
     def __iter__(self) -> _Spy:
@@ -550,6 +555,7 @@ class _Spy:
         return self._asked
 
     def close(self) -> None:
+        """Close the watched generator."""
         self._steps.close()
 
 
@@ -557,6 +563,7 @@ _numbers: Callable[[Usage], tuple[int, ...]] = attrgetter(*NUMBERS)
 
 
 def _has_not_shrunk(before: Usage, after: Usage) -> bool:
+    """Return whether no number in *after* is below that in *before*."""
     return all(a <= b for a, b in zip(_numbers(before), _numbers(after), strict=True))
 
 
@@ -576,6 +583,7 @@ def describe_effect(effect: Leaf) -> str:
 
 
 def _describe_tool_call(effect: CallTool) -> str:
+    """Return name, input and source of a tool call on one line."""
     return f"tool {effect.tool_name} {effect.input!r} ({effect.source})"
 
 
@@ -610,6 +618,7 @@ def describe_outcome(outcome: Single) -> str:
     return _shorten_line(f"{value.status.value}: {value.text}" if isinstance(value, ChildResult) else repr(value))
 
 
-def _shorten_line(said: str) -> str:
-    said = said.replace("\n", "\\n")
-    return cut_after(said, TOLD_WIDTH)
+def _shorten_line(text: str) -> str:
+    """Return a text on one line, cut if it is long."""
+    text = text.replace("\n", "\\n")
+    return cut_after(text, TOLD_WIDTH)

@@ -88,22 +88,22 @@ def check_package(path: Path = Path(), *, write: bool = False, imports: bool = F
     return found
 
 
-def _check_by_import(site: Path, path: Path, scratch: Path, found: PackageCheck, *, write: bool) -> None:
-    """Import the package in a process of its own, write its declaration if *write*, and add all findings to *found*."""
+def _check_by_import(site: Path, path: Path, scratch: Path, result: PackageCheck, *, write: bool) -> None:
+    """Import the package in a process of its own, write its declaration if *write*, and add all findings to *result*."""
     told = _probe_package(site, path, scratch)
     if write:
-        found.good.append(f"written: {_write_declaration(path, told)}")
+        result.good.append(f"written: {_write_declaration(path, told)}")
         told = _probe_package(_unpack_or_build_wheel(path, scratch), path, scratch)
-    found.problems += told["problems"]
+    result.problems += told["problems"]
     if told["agents"]:
-        _check_loaded_package(scratch, path, told, found)
+        _check_loaded_package(scratch, path, told, result)
 
 
 # --- a wheel, and a process that has nothing else -----------------------------------------------------------------------
 
 
 def _unpack_or_build_wheel(path: Path, scratch: Path) -> Path:
-    """Return a new folder with the content of the wheel at *path*, or of one built from the project there."""
+    """Return a new folder with the content of the wheel at *path*, or of a project's built wheel; raise ``DefinitionError`` if that fails."""
     site = Path(tempfile.mkdtemp(prefix="site-", dir=scratch))
     wheel = path if path.is_file() else _build_wheel(path, scratch)
     try:
@@ -257,7 +257,7 @@ def _probe_package(site: Path, path: Path, scratch: Path) -> dict[str, Any]:
 
 def _read_agent_package(site: Path) -> Package:
     """
-    Return the package of an unpacked wheel from its metadata, without an import.
+    Return the package of an unpacked wheel from its metadata, without an import; raise ``DefinitionError`` if it names no agents.
 
     Raises:
         DefinitionError: when its metadata names no agents, or cannot be read.
@@ -300,21 +300,21 @@ def _is_package_approved(site: Path) -> bool:
         return False
 
 
-def _check_without_import(site: Path, path: Path, found: PackageCheck) -> None:
-    """Check a wheel by its files alone, and add the findings to *found*."""
+def _check_without_import(site: Path, path: Path, result: PackageCheck) -> None:
+    """Check a wheel by its files alone, and add the findings to *result*."""
     try:
         package = _read_agent_package(site)
     except DefinitionError as error:
-        found.problems.append(error.message)
+        result.problems.append(error.message)
     else:
         said = {name: getattr(package, name) for name in ("reads", "writes", "hosts")}
         agents = {agent_id: {"tools": agent.tools} for agent_id, agent in package.agents.items()}
-        found.problems += _find_missing_scopes(said, agents)
-        found.notes += _find_undeclared_hosts(package.folder, package.hosts)
-    found.problems += _find_leaked_secrets_and_paths(site, path)
-    found.notes.append("its code was not run, so its behaviour is unknown; --import runs it with your rights")
-    if not found.problems:
-        found.good.append("its metadata and its declaration can be read; no keys, no machine-specific paths")
+        result.problems += _find_missing_scopes(said, agents)
+        result.notes += _find_undeclared_hosts(package.folder, package.hosts)
+    result.problems += _find_leaked_secrets_and_paths(site, path)
+    result.notes.append("its code was not run, so its behaviour is unknown; --import runs it with your rights")
+    if not result.problems:
+        result.good.append("its metadata and its declaration can be read; no keys, no machine-specific paths")
 
 
 # --- what is looked at ------------------------------------------------------------------------------------------------
@@ -344,29 +344,29 @@ def _write_declaration(project: Path, probed: Mapping[str, Any]) -> str:
     return str(file.relative_to(project))
 
 
-def _check_loaded_package(scratch: Path, path: Path, probed: Mapping[str, Any], found: PackageCheck) -> None:
+def _check_loaded_package(scratch: Path, path: Path, probed: Mapping[str, Any], result: PackageCheck) -> None:
     """Check the declaration, keys, paths, hosts and recorded runs of a package whose agents can be loaded."""
     site: Path = probed["site"]
     folder = _find_declaration_folder(site, probed["module"].split("."))
     if folder is None:
-        found.problems.append(f"there is no {FILE} in {probed['module']!r}; --write creates it")
+        result.problems.append(f"there is no {FILE} in {probed['module']!r}; --write creates it")
         return
     try:
         said = read_declaration(folder / FILE)
     except DefinitionError as error:
-        found.problems.append(error.message)
+        result.problems.append(error.message)
         return
     package = Package(name="", version="", publisher=probed["publisher"], value=probed["module"], folder=folder, **said)
-    found.problems += _find_declaration_differences(package.agents, probed["agents"])
-    found.problems += _find_missing_scopes(said, probed["agents"])
-    found.problems += _find_leaked_secrets_and_paths(site, path)
-    found.notes += _find_undeclared_hosts(folder, said["hosts"])
-    if not found.problems:
-        found.good.append(
+    result.problems += _find_declaration_differences(package.agents, probed["agents"])
+    result.problems += _find_missing_scopes(said, probed["agents"])
+    result.problems += _find_leaked_secrets_and_paths(site, path)
+    result.notes += _find_undeclared_hosts(folder, said["hosts"])
+    if not result.problems:
+        result.good.append(
             f"loads without the folder of its author: {', '.join(f'{package.publisher}/{one}' for one in package.agents)}"
         )
-        found.good.append(f"{FILE} matches the code; no keys, no machine-specific paths")
-        _replay_recorded_runs(package, scratch, site, found)
+        result.good.append(f"{FILE} matches the code; no keys, no machine-specific paths")
+        _replay_recorded_runs(package, scratch, site, result)
 
 
 def _find_declaration_differences(
@@ -426,26 +426,26 @@ def _find_undeclared_hosts(folder: Path, hosts: Sequence[str]) -> Iterator[str]:
                 yield f"{file.relative_to(folder)} names the host {host}, which is not among 'hosts'"
 
 
-def _replay_recorded_runs(package: Any, scratch: Path, site: Path, found: PackageCheck) -> None:
+def _replay_recorded_runs(package: Any, scratch: Path, site: Path, result: PackageCheck) -> None:
     """Approve the package in the scratch environment, and replay the recorded runs of its agents."""
     name = next(iter(site.glob("*.dist-info"))).name.partition("-")[0]
     done = _run_python_isolated(["-m", "stepengine", "agents", "agree", name], site, scratch)
     if done.returncode:
-        found.problems.append(done.stderr.strip())
+        result.problems.append(done.stderr.strip())
         return
     for agent_id in package.agents:
         full = f"{package.publisher}/{agent_id}"
         try:
             done = _run_python_isolated(["-m", "stepengine", "test", full], site, scratch)
         except subprocess.TimeoutExpired:
-            found.problems.append(f"replaying the runs of {full} took more than {SECONDS} seconds")
+            result.problems.append(f"replaying the runs of {full} took more than {SECONDS} seconds")
             continue
         said = done.stdout.strip().rpartition("\n")[2]
         if done.returncode == 0:
-            found.good.append(f"{full} replays its recorded runs: {said}")
+            result.good.append(f"{full} replays its recorded runs: {said}")
         elif "no recorded run" in done.stderr:
-            found.notes.append(
+            result.notes.append(
                 f"{full} has no recorded run; add one in recordings/ so that others can try it without a key"
             )
         else:
-            found.problems.append(f"{full} does not replay its recorded runs: {(done.stdout + done.stderr).strip()}")
+            result.problems.append(f"{full} does not replay its recorded runs: {(done.stdout + done.stderr).strip()}")

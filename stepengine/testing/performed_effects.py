@@ -46,15 +46,15 @@ class WorldClock:
         """The time since the present process started."""
         return self.now - self.started
 
-    def advance_past_effect(self, at: Address, duration: int) -> None:
+    def advance_past_effect(self, address: Address, duration: int) -> None:
         """Advance the clock by the duration of an effect; a repeated effect takes no extra time."""
-        if at not in self._asked:
-            self._asked[at] = self.now
+        if address not in self._asked:
+            self._asked[address] = self.now
             self.now += duration
 
-    def advance_to_wait_end(self, at: Address, timeout_ms: int) -> None:
+    def advance_to_wait_end(self, address: Address, timeout_ms: int) -> None:
         """Advance to the end of a wait. Waits that started together end together."""
-        self.now = max(self.now, self._asked[at] + timeout_ms)
+        self.now = max(self.now, self._asked[address] + timeout_ms)
 
 
 class PlannedFaults:
@@ -87,15 +87,15 @@ class PlannedFaults:
             self.happened += [Fault(item.effect.seq, kind, item.path) for kind in kinds]
         return self._kinds[at]
 
-    def get_known_faults(self, at: Address) -> Sequence[str]:
+    def get_known_faults(self, address: Address) -> Sequence[str]:
         """Return the faults of an effect that was performed; nothing for others."""
-        return self._kinds.get(at, ())
+        return self._kinds.get(address, ())
 
-    def consume_planned_crash(self, at: Address, kind: str) -> bool:
+    def consume_planned_crash(self, address: Address, kind: str) -> bool:
         """Return True, at the first call only, if a crash of this *kind* is planned at the effect."""
-        if kind not in self.get_known_faults(at) or (at, kind) in self._crashes:
+        if kind not in self.get_known_faults(address) or (address, kind) in self._crashes:
             return False
-        self._crashes.add((at, kind))
+        self._crashes.add((address, kind))
         return True
 
 
@@ -156,9 +156,9 @@ class EffectRecords:
                 "I3", f"in a replay of its records, the run does not request {format_address(min(missing))}"
             )
 
-    def is_recorded(self, at: Address) -> bool:
+    def is_recorded(self, address: Address) -> bool:
         """Return whether the journal must have the outcome of an effect, which it has unless the effect was stopped."""
-        return at in self.performed and not isinstance(self.performed[at][1], Stop)
+        return address in self.performed and not isinstance(self.performed[address][1], Stop)
 
     def expect_performable(self, item: Item) -> None:
         """Raise ``Violation`` if an effect is performed whose outcome is recorded, or that must not happen twice."""
@@ -174,8 +174,8 @@ class EffectRecords:
                 "R3", f"{self.repetition_prefix} {_describe_item(item)} happens although it may have happened before"
             )
 
-    def check_outcome(self, item: Item, outcome: Single) -> bool:
-        """Raise ``Violation`` if the run receives another outcome than the world gave; return True if the outcome is new."""
+    def check_and_record_outcome(self, item: Item, outcome: Single) -> bool:
+        """Raise ``Violation`` for another outcome than the world's; record a new one and return True, return False for a repeated one."""
         at, effect = item.address, item.effect
         self._met.add(at)
         if self.is_recorded(at) or (self.is_replay and at in self.performed):
@@ -190,7 +190,7 @@ class EffectRecords:
             raise_violation(
                 "R1", f"the run does not end: {MAX_EFFECTS} effects, the last of them {describe_effect(effect)}"
             )
-        self._expect_world_outcome(item, outcome)
+        self._check_and_count_new_outcome(item, outcome)
         self.performed[at] = (effect, outcome)
         if not isinstance(outcome, Stop):
             self._open.discard(at)
@@ -206,8 +206,8 @@ class EffectRecords:
             given = f"returns {describe_outcome(outcome)}, but returned {describe_outcome(due)} before"
             raise_violation("I3", f"{self.repetition_prefix} {_describe_item(item)} {given}")
 
-    def _expect_world_outcome(self, item: Item, outcome: Single) -> None:
-        """Check that a new outcome equals that of the world. It may be unknown only after a crash."""
+    def _check_and_count_new_outcome(self, item: Item, outcome: Single) -> None:
+        """Raise ``Violation`` unless a new outcome equals the world's; one unknown after a crash takes time and is marked."""
         at = item.address
         given, is_doubtful = self._given.get(at), at in self._doubtful
         if given is not None:
@@ -235,10 +235,12 @@ class EffectRecords:
 
 
 def _describe_item(item: Item) -> str:
+    """Return address and description of an effect, for messages."""
     return f"{format_address(item.address)}, {describe_effect(item.effect)},"
 
 
 def _is_same_effect(a: Leaf, b: Leaf) -> bool:
+    """Return whether two effects are equal; function calls are compared by number and name."""
     if isinstance(a, CallFunction) and isinstance(b, CallFunction):
         return a.seq == b.seq and is_same_yield(a.call, b.call)
     return type(a) is type(b) and a == b
@@ -253,12 +255,14 @@ def _is_equal_outcome(a: Single, b: Single) -> bool:
     return encode_outcome_members(a) == encode_outcome_members(b)
 
 
-def _with_last_request_usage(outcome: Single, given: Single) -> Single:
-    """Return the outcome of a repeated model call with only the usage of the last request, from *given*."""
-    if isinstance(outcome, Value) and isinstance(given, Value) and isinstance(outcome.value, ModelReply):
-        return attrs.evolve(outcome, value=attrs.evolve(outcome.value, usage=given.value.usage, cost=given.value.cost))
-    if isinstance(outcome, Failure) and isinstance(given, Failure) and isinstance(outcome.error, ModelError):
+def _with_last_request_usage(outcome: Single, world_outcome: Single) -> Single:
+    """Return the outcome of a repeated model call with only the usage of the last request, from *world_outcome*."""
+    if isinstance(outcome, Value) and isinstance(world_outcome, Value) and isinstance(outcome.value, ModelReply):
+        return attrs.evolve(
+            outcome, value=attrs.evolve(outcome.value, usage=world_outcome.value.usage, cost=world_outcome.value.cost)
+        )
+    if isinstance(outcome, Failure) and isinstance(world_outcome, Failure) and isinstance(outcome.error, ModelError):
         error = copy.copy(outcome.error)
-        error.usage = getattr(given.error, "usage", None)
+        error.usage = getattr(world_outcome.error, "usage", None)
         return attrs.evolve(outcome, error=error)
     return outcome

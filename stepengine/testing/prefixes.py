@@ -61,6 +61,7 @@ def _iterate_request_parts(requests: RecordedRequests, intent: Intent) -> Iterat
 
 
 def _to_compact_json(value: object) -> str:
+    """Return a value as compact JSON text."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=dict)
 
 
@@ -88,7 +89,7 @@ def _require_prefix(
         raise AssertionError(msg)
 
 
-def _cut_window(text: str, at: int) -> str:
-    """Return the part of *text* around the position *at*, with dots where it is cut."""
-    start, stop = max(0, at - WINDOW), at + WINDOW
+def _cut_window(text: str, position: int) -> str:
+    """Return the part of *text* around the position *position*, with dots where it is cut."""
+    start, stop = max(0, position - WINDOW), position + WINDOW
     return f"{'...' if start else ''}{text[start:stop]}{'...' if stop < len(text) else ''}"

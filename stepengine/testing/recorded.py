@@ -78,19 +78,19 @@ class RecordedOutcomes:
         self._used: set[Address] = set()
         self.results = {**dict.fromkeys(record.tools), **otherwise.results}
 
-    def create_outcome(self, path: str, effect: Leaf, at: int) -> Single:
+    def create_outcome(self, path: str, effect: Leaf, now_ms: int) -> Single:
         """
-        Return the recorded outcome of an equal effect that is not used yet, else one of the other source; the same again after a crash.
+        Return the unused recorded outcome of an equal effect, else one of the other source; the same outcome again after a crash.
         """
         address, history = (path, effect.seq), self._record.history
         if address not in self._said:
             waiting = [place for place in self._record.list_equal_effects(path, effect) if place not in self._used]
             if not waiting:
-                return self._otherwise.create_outcome(path, effect, at)
+                return self._otherwise.create_outcome(path, effect, now_ms)
             place = address if address in waiting else waiting[0]
             self._used.add(place)
             self._said[address] = history.outcome(history.results[place])
-        said = attrs.evolve(self._said[address], at=at)
+        said = attrs.evolve(self._said[address], at=now_ms)
         if isinstance(effect, CallTool) and isinstance(said, Value) and isinstance(said.value, ToolResult):
             named = attrs.evolve(said.value, tool_name=effect.tool_name, tool_call_id=effect.tool_call_id)
             return attrs.evolve(said, value=named)

@@ -200,9 +200,9 @@ class CassetteFixture(Cassette):
         """The files of the shared cassettes that the test has named."""
         return [shared.path for shared in self._shared.values() if shared.path is not None]
 
-    def forbid_shared_recording(self, why: str) -> None:
-        """Make the recording of shared cassettes an error from now on, with the reason *why*."""
-        self._may_share = why
+    def forbid_shared_recording(self, reason: str) -> None:
+        """Make the recording of shared cassettes an error from now on, with the reason *reason*."""
+        self._may_share = reason
 
     def set_recorded_files(self, recorded: set[Path]) -> None:
         """Store the shared files that were recorded in this session: they are extended, not rewritten. New ones are added to *recorded*."""
@@ -316,6 +316,7 @@ class CassetteFixture(Cassette):
         return bool(entries) or any(shared.has_entries for shared in self._shared.values())
 
     def _explain_nothing_recorded(self) -> str:
+        """Return the message for a test that recorded nothing, with the probable reason."""
         if self.fresh.left_out:
             return "\n".join([f"nothing was recorded in {self._source_name}", *self.list_remarks()])
         return (
@@ -386,10 +387,12 @@ class CassetteFixture(Cassette):
 
     @property
     def _played_count(self) -> int:
+        """The number of interactions that were played."""
         return len(self) - len(self.unused)
 
     @property
     def _source_name(self) -> str:
+        """The path of the file relative to the working directory, for messages."""
         return make_path_relative_to_cwd(self.path) if self.path else super()._source_name
 
     def list_usages(self) -> list[RecordingUsage]:
@@ -590,6 +593,7 @@ class JournalFixture(SelfOpeningJournal):
         return lambda: None
 
     def _make_memory_journal(self) -> MemoryJournal:
+        """Return an empty journal in memory with the rules of this one."""
         return MemoryJournal(redact="off", link=self.link, stable=self.stable).copy_redaction_rules_from(self)
 
     # --- the end of the test ------------------------------------------------------------------------------------------

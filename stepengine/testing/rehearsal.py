@@ -31,17 +31,17 @@ class _ScriptLine:
     expected: Any
     reply: Any = ABSENT
 
-    def matches(self, asked: object) -> bool:
-        """Return True if *asked* matches the line: an equal value, an instance, or accepted by a function."""
+    def matches(self, yielded: object) -> bool:
+        """Return True if *yielded* matches the line: an equal value, an instance, or accepted by a function."""
         if isinstance(self.expected, YIELDABLES):
-            return is_same_yield(self.expected, asked)
+            return is_same_yield(self.expected, yielded)
         if isinstance(self.expected, type):
-            return isinstance(asked, self.expected)
-        return bool(self.expected(asked))
+            return isinstance(yielded, self.expected)
+        return bool(self.expected(yielded))
 
-    def make_reply(self, asked: object) -> Any:
-        """Return the answer to *asked*."""
-        return self.reply(asked) if callable(self.reply) else self.reply
+    def make_reply(self, yielded: object) -> Any:
+        """Return the reply of the script to *yielded*; a function is called with it."""
+        return self.reply(yielded) if callable(self.reply) else self.reply
 
 
 def run_script(
@@ -118,6 +118,7 @@ def _require_expected_yield(walk: Walk, lines: list[_ScriptLine], index: int) ->
 
 
 def _require_handler_end(walk: Walk, lines: list[_ScriptLine]) -> None:
+    """Raise ``AssertionError`` unless the handler has ended with the script."""
     if not walk.finished:
         raise _make_script_error(walk, lines, "the script has ended, but the handler continues")
 
@@ -134,6 +135,7 @@ def _send_or_throw_reply(walk: Walk, line: _ScriptLine) -> None:
 
 
 def _make_script_error(walk: Walk, lines: list[_ScriptLine], problem: str) -> AssertionError:
+    """Return the error for a *problem*, with the log of yields and replies."""
     return AssertionError(f"{problem}\n{_format_exchange_log(walk, lines)}")
 
 
@@ -156,12 +158,14 @@ def _format_exchange_log(walk: Walk, lines: list[_ScriptLine]) -> str:
 
 
 def _describe_actual(walk: Walk) -> str:
+    """Return in words whether the handler yielded, returned or raised, and its value."""
     if walk.raised is not None:
         return f"the handler raised {_shorten_repr(walk.raised)}"
     return f"the handler returned {_shorten_repr(walk.returned)}" if walk.finished else _shorten_repr(walk.asked)
 
 
 def _describe_expected(expected: Any) -> str:
+    """Return in words the yield that a line of the script expects."""
     if isinstance(expected, type):
         return f"any {expected.__name__}"
     if isinstance(expected, YIELDABLES):

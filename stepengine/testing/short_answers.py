@@ -67,7 +67,7 @@ class YieldContext:
 
 def make_step_result(yielded: Yieldable, answer: object, context: YieldContext) -> StepResult:
     """
-    Return the ``StepResult`` for *yielded*, yielded at *context*, from a short *answer* such as a text.
+    Return the ``StepResult`` for *yielded*, yielded at *context*, from a short *answer* such as a text; raise ``DataError`` for others.
 
     Raises:
         DataError: when it does not fit.
@@ -104,7 +104,7 @@ def compute_time_after_yield(yielded: object, value: object, now: datetime) -> d
 
 
 def _answer_parallel(yielded: Parallel[Any], answer: object, context: YieldContext) -> StepResult:
-    """Return the result of a ``Parallel``: one value for each member, and the tool results among them."""
+    """Return the result of a ``Parallel``: one value per member, and their tool results; raise ``DataError`` for another number of answers."""
     answers = _require_list(yielded, answer)
     if len(answers) != len(yielded.calls):
         raise _make_invalid_answer_error(
@@ -220,7 +220,7 @@ def _answer_start(yielded: Start[Any], answer: Any, context: YieldContext) -> An
 
 
 def _answer_wait(yielded: Wait[Any], answer: object, _: YieldContext) -> Waited[Any]:
-    """Return the results of the children of a ``Wait`` and the references of those that still run."""
+    """Return the results of a ``Wait``'s ended children and the references of the running ones; raise ``DataError`` for unknown children."""
     if isinstance(answer, Waited):
         waited: Waited[Any] = answer
     else:
@@ -240,7 +240,7 @@ def _answer_wait(yielded: Wait[Any], answer: object, _: YieldContext) -> Waited[
 
 
 def _map_results_to_children(yielded: Wait[Any], answer: Any) -> Mapping[ChildRef[Any], Any]:
-    """Return the results by child, in the order in which they ended. Missing children are still running."""
+    """Return the results by child, in the order of their ends; missing children are still running, unknown ones raise ``DataError``."""
     if answer is ABSENT:
         return {}
     if isinstance(answer, Mapping) and answer and all(isinstance(ref, ChildRef) for ref in answer):
@@ -329,10 +329,12 @@ def _answer_step(yielded: object, answer: object, context: YieldContext) -> Step
 
 
 def _to_model_reply(yielded: object, answer: object) -> ModelReply:
+    """Return a text as a ``ModelReply``; a ``ModelReply`` unchanged."""
     return ModelReply(answer) if isinstance(answer, str) else _require_type(ModelReply, yielded, answer)
 
 
 def _require_list(yielded: object, answer: object, *, allow_empty: bool = False) -> Sequence[Any]:
+    """Return a list of answers, an empty one for none if allowed; else raise ``DataError``."""
     if answer is ABSENT and allow_empty:
         return ()
     if isinstance(answer, list | tuple):
@@ -348,11 +350,13 @@ def _require_type(kind: type[object], yielded: object, answer: object) -> Any:
 
 
 def _make_invalid_answer_error(yielded: object, answer: object, expected: str) -> DataError:
+    """Return the error for an answer that does not fit the yield, with the *expected* form."""
     given = "nothing" if answer is ABSENT else repr(answer)
     return DataError(f"{given}{MISFIT}{yielded!r}; send {expected}, or a StepResult")
 
 
 def _answer_tool_call(yielded: ToolCall, answer: object, context: YieldContext) -> StepResult:
+    """Return the ``StepResult`` of a single tool call."""
     return StepResult(context.state, (_answer_value(yielded, answer, context),))
 
 

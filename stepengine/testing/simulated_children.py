@@ -65,8 +65,8 @@ class SimulatedMailbox:
         said = self._told.get((path, ""), {}) if seq == 0 else {}
         return tuple([UserMessage(str(value)) for value in said.values()])
 
-    def find_unread_messages(self, item: Item, effect: AwaitMessage) -> Sequence[object] | None:
-        """Return the messages that the waiting *effect* has not received, stored or scripted; ``None`` if the topic has neither."""
+    def find_and_claim_messages(self, item: Item, effect: AwaitMessage) -> Sequence[object] | None:
+        """Return the messages of a topic that earlier waits of the run have not claimed; ``None`` if the topic has none."""
         key = item.path, effect.topic
         told = self._told.get(key)
         messages = self._messages.get(effect.topic) if told is None else [*told.values()]
@@ -221,7 +221,10 @@ class SimulatedChildren:
     def perform_receive(self, item: Item, now: int) -> Single:
         """Return the outcome of a ``Receive``: the next message, ``None`` at the timeout, or a suspension if none comes."""
         effect: AwaitMessage = item.effect  # type: ignore[assignment]
-        random, messages = self._make_seeded_random(item, "message"), self._mailbox.find_unread_messages(item, effect)
+        random, messages = (
+            self._make_seeded_random(item, "message"),
+            self._mailbox.find_and_claim_messages(item, effect),
+        )
         if messages is None and (effect.timeout is None or random.random() > IMPATIENCE):
             messages = [self._draw(effect, random)]
         if messages:

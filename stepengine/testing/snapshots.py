@@ -34,7 +34,7 @@ UNSEEN = re.compile("[\x7f-\x9f\u2028\u2029\ufeff]")
 
 def run_to_snapshot_tree(run: object, *, cost: bool = False) -> dict[str, Any]:
     """
-    Return a run as the JSON value of its snapshot, without secrets and local folders.
+    Return a run as the JSON value of its snapshot, without secrets and local folders; raise ``DataError`` for another object.
 
     Args:
         run: A ``RunResult``, a journal, or the path of a journal's file. A result without a journal shows its messages
@@ -72,9 +72,9 @@ class _TextSnapshot(SingleFileSnapshotExtension):
         matcher: PropertyMatcher | None = None,
     ) -> str:
         """Return the snapshot's text; filters and matchers see the JSON value behind it."""
-        return self.to_text(_apply_filters(self.to_value(data), (), exclude, include, matcher))
+        return self.to_text(_apply_filters(self.to_json_value(data), (), exclude, include, matcher))
 
-    def to_value(self, data: Any) -> Any:
+    def to_json_value(self, data: Any) -> Any:
         """Return the JSON value that the snapshot shows."""
         return run_to_snapshot_tree(data) if not isinstance(data, Mapping) else dict(data)
 
@@ -108,7 +108,7 @@ class RequestSnapshot(_TextSnapshot):
 
     file_extension = "request.json"
 
-    def to_value(self, data: Any) -> Any:
+    def to_json_value(self, data: Any) -> Any:
         """Return the body as JSON, with secrets redacted and long texts cut to their start, length and digest."""
         body = data.request if isinstance(data, Interaction) else data
         if not isinstance(body, RecordedRequest) and hasattr(body, "headers"):
@@ -130,7 +130,7 @@ class EventsSnapshot(_TextSnapshot):
 
     file_extension = "events.txt"
 
-    def to_value(self, data: Iterable[Event]) -> Any:
+    def to_json_value(self, data: Iterable[Event]) -> Any:
         """Return a line with address and class for each event that is no delta."""
         return [f"{format_address(e.path, e.seq)}  {type(e).__name__}" for e in data if not isinstance(e, DELTAS)]
 

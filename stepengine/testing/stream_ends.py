@@ -61,6 +61,7 @@ def _is_last_event(tree: dict[str, Any]) -> bool:
 
 
 def _is_error_event(tree: dict[str, Any]) -> bool:
+    """Return whether an event reports an error."""
     return "error" in tree and (_get_event_type(tree) == "error" or len(tree) == 1)
 
 
@@ -70,6 +71,7 @@ def _is_known_protocol_event(tree: dict[str, Any]) -> bool:
 
 
 def _get_event_type(tree: dict[str, Any]) -> object:
+    """Return the type of an event; ``None`` without one."""
     return tree.get("type") or tree.get("event_type")
 
 
@@ -104,6 +106,7 @@ def _find_google_candidate_ends(tree: dict[str, Any]) -> dict[object, bool]:
 
 
 def _is_prompt_blocked_by_google(tree: dict[str, Any]) -> bool:
+    """Return whether an event of Google says that the prompt was blocked."""
     feedback = tree.get("promptFeedback")
     return isinstance(feedback, dict) and bool(feedback.get("blockReason"))
 
@@ -114,5 +117,6 @@ def _is_rpc_answer(tree: dict[str, Any]) -> bool:
 
 
 def _has_finish_reason(tree: dict[str, Any]) -> bool:
+    """Return whether an event of Chat Completions has a finish reason."""
     choices = tree.get("choices") if tree.get("object") in CHUNKS else None
     return isinstance(choices, list) and any(isinstance(c, dict) and c.get("finish_reason") for c in choices)

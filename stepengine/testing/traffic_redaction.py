@@ -163,6 +163,7 @@ def _group_texts_by_path(trees: Mapping[int, Any]) -> dict[Path, list[Piece]]:
 
 
 def _iterate_texts_with_paths(value: object, path: Path) -> Iterator[tuple[Path, str]]:
+    """Yield (path, text) of each text in a JSON value, at any depth."""
     if isinstance(value, str):
         yield path, value
         return
@@ -193,6 +194,7 @@ def _replace_spans(
 
 
 def _set_text_at_path(tree: Any, path: Path, text: str) -> None:
+    """Replace the text at a path of a JSON value in place."""
     *steps, last = path
     for step in steps:
         tree = tree[step]
@@ -347,6 +349,7 @@ def _split_part_head(part: bytes) -> tuple[bytes, bytes]:
 
 
 def _parse_part_content_type(head: bytes) -> str:
+    """Return the content type in the head of a multipart part; ``""`` without one."""
     kind = PART_KIND.search(head)
     return kind[1].decode("latin-1") if kind else ""
 
@@ -517,6 +520,7 @@ class Cleaner:
 
     @redactor.default
     def _redactor_with_known(self) -> Redactor:
+        """The redactor that also replaces the known values."""
         return self.base.with_known_values(self.known)
 
     def clean_request(self, request: RecordedRequest) -> RecordedRequest:
@@ -638,6 +642,7 @@ class Cleaner:
         return clean + self.clean_body(content, _parse_part_content_type(head), level + 1) if head else clean
 
     def _clean_header_line(self, line: str) -> str:
+        """Return a header line with placeholders for the secrets in its value."""
         name, _, value = line.partition(":")
         clean = self.clean_header_value(name, plain := value.strip())
         return line if clean == plain else f"{name}: {clean}"
@@ -719,6 +724,7 @@ def vcr_config(secrets: Mapping[str, str] | None = None) -> dict[str, Any]:
     redactor = make_redactor("all", os.environ, secrets)
 
     def clean_vcr_request(request: Any) -> Any:
+        """Replace the secrets in a request of vcrpy in place, and return the request."""
         headers = [(name.lower(), _header_to_text(value)) for name, value in request.headers.items()]
         cleaner = Cleaner(find_header_secrets(tuple(headers)), base=redactor)
         request.uri = clean_url(request.uri, cleaner.redactor)
@@ -734,6 +740,7 @@ def vcr_config(secrets: Mapping[str, str] | None = None) -> dict[str, Any]:
         return request
 
     def clean_vcr_response(response: dict[str, Any]) -> dict[str, Any]:
+        """Return a response of vcrpy without secrets."""
         cleaner = Cleaner(base=redactor)
         headers = {
             name: [cleaner.clean_header_value(name, value) for value in _as_list(values)]
@@ -773,10 +780,12 @@ def _clean_vcr_body(cleaner: Cleaner, body: Any, kind: str = "") -> Any:
 
 
 def _as_list(values: Any) -> list[Any]:
+    """Return a list unchanged, and any other value as a list of one."""
     return values if isinstance(values, list) else [values]
 
 
 def _header_to_text(value: Any) -> str:
+    """Return a header value as text."""
     return value.decode("latin-1") if isinstance(value, bytes) else str(value)
 
 

@@ -175,6 +175,7 @@ class RecordTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         return watched
 
     def _start_exchange(self, request: httpx2.Request) -> Exchange | None:
+        """Start to record *request*; return ``None`` for one that is never recorded."""
         return start_exchange(
             self.cassette,
             OURS.convert_request(request),
@@ -194,11 +195,13 @@ class RecordTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
 
 
 def _make_reset_error(request: httpx2.Request, sent: int) -> httpx2.RemoteProtocolError:
+    """Return the error for a reply that was cut after *sent* bytes."""
     msg = f"peer closed connection without sending complete message body ({sent} bytes, replayed)"
     return httpx2.RemoteProtocolError(msg, request=request)
 
 
 def _split_randomly(body: bytes, random: Random) -> list[bytes]:
+    """Return *body* in pieces of random sizes."""
     pieces, start = [], 0
     while start < len(body):
         size = random.randint(1, MAX_RANDOM_CHUNK)
@@ -306,10 +309,12 @@ class Clients:
 
     @cached_property
     def _shared_http(self) -> Any:
+        """The sync HTTP client of all SDK clients, with the transport."""
         return httpx2.Client(transport=self._transport)
 
     @cached_property
     def _shared_async_http(self) -> Any:
+        """The async HTTP client of all SDK clients, with the transport."""
         return httpx2.AsyncClient(transport=self._transport)
 
     @cached_property
@@ -348,16 +353,19 @@ class Clients:
         return sdk.Client(api_key=self._key, vertexai=False, http_options=options)
 
     def _make_anthropic(self, name: str, http_client: object) -> Any:
+        """Return a client of Anthropic's SDK of the class *name*."""
         from stepengine.models.anthropic import AnthropicProvider
 
         return self._make_client(AnthropicProvider("replay"), name, http_client)
 
     def _make_openai(self, name: str, http_client: object) -> object:
+        """Return a client of OpenAI's SDK of the class *name*."""
         from stepengine.models.openai import OpenAIProvider
 
         return self._make_client(OpenAIProvider("replay"), name, http_client)
 
     def _make_client(self, provider: Any, name: str, http_client: object) -> Any:
+        """Return a client of the class *name* of a provider's SDK, without retries."""
         make = getattr(provider._load_sdk(), name)  # noqa: SLF001 - it alone may import the SDK
         url = provider.settings().base_url
         return make(api_key=self._key, base_url=url, max_retries=0, http_client=http_client)

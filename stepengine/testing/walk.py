@@ -266,6 +266,7 @@ class Walk:
 
     @property
     def _handler_name(self) -> str:
+        """The name of the handler, for messages."""
         return getattr(self._steps, "__qualname__", type(self._steps).__name__)
 
     def _send_or_throw_again(self, exchange: WalkStep) -> None:
@@ -299,10 +300,10 @@ class Walk:
             self._asked = asked
         return self
 
-    def _run_compute(self, asked: Compute) -> Any:
+    def _run_compute(self, compute: Compute) -> Any:
         """Do the work of a ``Compute`` at once, resume the handler with its result or error, and return the handler's next yield."""
-        self._program = asked.program
-        outcome = run_compute(asked, self._kept)
+        self._program = compute.program
+        outcome = run_compute(compute, self._kept)
         if isinstance(outcome, Failure):
             return self._steps.throw(outcome.error)
         return self._steps.send(StepResult(self.state, value=freeze(outcome.value)))
@@ -315,6 +316,7 @@ class Walk:
         return asked if type(asked) in self._accepted else self._throw_bad_yield_error(asked)
 
     def _require_unfinished(self, verb: str) -> None:
+        """Raise an error if the handler has ended: there is no yield to *verb*."""
         if self.finished:
             how = f"raised {self._error!r}" if self._error else f"returned {self.returned!r}"
             msg = f"{self._handler_name} has {how}; there is no yield to {verb} to"
@@ -328,18 +330,23 @@ class _NoteLogger:
         self._notes = notes
 
     def debug(self, message: str, /, **data: object) -> None:
+        """Store a note of the level ``debug``."""
         self._append_note("debug", message, data)
 
     def info(self, message: str, /, **data: Any) -> None:
+        """Store a note of the level ``info``."""
         self._append_note("info", message, data)
 
     def warning(self, message: str, /, **data: object) -> None:
+        """Store a note of the level ``warning``."""
         self._append_note("warning", message, data)
 
     def error(self, message: str, /, **data: Any) -> None:
+        """Store a note of the level ``error``."""
         self._append_note("error", message, data)
 
     def _append_note(self, kind: str, message: str, data: dict[str, object]) -> None:
+        """Store a note with its level, message and frozen data."""
         self._notes.append(HandlerNote(kind, message, freeze(data) if data else None))
 
 
@@ -362,7 +369,7 @@ def _get_handler_and_definition(
 
 
 def _make_tool_body(tool: Tool, params: Any) -> Callable[[Any], Generator[object, Any, object]]:
-    """Return a function that starts the body of a generator tool, with *params* as input."""
+    """Return a function that starts the body of a generator tool with *params* as input; raise ``DefinitionError`` for other tools."""
     binding = tool.binding()
     if not isinstance(binding.runs, Yielding):
         msg = f"tool {tool.name!r} does not yield, so there is nothing to walk; call its function, {tool.name}.fn(...)"

@@ -117,24 +117,24 @@ class GeneratedOutcomes:
     agents: tuple[str, ...] = ()
     _asked: dict[tuple[str, int], int] = attrs.field(factory=dict, init=False)
 
-    def create_outcome(self, path: str, effect: Leaf, at: int) -> Single:
-        """Return the outcome of *effect*."""
+    def create_outcome(self, path: str, effect: Leaf, now_ms: int) -> Single:
+        """Return the outcome of *effect* from the scripts of the world, else a made-up one; raise ``TypeError`` for a child."""
         if isinstance(effect, CallModel):
-            return self._make_reply_outcome(path, effect, at)
+            return self._make_reply_outcome(path, effect, now_ms)
         if isinstance(effect, CallTool):
             made = self.results.get(effect.tool_name, f"result {effect.seq} of {effect.tool_name}")
             result = to_tool_result(made(effect.input) if callable(made) else made)
-            return Value(attrs.evolve(result, tool_name=effect.tool_name, tool_call_id=effect.tool_call_id), at)
+            return Value(attrs.evolve(result, tool_name=effect.tool_name, tool_call_id=effect.tool_call_id), now_ms)
         if isinstance(effect, CallFunction):
             call = effect.call
             made = self.results.get(call.name)
-            return Value(freeze(made(*call.args, **call.kwargs) if callable(made) else made), at)
+            return Value(freeze(made(*call.args, **call.kwargs) if callable(made) else made), now_ms)
         if isinstance(effect, AskPerson):
-            return Value(tuple([to_answer(self._choose_answer(q), q) for q in effect.questions]), at)
+            return Value(tuple([to_answer(self._choose_answer(q), q) for q in effect.questions]), now_ms)
         msg = f"a child is run, not answered: {effect!r}"
         raise TypeError(msg)
 
-    def _make_reply_outcome(self, path: str, effect: CallModel, at: int) -> Single:
+    def _make_reply_outcome(self, path: str, effect: CallModel, now_ms: int) -> Single:
         """Return the outcome of a model call: the scripted reply or failure, else a random reply."""
         random = Random(f"{self.seed}:{path}:{effect.seq}:reply")  # noqa: S311
         # By address, so that a call that is made again after a crash gets the same reply.
@@ -149,8 +149,8 @@ class GeneratedOutcomes:
         if isinstance(item, Failing):
             error = item.error
             known = isinstance(error, StepEngineError)
-            return Failure(error if known else ModelError(str(error)), at)  # type: ignore[arg-type]
-        return Value(ModelReply(item, usage=Usage(3, 1)) if isinstance(item, str) else item, at)
+            return Failure(error if known else ModelError(str(error)), now_ms)  # type: ignore[arg-type]
+        return Value(ModelReply(item, usage=Usage(3, 1)) if isinstance(item, str) else item, now_ms)
 
     def _choose_answer(self, question: Any) -> AnswerLike:
         """Return the scripted answer to *question*, else its first option, else ``"yes"``."""
@@ -484,7 +484,7 @@ class SimulatedProcess:
                 if isinstance(effect, Finished):
                     self._check_author_invariants(effect.state, run.plan.path)
                     return effect
-                run.check_effect(effect)
+                run.check_and_track_effect(effect)
                 if self._invariants and isinstance(machine, Machine) and not isinstance(effect, Notify):
                     self._check_author_invariants(machine.state, run.plan.path)
                 outcome = self._perform_machine_effect(run, effect)
@@ -510,7 +510,7 @@ class SimulatedProcess:
                 raise_violation("own", f"{name} does not hold in the run {path or 'root'}")
 
     def _perform_machine_effect(self, run: WatchedRun, effect: Effect) -> Outcome | None:
-        """Return the outcome of an effect, alone or a ``Gather``; store the event of a ``Notify``, which has no outcome."""
+        """Perform an effect, alone or a ``Gather``, and return its outcome; a ``Notify`` only stores its event and returns ``None``."""
         if isinstance(effect, Notify):
             self._events.append(effect.event)
             return None
@@ -594,7 +594,7 @@ class SimulatedProcess:
     def _check_log_and_crash(self, item: Item, outcome: Single) -> Single:
         """Check an outcome from the recorder and return it; log a new one, and crash if a crash is planned after it."""
         self.expect_recorder_not_failed()
-        if self._world.effects.check_outcome(item, outcome):
+        if self._world.effects.check_and_record_outcome(item, outcome):
             at, kinds = format_address(item.address), self._world.faults.get_known_faults(item.address)
             marks = f"   !! {', '.join(kinds)}" if kinds else ""
             asked, got = describe_effect(item.effect), describe_outcome(outcome)
@@ -608,6 +608,7 @@ class SimulatedProcess:
             self._raise_divergence(self._run.writer.fatal)
 
     def _raise_divergence(self, error: StepEngineError) -> NoReturn:
+        """Raise ``Violation`` for a run that differs from its record."""
         raise_violation("I3", f"{self._world.effects.repetition_prefix} {error.message}")
 
     def _perform_with_faults(self, item: Item) -> Single:
@@ -644,6 +645,7 @@ def _advance_machine(
 
 
 def _is_tool_or_function_call(effect: Leaf) -> TypeGuard[CallTool | CallFunction]:
+    """Return whether an effect calls a tool or a function."""
     return isinstance(effect, CallTool | CallFunction)
 
 

@@ -108,6 +108,7 @@ def task_tool(agents: Sequence[AgentDefinition]) -> Tool:
     )
 
     def make_requests(value: JsonDict) -> list[ChildRequest]:
+        """Return the request of the only child, of the agent that the input names."""
         return [ChildRequest(value["agent"], value["prompt"], None, known[value["agent"]])]
 
     return _make_spawn_tool("task", description, schema, make_requests, _result_from_child_text, *offered)
@@ -132,6 +133,7 @@ def agent_tool(definition: AgentDefinition, *, name: str | None = None, descript
     text = _get_agent_tool_description(definition) if description is None else description
 
     def make_requests(value: JsonDict) -> list[ChildRequest]:
+        """Return the request of the only child, with the definition of the agent."""
         return [ChildRequest(definition.id, value.get("prompt", ""), value.get("params"), definition)]
 
     return _make_spawn_tool(
@@ -155,6 +157,7 @@ def make_spawnable_agent_tool(definition: AgentDefinition, agent_id: str = "") -
     """
 
     def make_requests(value: JsonDict) -> list[ChildRequest]:
+        """Return the request of the only child, by the id of the agent."""
         return [ChildRequest(agent_id or definition.id, value.get("prompt", ""), value.get("params"))]
 
     publisher, name, _ = split_agent_id(agent_id)
@@ -222,6 +225,7 @@ def get_params_schema(definition: AgentDefinition) -> JsonDict | None:
 
 
 def _get_agent_tool_description(definition: AgentDefinition) -> str:
+    """Return the description of an agent, or a sentence with its name."""
     return definition.description or f"Run the agent {definition.display_name}."
 
 
@@ -239,6 +243,7 @@ def _make_agent_input_schema(definition: AgentDefinition) -> JsonDict:
 
 
 def _make_agent_tool_spec(name: str, description: str, schema: JsonDict) -> ToolSpec:
+    """Return the specification of a tool that runs agents; it needs no permission of its own."""
     return ToolSpec(name, description, schema, category="agent", requires_permission=False)
 
 
@@ -255,6 +260,7 @@ def _make_spawn_tool(
     mend = make_repairer(schema, {})
 
     def repair_and_drop(value: JsonDict) -> JsonDict:
+        """Return the repaired input without an invalid prompt and params."""
         return _drop_invalid_prompt_and_params(mend(value))
 
     spec, runs = _make_agent_tool_spec(name, description, schema), Spawning(make_requests, make_result, agents=agents)
@@ -386,11 +392,13 @@ def _cut_long_output(output: JsonValue, limit: int, note_suffix: str) -> JsonVal
 
 
 def _parse_child_request(value: JsonDict) -> ChildRequest:
+    """Return the request of a validated tool input."""
     return ChildRequest(value["agent_type"], value.get("prompt", ""), value.get("params"))
 
 
 @functools.cache
 def _get_spawn_entry_schema() -> JsonSchema:
+    """Return the JSON Schema of an entry in ``agents``, which checks entries one by one."""
     return JsonSchema("an entry of tool 'spawn_agents'", _AGENT)
 
 
@@ -419,11 +427,13 @@ def _result_from_inline_child(children: Sequence[ChildResult]) -> ToolResult:
 
 
 def _make_spawn_input_schema(item: Mapping[str, object]) -> JsonDict:
+    """Return the input schema of ``spawn_agents``, with the schema *item* for its entries."""
     agents = {"type": "array", "items": item, "description": "The agents to run."}
     return make_object_schema(("agents",), agents=agents)
 
 
 def _make_spawn_agents_tool() -> Tool:
+    """Return the tool ``spawn_agents``, which runs several agents."""
     spec = _make_agent_tool_spec("spawn_agents", SPAWN_AGENTS, _make_spawn_input_schema(_AGENT))
     check = make_validator(spec.name, _make_spawn_input_schema({}))
 
@@ -441,6 +451,7 @@ def _make_spawn_agents_tool() -> Tool:
 
 
 def _make_spawn_inline_tool() -> Tool:
+    """Return the tool ``spawn_agent_inline``, which runs an agent in the same conversation."""
     spec = _make_agent_tool_spec(
         "spawn_agent_inline", SPAWN_AGENT_INLINE, make_object_schema(("agent_type",), **_ENTRY)
     )

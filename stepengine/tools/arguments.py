@@ -113,6 +113,7 @@ def _check_no_one_shot_iterables(adapter: TypeAdapter[Any], tool_name: str, sign
 
 
 def _make_schema_without_titles(adapter: TypeAdapter[Any]) -> Any:
+    """Return the JSON Schema of a pydantic adapter without titles."""
     return remove_titles(adapter.json_schema())
 
 
@@ -121,7 +122,7 @@ _bundled_json_schema = functools.lru_cache(maxsize=256)(_make_schema_without_tit
 
 def _parse_aliases(schema: Any, signature: Signature) -> dict[str, tuple[str, ...]]:
     """
-    Return the input names of each parameter with an alias, the preferred name first.
+    Return the input names of each parameter with an alias, the preferred one first; raise ``DefinitionError`` for an alias path.
 
     Raises:
         DefinitionError: For an alias that is a path into an object, since no input can be rebuilt from its value.
@@ -173,22 +174,24 @@ def _remove_titles_below(keyword: str, value: object) -> object:
     return remove_titles(value) if keyword in SCHEMAS else value
 
 
-def _is_same_json(given: Any, validated: Any) -> bool:
+def _is_same_json(call_value: Any, validated: Any) -> bool:
     """Return True if a validated value equals the given JSON in value and type."""
     kind = type(validated)
     # The type as well: `True == 1 == 1.0` in Python, and not in JSON. What is the same is not encoded, which is so for
     # nearly every call.
     if kind in SCALARS:
-        return type(given) is kind and bool(given == validated)
+        return type(call_value) is kind and bool(call_value == validated)
     if kind is list or kind is JsonList:
         return (
-            isinstance(given, JsonList) and len(given) == len(validated) and all(map(_is_same_json, given, validated))
+            isinstance(call_value, JsonList)
+            and len(call_value) == len(validated)
+            and all(map(_is_same_json, call_value, validated))
         )
     if kind is dict or kind is JsonDict:
         return (
-            isinstance(given, JsonDict)
-            and given.keys() == validated.keys()
-            and all(_is_same_json(given[k], v) for k, v in validated.items())
+            isinstance(call_value, JsonDict)
+            and call_value.keys() == validated.keys()
+            and all(_is_same_json(call_value[k], v) for k, v in validated.items())
         )
     return False
 
@@ -223,7 +226,7 @@ class FunctionInputs:
         self.schema = self._make_schema(texts)
 
     def _make_schema(self, descriptions: Mapping[str, str]) -> JsonDict:
-        """Return the input schema of the parameters, with *descriptions* where a parameter has none of its own."""
+        """Return the input schema of the parameters; *descriptions* are used where a parameter has none of its own."""
         from pydantic.errors import PydanticInvalidForJsonSchema
 
         try:
@@ -275,7 +278,7 @@ class FunctionInputs:
         """Return JSON whose validation returns a value equal to this argument; raise ``DataError`` if there is none."""
         if type(value) in SCALARS:
             return value
-        encoder = self._get_parameter_adapter(name)
+        encoder = self._get_or_create_parameter_adapter(name)
         return encode_typed(value, encoder, name, partial(self._load_typed_value, encoder))
 
     def _validate_as_json_text(self, value: JsonDict, first_error: ValidationError) -> object:
@@ -293,6 +296,7 @@ class FunctionInputs:
             raise make_tool_input_error(self._name, [self._describe_issue(e) for e in details], value) from None
 
     def _describe_issue(self, error: ErrorDetails) -> str:
+        """Return the sentence for an error of pydantic, with the path of the invalid value."""
         where = ".".join(str(part) for part in error["loc"])
         kind = error["type"]
         if kind == "missing_keyword_only_argument":
@@ -337,11 +341,11 @@ class FunctionInputs:
     def _dump_validated_argument(self, name: str, value: Any, call_input: JsonDict) -> object:
         """Return a validated argument as JSON; raise ``ToolInputError`` if it has no JSON form."""
         try:
-            return freeze(sort_dumped_sets(value, dump_typed(value, self._get_parameter_adapter(name))), name)
+            return freeze(sort_dumped_sets(value, dump_typed(value, self._get_or_create_parameter_adapter(name))), name)
         except (DataError, ValueError, TypeError) as error:
             raise make_tool_input_error(self._name, [f"{name}: has no JSON form: {error}"], call_input) from error
 
-    def _get_parameter_adapter(self, name: str) -> TypeAdapter[Any]:
+    def _get_or_create_parameter_adapter(self, name: str) -> TypeAdapter[Any]:
         """Return the pydantic adapter of one parameter, created at its first use."""
         encoder = self._encoders.get(name)
         if encoder is None:

@@ -208,6 +208,7 @@ def _sleep(call_input: JsonDict, _: StartedChildren) -> Steps:
 
 
 def _child_ref_to_json(ref: ChildRef[Any]) -> dict[str, Any]:
+    """Return the id and agent of a child as JSON."""
     return {"id": ref.path, "agent_type": ref.agent_id}
 
 

@@ -145,7 +145,7 @@ def make_tool_with_validation(
     *,
     shorten_json: ShortenJson | None = None,
 ) -> Tool:
-    """Return a tool that a run executes by *runs*; inputs are repaired, then validated by schema and *find_more_issues*."""
+    """Return a tool that a run itself executes, as *runs* says; inputs are repaired, then validated by schema and *find_more_issues*."""
     validate = make_validator(spec.name, spec.input_schema, find_more_issues)
     mend = make_repairer(spec.input_schema, ALIASES)
     return Tool.for_binding(ToolBinding(spec, validate, mend, runs=runs, shorten_json=shorten_json))

@@ -181,7 +181,7 @@ def _get_text_converters() -> tuple[tuple[Any, Callable[[Any], Any]], ...]:
 
 def encode(value: object) -> Any:
     """
-    Return *value* as frozen JSON.
+    Return *value* as frozen JSON; raise ``DataError`` for a part without a JSON form.
 
     Raises:
         DataError: For a part without a JSON form, such as bytes, NaN, cycles or generators; with its type and path.

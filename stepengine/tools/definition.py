@@ -155,10 +155,12 @@ OF_BODIES: Mapping[str, str] = {
 
 
 def _is_tool_agent_or_name(value: object) -> bool:
+    """Return whether a value is a tool, an agent definition or a name."""
     return isinstance(value, str | AgentDefinition | ToolLike) and not isinstance(value, type)
 
 
 def _is_parameter_path_or_list(value: object) -> bool:
+    """Return whether a value is a non-blank path of a parameter, or a list of such paths."""
     places = [value] if isinstance(value, str) else value
     return isinstance(places, list | tuple) and all(isinstance(place, str) and place.strip() for place in places)
 
@@ -219,6 +221,7 @@ def _may_have_parameter_path(spec: ToolSpec, path: str) -> bool:
 
 
 def _get_schema_properties(spec: ToolSpec) -> JsonDict:
+    """Return the ``properties`` of a tool's input schema; an empty object without them."""
     found = spec.input_schema.get("properties")
     return found if isinstance(found, JsonDict) else JsonDict()
 
@@ -239,6 +242,7 @@ def _make_raising_body(name: str) -> Callable[[Any], object]:
     """Return a tool body that only raises ``ToolError``, for tools that only a run can execute."""
 
     def raise_tool_error(_: object) -> Any:
+        """Raise ``ToolError``: only a run can execute the tool."""
         msg = f"tool {name!r} runs only as part of an agent run; it cannot be executed on its own"
         raise ToolError(msg, tool_name=name)
 

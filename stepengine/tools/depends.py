@@ -97,7 +97,7 @@ def make_factory_node(factory: Factory) -> FactoryNode:
 
 
 def _build_factory_node(factory: Factory, chain: tuple[Factory, ...]) -> FactoryNode:
-    """Return the node of a factory with those of its dependencies; *chain* has the factories that depend on it, to find cycles."""
+    """Return the node of a factory and its dependencies; raise ``DefinitionError`` for a cycle with *chain*, the factories that need it."""
     if factory in chain:
         names = " -> ".join(_get_factory_name(f) for f in (*chain[chain.index(factory) :], factory))
         msg = f"{source_location(factory)}: dependencies form a cycle: {names}"
@@ -125,10 +125,12 @@ def _build_factory_node(factory: Factory, chain: tuple[Factory, ...]) -> Factory
 
 
 def _get_factory_name(factory: Factory) -> str:
+    """Return the name of a factory function, or of a factory object's class."""
     return getattr(factory, "__name__", type(factory).__name__)
 
 
 def _get_factory_parameters(factory: Factory) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a factory by name; ``{}`` if it has no signature."""
     try:
         return inspect.signature(factory).parameters
     except (TypeError, ValueError):  # a built-in without a signature
@@ -136,6 +138,7 @@ def _get_factory_parameters(factory: Factory) -> Mapping[str, inspect.Parameter]
 
 
 def _get_factory_kind(factory: Factory) -> Kind:
+    """Return whether a factory is a function, a coroutine function or a (async) generator function."""
     called = (
         factory
         if inspect.isroutine(factory) or isinstance(factory, type | functools.partial)

@@ -67,8 +67,10 @@ def _list_inner_schemas(schema: Mapping[str, Any], path: str) -> list[tuple[str,
 
 
 def _find_first_one_shot_iterable(parts: list[tuple[str, Any]]) -> str | None:
+    """Return the path of the first one-shot iterable in *parts*, which are schemas with paths; ``None`` if there is none."""
     return next((found for place, one in parts if (found := find_one_shot_iterable(one, place)) is not None), None)
 
 
 def _join_path(path: str, name: str) -> str:
+    """Return the path of the member *name* of the value at *path*."""
     return f"{path}.{name}" if path else name

@@ -68,6 +68,7 @@ class CallMark:
 
 
 def _get_task_context(task: asyncio.Task[Any]) -> Context:
+    """Return the context variables of a task; before Python 3.12 found among the objects that it refers to."""
     getter = getattr(task, "get_context", None)
     if getter is not None:  # Python 3.12 and later
         found: Context = getter()

@@ -30,6 +30,7 @@ class ToolMaker(NamedTuple):
 
 
 def _map_names_to_maker(maker: ToolMaker | None, *names: str) -> dict[str, ToolMaker | None]:
+    """Return a dict with *maker* for each of *names*."""
     return dict.fromkeys(names, maker)
 
 

@@ -48,7 +48,7 @@ def _get_bundled_hints(fn: Callable[..., object]) -> dict[str, Any]:
 
 def evaluate_annotations(fn: Callable[..., object], names: Mapping[str, object] | None = None) -> dict[str, Any]:
     """
-    Return the annotations of a function, with strings evaluated.
+    Return the annotations of a function, with strings evaluated; raise ``DefinitionError`` for an unknown name.
 
     Args:
         fn: A function, method, class, partial or callable object.

@@ -110,12 +110,14 @@ class ToolRegistry:
         return await found.execute(validated.arguments, ctx or ToolContext.for_test(), overrides=overrides)
 
     def _get_tool(self, name: str) -> ToolLike:
+        """Return a tool by its name; raise ``ToolNotAvailable`` for an unknown one."""
         found = self._tools.get(name)
         if found is None:
             raise ToolNotAvailable(self._explain_unknown_tool(name), tool_name=name, available=tuple(self._tools))
         return found
 
     def _explain_unknown_tool(self, name: str) -> str:
+        """Return the message for an unknown tool, with the available ones and how to add a bundled one."""
         line = format_tools_argument([name])
         hint = f". It comes with stepengine: {line}" if line else ""
         return f"Tool {name!r} is not available. Available tools: {list_names(self._tools, name)}{hint}"

@@ -31,6 +31,7 @@ SCALARS: Mapping[type, str] = {str: "string", bool: "boolean", int: "integer", f
 
 
 def _to_camel_case(name: str) -> str:
+    """Return a name in snake_case as camelCase."""
     return re.sub(r"_([a-z0-9])", lambda m: m[1].upper(), name)
 
 
@@ -40,6 +41,7 @@ def make_repairer(schema: Mapping[str, object], aliases: Aliases) -> Callable[[J
     expected: Mapping[str, frozenset[str]] = {}
 
     def repair(value: JsonDict) -> JsonDict:
+        """Return an input with corrected names and values; the repairer is made at the first call."""
         nonlocal repairer, expected
         if repairer is None:  # most tools are never called
             repairer = _InputRepairer(schema, aliases)

@@ -158,6 +158,7 @@ def _with_work_count(decide: Keyword) -> Keyword:
     """Return *decide* with one change: for an invalid instance, it also counts the work of the message, which repeats the instance."""
 
     def decide_and_count_work(walk: _Walk, value: object, instance: object, schema: object) -> Sequence[None]:
+        """Return a misfit if *decide* yields one, after counting the work of its message."""
         for _ in decide(walk, value, instance, schema):
             walk.judge.spend_work(_count_work(instance))
             return MISFIT
@@ -256,6 +257,7 @@ def _find_additional_item_misfits(
 
 
 def _find_property_name_misfit(walk: _Walk, names_schema: Form, instance: object, _: object) -> Sequence[None]:
+    """Return a misfit if the name of a member does not fit *names_schema*."""
     if not isinstance(instance, dict):
         return ()
     return MISFIT if any(walk.judge.descend(name, names_schema) for name in instance) else ()
@@ -945,6 +947,7 @@ def member_path(path: str, name: str | int) -> str:
 
 
 def _raise_schema_error(where: str, pointer: str, problem: str) -> NoReturn:
+    """Raise ``DefinitionError`` for a *problem* of the schema *where* at a JSON pointer."""
     msg = f"{where} at {pointer}: {problem}"
     raise DefinitionError(msg)
 
@@ -953,11 +956,13 @@ Saying: TypeAlias = Callable[[_IssueReport, Any, Any, Any], Iterable[str]]
 
 
 def _format_type_issue(report: _IssueReport, types: str | list[str], instance: object, _: object) -> Iterator[str]:
+    """Yield the sentence for an instance that has none of *types*."""
     wanted = [one for one in TYPES if one in ([types] if isinstance(types, str) else types)]
     yield f"{report.path}: should be {' or '.join(wanted)}, not {_get_json_type_name(instance)}"
 
 
 def _format_enum_issue(report: _IssueReport, options: list[object], instance: object, _: object) -> Iterator[str]:
+    """Yield the sentence for an instance that is none of *options*."""
     allowed, given = ", ".join(map(canonical, options)), canonical(instance)
     if not isinstance(instance, str):
         given = repr(_sort_members(instance))
@@ -1025,6 +1030,7 @@ def _format_unevaluated_issues(
 
 
 def _format_disallowed_items_issue(report: _IssueReport, kind: str, count: int) -> Iterator[str]:
+    """Yield the sentence for *count* items of a *kind*, such as additional, that are not allowed."""
     yield f"{report.path}: {kind} items are not allowed ({count} item{'s' if count > 1 else ''})"
 
 
@@ -1125,6 +1131,7 @@ def make_validator(
     compiled = functools.cache(lambda: JsonSchema(f"input_schema of tool {tool_name!r}", schema))
 
     def validate(value: JsonDict) -> Validated:
+        """Return a validated input; raise ``ToolInputError`` with all issues of an invalid one."""
         issues = compiled().issues(value)
         if find_more_issues is not None and not issues:
             issues.extend(find_more_issues(value))

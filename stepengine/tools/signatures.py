@@ -58,6 +58,7 @@ class Signature:
 
 
 def _raise_definition_error(fn: Callable[..., object], problem: str) -> NoReturn:
+    """Raise ``DefinitionError`` with the location and name of a tool function and the *problem*."""
     msg = f"{source_location(fn)}: tool function {getattr(fn, '__name__', type(fn).__name__)!r} {problem}"
     raise DefinitionError(msg)
 
@@ -183,7 +184,7 @@ def read_signature(fn: Callable[..., object], names: Mapping[str, object]) -> Si
 
 def make_schema_body(fn: Callable[..., object]) -> FunctionBody:
     """
-    Return the body of a tool with a JSON Schema; its function receives the whole input as one argument.
+    Return the body of a tool with a JSON Schema; *fn* gets the whole input as its only required argument, else raise ``DefinitionError``.
 
     Its first parameter may be a ``ToolContext``; further parameters may be dependencies or have defaults.
 

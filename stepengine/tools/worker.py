@@ -29,6 +29,7 @@ class LoopCaller:
         """Return a function that calls *fn* on the event loop from any thread, and does nothing after the end of the tool call."""
 
         def call_on_loop(*args: object, **kwargs: object) -> None:
+            """Call *fn* now in the thread of the event loop, else schedule the call there."""
             call = functools.partial(self._call_if_open, fn, *args, **kwargs)
             # An async body runs on the event loop, and its call may end before the loop runs another callback.
             if threading.get_ident() == self._thread:
@@ -40,6 +41,7 @@ class LoopCaller:
         return call_on_loop
 
     def _call_if_open(self, fn: Callable[..., None], *args: object, **kwargs: object) -> None:
+        """Call *fn* on the event loop, unless the tool call has ended."""
         if self.is_open:
             fn(*args, **kwargs)
 

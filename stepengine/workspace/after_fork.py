@@ -37,9 +37,9 @@ _resting: list[tuple[Callable[[], None], Callable[[], None]]] = []
 _left: list[Any] = []
 
 
-def register_for_fork_reset(thing: ForkResettable) -> None:
-    """Call ``reset_after_fork`` of *thing* in every forked child; the reference to it is weak."""
-    _things.add(thing)
+def register_for_fork_reset(resettable: ForkResettable) -> None:
+    """Call ``reset_after_fork`` of *resettable* in every forked child; the reference to it is weak."""
+    _things.add(resettable)
 
 
 def call_in_forked_child(function: Function) -> Function:
@@ -53,17 +53,19 @@ def register_fork_hooks(before: Callable[[], None], after: Callable[[], None]) -
     _resting.append((before, after))
 
 
-def keep_referenced(*things: object) -> None:
+def hold_references(*objects: object) -> None:
     """Store references to the parent's objects in this child, so that they are never closed here."""
-    _left.extend(things)
+    _left.extend(objects)
 
 
 def _run_before_fork() -> None:
+    """Call the registered functions before a fork."""
     for before, _ in _resting:
         before()
 
 
 def _run_after_fork() -> None:
+    """Call the registered functions in the parent after a fork."""
     for _, after in _resting:
         after()
 

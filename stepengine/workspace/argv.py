@@ -51,7 +51,7 @@ class _NotArgv(Exception):
 
 def parse_command(command: str | Sequence[str]) -> Argv | Script:
     """
-    Parse *command* into an argument list, or return it as a script.
+    Return *command* as an argument list, or as a script if it needs a shell; raise ``ToolError`` if it is empty or too large.
 
     Args:
         command: A list of words, or text.
@@ -111,13 +111,14 @@ def _check_command_text(text: str) -> None:
 
 
 def _raise_too_large(size: int) -> NoReturn:
+    """Raise ``ToolError`` for a command of *size* bytes."""
     msg = f"the command has {size:,} bytes; at most {COMMAND_BYTES:,} are allowed; put long text into a file"
     raise ToolError(msg)
 
 
 def split_argv(text: str) -> Argv:
     """
-    Split *text* into words as a POSIX shell does.
+    Return the words of *text* as a POSIX shell splits it; raise ``ValueError`` if a shell would do more than split it.
 
     Words are separated by spaces and tabs. Single quotes, double quotes and backslashes mean what they mean in a shell.
 
@@ -141,6 +142,7 @@ class _Splitter:
         self._word: list[str] | None = None
 
     def split_words(self) -> list[str]:
+        """Return all words of the text; raise ``_NotArgv`` for a text that only a shell can interpret."""
         found: list[str] = []
         while self._at < len(self._text):
             char = self._text[self._at]
@@ -181,6 +183,7 @@ class _Splitter:
             _raise_not_argv(f"'~' {'after ' + repr(word[-1]) if word else 'at the start of a word'}")
 
     def _append_text(self, text: str) -> None:
+        """Append *text* to the current word, or start a word with it."""
         if self._word is None:
             self._word = []
         self._word.append(text)
@@ -228,6 +231,7 @@ class _Splitter:
 
 
 def _raise_not_argv(problem: str) -> NoReturn:
+    """Raise the internal error for a text that only a shell can interpret."""
     raise _NotArgv(problem)
 
 

@@ -39,7 +39,7 @@ def hold_file_lock(folder: Fd, name: str) -> Iterator[None]:
 
 def stat_regular_file(folder: Fd, name: str, path: str) -> os.stat_result | None:
     """
-    Return the status of the file under a name, or ``None`` if there is none.
+    Return the status of the file under a name, ``None`` if it is missing; raise ``ToolError`` for a link, folder or special file.
 
     Raises:
         ToolError: when it is a folder, a symbolic link or a special file, which are never replaced.

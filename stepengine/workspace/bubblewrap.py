@@ -69,6 +69,7 @@ def _iterate_search_folders(search_path: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_system_path(path: str) -> bool:
+    """Return whether a path is in a system folder, which the sandbox contains."""
     return any(Path(path).is_relative_to(folder) for folder in SYSTEM)
 
 

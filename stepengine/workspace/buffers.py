@@ -54,6 +54,6 @@ def read_content_in_editor(buffers: Buffers | None, path: str, data: bytes) -> b
 def decode_text_for_editor(data: bytes) -> str | None:
     """Return the text of *data* for an editor; ``None`` if it is binary, has a byte order mark or is not valid UTF-8."""
     decoded = decode_text(data)
-    if decoded is None or decoded.bom or decoded.shown != decoded.text:
+    if decoded is None or decoded.bom or decoded.displayable_text != decoded.text:
         return None
     return decoded.text

@@ -63,6 +63,7 @@ def _convert_to_os_error(call: Callable[Params, T]) -> Callable[Params, T]:
 
     @wraps(call)
     def call_with_os_errors(*args: Params.args, **kwargs: Params.kwargs) -> T:
+        """Call the function; ``ValueError`` and ``OverflowError`` become ``OSError``."""
         try:
             return call(*args, **kwargs)
         except (ValueError, OverflowError):

@@ -169,30 +169,30 @@ class ProgramConnection:
 
     def send_call(
         self,
-        do: str,
+        operation: str,
         data: bytes = b"",
         *,
-        effect: bool = False,
+        has_effect: bool = False,
         seconds: float,
         listener: Listener | None = None,
-        **given: object,
+        **members: object,
     ) -> int:
         """
-        Send a call, and return its number for ``wait_for_reply``.
+        Send a call, register its *listener*, and return its number for ``wait_for_reply``; raise ``WorkspaceLost`` without a connection.
 
         Args:
-            do: The name of the request.
+            operation: The name of the request.
             data: Its data.
-            effect: Whether it changes something: without a reply, its outcome is then unknown.
+            has_effect: Whether it changes something: without a reply, its outcome is then unknown.
             seconds: The time limit for sending it.
             listener: Receives the output of the program that the call starts. It is registered before the call is sent, since the
                 program may print before the reply, and output without a listener ends the connection.
-            given: Members of the request.
+            members: Members of the request.
 
         Raises:
             WorkspaceLost: when the connection has ended; the call was not made.
         """
-        pending = _Pending(effect=effect)
+        pending = _Pending(effect=has_effect)
         with self._lock:
             self._check_connected()
             # Noted before it is sent: the answer may be there before `_send_frame` has returned.
@@ -203,7 +203,7 @@ class ProgramConnection:
                 self._listeners[number] = listener
                 self._untaken[number] = 0
         try:
-            self._send_frame({"do": do, "id": number, **given}, data, time.monotonic() + seconds)
+            self._send_frame({"do": operation, "id": number, **members}, data, time.monotonic() + seconds)
         except BaseException as error:
             with self._lock:
                 self._pending.pop(number, None)
@@ -213,11 +213,11 @@ class ProgramConnection:
             raise WorkspaceLost(self._make_lost_message()) from None
         return number
 
-    def notify(self, do: str, *, seconds: float = 5.0, **given: object) -> None:
+    def notify(self, operation: str, *, seconds: float = 5.0, **members: object) -> None:
         """Send a call without a reply. Nothing happens if the connection has ended."""
         with contextlib.suppress(_ConnectionEnded):
             if not self._why:
-                self._send_frame({"do": do, **given}, b"", time.monotonic() + seconds)
+                self._send_frame({"do": operation, **members}, b"", time.monotonic() + seconds)
 
     def wait_for_reply(self, number: int, *, seconds: float, cancelled: CancelSignal | None = None) -> CallReply:
         """
@@ -293,7 +293,7 @@ class ProgramConnection:
                 for fd, _ in waiting.poll():
                     if fd == self._out:
                         self._read_and_handle_stdout()
-                    elif fd == self._err and not self._read_stderr():
+                    elif fd == self._err and not self._read_and_store_stderr():
                         waiting.unregister(fd)
         except Exception as error:  # noqa: BLE001 - a listener's, too: without a reason the connection would look alive
             self._mark_ended(_make_end_reason(error))
@@ -310,12 +310,12 @@ class ProgramConnection:
         while (
             (left := until - time.monotonic()) > 0
             and select.select([self._err], [], [], left)[0]
-            and self._read_stderr()
+            and self._read_and_store_stderr()
         ):
             pass
         self._mark_ended("it ended")
 
-    def _read_stderr(self) -> bytes:
+    def _read_and_store_stderr(self) -> bytes:
         """Read the next error output of the transport, store its last 2,000 bytes, and return the new part."""
         try:
             data = os.read(self._err, CHUNK_BYTES)

@@ -2,7 +2,7 @@
 The paths that a text may name for a program that splits, decodes, unquotes or expands it.
 
 A path rule knows the arguments that a tool's definition marks as paths. Any other text may be a path, too, or hold some:
-``--path=secrets/plan.txt``, ``a.md,secrets/plan.txt``, ``{a,secrets}/plan.txt``. ``contained_paths`` returns each of them:
+``--path=secrets/plan.txt``, ``a.md,secrets/plan.txt``, ``{a,secrets}/plan.txt``. ``find_paths_in_text`` returns each of them:
 
 1. The text is decoded (``%2f``, escapes of JSON) until nothing changes.
 2. Backslashes are slashes, or escape the next character; quotes are left out; braces are expanded.
@@ -81,7 +81,7 @@ FILE_NAME = re.compile(
 NO_FILE_NAMES = frozenset({"e.g", "i.e", "a.m", "p.m"})
 
 
-def contained_paths(text: str, non_delimiters: str = "") -> frozenset[str] | None:
+def find_paths_in_text(text: str, non_delimiters: str = "") -> frozenset[str] | None:
     """
     Return the paths that a text may name, resolved as text; ``None`` if there may be too many.
 
@@ -169,14 +169,14 @@ def is_resolved(path: str) -> bool:
 
 def _spellings_with_blanks(text: str) -> Iterator[str]:
     """Yield the spellings of a text, and those with an escaped blank as part of a name."""
-    yield from spellings(text)
+    yield from iterate_spellings(text)
     if (kept := ESCAPED_BLANK.sub(KEPT_BLANK, text)) != text:
-        yield from spellings(kept)
+        yield from iterate_spellings(kept)
 
 
-def spellings(text: str) -> Iterator[str]:
+def iterate_spellings(text: str) -> Iterator[str]:
     """
-    Yield the readings of a text's backslashes, quotes, braces and character classes; for braces one word at a time.
+    Yield the possible readings of a text's backslashes, quotes, braces and character classes; raise ``ToolError`` for too many braces.
 
     Raises:
         ToolError: for braces that cannot be expanded.

@@ -71,7 +71,7 @@ class Container:
             self._raise_lost("could not be created", made.stderr)
 
     def _start_if_exists(self) -> bool:
-        """Return True if the container runs, after starting a stopped one; False if it does not exist."""
+        """Start the container if it is stopped, and return True; False if it does not exist. Raise ``WorkspaceLost`` for other options."""
         found = self._run_program("container", "inspect", f"--format={FACTS}", self.name)
         if found.returncode:
             return False

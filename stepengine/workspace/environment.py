@@ -114,12 +114,12 @@ class GitQuery:
 
     def make_command(self, config_names: bytes) -> tuple[Argv, dict[str, str]]:
         """
-        Return the command and its additional environment variables; *config_names* is git's list of configuration names.
+        Return the command and its additional environment variables, which override those *config_names* of git that start programs.
 
         The settings in the variables are also options behind those of the command, since its own ``-c`` overrides a variable.
 
         Raises:
-            ToolError: when more than 1,000 settings, or 64 KiB of their config_names, would have to be overridden.
+            ToolError: when more than 1,000 settings, or names of 64 KiB, would have to be overridden.
         """
         found = _named_section_overrides(config_names)
         if len(found) > FOUND_COUNT or sum([len(name) for name in found]) > FOUND_BYTES:
@@ -346,7 +346,7 @@ class PrivateFolders:
         self.home.mkdir(mode=0o700)
         self.tmp.mkdir(mode=0o700)
 
-    async def delete(self) -> None:
+    async def remove_without_blocking(self) -> None:
         """Remove the folders with their content; on a remote system in a thread, so that the event loop is not blocked."""
         if self.system is None:
             self.remove()

@@ -80,6 +80,7 @@ class FileFormat:
             raise self._make_error(path)
 
     def _make_error(self, path: str | os.PathLike[str]) -> StepEngineError:
+        """Return the error for a file of another format, which was left unchanged."""
         return self.error(
             f"{os.fspath(path)} is not {self.name} of stepengine and was left unchanged. Use another path"
         )
@@ -125,7 +126,7 @@ def check_own_database(path: Path) -> None:
 
 def mark_own_database(connection: sqlite3.Connection) -> None:
     """
-    Write the application id into a new database.
+    Write the application id into a new database; raise ``sqlite3.DatabaseError`` if another program has filled it.
 
     Raises:
         sqlite3.DatabaseError: when another program has filled it meanwhile.

@@ -23,7 +23,7 @@ from typing import TypeAlias
 import attrs
 from attrs import frozen
 
-from stepengine.workspace.contained_paths import MAX_PATH_CHARS, contained_paths, has_wildcards
+from stepengine.workspace.contained_paths import MAX_PATH_CHARS, find_paths_in_text, has_wildcards
 from stepengine.workspace.path_rules import possible_paths
 
 MAX_COMPARED = 50_000
@@ -102,6 +102,7 @@ class _PatternExpander:
 
     @property
     def is_exhausted(self) -> bool:
+        """Whether the limit of expanded paths is reached."""
         return self._left <= 0
 
     def expand(self, pattern: str) -> Iterator[str]:
@@ -160,7 +161,7 @@ def _find_named_files(
     top = os.path.realpath(folder)
     for text in texts:
         whole = possible_paths(text) if len(text) <= MAX_PATH_CHARS else ()
-        written = dict.fromkeys([*whole, *sorted(contained_paths(text) or ())])
+        written = dict.fromkeys([*whole, *sorted(find_paths_in_text(text) or ())])
         wild = [path for path in written if has_wildcards(path) and "\0" not in path]
         expanded = [found for path in wild for found in patterns.expand(path)]
         for path in filter(None, dict.fromkeys([*written, *expanded])):
@@ -217,6 +218,7 @@ def _find_withheld_reason(file: FileGuard, base: tuple[str, ...], real: tuple[st
 
 
 def _split_path(path: str) -> tuple[str, ...]:
+    """Return the components of a path, without empty ones."""
     return tuple(filter(None, path.split("/")))
 
 

@@ -59,7 +59,7 @@ class GuardedConnection(sqlite3.Connection):
 
     @override
     def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
-        """Execute a statement; the count of its operations starts at zero."""
+        """Execute a statement, with its operations counted from zero; raise an error for a damaged file."""
         self._operations, self.is_over = 0, False
         try:
             return super().execute(sql, parameters)
@@ -150,7 +150,7 @@ def _make_damage_error(message: str) -> sqlite3.DatabaseError:
 
 def has_table(connection: sqlite3.Connection, statement: str) -> bool:
     """
-    Return whether the table that *statement* creates exists.
+    Return whether the table that *statement* creates exists; raise ``sqlite3.DatabaseError`` if it has another schema.
 
     Raises:
         sqlite3.DatabaseError: when it exists with another schema.

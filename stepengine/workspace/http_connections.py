@@ -64,7 +64,7 @@ class ConnectionLimits:
     read_seconds: float = 60.0
 
 
-def connection_limits_of_process() -> ConnectionLimits:
+def compute_connection_limits() -> ConnectionLimits:
     """Return the connection limits for the number of files that this process may open; a part of it is left for runs."""
     files = get_max_open_files() or UNKNOWN_FILES
     reserved = max(min(RESERVED_FILES, files // 2), files // 4)
@@ -155,6 +155,7 @@ class ConnectionWatch:
         self._timer = asyncio.get_running_loop().call_later(seconds, self._transport.abort)
 
     def _stop_timer(self) -> None:
+        """Cancel the timer, if there is one."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -170,7 +171,7 @@ class ConnectionWatch:
         self._table.mark_serving(self)
 
     async def run_app(self, app: Any, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application for a request, with time limits for its body and for reads of the client."""
+        """Run the application for a request, with time limits for its body and for reads; reject a request with two body lengths."""
         names = {name for name, _ in scope["headers"]}
         if names >= LENGTHS:
             await _reject_request(send)
@@ -195,6 +196,7 @@ class ConnectionWatch:
         """Return *receive* that also records when the body is complete."""
 
         async def receive_and_watch() -> Message:
+            """Return the next message of the request, and record the end of its body."""
             message = await receive()
             if message["type"] == "http.request" and not message.get("more_body", False):
                 self._mark_request_complete()
@@ -210,6 +212,7 @@ class ConnectionWatch:
         """Return *send* with a time limit, which closes the connection of a client that does not read."""
 
         async def send_timed(message: Message) -> None:
+            """Send a message; abort the connection if the client does not read it in time."""
             # Data for a client that does not read keeps its run in memory.
             timer = asyncio.get_running_loop().call_later(self._table.limits.read_seconds, self._transport.abort)
             try:
@@ -257,10 +260,12 @@ def make_limited_protocol(table: ConnectionTable, base: Any) -> type[asyncio.Pro
             self.app = app
 
         def connection_made(self, transport: asyncio.Transport) -> None:
+            """Start to watch the connection."""
             super().connection_made(transport)
             self._watch = ConnectionWatch(table, transport)
 
         def connection_lost(self, exc: Exception | None) -> None:
+            """Stop to watch the connection."""
             if self._watch is not None:
                 self._watch.stop()
             super().connection_lost(exc)
@@ -270,7 +275,7 @@ def make_limited_protocol(table: ConnectionTable, base: Any) -> type[asyncio.Pro
 
 def uvicorn_connection_options(base: Any) -> dict[str, Any]:
     """Return options of ``uvicorn.Config`` that limit connections to the capacity of this process; *base* is ``H11Protocol``."""
-    limits = connection_limits_of_process()
+    limits = compute_connection_limits()
     return {
         "http": make_limited_protocol(ConnectionTable(limits), base),
         "ws": "none",

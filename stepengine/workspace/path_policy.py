@@ -31,12 +31,12 @@ def is_home_or_above(folder: os.stat_result) -> bool:
     return False
 
 
-def _to_patterns(given: Sequence[str]) -> tuple[str, ...]:
+def _to_patterns(patterns: Sequence[str]) -> tuple[str, ...]:
     """Return patterns as a tuple; raise ``DefinitionError`` for a single string and other values that are no lists."""
-    if problem := find_iteration_mistake(given):
+    if problem := find_iteration_mistake(patterns):
         msg = f"PathPolicy needs lists of patterns: {problem}"
         raise DefinitionError(msg)
-    return tuple(given)
+    return tuple(patterns)
 
 
 def _check_patterns(_: object, field: attrs.Attribute[tuple[str, ...]], patterns: tuple[str, ...]) -> None:

@@ -88,6 +88,7 @@ def possible_paths(text: str) -> tuple[str, ...]:
 
 
 def _remove_line_breaks_and_tabs(text: str) -> str:
+    """Return *text* without line breaks and tabs."""
     return re.sub(r"[\t\r\n]", "", text)
 
 
@@ -149,10 +150,12 @@ class PathRules:
 
     @cached_property
     def _match_regex(self) -> re.Pattern[str] | None:
+        """The regex that finds any of the patterns; ``None`` without patterns."""
         return _compile_patterns(self._said)
 
     @cached_property
     def _exception_regex(self) -> re.Pattern[str] | None:
+        """The regex that finds any of the exceptions; ``None`` without exceptions."""
         return _compile_patterns(self._let_through)
 
     def match(self, parts: Sequence[str]) -> bool:

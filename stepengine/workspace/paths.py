@@ -55,7 +55,7 @@ def format_display_path(parts: Sequence[str]) -> str:
 
 def split_path(path: str, root: Sequence[str]) -> tuple[str, ...]:
     """
-    Return the components of a path inside the root; ``()`` is the root itself.
+    Return the components of a path inside the root, ``()`` for the root; raise ``PathOutsideRoot`` or ``ToolError`` for others.
 
     Args:
         path: Relative to the root, or absolute and textually below it. One leading ``./`` and trailing ``/`` are fine.
@@ -103,7 +103,7 @@ def _split_components(text: str, path: str) -> tuple[str, ...]:
 
 def resolve_link_target(folder: Sequence[str], target: str, root: Sequence[str], path: str) -> list[str]:
     """
-    Return the components of a symbolic link's target, relative to the root.
+    Return the components of a link's target relative to the root; raise ``PathOutsideRoot`` if it is not below the root.
 
     The folder of the link is a real folder, so ``..`` in the target is resolved as text. The walk from the root checks every component
     of the result again.

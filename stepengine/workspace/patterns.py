@@ -5,9 +5,9 @@ Patterns of paths and of text, with a bounded matching time for every pattern.
 ``.gitignore`` file, with git's meaning. A component becomes an expression that does not backtrack over a ``*``, as ``fnmatch`` makes
 them. Components are matched as a set of positions, not by trying one way after another.
 
-``max_search_columns`` checks regular expressions for Python's ``re``, which backtracks. Nested repetitions can take exponential time, so they
-raise an error, as do long sequences of optional parts and more than two unbounded repetitions. For the remaining ones, the searched
-part of a line bounds the time.
+``get_max_search_columns`` checks regular expressions for Python's ``re``, which backtracks. Nested repetitions can take exponential
+time, so they raise an error, as do long sequences of optional parts and more than two unbounded repetitions. For the remaining ones, the
+searched part of a line bounds the time.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class GlobPattern:
 
 def expand_braces(pattern: str) -> list[str]:
     """
-    Expand the braces of a glob pattern, and return the resulting patterns.
+    Return the patterns that the braces of a glob pattern expand to; raise ``ToolError`` for more than 64.
 
     Raises:
         ToolError: when the pattern expands to more than 64.
@@ -180,9 +180,9 @@ def _matches_components(components: Sequence[Component], parts: Sequence[str], *
     return len(components) in places
 
 
-def _have_common_path(one: Sequence[str], other: Sequence[str]) -> bool:
+def _have_common_path(first: Sequence[str], second: Sequence[str]) -> bool:
     """Return whether a path matches both patterns."""
-    return _have_common_sequence(one, other, "**", _have_common_name)
+    return _have_common_sequence(first, second, "**", _have_common_name)
 
 
 @lru_cache(4_096)
@@ -208,13 +208,13 @@ def _literal_character(item: str) -> str | None:
 
 
 def _have_common_sequence(
-    one: Sequence[str], other: Sequence[str], any_number: str, have_common_item: Callable[[str, str], bool]
+    first: Sequence[str], second: Sequence[str], any_number: str, have_common_item: Callable[[str, str], bool]
 ) -> bool:
     """Return whether two sequences of items can be equal, with *any_number* matching any number of items."""
-    reached: list[bool] = [True, *itertools.accumulate([item == any_number for item in other], operator.and_)]
-    for item in one:
+    reached: list[bool] = [True, *itertools.accumulate([item == any_number for item in second], operator.and_)]
+    for item in first:
         row: list[bool] = [reached[0] and item == any_number]
-        for at, against in enumerate(other):
+        for at, against in enumerate(second):
             if any_number in (item, against):
                 row.append(reached[at + 1] or row[at])
             else:
@@ -318,46 +318,46 @@ def _tokenize_ignore_pattern(text: str) -> list[str]:
     return tokens
 
 
-def _parse_character_class(text: str, at: int) -> tuple[str, int]:
-    """Parse a character class at *at*, and return its regex and end. An unclosed class matches nothing."""
-    is_negated = text[at : at + 1] in ("!", "^")
-    start = at = at + is_negated
+def _parse_character_class(text: str, position: int) -> tuple[str, int]:
+    """Parse a character class at *position*, and return its regex and end. An unclosed class matches nothing."""
+    is_negated = text[position : position + 1] in ("!", "^")
+    start = position = position + is_negated
     members, before = list[str](), ""
-    while at < len(text) and (text[at] != "]" or at == start):
-        name = _read_class_name(text, at)
+    while position < len(text) and (text[position] != "]" or position == start):
+        name = _read_class_name(text, position)
         if name:
             if name not in CLASSES:
                 break
             members.append(CLASSES[name])
-            before, at = "", at + len(name) + len("[::]")
-        elif text[at] == "-" and before and text[at + 1 : at + 2] not in ("", "]"):
-            last, at = _parse_class_member(text, at + 1)
+            before, position = "", position + len(name) + len("[::]")
+        elif text[position] == "-" and before and text[position + 1 : position + 2] not in ("", "]"):
+            last, position = _parse_class_member(text, position + 1)
             if before <= last:
                 members.append(f"{re.escape(before)}-{re.escape(last)}")
             before = ""
         else:
-            before, at = _parse_class_member(text, at)
+            before, position = _parse_class_member(text, position)
             members.append(re.escape(before))
-    if text[at : at + 1] != "]" or at == start:
+    if text[position : position + 1] != "]" or position == start:
         return NEVER, len(text)
     made = "".join(members)
     if not made:
-        return "." if is_negated else NEVER, at + 1
-    return f"[^{made}]" if is_negated else f"[{made}]", at + 1
+        return "." if is_negated else NEVER, position + 1
+    return f"[^{made}]" if is_negated else f"[{made}]", position + 1
 
 
-def _read_class_name(text: str, at: int) -> str:
+def _read_class_name(text: str, position: int) -> str:
     """Return the name of a class such as ``[:alpha:]`` at a position, a blank for an empty name, ``""`` if there is none."""
-    if not text.startswith("[:", at):
+    if not text.startswith("[:", position):
         return ""
-    end = text.find("]", at + 2)
-    return (text[at + 2 : end - 1] or " ") if end > at + 2 and text[end - 1] == ":" else ""
+    end = text.find("]", position + 2)
+    return (text[position + 2 : end - 1] or " ") if end > position + 2 and text[end - 1] == ":" else ""
 
 
-def _parse_class_member(text: str, at: int) -> tuple[str, int]:
+def _parse_class_member(text: str, position: int) -> tuple[str, int]:
     """Return one character of a class, possibly escaped, and its end."""
-    at += text[at] == "\\"
-    return text[at : at + 1], at + 1
+    position += text[position] == "\\"
+    return text[position : position + 1], position + 1
 
 
 def _split_tokens_at_slashes(tokens: Iterable[str]) -> list[list[str]]:
@@ -379,6 +379,7 @@ def _make_star_matcher(text: str) -> Component:
     *middle, last = others
 
     def fits(name: str) -> bool:
+        """Return whether a name has all texts between the stars in order."""
         at, end = len(first), len(name) - len(last)
         if at > end or not name.startswith(first) or not name.endswith(last):
             return False
@@ -427,9 +428,9 @@ REFUSED = frozenset({"GROUPREF", "GROUPREF_EXISTS", "ATOMIC_GROUP"})
 GROUPS = {"SUBPATTERN": 3, "ASSERT": 1, "ASSERT_NOT": 1}
 
 
-def max_search_columns(pattern: str) -> int:
+def get_max_search_columns(pattern: str) -> int:
     """
-    Check a regular expression, and return the maximum number of characters of a line that may be searched with it.
+    Return how many characters of a line may be searched with a regular expression; raise ``ToolError`` for an invalid or slow one.
 
     Raises:
         ToolError: when it is not a regular expression, or a search could take too long.

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from attrs import frozen
 
 from stepengine.errors import DefinitionError, ToolError, WorkspaceLost
-from stepengine.workspace.after_fork import keep_referenced, register_for_fork_reset
+from stepengine.workspace.after_fork import hold_references, register_for_fork_reset
 from stepengine.workspace.threads import CANCELLED
 
 if TYPE_CHECKING:
@@ -110,9 +110,11 @@ class RemoteFile:
         self._start = answer.data or None
         return self
 
-    def _call(self, do: str, data: bytes = b"", *, effect: bool = False, **given: object) -> CallReply:
+    def _call(self, operation: str, data: bytes = b"", *, has_effect: bool = False, **members: object) -> CallReply:
         """Make a call on the connection that opened the file; a root uses any connection."""
-        return self.system.call(do, data, line=None if self.is_root else self.line, effect=effect, **given)
+        return self.system.call(
+            operation, data, connection_number=None if self.is_root else self.line, has_effect=has_effect, **members
+        )
 
     def open(self, name: str, kind: str) -> RemoteFile:
         """Open an entry of this folder."""
@@ -162,19 +164,19 @@ class RemoteFile:
 
     def mkdir(self, name: str, mode: int) -> None:
         """Create a folder in this folder."""
-        self._call("mkdir", effect=True, folder=self.number, name=name, mode=mode)
+        self._call("mkdir", has_effect=True, folder=self.number, name=name, mode=mode)
 
     def rmdir(self, name: str) -> None:
         """Remove an empty folder in this folder."""
-        self._call("rmdir", effect=True, folder=self.number, name=name)
+        self._call("rmdir", has_effect=True, folder=self.number, name=name)
 
     def unlink(self, name: str) -> None:
         """Remove a file in this folder, durably."""
-        self._call("unlink", effect=True, folder=self.number, name=name)
+        self._call("unlink", has_effect=True, folder=self.number, name=name)
 
     def replace_file(self, name: str, data: bytes, mode: int | None) -> None:
         """Replace the content of a file in this folder."""
-        self._call("replace", data, effect=True, folder=self.number, name=name, mode=mode)
+        self._call("replace", data, has_effect=True, folder=self.number, name=name, mode=mode)
 
     def remove_stale_temporary_files(self) -> None:
         """Remove temporary files in this folder that are older than a minute and whose process has ended."""
@@ -253,7 +255,7 @@ class RemoteSystem:
     def reset_after_fork(self) -> None:
         """Drop the parent's connection in a forked child, which opens its own."""
         self._lock = threading.RLock()
-        keep_referenced(self._connection)
+        hold_references(self._connection)
         self._connection = None
 
     def close(self) -> None:
@@ -275,23 +277,23 @@ class RemoteSystem:
         msg = f"the workspace {self.name} violates the protocol: its reply is {description}"
         raise WorkspaceLost(msg)
 
-    def ensure_connection(self, line: int | None = None) -> ProgramConnection:
+    def ensure_connection(self, connection_number: int | None = None) -> ProgramConnection:
         """
-        Return the connection, after opening it if necessary.
+        Return the connection, opened if necessary; raise ``WorkspaceLost`` if that fails or *connection_number* has ended.
 
         Args:
-            line: The number of the required connection; ``None`` for any.
+            connection_number: The number of the required connection; ``None`` for any.
 
         Raises:
             WorkspaceLost: when no connection can be opened, or the required connection has ended.
         """
         with self._lock:
             if self._connection is None or self._connection.is_lost:
-                if line is not None:
+                if connection_number is not None:
                     msg = f"the workspace {self.name} was lost with its open files; repeat the request"
                     raise WorkspaceLost(msg)
                 self._connection = self._connect()
-            elif line is not None and line != self.line:
+            elif connection_number is not None and connection_number != self.line:
                 msg = f"the workspace {self.name} was lost in the meantime, with its open files; repeat the request"
                 raise WorkspaceLost(msg)
             return self._connection
@@ -339,10 +341,16 @@ class RemoteSystem:
             root.store_info(answer)
 
     def call(
-        self, do: str, data: bytes = b"", *, line: int | None = None, effect: bool = False, **given: object
+        self,
+        operation: str,
+        data: bytes = b"",
+        *,
+        connection_number: int | None = None,
+        has_effect: bool = False,
+        **members: object,
     ) -> CallReply:
         """
-        Make a call and wait for its reply, at most 60 seconds or until the tool call is cancelled.
+        Send a call and wait for its reply, at most 60 seconds or until the tool call is cancelled; *has_effect*: it may change something.
 
         The connection ends after 60 seconds without a reply. After a cancelled tool call it stays open.
 
@@ -351,10 +359,12 @@ class RemoteSystem:
             UnknownOutcome: when no reply arrived, and the call may have changed something.
             WorkspaceLost: when no reply arrived.
         """
-        connection = self.ensure_connection(line)
+        connection = self.ensure_connection(connection_number)
         if closing := self._pop_closing_handles():
-            given["close"] = closing
-        number = connection.send_call(do, data, effect=effect, seconds=CALL_SECONDS, listener=None, **given)
+            members["close"] = closing
+        number = connection.send_call(
+            operation, data, has_effect=has_effect, seconds=CALL_SECONDS, listener=None, **members
+        )
         return connection.wait_for_reply(number, seconds=CALL_SECONDS, cancelled=CANCELLED.get())
 
     def _pop_closing_handles(self) -> list[int]:
@@ -432,7 +442,7 @@ class RemoteSystem:
 
     def create_private_folder(self) -> str:
         """
-        Create a private folder, and return its path.
+        Create a private folder, and return its path; raise ``ToolError`` without a folder for temporary files.
 
         Raises:
             ToolError: if there is no folder for temporary files.
@@ -474,7 +484,7 @@ class RemoteSystem:
         number = connection.send_call(
             "spawn",
             script or b"",
-            effect=True,
+            has_effect=True,
             seconds=CALL_SECONDS,
             listener=listener,
             folder=folder.number,
@@ -519,10 +529,12 @@ class Spawned:
 
 
 def _split_remote_path(path: str) -> list[str]:
+    """Return the components of a normalized remote path."""
     return [part for part in posixpath.normpath(path).split("/") if part]
 
 
 def _is_text(value: Any) -> bool:
+    """Return whether a value is a string without a NUL."""
     return isinstance(value, str) and "\0" not in value
 
 

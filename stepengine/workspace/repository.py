@@ -147,21 +147,21 @@ class _InstructionReader:
                 if one := self._read_file(root, "AGENTS.md", "~/AGENTS.md"):
                     self._made["instructions"].insert(0, one)
 
-    def _read_file(self, root: Root, path: str, shown: str) -> dict[str, object] | None:
+    def _read_file(self, root: Root, path: str, display_path: str) -> dict[str, object] | None:
         """Return the content of a file within the size limit; ``None``, often with a warning, if it is missing or was read already."""
         try:
             data, info = read_file_start(root, path, FILE_BYTES)
         except Missing:
             return None
         except (ToolError, OSError) as error:
-            self._made["warnings"].append(f"{shown} was not read: {error}")
+            self._made["warnings"].append(f"{display_path} was not read: {error}")
             return None
         digest = hashlib.sha256(data).hexdigest()
         same = {(info.st_dev, info.st_ino), digest}
         if same & self._seen or not data.strip():
             return None
         if b"\0" in data:
-            self._made["warnings"].append(f"{shown} was not read: it is not text")
+            self._made["warnings"].append(f"{display_path} was not read: it is not text")
             return None
         self._seen |= same
         room = min(FILE_BYTES, self._left)
@@ -169,16 +169,17 @@ class _InstructionReader:
         self._left -= len(kept)
         if not kept:
             self._made["warnings"].append(
-                f"{shown} was not read: nearer files already use the limit of {ALL_BYTES:,} bytes; shorten them"
+                f"{display_path} was not read: nearer files already use the limit of {ALL_BYTES:,} bytes; shorten them"
             )
             return None
         text = kept.decode("utf-8-sig", "ignore" if len(kept) < len(data) else "replace")
-        return {"path": shown, "sha256": digest, "text": text, "cut": len(kept) < len(data)}
+        return {"path": display_path, "sha256": digest, "text": text, "cut": len(kept) < len(data)}
 
     def _find_deeper_files(self, root: Root, below: Sequence[str]) -> Iterator[str]:
         """Yield the paths of instruction files below the folder. Their content is not read."""
 
         def enter(parts: tuple[str, ...], _: Fd) -> bool:
+            """Return whether a folder is searched: not too deep, not hidden and not left out."""
             return (
                 len(parts) - len(below) <= DEEPER_DEPTH and not parts[-1].startswith(".") and parts[-1] not in LEFT_OUT
             )

@@ -155,6 +155,7 @@ class Root:
 
     @cached_property
     def _root_mount(self) -> str:
+        """The id of the root's mount."""
         return calls.get_mount_id(
             self.fd
         )  # cached: a walk needs it for every folder, and an open folder does not change it
@@ -250,14 +251,14 @@ class Root:
             return any(os.path.samestat(found, info) for _, found in withheld) or bool(budget.cut)
 
     def iterate_files(
-        self, wanted: Callable[[Sequence[str]], bool], budget: WalkBudget
+        self, is_wanted: Callable[[Sequence[str]], bool], budget: WalkBudget
     ) -> Generator[tuple[tuple[str, ...], os.stat_result], None, None]:
-        """Yield path and status of the regular files that *wanted* selects, within the budget."""
+        """Yield path and status of the regular files that *is_wanted* selects, within the budget."""
         fd = calls.open_at(".", FOLDER, self.fd)
         try:
             with closing(walk(self.may_enter, fd, (), budget, lambda _, __: True)) as entries:
                 for place, entry in entries:
-                    if entry.is_file(follow_symlinks=False) and wanted(place):
+                    if entry.is_file(follow_symlinks=False) and is_wanted(place):
                         with suppress(OSError):
                             yield place, entry.stat(follow_symlinks=False)
         finally:
@@ -328,12 +329,12 @@ class Root:
         return new
 
     @contextmanager
-    def open_parent(self, path: str, *, create: bool, made: list[str] | None = None) -> Iterator[tuple[Fd, str]]:
+    def open_parent(self, path: str, *, create: bool, created: list[str] | None = None) -> Iterator[tuple[Fd, str]]:
         """
-        Open the folder of the last component for writing, and yield its descriptor and the component's name.
+        Open the last component's folder for writing, yield (descriptor, name); *create* makes missing folders and adds them to *created*.
 
         No symbolic link is followed. With *create*, missing folders are created, and removed again if the block raises an error.
-        Their paths below the root are appended to *made*, outermost first.
+        Their paths below the root are appended to *created*, outermost first.
 
         Raises:
             PathOutsideRoot: when the path leads out of the root.
@@ -352,15 +353,15 @@ class Root:
         if self.trusted.match(parts):
             msg = f"{path!r} is not written by tools (it matches {self.trusted.find_matching_pattern(parts)!r}), because what it holds is trusted"
             raise ToolError(msg)
-        folder, made = calls.open_at(".", FOLDER, self.fd), [] if made is None else made
+        folder, created = calls.open_at(".", FOLDER, self.fd), [] if created is None else created
         try:
             for depth in range(1, len(parts)):
                 folder = self._replace_fd(
-                    folder, self._open_or_create_child_folder(folder, parts[:depth], path, made if create else None)
+                    folder, self._open_or_create_child_folder(folder, parts[:depth], path, created if create else None)
                 )
             yield folder, parts[-1]
         except BaseException:
-            self.remove_empty_folders(made)
+            self.remove_empty_folders(created)
             raise
         finally:
             self._replace_fd(folder, self.fd)
@@ -389,15 +390,17 @@ class Root:
                 calls.close(fd)
         return None
 
-    def _open_or_create_child_folder(self, parent: Fd, parts: Sequence[str], path: str, made: list[str] | None) -> Fd:
-        """Open the folder ``parts[-1]`` in *parent*. Create a missing one and append *parts* to *made*, unless *made* is ``None``."""
+    def _open_or_create_child_folder(
+        self, parent: Fd, parts: Sequence[str], path: str, created: list[str] | None
+    ) -> Fd:
+        """Open the folder ``parts[-1]`` in *parent*. Create a missing one and append *parts* to *created*, unless *created* is ``None``."""
         name = parts[-1]
         try:
             fd = calls.open_at(name, FOLDER, parent)
         except FileNotFoundError as error:
-            if made is None:
+            if created is None:
                 _raise_path_error(error, path)
-            fd = self._create_and_open_child_folder(parent, parts, path, made)
+            fd = self._create_and_open_child_folder(parent, parts, path, created)
         except OSError as error:
             _raise_path_error(error, path, link=error.errno in LINK and read_link(parent, name) is not None and name)
         try:
@@ -407,13 +410,13 @@ class Root:
             raise
         return fd
 
-    def _create_and_open_child_folder(self, parent: Fd, parts: Sequence[str], path: str, made: list[str]) -> Fd:
-        """Create the folder ``parts[-1]`` in *parent*, append *parts* to *made*, and open it. If it exists, only open it."""
+    def _create_and_open_child_folder(self, parent: Fd, parts: Sequence[str], path: str, created: list[str]) -> Fd:
+        """Create the folder ``parts[-1]`` in *parent*, append *parts* to *created*, and open it. If it exists, only open it."""
         name = parts[-1]
         try:
             with suppress(FileExistsError):  # another process created it; the next line checks its kind
                 calls.mkdir(name, 0o755, parent)
-                made.append("/".join(parts))
+                created.append("/".join(parts))
             return calls.open_at(name, FOLDER, parent)
         except OSError as error:
             _raise_path_error(error, path, link=error.errno in LINK and name)

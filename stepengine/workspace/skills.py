@@ -311,35 +311,35 @@ def _iterate_skill_folders(
         calls.close(opened.fd)
 
 
-def _read_and_add_skill(found: list[Skill | str], root: Root, path: str, scope: str) -> None:
-    """Add the skill in a folder to *found*, or a warning that it was omitted."""
+def _read_and_add_skill(skills_and_warnings: list[Skill | str], root: Root, path: str, scope: str) -> None:
+    """Add the skill in a folder to *skills_and_warnings*, or a warning that it was omitted."""
     shown = visible(path if scope == "project" else f"~/{path}", strict=True)
     try:
         head, _ = _read_skill_file(root, path)
     except (ToolError, OSError) as error:
-        found.append(f"the skill in {shown!r} was skipped: {error}")
+        skills_and_warnings.append(f"the skill in {shown!r} was skipped: {error}")
         return
     folder = path.rpartition("/")[2]
     name = visible(str(head.get("name") or folder), strict=True)
     description = head.get("description")
     if not isinstance(description, str) or not description.strip():
-        found.append(f"the skill in {shown!r} was skipped: its SKILL.md has no description")
+        skills_and_warnings.append(f"the skill in {shown!r} was skipped: its SKILL.md has no description")
         return
     if not NAME.fullmatch(name) or len(name) > NAME_CHARS:
-        found.append(
+        skills_and_warnings.append(
             f"the skill in {shown!r} was skipped: its name {name[:NAME_CHARS]!r} must consist of a-z, 0-9 and single -, "
             f"at most {NAME_CHARS} characters"
         )
         return
     if name != folder:
-        found.append(f"the skill {name!r} in {shown!r}: its name should be the same as its folder's name")
+        skills_and_warnings.append(f"the skill {name!r} in {shown!r}: its name should be the same as its folder's name")
     said = truncate_text(" ".join(visible(description).split()), DESCRIPTION_CHARS)
-    found.append(Skill(name=name, description=said, scope=scope, path=shown, root=root, folder=path))
+    skills_and_warnings.append(Skill(name=name, description=said, scope=scope, path=shown, root=root, folder=path))
 
 
 def _read_skill_file(root: Root, folder: str) -> tuple[Mapping[str, Any], str]:
     """
-    Return the head and the body of a ``SKILL.md``.
+    Return the head and the body of a ``SKILL.md``; raise ``ToolError`` for an unreadable file or an invalid head.
 
     Raises:
         ToolError: when the file cannot be read, or its head is missing, too large, or not a mapping.
@@ -391,7 +391,7 @@ def _quote_description(head: str) -> str:
 
 def get_skill(folder: Path, name: str, *, user: bool) -> Skill:
     """
-    Return the skill *name* of the project of *folder*, or with *user* one of the user's own.
+    Return the skill *name* of *folder*'s project, or with *user* one of the user's own; raise ``ToolError`` if there is none.
 
     Raises:
         ToolError: when there is no skill of this name; the message lists similar names.

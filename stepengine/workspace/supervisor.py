@@ -70,7 +70,7 @@ def exec_command(folder: int, limits: str, program: str, argv: list[str]) -> Non
     os.execve(program, argv, os.environ)  # noqa: S606  (an argument list; that there is no shell is the point)
 
 
-def start_command(line: int, folder: int, limits: str, program: str, argv: list[str]) -> int:
+def start_command(report_fd: int, folder: int, limits: str, program: str, argv: list[str]) -> int:
     """Start the command, and return its process id; 0 if it could not be executed, after reporting that."""
     failed, fails = os.pipe()  # closed by `execve`
     pid = os.fork()
@@ -87,27 +87,27 @@ def start_command(line: int, folder: int, limits: str, program: str, argv: list[
     if reason:
         os.waitpid(pid, 0)
         with contextlib.suppress(OSError):  # the parent has ended
-            os.write(line, b"errno %b\n" % reason)
+            os.write(report_fd, b"errno %b\n" % reason)
         return 0
     return pid
 
 
-def supervise(line: int, parent: int, command: int, woken: int) -> None:
+def supervise(report_fd: int, parent_pidfd: int, command: int, wakeup_fd: int) -> None:
     """Report that the command runs and how it ends; return when the parent requests the end or has ended."""
-    os.write(line, b"pid %d\n" % command)
+    os.write(report_fd, b"pid %d\n" % command)
     waiting = select.poll()
-    for fd in (line, parent, woken):
+    for fd in (report_fd, parent_pidfd, wakeup_fd):
         if fd >= 0:
             waiting.register(fd, select.POLLIN)
     is_reported = False
     while True:
-        is_reported = reap_children(line, command, is_reported=is_reported)
-        if any(fd != woken for fd, _ in waiting.poll()):
+        is_reported = reap_children(report_fd, command, is_reported=is_reported)
+        if any(fd != wakeup_fd for fd, _ in waiting.poll()):
             return
-        os.read(woken, 4096)
+        os.read(wakeup_fd, 4096)
 
 
-def reap_children(line: int, command: int, *, is_reported: bool) -> bool:
+def reap_children(report_fd: int, command: int, *, is_reported: bool) -> bool:
     """
     Reap ended child processes and report the end of the command; return whether that end is reported.
 
@@ -121,7 +121,7 @@ def reap_children(line: int, command: int, *, is_reported: bool) -> bool:
             found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if found is not None:
                 how = b"exit" if found.si_code == os.CLD_EXITED else b"signal"
-                os.write(line, b"%b %d\n" % (how, found.si_status))
+                os.write(report_fd, b"%b %d\n" % (how, found.si_status))
                 is_reported = True
     return is_reported
 

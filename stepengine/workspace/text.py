@@ -62,7 +62,7 @@ class FileText:
         return self.bom + text.encode(self.encoding, errors)
 
     @property
-    def shown(self) -> str:
+    def displayable_text(self) -> str:
         """The text with replacement characters for bytes that are not UTF-8."""
         return (
             self.text
@@ -142,6 +142,7 @@ class _LineWindow:
 
     @property
     def is_full(self) -> bool:
+        """Whether all lines of the range are stored."""
         return self._number >= self._after
 
     def feed(self, chunk: bytes) -> None:

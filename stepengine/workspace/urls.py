@@ -69,7 +69,7 @@ def remove_user_info(text: str) -> str:
 
 def normalize_service_url(url: str) -> str:
     """
-    Return the URL of a service, such as ``"http://localhost:8080"``, without a slash at its end.
+    Return the http(s) URL of a service without a slash at its end; raise ``DefinitionError`` for another URL or a query.
 
     Raises:
         DefinitionError: when it is not an http or https address, or has a query.
@@ -100,7 +100,7 @@ def is_loopback_host(host: str) -> bool:
 
 def find_blocked_reason(text: str, allowed: Sequence[Network] = ()) -> str:
     """
-    Return why an address is blocked; empty if it may be used.
+    Return why an address is blocked; ``""`` if it may be used.
 
     Args:
         text: The address.
@@ -175,7 +175,7 @@ def _make_blocked_error(url: str, reason: str) -> BlockedAddress:
 
 def parse_url(text: str) -> UrlTarget:
     """
-    Return the target of a URL.
+    Return the target of a URL; raise ``BlockedAddress`` unless it is a plain http or https address.
 
     Raises:
         BlockedAddress: when it is not a plain http or https address.
@@ -235,7 +235,7 @@ def _encode_idna(name: str, url: str) -> str:
 
 def resolve_redirect(base: UrlTarget, location: str) -> UrlTarget:
     """
-    Return the target of a redirect.
+    Return the target of a redirect; raise ``BlockedAddress`` unless it is a plain http or https address.
 
     Raises:
         BlockedAddress: when the target is not a plain http or https address.

@@ -30,11 +30,11 @@ def find_linked_secrets(root: Root) -> list[tuple[str, ...]]:
 
 
 def _list_files_or_raise(
-    root: Root, wanted: Callable[[Sequence[str]], bool]
+    root: Root, is_wanted: Callable[[Sequence[str]], bool]
 ) -> list[tuple[tuple[str, ...], os.stat_result]]:
-    """Return all files that *wanted* selects; raise ``ToolError`` if the tree is too large to be searched in full."""
+    """Return all files that *is_wanted* selects; raise ``ToolError`` if the tree is too large to be searched in full."""
     budget = WalkBudget(SECRET_SCAN_ENTRIES)
-    found = list(root.iterate_files(wanted, budget))
+    found = list(root.iterate_files(is_wanted, budget))
     if budget.cut:
         msg = (
             f"the command was not executed: the search for other names of withheld files in the root {budget.cut}. "
@@ -46,7 +46,7 @@ def _list_files_or_raise(
 
 def list_withheld_paths(root: Root, folder: OpenedEntry, *, deep: bool) -> list[tuple[str, ...]]:
     """
-    Return the withheld paths below an open folder, without the content of withheld folders.
+    Return the withheld paths below an open folder, without the content of withheld folders; raise ``ToolError`` for a too large tree.
 
     Args:
         root: The root.
@@ -60,6 +60,7 @@ def list_withheld_paths(root: Root, folder: OpenedEntry, *, deep: bool) -> list[
     start = len(folder.parts)
 
     def enter(place: tuple[str, ...], _: Fd) -> bool:
+        """Return whether a folder is searched; a withheld one is added to the result instead."""
         if not root.is_withheld(place):
             return True
         found.append(place[start:])

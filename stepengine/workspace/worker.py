@@ -293,7 +293,7 @@ class Worker:
         return {}, os.pread(self.get_descriptor(handle), min(size, 1024 * 1024), offset)
 
     def do_list(self, handle: int, number: Any) -> Any:
-        """List an open folder."""
+        """Return the entries of an open folder; long lists are sent in parts, and more than the limit raises ``OSError``."""
         part: list[str] = []
         size = count = 0
         with os.scandir(self.get_descriptor(handle)) as entries:

@@ -96,6 +96,7 @@ def _check_shell(_workspace: object, _field: attrs.Attribute[Any], shell: object
 
 
 def _root_to_path(root: str | os.PathLike[str]) -> Path:
+    """Return the root of a workspace as a ``Path``; raise ``DefinitionError`` for any other value than a text or path."""
     return to_path(root, "Workspace(root)")
 
 
@@ -349,6 +350,7 @@ class Workspace:
             once = "its container ended with the connection, and its files outside of mounts are lost; create the workspace again"
 
         def docker_with_image(image: str) -> Workspace:
+            """Return a workspace with the same options in a container of *image*."""
             return cls.docker(
                 image, root, mounts=mounts, network=network, memory=memory, cpus=cpus, processes=processes, user=user, options=options,
                 python=python, program=program, start_seconds=start_seconds,
@@ -639,18 +641,18 @@ def _require_absolute_path(path: str | os.PathLike[str]) -> str:
     return text
 
 
-def _make_mount_option(here: str | os.PathLike[str], there: str) -> str:
-    """Return the option that mounts a local folder at *there*; raise ``DefinitionError`` for a path that Docker rejects."""
-    real = os.path.realpath(here)
-    if any(c in path for path in (real, there) for c in ',"\n'):
-        msg = f"{real!r} and {there!r} cannot be mounted: Docker allows no commas, quotes and line ends in paths"
+def _make_mount_option(local_path: str | os.PathLike[str], mount_path: str) -> str:
+    """Return the option that mounts a local folder at *mount_path*; raise ``DefinitionError`` for a path that Docker rejects."""
+    real = os.path.realpath(local_path)
+    if any(c in path for path in (real, mount_path) for c in ',"\n'):
+        msg = f"{real!r} and {mount_path!r} cannot be mounted: Docker allows no commas, quotes and line ends in paths"
         raise DefinitionError(msg)
-    return f"type=bind,source={real},target={_require_absolute_path(there)}"
+    return f"type=bind,source={real},target={_require_absolute_path(mount_path)}"
 
 
 def limits_by_rlimit_name(limits: Mapping[str, int]) -> dict[str, int]:
     """
-    Return limits by the names of the module ``resource``.
+    Return limits by the names of the module ``resource``; raise ``DefinitionError`` for an unknown limit or an invalid value.
 
     Raises:
         DefinitionError: for an unknown limit, and for a value that is not a positive whole number.

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from stepengine.workspace import after_fork
-from stepengine.workspace.after_fork import Lock, call_in_forked_child, keep_referenced, register_fork_hooks
+from stepengine.workspace.after_fork import Lock, call_in_forked_child, hold_references, register_fork_hooks
 from stepengine.workspace.file_formats import mark_own_database
 from stepengine.workspace.open_files import describe_os_error, make_too_many_files_advice
 
@@ -151,7 +151,7 @@ def _read_data_version_or_busy(database: sqlite3.Connection) -> object:
 
 def _read_file_status(path: str) -> os.stat_result:
     """
-    Return the status of a file that is part of an open database.
+    Return the status of a file that is part of an open database; raise ``OSError`` if it is missing.
 
     Raises:
         OSError: when the file does not exist.
@@ -165,7 +165,7 @@ def _read_file_status(path: str) -> os.stat_result:
 
 def _read_unchanged_status(path: str, known_status: os.stat_result) -> os.stat_result:
     """
-    Return the status of a file, which must still be the file with the status *known_status*.
+    Return the status of a file; raise ``OSError`` if it is not the file with the status *known_status*.
 
     Raises:
         OSError: when the name belongs to another file, or to none.
@@ -270,9 +270,9 @@ class Database:
     # succeed and be lost. Two checks of three names need microseconds, a commit needs milliseconds. The first check prevents
     # a lost commit, the second one detects a change during it.
     @contextmanager
-    def writing(self) -> Iterator[sqlite3.Connection]:
+    def write_transaction(self) -> Iterator[sqlite3.Connection]:
         """
-        Execute the block in one transaction; the caller must hold ``lock``.
+        Execute the block in one transaction and yield its connection; the caller must hold ``lock``.
 
         Raises:
             OSError: when the database or its log was moved, deleted, replaced or truncated since it was opened. The writes of the block
@@ -287,12 +287,12 @@ class Database:
             database.execute("PRAGMA busy_timeout=0")
             self._has_written = True
         with raise_interrupt_cause(database), transaction(database, self.seconds):
-            self._check_files_unchanged()
+            self._check_and_store_file_status()
             yield database
-        self._check_files_unchanged()
+        self._check_and_store_file_status()
 
     @contextmanager
-    def reading(self, *, is_long: bool = False) -> Iterator[sqlite3.Connection]:
+    def read_connection(self, *, is_long: bool = False) -> Iterator[sqlite3.Connection]:
         """
         Yield a connection for reading that waits for no commit; its results must be fetched inside the block.
 
@@ -342,8 +342,8 @@ class Database:
         """Raise ``OSError`` unless the path still names the file that was opened."""
         _read_unchanged_status(str(self.path), self._status)
 
-    def _check_files_unchanged(self) -> None:
-        """Raise ``OSError`` if database, log or index of the log was replaced or truncated; called inside or after a transaction."""
+    def _check_and_store_file_status(self) -> None:
+        """Raise ``OSError`` if database, log or index of the log was replaced or truncated; else store their status for the next check."""
         path = str(self.path)
         # Inside of a transaction all three exist. While a connection is open, no user of SQLite removes one.
         known = self._files or (self._status, *[_read_file_status(path + end) for end in LOG_FILES])
@@ -411,7 +411,7 @@ class Database:
     @classmethod
     def reset_after_fork(cls) -> None:
         """Drop all databases in a forked child without closing them, which would affect the parent's."""
-        keep_referenced(*[each for known in cls._known.values() for each in known.connections()])
+        hold_references(*[each for known in cls._known.values() for each in known.connections()])
         cls._known, cls._held = {}, []
 
 

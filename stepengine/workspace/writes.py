@@ -137,7 +137,7 @@ def _content_to_json(old: OldFile) -> dict[str, object]:
 
 
 def _old_file_from_json(encoded: Mapping[str, object]) -> OldFile:
-    """Return the file before a write; content that is too large or does not match its hash is dropped."""
+    """Return the file before a write; drop content that is too large or does not match its hash, raise ``ValueError`` for invalid JSON."""
     mode = encoded["mode"]
     if type(mode) is not int or not 0 <= mode <= 0o777:  # noqa: PLR2004  (permission bits)
         msg = f"{mode!r} is not a set of permission bits from 0 to 0o777"

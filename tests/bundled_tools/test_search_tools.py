@@ -21,7 +21,7 @@ from stepengine.tools.bundled import search_tools
 from stepengine.tools.bundled.search import ripgrep as ripgrep_module
 from stepengine.tools.bundled.search.hits import SearchFlags
 from stepengine.tools.bundled.search.ripgrep import find_ripgrep
-from stepengine.workspace.patterns import GlobPattern, max_search_columns
+from stepengine.workspace.patterns import GlobPattern, get_max_search_columns
 from tests.phrases import OUTSIDE_ROOT
 
 HAS_RG = find_ripgrep(("nowhere",)) is not None
@@ -272,7 +272,7 @@ async def test_ripgrep_matches_hostile_patterns_in_linear_time(root: Path) -> No
     "pattern", [r"def \w+\(", "https?://.*", r"\d{1,3}\.\d{1,3}", "a|b|c", "(foo|bar)baz", "[a-z]+ = .*"]
 )
 def test_ordinary_patterns_are_fine(pattern: str) -> None:
-    assert max_search_columns(pattern) >= 300
+    assert get_max_search_columns(pattern) >= 300
 
 
 @pytest.mark.spec("reliability:R17")

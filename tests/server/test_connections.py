@@ -20,7 +20,7 @@ from stepengine.workspace.http_connections import (
     ConnectionLimits,
     ConnectionTable,
     OncePerSecond,
-    connection_limits_of_process,
+    compute_connection_limits,
     make_limited_protocol,
     report_verified_token,
 )
@@ -255,7 +255,7 @@ def test_connection_limits_leave_files_for_runs() -> None:
     try:
         for files in (512, 1_024, 8_192):
             resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
-            limits = connection_limits_of_process()
+            limits = compute_connection_limits()
             found.append((limits.connections, limits.backlog))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

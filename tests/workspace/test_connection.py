@@ -248,7 +248,7 @@ def test_an_unanswered_effect_is_in_doubt_unless_never_sent(tmp_path: Path) -> N
         connected = place.system.ensure_connection()  # type: ignore[union-attr]
         until(lambda: connected.is_lost)
         with pytest.raises(WorkspaceLost):
-            connected.send_call("replace", b"data", effect=True, seconds=1)
+            connected.send_call("replace", b"data", has_effect=True, seconds=1)
 
 
 def names(root: Root) -> list[str]:

@@ -53,12 +53,12 @@ def test_a_closed_database_opens_no_connection(tmp_path):
     one = Database.open(path, path.lstat(), seconds=1.0)
     other = one.share()
     other.close()
-    with one.reading() as connection:
+    with one.read_connection() as connection:
         assert connection.execute("SELECT 1").fetchone() == (1,)
 
     one.close()
 
-    for late in (one.reading, one.writing):
+    for late in (one.read_connection, one.write_transaction):
         with pytest.raises(OSError, match="it was closed"), late():
             pass
     assert not one.connections()
@@ -82,15 +82,15 @@ def test_a_process_that_recovers_the_log_is_waited_for(tmp_path):
     path.touch()
     database = Database.open(path, path.lstat(), seconds=30.0)
     try:
-        with database.lock, database.writing() as connection:
+        with database.lock, database.write_transaction() as connection:
             connection.execute("CREATE TABLE t (x)")
         command = [sys.executable, "-I", "-S", "-c", RECOVERS, f"{path}-shm"]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
             assert other.stdout is not None
             assert b"holds\n" == other.stdout.readline()
-            with database.lock, database.writing() as connection:
+            with database.lock, database.write_transaction() as connection:
                 connection.execute("INSERT INTO t VALUES (1)")
-        with database.reading() as connection:
+        with database.read_connection() as connection:
             assert [(1,)] == connection.execute("SELECT x FROM t").fetchall()
     finally:
         database.close()

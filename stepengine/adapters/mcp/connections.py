@@ -8,7 +8,7 @@ from contextlib import suppress
 from stepengine.adapters.mcp._caps import OWNER_IDLE_SECONDS
 from stepengine.adapters.mcp.connection import ConnectionOptions, ServerConnection
 from stepengine.adapters.mcp.http import RUN, McpRun
-from stepengine.workspace.after_fork import keep_referenced
+from stepengine.workspace.after_fork import hold_references
 
 END_SECONDS = 10.0
 """How long the end of a server in another event loop is waited for."""
@@ -66,7 +66,7 @@ class ServerConnections(dict[tuple[int, str], ServerConnection]):
 
     def drop_after_fork(self) -> None:
         """Drop all connections in a forked child, since they belong to the parent."""
-        keep_referenced(list(self.values()))
+        hold_references(list(self.values()))
         self.clear()
         self._closing.clear()
 

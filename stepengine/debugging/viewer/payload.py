@@ -199,7 +199,7 @@ class PageTexts:
                 assert_never(never)
 
     def _media_to_json(self, part: ImagePart | DocumentPart) -> Form:
-        """Return the description of a picture or document; a picture within the size limit also has the number of its data."""
+        """Return the description of a picture or document; the data of a small picture are stored, and the description has their number."""
         if part.data is None:
             where = f"at {part.url}" if part.file_id is None else f"file {part.file_id} of {part.provider}"
             return {"media": f"{part.mime_type} {where}"}
@@ -299,7 +299,7 @@ class RunPayload:
             return
         call = self._call_to_json(run, intent, form)
         self._calls[address] = call
-        if self._belongs_to_reply_row(run, form):
+        if self._assign_to_reply_row(run, form):
             self.lead[address] = run.row
             self.rows[run.row]["calls"].append(call)
             self._mark_row_changed(run.row)
@@ -312,9 +312,9 @@ class RunPayload:
                 path, {"agent_id": form["tool_name"], "prompt": "", "params": form["input"]} if is_body else form
             )
 
-    def _belongs_to_reply_row(self, run: _OpenRun, effect: Mapping[str, Any]) -> bool:
+    def _assign_to_reply_row(self, run: _OpenRun, effect: Mapping[str, Any]) -> bool:
         """
-        Return whether an effect belongs to the row of the last model reply, as its requested call or a call of a hook.
+        Record the call id of an effect in the row of the last model reply if it belongs there; return whether it does.
 
         The record of a tool call has its source. Children and questions only have the id of their call, so the first ids count as
         requested, as many as the reply has calls.
@@ -388,6 +388,7 @@ class RunPayload:
 
     @property
     def _show_step_command(self) -> str:
+        """The command that shows a step in full, for notes about cut texts."""
         return f"`stepengine show {shlex.quote(self.file)} --step N`"
 
     def _clean_name(self, text: str) -> str:
@@ -527,14 +528,14 @@ class RunPayload:
             told["background"] = True
         self.agents.append(told)
 
-    def _store_run_end(self, run_path: str, outcome: Any, at: int) -> None:
+    def _store_run_end(self, run_path: str, outcome: Any, ended_at: int) -> None:
         """Store end, status and output of the child or tool body at *run_path*; other paths are ignored."""
         known = self._runs.get(run_path)
         if known is None:
             return
         # A failure has no value. Only children and bodies of tools have an entry, and their results have a status.
         agent, value = self.agents[known.agent], getattr(outcome, "value", None)
-        agent["at"] = at
+        agent["at"] = ended_at
         is_done = isinstance(value, ToolResult) and not value.is_error  # of the body of a tool
         agent["status"] = value.status.value if isinstance(value, ChildResult) else "completed" if is_done else "failed"
         if isinstance(value, ChildResult):
@@ -662,11 +663,13 @@ def _token_counts(usage: Usage) -> list[int]:
 
 
 def _decode_error(stored: object) -> BaseException:
+    """Return a stored error as an exception."""
     error: BaseException = decode_stored({"type": "failure", "error": stored}).error
     return error
 
 
 def _error_to_json(error: BaseException) -> Form:
+    """Return class and message of an error as JSON."""
     return {"type": type(error).__name__, "message": str(plain(str(error)))}
 
 

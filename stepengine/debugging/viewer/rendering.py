@@ -232,7 +232,7 @@ def load_stored_history(journal: Journal) -> History:
 
 def copy_undamaged_records(journal: Journal) -> tuple[MemoryJournal, int]:
     """
-    Return a copy of the records before the first damaged one, and how many they are, with the head.
+    Return (copy of the records before the first damaged one, their number with the head); raise ``JournalError`` without a run.
 
     Raises:
         JournalError: when the damage is before the start of the run.
@@ -240,9 +240,11 @@ def copy_undamaged_records(journal: Journal) -> tuple[MemoryJournal, int]:
     lines = journal.content().splitlines(keepends=True)
 
     def copy_first_lines(number: int) -> MemoryJournal:
+        """Return a journal of the first *number* lines."""
         return MemoryJournal(lines[:number])
 
     def are_first_lines_readable(number: int) -> bool:
+        """Return whether a page can be made of the first *number* lines."""
         try:
             RunPayload(PageTexts(), "").add_new_records(load_stored_history(copy_first_lines(number)))
         except StepEngineError:

@@ -42,7 +42,7 @@ def pair_steps(a: RunPayload, b: RunPayload, difference: Difference, texts: Page
     gone = {a.lead[address] for address in a.lead if format_address(*address) in removed}
     come = {b.lead[address] for address in b.lead if format_address(*address) in added}
     return [
-        [i, j, *_get_mark_and_text_number(i, j, told, texts, in_part=i in gone or j in come)]
+        [i, j, *_get_mark_and_store_text(i, j, told, texts, in_part=i in gone or j in come)]
         for i, j in _merge_rows(a, b, beside)
     ]
 
@@ -115,10 +115,10 @@ def _merge_rows(a: RunPayload, b: RunPayload, pairs: Mapping[int, int]) -> Itera
     yield from [(None, j) for j in range(taken, len(b.rows)) if j not in paired]
 
 
-def _get_mark_and_text_number(
+def _get_mark_and_store_text(
     i: int | None, j: int | None, differences: Mapping[int, list[list[str]]], texts: PageTexts, *, in_part: bool
 ) -> tuple[str, int | None]:
-    """Return the mark of a pair of rows, and the number of the text of its differences; ``None`` without one."""
+    """Return (mark of a pair of rows, number of the stored text of its differences or ``None``)."""
     if i is None or j is None:
         return ("+" if i is None else "-"), None
     fields = differences.get(i, [])

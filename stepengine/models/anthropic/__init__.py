@@ -129,6 +129,7 @@ class AnthropicProvider(HttpProvider):
         )
 
     def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
+        """Create Anthropic's client with the key, or a placeholder without one."""
         key = NO_KEY if credentials.key is None else credentials.key.reveal()
         return self._create_client("AsyncAnthropic", base_url, http_client, api_key=key)
 
@@ -325,6 +326,7 @@ class AnthropicProvider(HttpProvider):
         return ""
 
     def _list_unsupported_settings(self, request: ModelRequest) -> tuple[str, ...]:
+        """Return the names of the settings of *request* that the model or the host does not support."""
         model = self.strip_prefix(request.model)
         dropped = encode_provider_settings(request, model, self.site).dropped
         shaped = self._select_tools_and_add_answer_tool(request)
@@ -375,6 +377,7 @@ class AnthropicProvider(HttpProvider):
         return {**more, "anthropic_beta": betas.split(",")} if betas and self.site.betas_in_body else more
 
     def _encode_token_count_request(self, request: ModelRequest) -> RequestBody:
+        """Encode a request that counts the tokens of *request*."""
         model, request = (
             self.strip_prefix(request.model),
             self._select_tools_and_add_answer_tool(request, is_token_count=True),

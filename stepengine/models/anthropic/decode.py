@@ -68,7 +68,7 @@ Json = dict[str, Any]
 
 def decode(message: Mapping[str, Any], call: RequestLabel, model: str, request_id: str | None) -> ModelReply:
     """
-    Return the reply in *message*.
+    Return the reply in *message*; raise ``ContextOverflow`` if the context was full, ``ModelError`` for an invalid message.
 
     Raises:
         ContextOverflow: when the model stopped because its context is full.
@@ -143,6 +143,7 @@ def _decode_block_with_citations(
 
 
 def _decode_citation(citation: Mapping[str, object], reply_text: str) -> CitationPart:
+    """Return the citation of a source of *reply_text*."""
     title = find_text(citation, "title") or find_text(citation, "document_title")
     url = find_text(citation, "url") or find_text(citation, "source")
     return CitationPart(

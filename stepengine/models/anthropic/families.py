@@ -47,9 +47,9 @@ class AnthropicFamily:
     searches: bool = False
     is_guess: bool = False
 
-    def get_nearest_effort(self, wanted: str) -> str:
-        """Return the accepted effort nearest to *wanted*: the same, else the next lower effort, else the lowest."""
-        below = EFFORTS[: EFFORTS.index(wanted) + 1]
+    def get_nearest_effort(self, effort: str) -> str:
+        """Return the accepted effort nearest to *effort*: the same, else the next lower effort, else the lowest."""
+        below = EFFORTS[: EFFORTS.index(effort) + 1]
         return next((word for word in reversed(below) if word in self.efforts), (self.efforts or ("low",))[0])
 
 

@@ -269,8 +269,8 @@ def _encode_system_prompt(request: ModelRequest, options: AnthropicRequestOption
     return [{"type": "text", "text": text, "cache_control": options.cache_mark}]
 
 
-def _encode_output_config(request: ModelRequest, asked: Json | None, family: AnthropicFamily) -> Json | None:
-    """Return the ``output_config`` member: the schema of the reply, and the effort of adaptive thinking. ``None`` without both."""
+def _encode_output_config(request: ModelRequest, thinking_member: Json | None, family: AnthropicFamily) -> Json | None:
+    """Return ``output_config`` with the reply's schema and, if *thinking_member* is adaptive, the effort; ``None`` without both."""
     schema, thinking = request.settings.response_schema, request.settings.thinking
     output: Json = {}
     if schema is not None:
@@ -279,7 +279,7 @@ def _encode_output_config(request: ModelRequest, asked: Json | None, family: Ant
         return output or None
     if thinking.mode == "none":
         return {**output, "effort": "low"} if family.off == "never" else output or None
-    if asked is not None and asked["type"] == "adaptive":
+    if thinking_member is not None and thinking_member["type"] == "adaptive":
         output["effort"] = family.get_nearest_effort(effort_from_thinking(thinking))
     return output or None
 
@@ -373,7 +373,7 @@ def uses_fast_mode(tier: str | None, model: str, site: Site) -> bool:
 
 
 def _encode_server_tools(items: tuple[ServerTool, ...], request: ModelRequest, model: str, site: Site) -> list[Json]:
-    """Return the definitions of the server tools, without duplicates."""
+    """Return the definitions of the server tools, without duplicates; raise ``ModelError`` for an unsupported tool."""
     programs = merge_programs(request.settings)
     if programs is not None:
         if not site.runs_programs:
@@ -391,7 +391,7 @@ def _encode_server_tools(items: tuple[ServerTool, ...], request: ModelRequest, m
 
 def _encode_server_tool(item: ServerTool, model: str, site: Site) -> Json:
     """
-    Return the definition of a server tool.
+    Return the definition of a server tool; raise ``ModelError`` for an unsupported tool or option.
 
     Models of every age accept the tool versions that are used here. A newer version can be given as
     ``ModelSettings(extra={"tools": [...]})``.

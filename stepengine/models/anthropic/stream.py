@@ -88,7 +88,7 @@ class AnthropicAccumulator(Accumulator):
 
     def add_event(self, name: str, data: bytes) -> list[ModelDelta]:
         """
-        Add one event to the reply, and return its deltas.
+        Add one event to the reply, and return its deltas; raise ``ModelError`` for an error event or an impossible order.
 
         Raises:
             ModelError: for an error event, and for events in an impossible order.
@@ -132,7 +132,7 @@ class AnthropicAccumulator(Accumulator):
 
     def finish(self, tail: bytes, *, is_clean: bool = True) -> ModelReply:
         """
-        Return the reply.
+        Return the assembled reply; raise ``TruncatedReply`` if its terminal event is missing.
 
         A body that ends inside the terminal event counts if everything before it arrived (reliability:MP20).
 

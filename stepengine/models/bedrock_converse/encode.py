@@ -211,9 +211,9 @@ class _ConverseJoiner(MessageJoiner):
             body = PLACED.sub(self._make_unique_document_name, body)
         super().append_content(role, body)
 
-    def _make_unique_document_name(self, found: re.Match[bytes]) -> bytes:
+    def _make_unique_document_name(self, match: re.Match[bytes]) -> bytes:
         """Return the ``"name"`` member with a name that no earlier document has, ignoring case, and record the name."""
-        wanted = name = found[1].decode()
+        wanted = name = match[1].decode()
         number = 1
         while name.lower() in self._names:
             number += 1
@@ -226,6 +226,7 @@ class _ConverseJoiner(MessageJoiner):
 
 
 def _encode_user(message: UserMessage, options: ConverseEncodeOptions) -> ConverseEncoded:
+    """Encode a user message, with a text before documents."""
     blocks = _add_text_before_documents([_encode_content_part(part, options) for part in message.content])
     return ConverseEncoded(
         "user", encode_comma_separated(blocks), kinds=_list_block_kinds(blocks), last=_get_last_block_kind(blocks)

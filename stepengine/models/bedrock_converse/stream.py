@@ -80,7 +80,7 @@ class ConverseAccumulator(Accumulator):
 
     def add_event(self, name: str, data: bytes) -> list[ModelDelta]:
         """
-        Add one event to the reply, and return its deltas.
+        Add one event to the reply, and return its deltas; raise ``ModelError`` for an exception or an impossible order.
 
         Raises:
             ModelError: for an exception, and for events in an impossible order.
@@ -125,7 +125,7 @@ class ConverseAccumulator(Accumulator):
 
     def finish(self, tail: bytes, *, is_clean: bool = True) -> ModelReply:
         """
-        Return the reply, which is complete once its message has stopped, even without usage.
+        Return the assembled reply; raise ``TruncatedReply`` if the message has not stopped; its usage may be missing.
 
         Raises:
             TruncatedReply: when the message has not stopped.

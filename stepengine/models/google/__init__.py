@@ -99,11 +99,13 @@ class GoogleProvider(HttpProvider):
         )
 
     def _make_client(self, credentials: Credentials, base_url: str, http_client: object) -> Any:
+        """Create Google's clients with the key, or a placeholder without one."""
         key = NO_KEY if credentials.key is None else credentials.key.reveal()
         access = {"api_key": key, "vertexai": False}
         return transport.create_clients(self._load_sdk(), access, base_url, self._api_version, http_client)
 
     def _convert_error(self, error: Exception, call: RequestLabel) -> BaseException:
+        """Return the error to raise for *error*, an ``APIError`` of the SDK or an error of the HTTP library."""
         if isinstance(error, self._load_sdk().errors.APIError):
             return error_from_response(error.response, call)
         return error_from_transport(error, call)
@@ -161,7 +163,7 @@ class GoogleProvider(HttpProvider):
 
     async def fetch_batch_results(self, batch: str) -> Mapping[str, object] | None:
         """
-        Return the result of each request of a batch by name; ``None`` while the batch is not done.
+        Return the result of each request of a batch by name, ``None`` while it is not done; raise ``ModelError`` if the whole batch failed.
 
         Raises:
             ModelError: when the query fails, or the batch failed as a whole.
@@ -218,6 +220,7 @@ class GoogleProvider(HttpProvider):
         return ""
 
     def _list_unsupported_settings(self, request: ModelRequest) -> tuple[str, ...]:
+        """Return the names of the settings of *request* that the model does not support."""
         model = self.strip_prefix(request.model)
         dropped = [*encode_provider_settings(request, model, is_vertex=self.is_vertex).dropped]
         choice = resolve_tool_choice(request)
@@ -240,6 +243,7 @@ class GoogleProvider(HttpProvider):
         return RequestBody(content, path=make_request_path(model, method, is_vertex=is_vertex))
 
     def _encode_token_count_request(self, request: ModelRequest) -> RequestBody:
+        """Encode a request that counts the tokens of *request*."""
         request = self._select_tools_and_add_answer_tool(request)
         model = self.strip_prefix(request.model)
         content = encode_token_count_request(

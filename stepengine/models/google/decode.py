@@ -130,7 +130,7 @@ Json = dict[str, Any]
 
 def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: str | None) -> ModelReply:
     """
-    Return the reply in the response object *data*; its ``responseId`` replaces a missing *request_id*.
+    Return the reply in the response object *data*; raise ``ModelError`` without a candidate or a block, and for a malformed call.
 
     Raises:
         ModelError: when there is no candidate although the prompt was not blocked, and for a malformed call.
@@ -214,7 +214,7 @@ def _join_streamed_calls(
     parts: list[Mapping[str, Any]], stop: StopReason | None, call: RequestLabel, usage: Usage | None
 ) -> list[Mapping[str, object]]:
     """
-    Return *parts* with the arguments of each call joined.
+    Return *parts* with the arguments of each call joined; raise ``TruncatedReply`` for an incomplete call that no limit explains.
 
     A call that was cut by the output limit stays, because it is never executed. In a refusal it is left out.
 
@@ -377,7 +377,7 @@ class GoogleAccumulator(Accumulator):
 
     def add_event(self, name: str, data: bytes) -> list[ModelDelta]:
         """
-        Add one chunk to the reply, and return its deltas.
+        Add one chunk to the reply, and return its deltas; raise ``ModelError`` for a chunk with an error.
 
         Raises:
             ModelError: for a chunk with an error (reliability:MP22).
@@ -489,7 +489,7 @@ class GoogleAccumulator(Accumulator):
 
     def finish(self, tail: bytes, *, is_clean: bool = True) -> ModelReply:
         """
-        Return the reply.
+        Return the assembled reply; raise ``TruncatedReply`` if neither a finish reason nor a block was received.
 
         Raises:
             TruncatedReply: without a finish reason or the reason of a blocked prompt.

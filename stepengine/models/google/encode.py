@@ -163,6 +163,7 @@ class _GoogleJoiner(MessageJoiner):
 
 
 def _encode_user(message: UserMessage, options: GoogleEncodeOptions) -> GoogleEncoded:
+    """Encode a user message without blank texts."""
     return GoogleEncoded(
         "user",
         encode_comma_separated([_encode_content_part(part, options) for part in remove_blank_texts(message.content)]),

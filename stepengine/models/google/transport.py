@@ -52,6 +52,7 @@ def create_clients(
     http_client.event_hooks = {"response": [*http_client.event_hooks["response"], _raise_for_error_status]}
 
     def create_client(async_client: Any) -> Any:
+        """Return a client of the SDK that sends through *async_client*."""
         options = types.HttpOptions(
             base_url=base_url,
             api_version=api_version,
@@ -82,7 +83,7 @@ async def send_with_sdk_headers(
 
 
 async def _build_url_and_headers(client: Any, path: str, *, is_get: bool) -> tuple[str, Mapping[str, str]]:
-    """Let the SDK build a request for *path* without sending it; return its (URL, headers), including credentials."""
+    """Let the SDK build a request for *path* without sending it, and return its (URL, headers), which include the credentials."""
     import httpx2
 
     model, _, method = path.partition(":")

@@ -94,10 +94,12 @@ class OpenAIProvider(PresetProvider):
         return bool(self._preset.searches and re.match(self._preset.searches, model))
 
     def _list_unsupported_settings(self, request: ModelRequest) -> tuple[str, ...]:
+        """Return the names of the settings of *request* that the service does not support."""
         dropped = encode_provider_settings(request, self.strip_prefix(request.model), self._preset).dropped
         return (*dropped, "strict") if has_strict_tool_unsupported_by_openai(request.tools) else dropped
 
     def _encode(self, request: ModelRequest, *, stream: bool, previous_failure: str = "") -> RequestBody:
+        """Encode *request* for the Responses API, and warn of unsupported thinking options."""
         request = self._select_tools_and_add_answer_tool(request, previous_failure)
         model, tools = self.strip_prefix(request.model), self._encode_tools_cached(request)
         warn_once(encode_thinking_for_responses(request.settings.thinking, self._preset.thinking, model).note)
@@ -106,6 +108,7 @@ class OpenAIProvider(PresetProvider):
         )
 
     def _encode_token_count_request(self, request: ModelRequest) -> RequestBody:
+        """Encode a request that counts the tokens of *request*."""
         request = self._select_tools_and_add_answer_tool(request)
         content = encode_token_count_request(
             request, self.strip_prefix(request.model), self._preset, self._encode_tools_cached(request)

@@ -184,7 +184,7 @@ Json = dict[str, Any]
 
 def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: str | None) -> ModelReply:
     """
-    Return the reply in the response object *data*.
+    Return the reply in the response object *data*; raise ``ModelError`` if the response contains an error.
 
     Raises:
         ModelError: when the response holds an error.
@@ -356,6 +356,7 @@ def _describe_server_tool(item: Mapping[str, object]) -> str:
 
 
 def _decode_citations(content: Mapping[str, object]) -> list[CitationPart]:
+    """Return the citations of the annotations of a text."""
     text = find_text(content, "text")
     return [_decode_citation(annotation, text) for annotation in find_objects(content, "annotations")]
 
@@ -422,7 +423,7 @@ class ResponsesAccumulator(Accumulator):
 
     def add_event(self, name: str, data: bytes) -> list[ModelDelta]:
         """
-        Add one event to the reply, and return its deltas.
+        Add one event to the reply, and return its deltas; raise ``ModelError`` for an error event or an impossible order.
 
         Raises:
             ModelError: for an error event, and for events in an impossible order.
@@ -527,7 +528,7 @@ class ResponsesAccumulator(Accumulator):
 
     def finish(self, tail: bytes, *, is_clean: bool = True) -> ModelReply:
         """
-        Return the reply.
+        Return the assembled reply; raise ``TruncatedReply`` if its end event is missing.
 
         Raises:
             TruncatedReply: when the end event is missing or incomplete (reliability:MP20).

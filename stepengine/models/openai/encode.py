@@ -149,10 +149,10 @@ def encode_messages(
     )
 
 
-def _make_final_items(after: bytes, role: str, *, must_end_with_user: bool) -> list[bytes]:
-    """Return the last items: *after*; else ``NUDGE`` for an empty input, or with *must_end_with_user* after a reply; else none."""
-    if after:
-        return [after]
+def _make_final_items(deferred_items: bytes, role: str, *, must_end_with_user: bool) -> list[bytes]:
+    """Return the last items: *deferred_items*; else ``NUDGE`` for an empty input or, if *must_end_with_user*, after a reply; else none."""
+    if deferred_items:
+        return [deferred_items]
     return [NUDGE_ITEM] if not role or (role == "assistant" and must_end_with_user) else []
 
 
@@ -174,21 +174,22 @@ class _ToolDefinitions:
         )
         return b',"tools":' + encode_json(tools) + b"}"
 
-    def prepend_new_definitions(self, after: bytes, names: tuple[str, ...]) -> bytes:
-        """Return *after* with the definitions of the tools *names* before it, except earlier defined ones, and mark them as defined."""
+    def prepend_new_definitions(self, items: bytes, names: tuple[str, ...]) -> bytes:
+        """Return *items* after the definitions of those tools *names* that were not defined yet, and mark these as defined."""
         fresh = [name for name in dict.fromkeys(names) if name in self._waiting]
         self._waiting.difference_update(fresh)
         if not fresh or self._get_definition is None:
-            return after
+            return items
         tools = [self._get_definition(name) for name in fresh]
         item = encode_json({"type": "additional_tools", "role": "developer", "tools": tools})
-        return item + b"," + after if after else item
+        return item + b"," + items if items else item
 
 
 # --- one message ----------------------------------------------------------------------------------------------------
 
 
 def _encode_user(message: UserMessage, options: OpenAIEncodeOptions) -> ResponsesEncoded:
+    """Encode a user message without blank texts; empty bytes if nothing remains."""
     parts = remove_blank_texts(message.content)
     if not parts:
         return ResponsesEncoded("user", b"")

@@ -52,7 +52,7 @@ def encode(
     request: ModelRequest, model: str, preset: Preset, tools: bytes, *, stream: bool, previous_failure: str = ""
 ) -> bytes:
     """
-    Return the body of a request with the whole conversation, because the provider stores nothing.
+    Return the body of a request with the whole conversation; raise ``ModelError`` for background replies and unsupported server tools.
 
     Args:
         request: The request.
@@ -227,6 +227,7 @@ def _encode_text_config(request: ModelRequest) -> Json | None:
 
 
 def _encode_tool_choice(request: ModelRequest) -> object:
+    """Return the tool choice: a word, the only function that may be called, or ``None`` without a choice."""
     choice = resolve_tool_choice(request)
     return choice if choice is None or choice in WORDS else {"type": "function", "name": choice}
 

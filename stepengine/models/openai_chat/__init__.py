@@ -92,7 +92,7 @@ class OpenAIChatProvider(PresetProvider):
 
     async def describe(self, model: str) -> ModelInfo | None:
         """
-        Return the limits and thinking options of *model* from OpenRouter's model list; ``None`` for other services.
+        Query OpenRouter's model list for the limits and thinking options of *model*; return ``None`` for other services.
 
         The list is fetched once.
 
@@ -121,6 +121,7 @@ class OpenAIChatProvider(PresetProvider):
         return ""
 
     def _list_unsupported_settings(self, request: ModelRequest) -> tuple[str, ...]:
+        """Return the names of the settings of *request* that the service does not support for the model."""
         model, preset = self.strip_prefix(request.model), self._preset
         dropped = encode_provider_settings(request, model, preset).dropped
         if has_strict_tool_unsupported_by_openai(request.tools) or (

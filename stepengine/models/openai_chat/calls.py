@@ -60,6 +60,7 @@ class _CallPiece:
 
     @property
     def is_blank(self) -> bool:
+        """Return whether the piece of arguments is empty or only white space."""
         return not self.text.strip()
 
 
@@ -218,17 +219,17 @@ class CallPieces:
             )
         return fits[0] if fits else last
 
-    def _start_call(self, piece: _CallPiece, known: _CallSlot | None) -> _CallSlot:
-        """Append and return a new call; *known*, or an earlier call of the same name, may become its ``twin``."""
+    def _start_call(self, piece: _CallPiece, indexed_call: _CallSlot | None) -> _CallSlot:
+        """Append and return a new call; *indexed_call*, or an earlier call of the same name, may become its ``twin``."""
         new = _CallSlot(len(self._slots), self._chunk)
-        if known is None and piece.name and piece.index is not None:
+        if indexed_call is None and piece.name and piece.index is not None:
             # A call without arguments, or one that continues at another index.
             alike = [slot for slot in self._slots if slot.name == piece.name and not slot.arguments.count]
             new.twin = alike[-1] if alike else None
-        if known is not None and known.name == piece.name and piece.is_first:
+        if indexed_call is not None and indexed_call.name == piece.name and piece.is_first:
             # The same name may also continue a call without arguments so far, or repeat it after its end.
-            is_open = not known.arguments.count or piece.is_blank
-            new.twin = known if is_open and not self._ids_stay else None
+            is_open = not indexed_call.arguments.count or piece.is_blank
+            new.twin = indexed_call if is_open and not self._ids_stay else None
         self._slots.append(new)
         return new
 

@@ -111,7 +111,7 @@ Json = dict[str, Any]
 
 def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: str | None) -> ModelReply:
     """
-    Return the reply in the completion object *data*.
+    Return the reply in the completion object *data*; raise ``ModelError`` for an error, an aborted reply or a custom tool's call.
 
     Raises:
         ModelError: when there is no choice, when the choice holds an error, when the server aborted the reply, and for a call
@@ -386,7 +386,7 @@ class ChatAccumulator(Accumulator):
 
     def add_event(self, name: str, data: bytes) -> list[ModelDelta]:
         """
-        Add one chunk to the reply, and return its deltas.
+        Add one chunk to the reply, and return its deltas; raise ``ModelError`` for a chunk with an error.
 
         Raises:
             ModelError: for a chunk with an error.
@@ -451,7 +451,7 @@ class ChatAccumulator(Accumulator):
         return text
 
     def _apply_choice(self, choice: Mapping[str, object]) -> list[ModelDelta]:
-        """Add the first choice of a chunk to the reply, and return its deltas."""
+        """Add the first choice of a chunk to the reply, and return its deltas; raise ``ModelError`` for a choice with an error."""
         if choice.get("error"):
             raise error_from_body({"error": choice["error"]}, None, {}, self._call, self.usage)
         deltas = self._apply_delta(get_optional_object(choice, "delta"))
@@ -553,7 +553,7 @@ class ChatAccumulator(Accumulator):
 
     def finish(self, tail: bytes, *, is_clean: bool = True) -> ModelReply:
         """
-        Return the reply, which must end with a finish reason, or with ``[DONE]`` after complete calls.
+        Return the assembled reply; raise ``TruncatedReply`` if both a finish reason and ``[DONE]`` after complete calls are missing.
 
         Raises:
             TruncatedReply: without either, or when the connection broke while a call was incomplete (reliability:MP20).

@@ -208,6 +208,7 @@ NUDGE_TURN = ChatEncoded("user", encode_json(NUDGE))
 
 
 def _encode_user(message: UserMessage, options: ChatEncodeOptions) -> ChatEncoded:
+    """Encode a user message without blank texts, a single text as a string."""
     parts = remove_blank_texts(message.content)
     if len(parts) == 1 and isinstance(parts[0], TextPart):
         return ChatEncoded("user", encode_json(parts[0].text))

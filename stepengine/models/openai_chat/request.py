@@ -130,7 +130,7 @@ def _make_cache_mark(lifetime: str | None, model: str, preset: Preset) -> Json |
 
 
 def _encode_server_tools(items: tuple[ServerTool, ...], model: str, preset: Preset) -> Json:
-    """Return the members for server tools; Chat Completions supports only web search."""
+    """Return the members for a web search; raise ``ModelError`` for other server tools, which Chat Completions does not support."""
     members: Json = {DROPPED: []}
     for item in items:
         if not isinstance(item, WebSearch):
@@ -149,7 +149,7 @@ def _encode_server_tools(items: tuple[ServerTool, ...], model: str, preset: Pres
 
 
 def _encode_openrouter_search(item: WebSearch, model: str) -> Json:
-    """Return the definition of OpenRouter's search, which uses the provider's own search if there is one."""
+    """Return the definition of OpenRouter's search, which prefers the provider's own search; raise ``ModelError`` for unsupported options."""
     if item.allowed_domains and item.blocked_domains:
         raise make_unsupported_tool_error(
             item, model, "openrouter", "it accepts allowed_domains or blocked_domains, not both"

@@ -47,17 +47,20 @@ def _run_with_questions(interactor: Interactor, *questions: Ask) -> Any:
 
 @INTERACTOR.add("object", "It is an object with a method `ask` that takes one question.")
 def _check_interactor_type(make: MakeInteractor) -> None:
+    """Fail unless the interactor has a method ``ask`` with one parameter."""
     validate_interactor(make([]), "the surface")
 
 
 @INTERACTOR.add("text", "A question without options returns the text of the answer, unchanged.")
 def _check_free_text_answer(make: MakeInteractor) -> None:
+    """Fail unless a question without options returns the text of the answer, unchanged."""
     for said in ("four, at the window", "ünïcode 漢字", "no"):
         require_equal([said], _run_with_questions(make([said]), Ask("Which table?")).output, "answer")
 
 
 @INTERACTOR.add("options", "A question with options returns one of them.")
 def _check_option_answer(make: MakeInteractor) -> None:
+    """Fail unless a question with options returns one of them."""
     for said in ("left", "right"):
         found = _run_with_questions(make([said]), Ask("Where to?", options=["left", "right"])).output
         require_equal([said], found, "answer")
@@ -65,18 +68,22 @@ def _check_option_answer(make: MakeInteractor) -> None:
 
 @INTERACTOR.add("invalid", "After an invalid answer the question is asked again; the answer is not converted.")
 def _check_invalid_answer(make: MakeInteractor) -> None:
+    """Fail unless a question is asked again after an invalid answer."""
     found = _run_with_questions(make(["sideways", "right"]), Ask("Where to?", options=["left", "right"])).output
     require_equal(["right"], found, "answer after an invalid one")
 
 
 @INTERACTOR.add("order", "Each question gets its own answer.")
 def _check_answer_order(make: MakeInteractor) -> None:
+    """Fail unless each of several questions in a row gets its own answer."""
     names = ["one", "two", "three"]
     require_equal(names, _run_with_questions(make(names), *[Ask(f"Name {n}?") for n in range(3)]).output, "answers")
 
 
 @INTERACTOR.add("together", "If several questions are open at the same time, each gets one answer.")
 def _check_parallel_questions(make: MakeInteractor) -> None:
+    """Fail unless each of several questions that are open at the same time gets one answer."""
+
     def handle(_ctx: Any) -> Any:
         return list((yield from Parallel(Ask("First?"), Ask("Second?"))))
 
@@ -88,6 +95,7 @@ def _check_parallel_questions(make: MakeInteractor) -> None:
     "permission", "A call runs with its own input only after its approval; an approval or denial counts for one call."
 )
 def _check_permission_answers(make: MakeInteractor) -> None:
+    """Fail unless a call runs only after its own approval, with the approved input."""
     rung: list[str] = []
 
     @tool(category="write")
@@ -108,5 +116,6 @@ def _check_permission_answers(make: MakeInteractor) -> None:
 
 @INTERACTOR.add("gone", "When the person has left, the question stays open and the run waits for an answer.")
 def _check_absent_person(make: MakeInteractor) -> None:
+    """Fail unless a question stays open and the run waits when the person has left."""
     result = _run_with_questions(make(["one"]), Ask("First?"), Ask("Second?"))
     require_equal(["Second?"], [question.text for question in result.pending_questions], "open questions")

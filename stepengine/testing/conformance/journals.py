@@ -77,6 +77,7 @@ def _counting_handler(ctx: Any) -> Any:
 
 
 def _asking_handler(_ctx: Any) -> Any:
+    """Ask a question, perform one effect, and return the answer."""
     answer = yield from Ask("Which one?", options=["left", "right"])
     yield from Perform.idempotent(abs, -1)
     return answer
@@ -123,10 +124,10 @@ def _make_records_of_steps(steps: int) -> list[Record]:
     return journal.records()
 
 
-def _require_same_records(expected: Sequence[Record], found: Sequence[Record], subject: str) -> None:
+def _require_same_records(expected: Sequence[Record], actual: Sequence[Record], subject: str) -> None:
     """Raise ``AssertionError`` unless both lists of records are encoded to equal lines."""
     judge = MemoryJournal()
-    before, after = judge.encode_lines(expected), judge.encode_lines(found)
+    before, after = judge.encode_lines(expected), judge.encode_lines(actual)
     for number, (one, other) in enumerate(zip(before, after, strict=False), start=1):
         require(one == other, f"{subject}: record {number} differs: expected {one!r}, found {other!r}")
     require_equal(len(before), len(after), f"{subject}: number of records")
@@ -155,6 +156,7 @@ def _append_records(journal: Journal, records: Sequence[Record]) -> None:
 
 @JOURNAL.add("names", "Journals with different names do not share records.")
 def _check_separate_journals(make: MakeJournal) -> None:
+    """Fail if journals with different names share records."""
     one, two = _make_records_of_steps(2), _make_records_of_steps(4)
     _append_records(make("one"), one)
     _append_records(make("two"), two)
@@ -164,6 +166,7 @@ def _check_separate_journals(make: MakeJournal) -> None:
 
 @JOURNAL.add("append", "Committed records can be read in order, both while the writer is open and after it is closed.")
 def _check_append_order(make: MakeJournal) -> None:
+    """Fail unless committed records are read in order, both while the writer is open and after it is closed."""
     records = _make_records_of_steps(20)
     require_equal([], list(make("append").records()), "records of a new journal")
     with _open_writer(make("append")) as writer:
@@ -178,6 +181,7 @@ def _check_append_order(make: MakeJournal) -> None:
 
 @JOURNAL.add("reopen", "A journal that is opened again continues behind its last record.")
 def _check_append_after_reopen(make: MakeJournal) -> None:
+    """Fail unless a journal that is opened again continues after its last record."""
     records = _make_records_of_steps(6)
     for start in range(0, len(records), 4):
         _append_records(make("reopen"), records[start : start + 4])
@@ -188,6 +192,7 @@ def _check_append_after_reopen(make: MakeJournal) -> None:
 
 @JOURNAL.add("lock", "A journal has one writer; a second one raises JournalLocked until the first is closed.")
 def _check_single_writer(make: MakeJournal) -> None:
+    """Fail unless a second writer raises ``JournalLocked`` until the first one is closed."""
     records = _make_records_of_steps(2)
     first = make("lock").writer()
     try:
@@ -205,6 +210,7 @@ def _check_single_writer(make: MakeJournal) -> None:
 
 @JOURNAL.add("replace", "`replace` and `discard` replace all records at once; on failure nothing changes.")
 def _check_replace_and_discard(make: MakeJournal) -> None:
+    """Fail unless ``replace`` and ``discard`` replace all records at once, and nothing after an error."""
     records, others = _make_records_of_steps(9), _make_records_of_steps(2)
     _append_records(make("replace"), records)
     make("replace").replace(others)
@@ -227,6 +233,7 @@ def _check_replace_and_discard(make: MakeJournal) -> None:
 
 @JOURNAL.add("follow", "A tail returns each record once, in order, and starts again after a replacement.")
 def _check_tail_of_new_records(make: MakeJournal) -> None:
+    """Fail unless a tail returns each record once, in order, and starts again after a replacement."""
     records, others = _make_records_of_steps(12), _make_records_of_steps(3)
     tail = make("follow").make_start_position()
     require_equal(0, len(tail.read_new_records().records), "new records of an empty journal")
@@ -248,6 +255,7 @@ def _check_tail_of_new_records(make: MakeJournal) -> None:
 
 @JOURNAL.add("resume", "A run that waits for an answer is resumed from the store alone, and its record replays.")
 def _check_resume_and_replay(make: MakeJournal) -> None:
+    """Fail unless a run that waits for an answer is resumed from the store alone, and its record replays."""
     waiting = _record_run(make("resume"), "ask", "")
     require_equal(1, len(waiting.pending_questions), "open questions")
     with Engine(AGENTS) as engine:
@@ -260,6 +268,7 @@ def _check_resume_and_replay(make: MakeJournal) -> None:
     "mailbox", "If the store has a mailbox, a run receives each message once, and only messages for its own run."
 )
 def _check_mailbox_delivery(make: MakeJournal) -> None:
+    """Fail unless a run receives each message for it once, if the store has a mailbox."""
     _append_records(make("mailbox"), _make_records_of_steps(2))
     try:
         box = make("mailbox").mailbox()
@@ -309,6 +318,7 @@ def _check_foreign_bytes(make: MakeJournal) -> None:
 
 @JOURNAL.add("torn line", "An incomplete last line is removed before an append; all earlier lines are kept.")
 def _check_torn_line_repair(make: MakeJournal) -> None:
+    """Fail unless an incomplete last line is removed before an append, and all earlier lines remain."""
     if not isinstance(make("torn"), LineJournal):
         return
     records = _make_records_of_steps(4)
@@ -327,6 +337,7 @@ def _check_torn_line_repair(make: MakeJournal) -> None:
 
 @JOURNAL.add("growth", f"A step costs the same after {LATE:,} steps as after {EARLY}, in calls and in bytes.")
 def _check_constant_step_cost(make: MakeJournal) -> None:
+    """Fail unless a late step of a run costs as many calls and bytes as an early one."""
     early, late = _measure_early_and_late_steps(make("growth"))
     for what, most in (
         ("function calls", MOST_CALLS),
@@ -342,6 +353,7 @@ def _check_constant_step_cost(make: MakeJournal) -> None:
 
 @JOURNAL.add("killed", "A run whose process is killed is resumed from its last commit in another process.")
 def _check_resume_after_kill(make: MakeJournal) -> None:
+    """Fail unless another process resumes a run from its last commit after its process was killed."""
     # A new interpreter, and no fork: a fork would share connections and threads of the store.
     child = subprocess.run(  # noqa: S603 - our own program
         [sys.executable, "-c", CHILD],
@@ -376,10 +388,12 @@ def _make_importable_reference(make: MakeJournal) -> tuple[str, str, list[Any], 
 
 
 def _path_to_json(value: Any) -> Any:
+    """Return a path as ``{"path": ...}``, and any other value unchanged."""
     return {"path": str(value)} if isinstance(value, Path) else value
 
 
 def _path_from_json(value: Any) -> Any:
+    """Return the path in ``{"path": ...}``, and any other value unchanged."""
     return Path(value["path"]) if isinstance(value, dict) else value
 
 
@@ -411,10 +425,12 @@ def _check_replacement_is_atomic(journal: LineJournal, other: Journal) -> None:
     until = time.monotonic() + GAP_SECONDS
 
     def read_until_over() -> None:
+        """Read the journal repeatedly, and record whether each content is the old or the new one."""
         while not is_over.is_set():
             whole.append(other.content() in (old, new))
 
     def wait_for_two_reads(*_: object) -> None:
+        """Wait until the other thread has read twice more."""
         # The first of two reads may have started before this call.
         enough = len(whole) + 2
         while len(whole) < enough and time.monotonic() < until:
@@ -453,6 +469,7 @@ def _measure_early_and_late_steps(journal: Journal) -> tuple[dict[str, int], dic
     result = next(record for record in sample if isinstance(record, Result))
 
     def write_steps(first: int, last: int, commit: Callable[[], None]) -> None:
+        """Append the records of steps, and commit each step."""
         for number in range(first, last):
             for record in (attrs.evolve(intent, seq=number), attrs.evolve(result, seq=number)):
                 writer.append(record)
@@ -489,7 +506,7 @@ class _Meter:
             delattr(self._journal, name)
 
     def measure(self, work: Callable[[], None]) -> dict[str, int]:
-        """Return the calls and bytes of *work*."""
+        """Call *work*, and return the numbers of function calls and of bytes that it caused."""
         self._calls = self._moved = 0
         system, profile = _read_system_bytes(), sys.getprofile()
         sys.setprofile(self._count_call)
@@ -504,12 +521,14 @@ class _Meter:
         }
 
     def _count_call(self, _frame: object, event: str, _argument: object) -> None:
+        """Count a call of a Python or C function: a profile function."""
         self._calls += event in ("call", "c_call")
 
     def _wrap_to_count_bytes(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """Return *method* with the bytes of its arguments and its result counted."""
 
         def call_and_count(*arguments: Any) -> Any:
+            """Call the method, and count the bytes in its arguments and result."""
             found = method(*arguments)
             self._moved += sum(len(one) for one in (*arguments, found) if isinstance(one, bytes))
             return found

@@ -76,8 +76,9 @@ def check_provider(make: MakeProvider, model: str, *, only: str = "", skip: Coll
 
 
 @PROVIDER.add("name", "`name` contains letters and no slash; `strip_prefix` removes it from a model string.")
-def _check_name_and_prefix(given: tuple[MakeProvider, str]) -> None:
-    provider = _make_provider(given, "normal")
+def _check_name_and_prefix(make_and_model: tuple[MakeProvider, str]) -> None:
+    """Fail for a name that cannot be a prefix, or that ``strip_prefix`` does not remove from a model string."""
+    provider = _make_provider(make_and_model, "normal")
     require(provider.name and "/" not in provider.name, f"`name` is {provider.name!r}")
     require_equal(
         "some/model", provider.strip_prefix(f"{provider.name}/some/model"), "`strip_prefix` of a model string"
@@ -85,23 +86,27 @@ def _check_name_and_prefix(given: tuple[MakeProvider, str]) -> None:
 
 
 @PROVIDER.add("complete", "`complete` sends the messages and returns one whole reply.")
-def _check_complete(given: tuple[MakeProvider, str]) -> None:
-    async def request_reply(provider: Provider) -> ModelReply:
-        return await provider.complete(_make_request(provider, given[1], "a heron"))
+def _check_complete(make_and_model: tuple[MakeProvider, str]) -> None:
+    """Fail unless ``complete`` sends the messages and returns one whole reply."""
 
-    reply = _run_with_provider(given, "normal", request_reply)
+    async def request_reply(provider: Provider) -> ModelReply:
+        return await provider.complete(_make_request(provider, make_and_model[1], "a heron"))
+
+    reply = _run_with_provider(make_and_model, "normal", request_reply)
     _require_answer(reply, "a heron")
 
 
 @PROVIDER.add(
     "stream", "`stream` yields the reply in pieces, then exactly one ReplyDone with the result of `complete`."
 )
-def _check_stream(given: tuple[MakeProvider, str]) -> None:
+def _check_stream(make_and_model: tuple[MakeProvider, str]) -> None:
+    """Fail unless ``stream`` yields the reply in pieces, then one ``ReplyDone`` with the result of ``complete``."""
+
     async def stream_and_complete(provider: Provider) -> tuple[list[ModelDelta], ModelReply]:
-        request = _make_request(provider, given[1], "a heron")
+        request = _make_request(provider, make_and_model[1], "a heron")
         return await _collect_stream(provider, request), await provider.complete(request)
 
-    deltas, whole = _run_with_provider(given, "normal", stream_and_complete)
+    deltas, whole = _run_with_provider(make_and_model, "normal", stream_and_complete)
     reply = _require_one_final_reply(deltas)
     _require_answer(reply, "a heron")
     require_equal(whole.text, reply.text, "text of ReplyDone, compared with `complete`")
@@ -112,9 +117,9 @@ def _check_stream(given: tuple[MakeProvider, str]) -> None:
     "tools",
     "A call has the name of the tool and its input; the result is sent with the next request.",
 )
-def _check_tool_calls(given: tuple[MakeProvider, str]) -> None:
+def _check_tool_calls(make_and_model: tuple[MakeProvider, str]) -> None:
     async def call_tool_and_send_result(provider: Provider) -> tuple[ModelReply, list[ModelDelta], ModelReply]:
-        first = _make_request(provider, given[1], "How is it?", WEATHER)
+        first = _make_request(provider, make_and_model[1], "How is it?", WEATHER)
         reply = await provider.complete(first)
         deltas = await _collect_stream(provider, first)
         # As in a run, where the engine numbers the calls.
@@ -124,7 +129,7 @@ def _check_tool_calls(given: tuple[MakeProvider, str]) -> None:
         second = ModelRequest(first.model, messages=history, tools=(WEATHER,))
         return reply, deltas, await provider.complete(second)
 
-    reply, deltas, answer = _run_with_provider(given, "normal", call_tool_and_send_result)
+    reply, deltas, answer = _run_with_provider(make_and_model, "normal", call_tool_and_send_result)
     for one in (reply, _require_one_final_reply(deltas)):
         require_equal(["weather"], [call.tool_name for call in one.tool_calls], "names of the calls")
         require_equal(StopReason.TOOL_USE, one.stop_reason, "stop reason of a reply with a call")
@@ -134,16 +139,17 @@ def _check_tool_calls(given: tuple[MakeProvider, str]) -> None:
 
 
 @PROVIDER.add("run", "An agent with a tool returns the model's last answer.")
-def _check_agent_run(given: tuple[MakeProvider, str]) -> None:
+def _check_agent_run(make_and_model: tuple[MakeProvider, str]) -> None:
+    """Fail unless an agent with a tool returns the model's last answer."""
     cities: list[Any] = []
-    provider = _make_provider(given, "normal")
+    provider = _make_provider(make_and_model, "normal")
 
     def look_up(input: dict[str, Any]) -> str:
         cities.append(input["city"])
         return "hail"
 
     tool: Tool[..., Any] = Tool("weather", "Look up the weather of a city.", SCHEMA, look_up)
-    agent = AgentDefinition("forecaster", model=f"{provider.name}/{given[1]}", tools=[tool])
+    agent = AgentDefinition("forecaster", model=f"{provider.name}/{make_and_model[1]}", tools=[tool])
     with Engine([agent], models={provider.name: provider}, pricing=None) as engine:
         result = engine.run_sync(agent, "How is it?")
     require("hail" in str(result.unwrap()), f"the run ended with {result.output!r}")
@@ -151,19 +157,20 @@ def _check_agent_run(given: tuple[MakeProvider, str]) -> None:
 
 
 @PROVIDER.add("concurrency", "Requests at the same time do not mix.")
-def _check_concurrency(given: tuple[MakeProvider, str]) -> None:
+def _check_concurrency(make_and_model: tuple[MakeProvider, str]) -> None:
+    """Fail if requests at the same time get each other's replies."""
     names = [f"bird {number}" for number in range(8)]
 
     async def stream_reply(provider: Provider, request: ModelRequest) -> ModelReply:
         return _require_one_final_reply(await _collect_stream(provider, request))
 
     async def request_all_replies(provider: Provider) -> list[ModelReply]:
-        requests = [_make_request(provider, given[1], name) for name in names]
+        requests = [_make_request(provider, make_and_model[1], name) for name in names]
         whole = [provider.complete(request) for request in requests[::2]]
         return await asyncio.gather(*whole, *[stream_reply(provider, request) for request in requests[1::2]])
 
     for name, reply in zip(
-        [*names[::2], *names[1::2]], _run_with_provider(given, "normal", request_all_replies), strict=True
+        [*names[::2], *names[1::2]], _run_with_provider(make_and_model, "normal", request_all_replies), strict=True
     ):
         _require_answer(reply, name)
 
@@ -172,11 +179,11 @@ def _check_concurrency(given: tuple[MakeProvider, str]) -> None:
     "reuse",
     "A provider works again after `close`, in another event loop, and after a partly read stream.",
 )
-def _check_reuse_after_close(given: tuple[MakeProvider, str]) -> None:
-    provider = _make_provider(given, "normal")
+def _check_reuse_after_close(make_and_model: tuple[MakeProvider, str]) -> None:
+    provider = _make_provider(make_and_model, "normal")
 
     async def abandon_stream_and_complete(name: str) -> ModelReply:
-        request = _make_request(provider, given[1], name)
+        request = _make_request(provider, make_and_model[1], name)
         try:
             async with aclosing(_open_stream(provider, request)) as deltas:
                 async for _ in deltas:
@@ -190,32 +197,37 @@ def _check_reuse_after_close(given: tuple[MakeProvider, str]) -> None:
 
 
 @PROVIDER.add("refused", "A refusal raises a ModelError with retryable=True; the provider itself does not retry.")
-def _check_refusal_is_retryable(given: tuple[MakeProvider, str]) -> None:
+def _check_refusal_is_retryable(make_and_model: tuple[MakeProvider, str]) -> None:
+    """Fail unless a refusal raises a retryable ``ModelError`` after one request."""
     for ask in (_request_whole_reply, _collect_stream):
-        error = _request_expecting_error(given, "refused", ask)
+        error = _request_expecting_error(make_and_model, "refused", ask)
         require(error.retryable, f"retryable is False in {error!r}")
 
 
 @PROVIDER.add("cut", "A stream that ends too early raises ModelError without a ReplyDone.")
-def _check_cut_stream(given: tuple[MakeProvider, str]) -> None:
-    error = _request_expecting_error(given, "cut", _collect_stream)
+def _check_cut_stream(make_and_model: tuple[MakeProvider, str]) -> None:
+    """Fail unless a stream that ends too early raises a retryable ``ModelError``."""
+    error = _request_expecting_error(make_and_model, "cut", _collect_stream)
     require(error.retryable, f"retryable is False in {error!r}")
 
 
 @PROVIDER.add("unreachable", "If no server listens, `complete` and `stream` raise a ModelError with retryable=True.")
-def _check_unreachable_server(given: tuple[MakeProvider, str]) -> None:
+def _check_unreachable_server(make_and_model: tuple[MakeProvider, str]) -> None:
+    """Fail unless ``complete`` and ``stream`` raise a retryable ``ModelError`` without a server."""
     for ask in (_request_whole_reply, _collect_stream):
-        error = _request_expecting_error(given, "unreachable", ask)
+        error = _request_expecting_error(make_and_model, "unreachable", ask)
         require(error.retryable, f"retryable is False in {error!r}")
 
 
 @PROVIDER.add("cancel", "A waiting request can be cancelled immediately and leaves no task behind.")
-def _check_request_cancellation(given: tuple[MakeProvider, str]) -> None:
+def _check_request_cancellation(make_and_model: tuple[MakeProvider, str]) -> None:
+    """Fail unless a waiting request can be cancelled at once and leaves no task behind."""
+
     async def cancel_silent_request(
         ask: Callable[[Provider, ModelRequest], Awaitable[Any]], loop_runs: threading.Event, provider: Provider
     ) -> None:
         before = asyncio.all_tasks()
-        task = asyncio.ensure_future(ask(provider, _make_request(provider, given[1], "a heron")))
+        task = asyncio.ensure_future(ask(provider, _make_request(provider, make_and_model[1], "a heron")))
         start = time.monotonic()
         await asyncio.sleep(0.1)
         # Read the error in any case: asyncio logs errors of tasks that are never read.
@@ -236,7 +248,7 @@ def _check_request_cancellation(given: tuple[MakeProvider, str]) -> None:
         loop_runs = threading.Event()
         # In another thread, since a blocked event loop, or a task that ignores its cancellation, would never return.
         ended = _run_in_thread_until_timeout(
-            partial(_run_with_provider, given, "silent", partial(cancel_silent_request, ask, loop_runs))
+            partial(_run_with_provider, make_and_model, "silent", partial(cancel_silent_request, ask, loop_runs))
         )
         require(ended or loop_runs.is_set(), BLOCKED)
         require(ended, NOT_CANCELLED)
@@ -245,9 +257,9 @@ def _check_request_cancellation(given: tuple[MakeProvider, str]) -> None:
 # --- helpers --------------------------------------------------------------------------------------------------------
 
 
-def _make_provider(given: tuple[MakeProvider, str], situation: Situation) -> Provider:
+def _make_provider(make_and_model: tuple[MakeProvider, str], situation: Situation) -> Provider:
     """Return the provider for *situation*; raise ``UncheckedPromise`` if there is none."""
-    provider = given[0](situation)
+    provider = make_and_model[0](situation)
     if provider is None:
         msg = f"make({situation!r}) returned None"
         raise UncheckedPromise(msg)
@@ -258,12 +270,13 @@ def _make_provider(given: tuple[MakeProvider, str], situation: Situation) -> Pro
 
 
 def _run_with_provider(
-    given: tuple[MakeProvider, str], situation: Situation, work: Callable[[Provider], Awaitable[T]]
+    make_and_model: tuple[MakeProvider, str], situation: Situation, work: Callable[[Provider], Awaitable[T]]
 ) -> T:
     """Return the result of *work* with a provider, in an event loop of its own."""
 
     async def run_and_close_provider() -> T:
-        provider = _make_provider(given, situation)
+        """Do the work with a new provider, close the provider, and return the result."""
+        provider = _make_provider(make_and_model, situation)
         try:
             return await work(provider)
         finally:
@@ -277,6 +290,7 @@ def _run_in_thread_until_timeout(work: Callable[[], None]) -> bool:
     errors: list[Exception] = []
 
     def run_and_store_error() -> None:
+        """Do the work, and store its error."""
         try:
             work()
         except Exception as error:  # noqa: BLE001 - the caller raises it
@@ -291,18 +305,22 @@ def _run_in_thread_until_timeout(work: Callable[[], None]) -> bool:
 
 
 def _make_request(provider: Provider, model: str, text: str, *tools: ToolSpec) -> ModelRequest:
+    """Return a request to *model* with one user message and *tools*."""
     return ModelRequest(f"{provider.name}/{model}", messages=Transcript([UserMessage(text)]), tools=tools)
 
 
 async def _request_whole_reply(provider: Provider, request: ModelRequest) -> ModelReply:
+    """Return the reply of ``complete``."""
     return await provider.complete(request)
 
 
 def _open_stream(provider: Provider, request: ModelRequest) -> Any:
+    """Return the iterator of ``stream``, which has not started."""
     return provider.stream(request)
 
 
 async def _collect_stream(provider: Provider, request: ModelRequest) -> list[ModelDelta]:
+    """Return all deltas of ``stream`` in a list, and close the stream."""
     async with aclosing(_open_stream(provider, request)) as deltas:
         return [delta async for delta in deltas]
 
@@ -313,19 +331,22 @@ def _describe_task_end(task: asyncio.Future[Any]) -> str:
 
 
 def _request_expecting_error(
-    given: tuple[MakeProvider, str], situation: Situation, ask: Callable[[Provider, ModelRequest], Awaitable[Any]]
+    make_and_model: tuple[MakeProvider, str],
+    situation: Situation,
+    ask: Callable[[Provider, ModelRequest], Awaitable[Any]],
 ) -> ModelError:
     """Return the ``ModelError`` of a request to a new provider; fail if the request raises none."""
 
     async def request_error(provider: Provider) -> ModelError:
+        """Return the ``ModelError`` of the request; raise ``AssertionError`` without one."""
         try:
-            found = await ask(provider, _make_request(provider, given[1], "a heron"))
+            found = await ask(provider, _make_request(provider, make_and_model[1], "a heron"))
         except ModelError as error:
             return error
         msg = f"`{'complete' if ask is _request_whole_reply else 'stream'}` raised no ModelError and returned {found!r}"
         raise AssertionError(msg)
 
-    return _run_with_provider(given, situation, request_error)
+    return _run_with_provider(make_and_model, situation, request_error)
 
 
 def _require_answer(reply: ModelReply, text: str) -> None:

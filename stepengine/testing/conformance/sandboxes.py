@@ -109,6 +109,7 @@ def _expect_raised(turn: ProgramTurn, program: str) -> ProgramRaised:
 
 @SANDBOX.add("name", "It has a name for journals, always the same one.")
 def _check_stable_name(make: MakeSandbox) -> None:
+    """Fail unless the sandbox has a name, which is always the same."""
     with _use_sandbox(make) as first, _use_sandbox(make) as second:
         require(first.name, "`name` is empty")
         require_equal(first.name, second.name, "name of a second object")
@@ -116,6 +117,7 @@ def _check_stable_name(make: MakeSandbox) -> None:
 
 @SANDBOX.add("check", "The check rejects a syntax error with its line, and accepts every program that runs.")
 def _check_syntax_check(make: MakeSandbox) -> None:
+    """Fail unless the check rejects a syntax error with its line and accepts valid programs."""
     with _use_sandbox(make) as sandbox:
         wrong = sandbox.check("x = 1\nx = = 2", STUBS, (), StopSignal()).refused
         require_equal([2], [problem.line for problem in wrong], "lines of the problems of a syntax error")
@@ -126,6 +128,7 @@ def _check_syntax_check(make: MakeSandbox) -> None:
 
 @SANDBOX.add("result", "A program ends with the value of its last expression and its output; variables remain.")
 def _check_program_result(make: MakeSandbox) -> None:
+    """Fail unless a program returns its last value and output, and its variables remain for the next one."""
     code = "print('one', 2)\nprint('three')\nx = [1, 2.5, None, True, 'ü', {'k': []}]\nx"
     with _use_sandbox(make) as sandbox, _open_session(sandbox) as session:
         require_equal(ProgramEnded([1, 2.5, None, True, "ü", {"k": []}]), session.feed(code, NOW), "result")
@@ -137,6 +140,7 @@ def _check_program_result(make: MakeSandbox) -> None:
 
 @SANDBOX.add("call", "A call arrives with its name, arguments and line, and its answer is the value of the call.")
 def _check_tool_call(make: MakeSandbox) -> None:
+    """Fail unless a call arrives with name, arguments and line, and its answer becomes its value."""
     answer = {"found": [1, None, "ü"], "more": False}
     with _use_sandbox(make) as sandbox, _open_session(sandbox) as session:
         first = _expect_waiting(session.feed("a = 1\nb = await look(a, where=['x', {'deep': None}])\nb", NOW))
@@ -149,6 +153,7 @@ def _check_tool_call(make: MakeSandbox) -> None:
 
 @SANDBOX.add("together", "Calls of one `gather` arrive together, in order, and each gets its own answer.")
 def _check_gathered_calls(make: MakeSandbox) -> None:
+    """Fail unless the calls of one ``gather`` arrive together and each gets its own answer."""
     with _use_sandbox(make) as sandbox, _open_session(sandbox) as session:
         code = "import asyncio\nawait asyncio.gather(look(1), shout(2), look(3))"
         waiting = _expect_waiting(session.feed(code, NOW))
@@ -160,6 +165,7 @@ def _check_gathered_calls(make: MakeSandbox) -> None:
 
 @SANDBOX.add("sleep", "`asyncio.sleep` is a call with that name and its seconds; the sandbox does not sleep.")
 def _check_sleep_call(make: MakeSandbox) -> None:
+    """Fail unless ``asyncio.sleep`` arrives as a call with its seconds, and the sandbox does not sleep."""
     with _use_sandbox(make) as sandbox, _open_session(sandbox) as session:
         waiting = _expect_waiting(session.feed("import asyncio\nawait asyncio.sleep(86400)\n'awake'", NOW))
         found = [(call.name, list(call.args)) for call in waiting.calls]
@@ -169,6 +175,7 @@ def _check_sleep_call(make: MakeSandbox) -> None:
 
 @SANDBOX.add("unawaited", "A call that is never awaited is reported at the end of the program.")
 def _check_unawaited_call(make: MakeSandbox) -> None:
+    """Fail unless a call that was never awaited is reported at the end of the program."""
     with _use_sandbox(make) as sandbox, _open_session(sandbox) as session:
         ended = session.feed("look(2)\n'end'", NOW)
         require(isinstance(ended, ProgramEnded), f"the program does not end: {ended!r}")
@@ -179,6 +186,7 @@ def _check_unawaited_call(make: MakeSandbox) -> None:
 
 @SANDBOX.add("failed_call", "A failed call raises the named exception with its text, and the program may catch it.")
 def _check_failed_call(make: MakeSandbox) -> None:
+    """Fail unless a failed call raises the named exception with its text, which the program may catch."""
     with _use_sandbox(make) as sandbox:
         for kind in ("ToolError", "PermissionError", "TimeoutError", "TypeError"):
             with _open_session(sandbox) as session:
@@ -197,6 +205,7 @@ def _check_failed_call(make: MakeSandbox) -> None:
 
 @SANDBOX.add("error", "An exception is a result with its class, text and line, and the session remains usable.")
 def _check_raised_exception(make: MakeSandbox) -> None:
+    """Fail unless an exception ends a program with class, text and line, and the session remains usable."""
     with _use_sandbox(make) as sandbox, _open_session(sandbox) as session:
         for code, kind, line, words in (
             ("print('before')\nx = 5\n1 / 0", "ZeroDivisionError", 3, "division"),
@@ -227,6 +236,7 @@ def _run_and_require_limit_error(make: MakeSandbox, kind: str, codes: Collection
 
 @SANDBOX.add("time", "A program that computes longer than `seconds` ends with `TimeoutError`.")
 def _check_time_limit(make: MakeSandbox) -> None:
+    """Fail unless a program that computes for too long ends with ``TimeoutError``."""
     start = time.monotonic()
     _run_and_require_limit_error(make, "TimeoutError", [ENDLESS, "sum(range(10**12))"], seconds=0.3)
     require(time.monotonic() - start < SLOW_SECONDS, "it takes much longer than `seconds`")
@@ -234,12 +244,14 @@ def _check_time_limit(make: MakeSandbox) -> None:
 
 @SANDBOX.add("memory", "A program that uses more than `memory` ends with `MemoryError`.")
 def _check_memory_limit(make: MakeSandbox) -> None:
+    """Fail unless a program that uses too much memory ends with ``MemoryError``."""
     codes = [f"x = 'x' * {MEMORY}", "x = []\nwhile True:\n    x.append('y' * 100_000 + str(len(x)))"]
     _run_and_require_limit_error(make, "MemoryError", codes, memory=MEMORY // 4)
 
 
 @SANDBOX.add("printed", "A program that prints more than `printed` bytes ends with the kind `printed`.")
 def _check_output_limit(make: MakeSandbox) -> None:
+    """Fail unless a program that prints too much ends with the kind ``printed``."""
     _run_and_require_limit_error(
         make, "printed", ["for n in range(2_000):\n    print('y' * 100)", f"print('y' * {MEMORY // 4})"]
     )
@@ -265,6 +277,7 @@ def _run_and_require_secret_invisible(make: MakeSandbox, codes: Collection[str],
 
 @SANDBOX.add("files", "A program cannot read, list or write files of the host.")
 def _check_no_file_access(make: MakeSandbox) -> None:
+    """Fail if a program can read, list or write files of the host."""
     secret = secrets.token_hex(8)
     with tempfile.TemporaryDirectory() as folder:
         known, new = Path(folder, "known.txt"), Path(folder, "new.txt")
@@ -293,6 +306,7 @@ def _check_no_file_access(make: MakeSandbox) -> None:
 
 @SANDBOX.add("environment", "A program cannot see the environment of the host.")
 def _check_no_environment_access(make: MakeSandbox) -> None:
+    """Fail if a program can read the environment of the host."""
     name, secret = f"STEPENGINE_CHECK_{secrets.token_hex(4)}", secrets.token_hex(8)
     os.environ[name] = secret
     try:
@@ -314,6 +328,7 @@ def _check_no_environment_access(make: MakeSandbox) -> None:
 
 @SANDBOX.add("network", "A program cannot connect to anything.")
 def _check_no_network_access(make: MakeSandbox) -> None:
+    """Fail if a program can connect to a server."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
         port = server.getsockname()[1]
@@ -335,6 +350,7 @@ def _check_no_network_access(make: MakeSandbox) -> None:
 
 @SANDBOX.add("imports", "A program cannot import modules of the host or modules that reach the operating system.")
 def _check_no_host_imports(make: MakeSandbox) -> None:
+    """Fail if a program can import modules of the host, or those that reach the operating system."""
     with tempfile.TemporaryDirectory() as folder:
         module = f"own_{secrets.token_hex(4)}"
         Path(folder, f"{module}.py").touch()
@@ -371,6 +387,8 @@ found
 
 @SANDBOX.add("equal", "Equal programs with equal seeds, times and answers give equal results, also in another session.")
 def _check_deterministic_results(make: MakeSandbox) -> None:
+    """Fail unless equal programs with equal seeds, times and answers have equal results."""
+
     def run_program() -> list[Any]:
         came: list[Any] = []
         with _use_sandbox(make) as sandbox, _open_session(sandbox) as session:
@@ -386,6 +404,7 @@ def _check_deterministic_results(make: MakeSandbox) -> None:
 
 @SANDBOX.add("many", "Many sessions wait at the same time, and each continues with its own variables.")
 def _check_many_sessions(make: MakeSandbox) -> None:
+    """Fail unless many sessions wait at the same time, and each continues with its own variables."""
     with _use_sandbox(make) as sandbox, contextlib.ExitStack() as stack:
         sessions = [stack.enter_context(_open_session(sandbox)) for _ in range(10)]
         waiting = [_expect_waiting(one.feed(f"x = {n}\ny = await look(x)", NOW)) for n, one in enumerate(sessions)]
@@ -398,6 +417,7 @@ def _check_many_sessions(make: MakeSandbox) -> None:
 
 @SANDBOX.add("close", "Closing a session ends its running program; closing it again does nothing.")
 def _check_close_ends_program(make: MakeSandbox) -> None:
+    """Fail unless closing a session ends its running program, and closing it again does nothing."""
     came: list[ProgramTurn | ToolError] = []
 
     def run_until_closed(session: ProgramSession) -> None:
@@ -441,6 +461,8 @@ def _count_process_resources() -> Mapping[str, int]:
 
 @SANDBOX.add("left", "Closed sessions leave no threads, descriptors or processes behind.")
 def _check_no_leaked_resources(make: MakeSandbox) -> None:
+    """Fail if closed sessions leave threads, descriptors or processes behind."""
+
     def use_three_sessions(sandbox: Sandbox) -> None:
         with _open_session(sandbox) as waiting, _open_session(sandbox, seconds=0.1) as late, _open_session(sandbox):
             _expect_waiting(waiting.feed("await look(1)", NOW))
@@ -461,6 +483,8 @@ def _check_no_leaked_resources(make: MakeSandbox) -> None:
 
 @SANDBOX.add("run", "In a run, a program calls tools, and a later process restores its variables.")
 def _check_agent_run(make: MakeSandbox) -> None:
+    """Fail unless a program of a run calls tools, and a later process restores its variables."""
+
     def run_programs_and_ask(_ctx: Any) -> Any:
         yield from ToolCall(
             "run_code", {"code": "import random\nx = await look(4)\nmark = random.random()\nprint(mark)"}

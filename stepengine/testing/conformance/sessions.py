@@ -43,6 +43,7 @@ def check_sessions(make: MakeSessions, *, only: str = "") -> None:
 
 
 def _asking_handler(_ctx: Any) -> Any:
+    """Ask a question, step, and return a text with the answer."""
     answer = yield from Ask("For how many?")
     yield STEP
     return f"a table for {answer}"
@@ -71,6 +72,7 @@ def _check_history(make: MakeSessions) -> None:
 
 @SESSIONS.add("ids", "Every id of 1 to 1,000 characters has its own session.")
 def _check_distinct_ids(make: MakeSessions) -> None:
+    """Fail unless every id of 1 to 1,000 characters has its own session."""
     if not isinstance(make(), SessionStore):
         return
     for session_id in IDS:
@@ -82,6 +84,7 @@ def _check_distinct_ids(make: MakeSessions) -> None:
 
 @SESSIONS.add("state", "`get_state` returns the state of `save_state`; `None` for an unknown id.")
 def _check_state(make: MakeSessions) -> None:
+    """Fail unless ``get_state`` returns the stored state, and ``None`` for an unknown id."""
     store = make()
     # A store of whole sessions keeps agent states, and the promise "question" checks those.
     if not isinstance(store, StateStore) or isinstance(store, VersionedStore):
@@ -93,6 +96,7 @@ def _check_state(make: MakeSessions) -> None:
 
 @SESSIONS.add("cache", "`get_cached` returns JSON values until they expire.")
 def _check_cache(make: MakeSessions) -> None:
+    """Fail unless ``get_cached`` returns stored JSON values until they expire."""
     store = make()
     if not isinstance(store, CacheStore):
         return
@@ -112,6 +116,7 @@ def _check_cache(make: MakeSessions) -> None:
 
 @SESSIONS.add("versions", "`save` raises SessionConflict and changes nothing if another writer saved after `load`.")
 def _check_save_conflict(make: MakeSessions) -> None:
+    """Fail unless ``save`` raises ``SessionConflict`` if another writer has saved after ``load``."""
     store = make()
     if not isinstance(store, VersionedStore):
         return
@@ -137,6 +142,7 @@ def _check_save_conflict(make: MakeSessions) -> None:
 
 @SESSIONS.add("writers", "If several threads save one version, exactly one succeeds.")
 def _check_concurrent_saves(make: MakeSessions) -> None:
+    """Fail unless exactly one of several threads can save the same version."""
     if not isinstance(make(), VersionedStore):
         return
     for attempt in range(4):
@@ -182,6 +188,7 @@ def _save_as_writer(
 
 @SESSIONS.add("list", "`list` returns each session once until `delete` removes it.")
 def _check_list(make: MakeSessions) -> None:
+    """Fail unless ``list`` returns each session once until it is deleted."""
     store = make()
     if not (isinstance(store, VersionedStore) and isinstance(store, DeletingStore) and hasattr(store, "list")):
         return
@@ -202,6 +209,7 @@ def _check_list(make: MakeSessions) -> None:
 
 @SESSIONS.add("delete", "`delete` removes a session, and raises nothing if it does not exist.")
 def _check_delete(make: MakeSessions) -> None:
+    """Fail unless ``delete`` removes a session, and raises nothing for an unknown one."""
     store = make()
     if not isinstance(store, DeletingStore):
         return
@@ -222,6 +230,7 @@ def _check_delete(make: MakeSessions) -> None:
 
 @SESSIONS.add("conversation", "An engine continues a conversation from the store alone.")
 def _check_conversation(make: MakeSessions) -> None:
+    """Fail unless an engine continues a conversation from the store alone."""
     for number, words in enumerate(("one", "two", "three")):
         agent = AgentDefinition("guide", model="anthropic/claude-haiku-4-5")
         with Engine([agent], models=ScriptedModel([text("yes")]), pricing=None, sessions=make()) as engine:
@@ -251,6 +260,7 @@ def _await_if_needed(value: Any) -> Any:
         return value
 
     async def wait() -> Any:
+        """Return the result of the awaitable."""
         return await value
 
     return asyncio.run(wait())

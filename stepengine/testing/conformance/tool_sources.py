@@ -15,13 +15,13 @@ from stepengine.testing.conformance.promises import Promises, require, require_e
 MakeSource: TypeAlias = Callable[[bool], ToolSource]
 
 
-class _Given(NamedTuple):
+class _TestedSource(NamedTuple):
     make: MakeSource
     tool: str
     input: Mapping[str, Any]
 
 
-TOOL_SOURCE: Promises[_Given] = Promises("check_tool_source(make, tool, input")
+TOOL_SOURCE: Promises[_TestedSource] = Promises("check_tool_source(make, tool, input")
 
 
 def check_tool_source(make: MakeSource, tool: str, input: Mapping[str, Any], *, only: str = "") -> None:
@@ -37,40 +37,42 @@ def check_tool_source(make: MakeSource, tool: str, input: Mapping[str, Any], *, 
     Raises:
         AssertionError: when a promise is broken; the message names it and the call that checks it alone.
     """
-    TOOL_SOURCE.check(_Given(make, tool, input), only)
+    TOOL_SOURCE.check(_TestedSource(make, tool, input), only)
 
 
-def _make_asking_agent(given: _Given) -> AgentDefinition[Any]:
+def _make_asking_agent(tested: _TestedSource) -> AgentDefinition[Any]:
     """Return an agent that calls the tool, asks a person, and calls the tool again."""
 
     def call(_ctx: Any) -> Any:
-        result = yield from ToolCall(given.tool, dict(given.input))
+        result = yield from ToolCall(tested.tool, dict(tested.input))
         answer = yield from Ask("Again?", options=["yes", "no"])
-        return [result.text, (yield from ToolCall(given.tool, dict(given.input))).text, answer]
+        return [result.text, (yield from ToolCall(tested.tool, dict(tested.input))).text, answer]
 
-    return AgentDefinition("caller", tools=[given.make(True)], handle_steps=call)
+    return AgentDefinition("caller", tools=[tested.make(True)], handle_steps=call)
 
 
-def _make_calling_agent(given: _Given, source: ToolSource) -> AgentDefinition[Any]:
+def _make_calling_agent(tested: _TestedSource, source: ToolSource) -> AgentDefinition[Any]:
     """Return an agent that calls the tool of *source* once, and returns the text of the result."""
 
     def call(_ctx: Any) -> Any:
-        return (yield from ToolCall(given.tool, dict(given.input))).text
+        return (yield from ToolCall(tested.tool, dict(tested.input))).text
 
     return AgentDefinition("caller", tools=[source], handle_steps=call)
 
 
-def _run_calling_agent(given: _Given, source: ToolSource, **options: Any) -> Any:
-    with Engine([_make_calling_agent(given, source)]) as engine:
+def _run_calling_agent(tested: _TestedSource, source: ToolSource, **options: Any) -> Any:
+    """Run the agent that calls the tool of *source*, and return its result; *options* are those of ``run_sync``."""
+    with Engine([_make_calling_agent(tested, source)]) as engine:
         return engine.run_sync("caller", **options)
 
 
 @TOOL_SOURCE.add("source", "It has a name, `pre_run` and `aclose`; each tool has a description and an object schema.")
-def _check_tool_definitions(given: _Given) -> None:
-    source = given.make(True)
+def _check_tool_definitions(tested: _TestedSource) -> None:
+    """Fail for a source without a name or hooks, and for a tool without a description or an object schema."""
+    source = tested.make(True)
     require(isinstance(source, ToolSource), f"{source!r} lacks `name`, `pre_run` or `aclose`")
-    require(source.name and source.name == given.make(True).name, "`name` is empty, or differs each time")
-    result = _run_calling_agent(given, source)
+    require(source.name and source.name == tested.make(True).name, "`name` is empty, or differs each time")
+    result = _run_calling_agent(tested, source)
     for name, shown in result.state.tool_definitions.items():
         require(shown.description, f"the tool {name!r} has no description")
         require_equal("object", shown.input_schema.get("type"), f"type in the schema of {name!r}")
@@ -79,16 +81,18 @@ def _check_tool_definitions(given: _Given) -> None:
 @TOOL_SOURCE.add(
     "call", "A tool of the source runs like any other, also when one source object serves several engines in turn."
 )
-def _check_repeated_calls(given: _Given) -> None:
-    source = given.make(True)
+def _check_repeated_calls(tested: _TestedSource) -> None:
+    """Fail unless a tool of the source can be called in several engines in turn."""
+    source = tested.make(True)
     for _ in range(2):
-        result = _run_calling_agent(given, source)
+        result = _run_calling_agent(tested, source)
         require_equal(RunStatus.COMPLETED, result.status, f"status of a run with the error {result.error!r}")
 
 
 @TOOL_SOURCE.add("engines", "Closing one engine leaves the source usable for another engine.")
-def _check_several_engines(given: _Given) -> None:
-    agent = _make_calling_agent(given, given.make(True))
+def _check_several_engines(tested: _TestedSource) -> None:
+    """Fail unless the source remains usable for an engine after another one is closed."""
+    agent = _make_calling_agent(tested, tested.make(True))
     with Engine([agent]) as first:
         with Engine([agent]) as second:
             second.run_sync("caller").unwrap()
@@ -99,26 +103,28 @@ def _check_several_engines(given: _Given) -> None:
     "unreachable",
     "If its server cannot be reached, the run fails with the reason before the first step; it does not hang.",
 )
-def _check_unreachable_server(given: _Given) -> None:
-    result = _run_calling_agent(given, given.make(False))
+def _check_unreachable_server(tested: _TestedSource) -> None:
+    result = _run_calling_agent(tested, tested.make(False))
     require_equal(RunStatus.FAILED, result.status, "status of the run")
     require(result.error is not None and str(result.error), "the run has no error text")
 
 
 @TOOL_SOURCE.add("replay", "A recorded run replays without its server: look-ups of tools are recorded with Perform.")
-def _check_replay_without_server(given: _Given) -> None:
+def _check_replay_without_server(tested: _TestedSource) -> None:
+    """Fail unless a recorded run replays without the server of its tools."""
     journal = MemoryJournal()
-    recorded = _run_calling_agent(given, given.make(True), journal=journal).unwrap()
-    with Engine([_make_calling_agent(given, given.make(False))]) as engine:
+    recorded = _run_calling_agent(tested, tested.make(True), journal=journal).unwrap()
+    with Engine([_make_calling_agent(tested, tested.make(False))]) as engine:
         require_equal(recorded, engine.replay_sync(journal).unwrap(), "output of the replay")
 
 
 @TOOL_SOURCE.add("resume", "A run that waits for a person is resumed with another object, and its tools work.")
-def _check_resume_with_new_source(given: _Given) -> None:
+def _check_resume_with_new_source(tested: _TestedSource) -> None:
+    """Fail unless a waiting run is resumed with another source object, and its tools work."""
     journal = MemoryJournal()
-    with Engine([_make_asking_agent(given)]) as engine:
+    with Engine([_make_asking_agent(tested)]) as engine:
         waiting = engine.run_sync("caller", journal=journal)
     require_equal(1, len(waiting.pending_questions), f"open questions of a run with the error {waiting.error!r}")
-    with Engine([_make_asking_agent(given)]) as engine:
+    with Engine([_make_asking_agent(tested)]) as engine:
         result = engine.resume_sync(journal, answers={waiting.pending_questions[0].id: "yes"})
     require_equal("yes", result.unwrap()[2], "answer in the resumed run")

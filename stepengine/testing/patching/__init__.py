@@ -57,7 +57,7 @@ _hooks: list[object] = []
 @contextmanager
 def patch_clients(exchanges: Exchanges, name: str = "a cassette") -> Iterator[None]:
     """
-    Inside the block, answer or record all HTTP requests of this process with *exchanges*.
+    Inside the block, answer or record all HTTP requests of this process with *exchanges*; raise ``DataError`` in a patched process.
 
     Args:
         exchanges: What plays and records them.
@@ -127,6 +127,7 @@ class _PatchOnImport(MetaPathFinder):
         return None
 
     def _patch_and_store_undo(self, library: str, module: Any) -> None:
+        """Patch an imported library, and store the function that undoes it."""
         self._undo.append(_patch_library(library, module, self._exchanges))
 
 
@@ -139,6 +140,7 @@ class _PatchingLoader(Loader):
         return getattr(self._loader, name)
 
     def create_module(self, spec: ModuleSpec) -> Any:
+        """Create the module with its own loader."""
         return self._loader.create_module(spec)
 
     def exec_module(self, module: Any) -> None:

@@ -77,6 +77,8 @@ def patch_library(module: Any, exchanges: Exchanges) -> Callable[[], None]:
     restore_connections = _patch_connections(module)
 
     def add_middleware(send: Any) -> Any:
+        """Return a request method that adds the middleware to each request."""
+
         @wraps(send)
         def send_recorded(session: Any, *args: Any, **kwargs: Any) -> Any:
             given = kwargs.pop("middlewares", None)
@@ -88,6 +90,7 @@ def patch_library(module: Any, exchanges: Exchanges) -> Callable[[], None]:
 
     @wraps(request)
     def request_with_middleware(*args: Any, **kwargs: Any) -> Any:
+        """Send a request with the middleware."""
         return request(*args, middlewares=(*kwargs.pop("middlewares", ()), middleware), **kwargs)
 
     for name, send in originals.items():
@@ -95,6 +98,7 @@ def patch_library(module: Any, exchanges: Exchanges) -> Callable[[], None]:
     module.request = request_with_middleware
 
     def restore() -> None:
+        """Restore the replaced functions."""
         for name, send in originals.items():
             setattr(module.ClientSession, name, send)
         module.request = request
@@ -107,6 +111,7 @@ def _make_middleware(exchanges: Exchanges) -> Any:
     """Return a client middleware that answers a request from a recording, or sends and records it."""
 
     async def replay_or_record(request: Any, send: Any) -> Any:
+        """Return the recorded reply; without one, send the request and record the reply or the error."""
         if PASSING.get():
             return await send(request)
         recorded = await _read_request(request)
@@ -133,9 +138,9 @@ def _make_middleware(exchanges: Exchanges) -> Any:
     return replay_or_record
 
 
-def _make_recorded_error(found: Interaction, request: Any) -> Exception:
+def _make_recorded_error(interaction: Interaction, request: Any) -> Exception:
     """Return the error recorded in place of a reply; a connector error gets the connection key of *request*."""
-    error = found.error or ConnectionError("the request got no reply")
+    error = interaction.error or ConnectionError("the request got no reply")
     if not hasattr(error, "os_error"):
         return error
     return type(error)(request.connection_key, error.os_error)
@@ -160,12 +165,14 @@ def _record_response(response: Any, exchange: Exchange, traffic: _Traffic) -> No
     exchange.pieces = traffic.arrived
 
     def decode_arrived_body(arrived: bytes) -> tuple[bytes, bool]:
+        """Return the body in the bytes that have arrived, and whether it is complete."""
         body = _strip_reply_heads(arrived)
         return decode_chunks(body) if is_chunked(headers) else (body, response.content.is_eof())
 
     exchange.unframe = decode_arrived_body
 
     def finish_exchange() -> None:
+        """Store the exchange with the end of the reply or its error."""
         # What a time limit raises is not the stream's, and passes by where the response is closed.
         met = sys.exc_info()[1]
         error = met if isinstance(met, TimeoutError) else response.content.exception()
@@ -199,6 +206,7 @@ def _patch_connections(module: Any) -> Callable[[], None]:
     watched: WeakKeyDictionary[Any, _Traffic] = WeakKeyDictionary()
 
     async def connect_live_or_played(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return a connection that plays the recorded reply, else a live one."""
         traffic = TRAFFIC.get()
         if traffic is not None and traffic.played is not None:
             loop = asyncio.get_running_loop()
@@ -212,6 +220,7 @@ def _patch_connections(module: Any) -> Callable[[], None]:
         return connection
 
     def record_and_receive(self: Any, data: bytes) -> None:
+        """Record received bytes of a watched connection, and pass them on."""
         if (traffic := watched.get(self)) is not None and not traffic.ended:
             traffic.arrived.append(data)
         data_received(self, data)
@@ -219,6 +228,7 @@ def _patch_connections(module: Any) -> Callable[[], None]:
     module.BaseConnector.connect, handler.data_received = connect_live_or_played, record_and_receive
 
     def restore() -> None:
+        """Restore the replaced methods."""
         module.BaseConnector.connect, handler.data_received = connect, data_received
 
     return restore

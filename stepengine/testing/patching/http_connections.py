@@ -243,9 +243,11 @@ class _Watched(io.RawIOBase):
         self._exchange = exchange
 
     def readable(self) -> bool:
+        """Return True."""
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Read bytes of the live reply into *buffer* and record them, or the error; return their number."""
         try:
             piece = self._live.read1(len(buffer))
         except Exception as error:
@@ -258,9 +260,11 @@ class _Watched(io.RawIOBase):
         return len(piece)
 
     def fileno(self) -> int:
+        """Return the file descriptor of the live connection."""
         return int(self._live.fileno())
 
     def close(self) -> None:
+        """Finish the recording, and close the live reply."""
         if not self.closed:
             self._exchange.finish(read_to_end=False)
             self._live.close()

@@ -27,6 +27,7 @@ def patch_library(module: Any, exchanges: Exchanges) -> Callable[[], None]:
     send, send_async = sync.handle_request, asynchronous.handle_async_request
 
     def handle_request(self: Any, request: Any) -> Any:
+        """Return the recorded reply; without one, send the request and record the reply or the error."""
         if PASSING.get():
             return send(self, request)
         body = b"".join(request.stream)
@@ -40,6 +41,7 @@ def patch_library(module: Any, exchanges: Exchanges) -> Callable[[], None]:
         return _record_response_body(response, exchange)
 
     async def handle_async_request(self: Any, request: Any) -> Any:
+        """Return the recorded reply; without one, send the request and record the reply or the error."""
         if PASSING.get():
             return await send_async(self, request)
         body = b"".join([piece async for piece in request.stream])
@@ -56,6 +58,7 @@ def patch_library(module: Any, exchanges: Exchanges) -> Callable[[], None]:
     sync.handle_request, asynchronous.handle_async_request = handle_request, handle_async_request
 
     def restore() -> None:
+        """Restore the replaced methods."""
         sync.handle_request, asynchronous.handle_async_request = send, send_async
 
     return restore
@@ -77,15 +80,15 @@ def _replace_body(module: Any, request: Any, body: bytes) -> Any:
     )
 
 
-def _play_interaction(module: Any, found: Interaction) -> Any:
+def _play_interaction(module: Any, interaction: Interaction) -> Any:
     """Return the recorded reply, or raise the recorded error."""
-    reply, error = found.response, found.error
+    reply, error = interaction.response, interaction.error
     if error is not None and not reply.status:
         raise error
     extensions = {"http_version": b"HTTP/1.1"}
     if reply.reason:
         extensions["reason_phrase"] = reply.reason.encode("latin-1", errors="replace")
-    body = PlayedBody(split_body_into_events(reply), error or make_cut_reply_error(module, found))
+    body = PlayedBody(split_body_into_events(reply), error or make_cut_reply_error(module, interaction))
     return module.Response(
         reply.status, headers=header_pairs_to_bytes(reply.headers), content=body, extensions=extensions
     )

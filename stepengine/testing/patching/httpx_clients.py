@@ -31,6 +31,8 @@ def patch_library(module: Any, exchanges: Exchanges) -> Callable[[], None]:
     before = [client._transport_for_url for client in clients]  # noqa: SLF001 - no public name stands between a client and its transport
 
     def patch_client(client: Any, find: Any, wrap: Any) -> None:
+        """Replace the method of a client class that selects the transport of a request."""
+
         def find_and_wrap_transport(self: Any, url: Any) -> Any:
             transport = find(self, url)
             kind = type(transport)
@@ -44,6 +46,7 @@ def patch_library(module: Any, exchanges: Exchanges) -> Callable[[], None]:
         patch_client(client, find, wrap)
 
     def restore() -> None:
+        """Restore the replaced methods."""
         for client, find in zip(clients, before, strict=True):
             client._transport_for_url = find  # noqa: SLF001
 
@@ -64,12 +67,14 @@ class _TransportRecorder:
             return None
         return self._exchanges.find_interaction(self._convert.convert_request(request))
 
-    def _play_interaction(self, found: Interaction, request: Any) -> Any:
+    def _play_interaction(self, interaction: Interaction, request: Any) -> Any:
         """Return the recorded response, or raise the recorded error."""
-        if found.error is not None and not found.response.status:
-            raise found.error
-        error = found.error or make_cut_reply_error(self._module, found)
-        return self._convert.make_response(found.response, request, split_body_into_events(found.response), error)
+        if interaction.error is not None and not interaction.response.status:
+            raise interaction.error
+        error = interaction.error or make_cut_reply_error(self._module, interaction)
+        return self._convert.make_response(
+            interaction.response, request, split_body_into_events(interaction.response), error
+        )
 
     def _record_or_replay_unseen_response(self, request: Any, response: Any, seen_addresses: list[str]) -> Any:
         """Return the response, recorded while it is read unless a patched library has seen the request; in a replay, the recorded one."""

@@ -71,13 +71,13 @@ def has_body(reply: RecordedResponse, method: str) -> bool:
     return method != "HEAD" and reply.status not in WITHOUT_BODY
 
 
-def make_reply_pieces(found: Interaction, method: str) -> list[bytes]:
+def make_reply_pieces(interaction: Interaction, method: str) -> list[bytes]:
     """
     Return the bytes of a reply to *method*, as a server sends them: the head, and each event of a stream by itself.
 
     If its end was not recorded, they break off. If an error came in its place, there are none.
     """
-    reply, whole = found.response, found.is_complete
+    reply, whole = interaction.response, interaction.is_complete
     if not reply.status:
         return []
     body = split_body_into_events(reply) if has_body(reply, method) else []
@@ -139,9 +139,11 @@ class _Pieces(io.RawIOBase):
         self._error = error
 
     def readable(self) -> bool:
+        """Return True."""
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Move bytes of the next piece into *buffer*, and return their number; at the end raise the recorded error or return 0."""
         if not self._pieces:
             if self._error is not None:
                 raise self._error
@@ -156,6 +158,7 @@ class _Pieces(io.RawIOBase):
 
 @cache
 def _make_readable_socket() -> socket.socket:
+    """Return a socket that can always be read, because its other end is closed."""
     ours, other = socket.socketpair()
     other.close()
     return ours

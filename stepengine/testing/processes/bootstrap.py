@@ -69,7 +69,7 @@ def _patch_process(folder: str) -> None:
 
 
 def _load_module(name: str, path: Path) -> Any:
-    """Return the module in the file *path*, loaded under a name of its own."""
+    """Run the file *path* as a module called *name*, and return the module."""
     spec = importlib.util.spec_from_file_location(f"_stepengine_{name}", path)
     if spec is None or spec.loader is None:
         msg = f"{path} is missing"
@@ -109,6 +109,7 @@ def _freeze_sources(channel: Any, frozen: dict[str, Any]) -> Callable[[], object
     """Replace the frozen functions, and return a function that sends the values recorded so far."""
 
     def send_times(key: str, values: dict[str, list[int]]) -> None:
+        """Send recorded times of the process to the broker."""
         _send_report(channel, "times", process=key, values=values)
 
     process = _load_module("frozen", HERE / "frozen.py").FrozenProcess(
@@ -132,6 +133,7 @@ def _start_reporting_uncovered_children(channel: Any, folder: str) -> None:
     uncovered_reason = _load_module("child_commands", HERE / "child_commands.py").find_uncovered_reason
 
     def report_if_uncovered(event: str, args: tuple[Any, ...]) -> None:
+        """Report the start of a child process that cannot be recorded or replayed: an audit hook."""
         if event not in ("subprocess.Popen", "os.posix_spawn", "os.exec", "os.system"):
             return
         if event == "os.system":
@@ -163,6 +165,7 @@ class _StartOnImport(MetaPathFinder):
         os.register_at_fork(after_in_child=self._renew_lock)
 
     def _renew_lock(self) -> None:
+        """Replace the lock after a fork."""
         self._lock = threading.RLock()
 
     def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:

@@ -137,6 +137,7 @@ class Broker(AbstractContextManager["Broker"]):
 
     @property
     def _socket_path(self) -> str:
+        """The path of the socket of the broker."""
         return str(Path(self._folder.name) / "s")
 
     def _write_site_folder(self) -> None:
@@ -241,11 +242,13 @@ class _Handler(socketserver.StreamRequestHandler):
     server: _BrokerServer
 
     def handle(self) -> None:
+        """Read one message of a process, execute its operation, and send the reply."""
         question = json.loads(self.rfile.readline() or b"null")
         if question is not None:
             self.wfile.write(json.dumps(self.server.broker.execute_operation(question)).encode() + b"\n")
 
     def finish(self) -> None:
+        """Close the connection; ignore that the process has ended."""
         try:
             super().finish()
         except OSError:  # the process ended before it read the answer

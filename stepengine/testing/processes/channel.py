@@ -28,7 +28,7 @@ def get_current_mode() -> str:
 
 def ask_broker(operation: str, **members: Any) -> Any:
     """
-    Send the broker a request, and return its reply.
+    Send the broker a request, and return its reply; raise ``BrokerGone`` without a broker.
 
     Raises:
         BrokerGone: if there is no broker any more.

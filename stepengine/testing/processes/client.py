@@ -72,7 +72,7 @@ class RemoteCassette:
 
     def consume(self, request: RecordedRequest) -> Interaction:
         """
-        Return the recorded interaction of *request*.
+        Return the recorded interaction of *request*; raise ``CassetteMiss`` if there is none.
 
         Raises:
             CassetteMiss: if there is none.
@@ -111,12 +111,12 @@ class RemoteCassette:
         with contextlib.suppress(BrokerGone):
             ask_broker("finish", slot=slot.number, interaction=interaction_to_json(interaction))
 
-    def store_unrecorded_reply(self, left: UnrecordedReply, slot: Slot | None = None) -> None:
+    def store_unrecorded_reply(self, reply: UnrecordedReply, slot: Slot | None = None) -> None:
         """Report a reply that is not recorded, unless its request is of another process."""
         if isinstance(slot, _RemoteSlot) and slot.is_inherited:
             return
         with contextlib.suppress(BrokerGone):
-            ask_broker("leave_out", left=attrs.asdict(left), slot=getattr(slot, "number", None))
+            ask_broker("leave_out", left=attrs.asdict(reply), slot=getattr(slot, "number", None))
 
     def finish_open_exchanges(self) -> None:
         """Finish every exchange that the program has not closed, with the part of its reply that has arrived."""

@@ -75,9 +75,11 @@ class FrozenProcess:
         return number
 
     def _frozen_time(self) -> float:
+        """Return the recorded or current time in seconds, in place of ``time.time``."""
         return self._record_or_replay_time(_format_caller("time")) / NANOSECONDS
 
     def _frozen_time_ns(self) -> int:
+        """Return the recorded or current time in nanoseconds, in place of ``time.time_ns``."""
         return self._record_or_replay_time(_format_caller("time_ns"))
 
     def _record_or_replay_time(self, site: str) -> int:
@@ -107,6 +109,7 @@ class FrozenProcess:
             return uuid.UUID(int=self._derive_number(site, self._count_call(site)), version=4)
 
     def _count_fork(self) -> None:
+        """Count a fork of this process."""
         self._forks += 1
 
     def _derive_child_key_after_fork(self, kinds: list[str]) -> None:

@@ -38,7 +38,7 @@ class FrozenValues:
     @classmethod
     def from_extras(cls, extras: dict[str, Any], source: str) -> Self | None:
         """
-        Return the values in the *extras* of a cassette, or None if nothing was frozen.
+        Return the values in the *extras* of a cassette, ``None`` if nothing was frozen; raise ``DataError`` for invalid ones.
 
         Raises:
             DataError: if they cannot be read.

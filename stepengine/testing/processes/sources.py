@@ -59,6 +59,7 @@ def start_reporting_source_calls(frozen: Iterable[str], report: Callable[[str, s
     seen: set[tuple[str, str]] = set()
 
     def report_source_call(frame: FrameType, event: str, arg: Any) -> None:
+        """Report the first call of a nondeterministic function in each line of the program: a profile function."""
         if event == "c_call":
             caller, name = frame, _find_c_source_name(arg)
         elif event == "call" and frame.f_back is not None:

@@ -314,6 +314,7 @@ def _make_tools_function(
     """Return the public function *name*, which takes a root and the fields of *options* and returns the tools."""
 
     def make_tools(root: Folder, /, *args: P.args, **kwargs: P.kwargs) -> list[Tool]:
+        """Return the tools of the options for a root, marked as confined."""
         return _mark_confined_to_folder(root, options(*args, **kwargs).make_tools(root))
 
     make_tools.__name__ = make_tools.__qualname__ = name

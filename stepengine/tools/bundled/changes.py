@@ -15,6 +15,7 @@ COMMAND_MAX_SECONDS = 600.0
 
 
 def _to_argv(value: Sequence[str]) -> tuple[str, ...]:
+    """Return a command as a tuple of words; a text is one word."""
     return (value,) if isinstance(value, str) else tuple(value)
 
 
@@ -42,12 +43,14 @@ class FileChangeHook:
 
     @command.validator
     def _check_command(self, _: Any, value: tuple[str, ...]) -> None:
+        """Raise ``DefinitionError`` for a hook without a command."""
         if not value or not value[0]:
             msg = f"the hook {self.name!r} has no command; write a list such as ['mypy', 'src']"
             raise DefinitionError(msg)
 
     @timeout.validator
     def _check_timeout(self, _: Any, value: object) -> None:
+        """Raise ``DefinitionError`` for a timeout that is not a number in the allowed range."""
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= COMMAND_MAX_SECONDS:
             msg = f"the hook {self.name!r} has timeout={value!r}; use more than 0 and at most {COMMAND_MAX_SECONDS:g} seconds"
             raise DefinitionError(msg)

@@ -64,6 +64,7 @@ def message_to_text(message: Message) -> str:
 
 
 def _iterate_message_lines(message: Message) -> Iterator[str]:
+    """Yield the parts of a message as text, after a heading for a tool result."""
     if isinstance(message, ToolMessage):
         yield f"[result of {message.tool_name} {message.tool_call_id}, {message.status}]"
     for part in message.content:
@@ -179,6 +180,7 @@ def _format_messages_from(messages: Sequence[Message], first: int, skip: int, li
 
 
 def _format_numbered_title(messages: Sequence[Message], number: int) -> str:
+    """Return a line with number, role and tags or tool of a message."""
     message = messages[number - 1]
     tags = "" if isinstance(message, ToolMessage) else " ".join(message.tags)[:TITLE_CHARS]
     return f"{number} of {len(messages)}: {message.role} {tags}".rstrip()

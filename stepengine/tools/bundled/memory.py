@@ -117,6 +117,7 @@ class FileMemory:
         return await asyncio.to_thread(self._search_notes_file, scope, query, limit)
 
     def _search_notes_file(self, scope: str, query: str, limit: int) -> list[Note]:
+        """Return at most *limit* notes of the scope's file, those with the highest score first."""
         notes = _parse_notes(self._read_lines(scope))
         wanted = set(_split_folded_words(query))
         ranked = [(_score_note_by_words(note, wanted), int(note.id[1:]), note) for note in notes]

@@ -122,7 +122,7 @@ class _ToolSignatures(Protocol):
     @staticmethod
     def propose_str_replace(path: str, replacements: Sequence[Replacement]) -> EditedFile:
         """
-        Propose to replace text in a file, on what earlier proposals made of it; nothing is written.
+        Propose replacements in a file, after those of earlier proposals; nothing is written.
 
         Errors: as for `str_replace`.
         Limits: as for `propose_write_file`.
@@ -173,7 +173,7 @@ class _ToolSignatures(Protocol):
     @staticmethod
     def check_job(job_id: str, *, wait_for: str | None = None, timeout_seconds: float = 0) -> JobStatus:
         """
-        See how a program in the background is doing.
+        Return the status and new output of a background program, after waiting for its end or a text.
 
         Errors: the run has no such job.
         Limits: `timeout_seconds` is at most 600. A job ends with its run.
@@ -182,7 +182,7 @@ class _ToolSignatures(Protocol):
     @staticmethod
     def kill_job(job_id: str, *, signal: Literal["SIGTERM", "SIGINT", "SIGKILL"] = "SIGTERM") -> JobStatus:
         """
-        Stop a program in the background, and everything that it started.
+        Send a signal to a background program and all that it started, and return its status.
 
         Errors: the run has no such job. One that had ended already is no error.
         Limits: what goes on 1.5 seconds after the signal is killed.
@@ -211,7 +211,7 @@ class _ToolSignatures(Protocol):
     @staticmethod
     def read_docs(library_title: str, topic: str, *, max_tokens: int = 10_000) -> Documentation:
         """
-        Read what the documentation of a library says about a topic.
+        Return excerpts of a library's documentation about a topic.
 
         Errors: the library is not known, or says nothing about the topic; a page cannot be fetched.
         Limits: `max_tokens` over 20,000 counts as 20,000 with a `message`; 200 pages of a run.
@@ -240,7 +240,7 @@ class _ToolSignatures(Protocol):
     @staticmethod
     def suggest_followups(followups: Sequence[FollowupAsked]) -> Confirmation:
         """
-        Suggest to the user what could be asked next, as an event.
+        Suggest the user's next messages in an event.
 
         Errors: none.
         Limits: at least one.
@@ -258,7 +258,7 @@ class _ToolSignatures(Protocol):
     @staticmethod
     def remember(text: str, *, scope: Literal["project", "user"] = "project", tags: Sequence[str] = ()) -> str:
         """
-        Keep a note for later conversations; the text says under which id.
+        Store a note for later conversations, and return a text with its id.
 
         Errors: the note is blank; there are no notes of the scope.
         Limits: 2,000 characters, five tags.
@@ -267,7 +267,7 @@ class _ToolSignatures(Protocol):
     @staticmethod
     def recall(query: str = "", *, scope: Literal["project", "user"] | None = None, limit: int = 10) -> str:
         """
-        Search the notes; a line for each.
+        Search the notes, and return a text with a line for each match.
 
         Errors: there are no notes of the scope.
         Limits: `limit` over 50 counts as 50, and the text says so; 8 KiB.
@@ -276,7 +276,7 @@ class _ToolSignatures(Protocol):
     @staticmethod
     def forget(id: str, *, scope: Literal["project", "user"] = "project") -> str:
         """
-        Forget a note.
+        Delete a note.
 
         Errors: there is no such note.
         Limits: one note.
@@ -298,7 +298,7 @@ class _ToolSignatures(Protocol):
         agent_type: str, *, prompt: str = "", params: Mapping[str, Any] | None = None
     ) -> Confirmation:
         """
-        Run an agent in this conversation: what it leaves replaces the history.
+        Run an agent in this conversation; its final history replaces that of the run.
 
         Errors: the agent did not complete; the history stays as it was.
         Limits: one agent.
@@ -360,7 +360,7 @@ class _ToolSignatures(Protocol):
     @staticmethod
     def hand_off(agent: str) -> Confirmation:
         """
-        Hand the conversation over to another agent, which goes on with it when the run's own agent has ended.
+        Hand the conversation over to another agent, which continues it after the run's own agent has ended.
 
         Errors: an agent that is not among the `spawnable_agents`; the agent itself.
         Limits: calls behind it in the same reply are not executed.
@@ -369,7 +369,7 @@ class _ToolSignatures(Protocol):
     @staticmethod
     def task_completed() -> Confirmation:
         """
-        Say that the whole task is done; where an agent lists it, its turn ends in no other way.
+        Report that the whole task is done; if an agent has this tool, its turn ends only with this call.
 
         Errors: none.
         Limits: calls behind it in the same reply are not executed.
@@ -387,7 +387,7 @@ class _ToolSignatures(Protocol):
     @staticmethod
     def think_deeply(thought: str) -> Confirmation:
         """
-        Write down a thought.
+        Record a thought; nothing else changes.
 
         Errors: none.
         Limits: none.

@@ -125,6 +125,7 @@ def document_tools() -> list[ToolPage]:
 
 
 def _document_tool(tool: BundledTool, spec: ToolSpec) -> ToolPage:
+    """Return the documentation of a bundled tool: parameters, result forms, errors, limits and an example."""
     name = str(tool.name)
     forms = [
         _make_result_form(tool.name.returns),
@@ -184,6 +185,7 @@ def _find_example(spec: ToolSpec) -> JsonDict:
 
 
 def _list_parameters(spec: ToolSpec) -> Iterator[Parameter]:
+    """Yield the top-level parameters of a tool, with type, default and description."""
     schema = spec.input_schema
     required = schema.get("required", ())
     for name, one in schema["properties"].items():
@@ -288,4 +290,5 @@ def _describe_type(annotation: object) -> str:
 
 
 def _make_plural(word: str) -> str:
+    """Return the plural of a type in words, such as ``lists of strings`` or ``strings``."""
     return f"lists{word.removeprefix('list')}" if word.startswith("list") else f"{word}s"

@@ -19,7 +19,7 @@ from stepengine.workspace.skills import FILE_BYTES, NAME_CHARS, get_skill, read_
 
 def get_working_folder(root: str | os.PathLike[str] | None, ctx: ToolContext | None) -> Path:
     """
-    Return the resolved folder *root*, else the workspace of the call, else the working directory.
+    Return the resolved *root*, else the call's workspace, else the working directory; raise ``ToolError`` for a remote workspace.
 
     Raises:
         ToolError: If the workspace is not a folder of this machine.

@@ -329,7 +329,7 @@ async def test_idle_http_connections_are_closed_and_block_no_clients(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     limits = ConnectionLimits(connections=20, header_seconds=1.0)
-    monkeypatch.setattr(http_connections, "connection_limits_of_process", lambda: limits)
+    monkeypatch.setattr(http_connections, "compute_connection_limits", lambda: limits)
     agents, engine = shop()
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(agents.serve_http(port=0, token="secret", ready=ready.set_result))

@@ -70,6 +70,7 @@ class GoogleInteractionsProvider(GoogleProvider):
         self._tools = ToolsCache(encode_tool)
 
     def _list_unsupported_settings(self, request: ModelRequest) -> tuple[str, ...]:
+        """Return the names of the settings of *request* that the Interactions API does not support."""
         dropped = [*encode_provider_settings(request, self.strip_prefix(request.model), self.name).dropped]
         if request.tools and request.settings.parallel_tool_calls is False:
             dropped.append("parallel_tool_calls")
@@ -78,6 +79,7 @@ class GoogleInteractionsProvider(GoogleProvider):
         return tuple(dropped)
 
     def _encode(self, request: ModelRequest, *, stream: bool, previous_failure: str = "") -> RequestBody:
+        """Encode *request* for the Interactions API, and warn of unsupported thinking options."""
         request, model = (
             self._select_tools_and_add_answer_tool(request, previous_failure),
             self.strip_prefix(request.model).removeprefix("models/"),

@@ -68,7 +68,7 @@ Json = dict[str, Any]
 
 def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: str | None) -> ModelReply:
     """
-    Return the reply in the interaction *data*.
+    Return the reply in the interaction *data*; raise ``ModelError`` if it failed, has no steps or continues in the background.
 
     Raises:
         ModelError: for an interaction that failed, has no steps, or continues in the background.
@@ -216,7 +216,7 @@ class InteractionsAccumulator(Accumulator):
 
     def add_event(self, name: str, data: bytes) -> list[ModelDelta]:
         """
-        Add one event to the reply, and return its deltas.
+        Add one event to the reply, and return its deltas; raise ``ModelError`` for an error event or an impossible order.
 
         Raises:
             ModelError: for an error event, and for events in an impossible order.
@@ -289,7 +289,7 @@ class InteractionsAccumulator(Accumulator):
 
     def finish(self, tail: bytes, *, is_clean: bool = True) -> ModelReply:
         """
-        Return the reply.
+        Return the assembled reply; raise ``TruncatedReply`` if its end event is missing.
 
         Raises:
             TruncatedReply: when ``interaction.completed`` is missing.

@@ -109,6 +109,7 @@ def encode_messages(request: ModelRequest, options: InteractionsEncodeOptions) -
 
 
 def _encode_user(message: UserMessage, options: InteractionsEncodeOptions) -> EncodedMessage:
+    """Encode a user message without blank texts as a step."""
     return EncodedMessage(
         "user",
         _encode_user_step([_encode_content_part(part, options) for part in remove_blank_texts(message.content)]),
@@ -216,6 +217,7 @@ def _encode_result(message: ToolMessage, options: InteractionsEncodeOptions) -> 
 
 
 def _encode_text(text: str) -> Json:
+    """Return a text as a content part."""
     return {"type": "text", "text": text}
 
 

@@ -117,6 +117,7 @@ def _adapt_line_ends(new: str, text: str, start: int, end: int) -> str:
 
 
 def _format_line_numbers(text: str, spans: list[tuple[int, int]]) -> str:
+    """Return the numbers of the lines at which *spans* start, the first ones only if there are many."""
     numbers = [str(text.count("\n", 0, start) + 1) for start, _ in spans[:SHOWN_LINES]]
     return ", ".join(numbers) + (", ..." if len(spans) > SHOWN_LINES else "")
 
@@ -155,6 +156,7 @@ def unified_diff(old: str | None, new: str | None, path: str, *, max_chars: int 
 
 
 def _split_keeping_line_ends(text: str) -> list[str]:
+    """Return the lines of *text* with their LF; only a LF ends a line."""
     pieces = text.split("\n")
     return [*[p + "\n" for p in pieces[:-1]], *([pieces[-1]] if pieces[-1] else [])]
 
@@ -174,8 +176,10 @@ def _format_hunk(
 
 
 def _format_hunk_range(start: int, length: int) -> str:
+    """Return the start and length of a hunk as in its header ``@@ -1,3 +1,4 @@``."""
     return str(start + 1) if length == 1 else f"{start + 1 if length else start},{length}"
 
 
 def _format_diff_line(mark: str, line: str) -> str:
+    """Return a diff line with its *mark*; a line without LF gets git's note about the missing newline."""
     return f"{mark}{line}" if line.endswith("\n") else f"{mark}{line}\n\\ No newline at end of file\n"

@@ -128,7 +128,7 @@ class _ProposedFiles:
         return self._read_current_text(path)
 
     def _read_current_text(self, path: str) -> str | None:
-        """Return the text of a file on disk or in the editor; ``None`` if it does not exist."""
+        """Return the text of a file on disk or in the editor, ``None`` if it is missing; raise ``ToolError`` if it is not readable text."""
         try:
             with self._root.open_parent(path, create=False) as (folder, name):
                 if stat_regular_file(folder, name, path) is None:
@@ -186,7 +186,7 @@ def _decode_unicode_or_raise(data: bytes | None, path: str) -> str:
         msg = f"{path!r} has more than {READ_WHOLE_BYTES:,} bytes, which is too much to change"
         raise ToolError(msg)
     decoded = decode_text(data)
-    if decoded is None or decoded.text != decoded.shown:
+    if decoded is None or decoded.text != decoded.displayable_text:
         msg = f"{path!r} is no text in a Unicode encoding; changes to it cannot be proposed"
         raise ToolError(msg)
     return decoded.text

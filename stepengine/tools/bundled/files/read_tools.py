@@ -123,7 +123,9 @@ def make_read_tools(root: Root, buffers: Buffers | None = None) -> list[Tool]:
             if len(seen) > READ_PATHS:
                 entries.append({"path": one.path, "error": TOO_MANY.format(READ_PATHS)})
                 continue
-            entry = _FileReader(ctx, root, one, left, line_numbers=line_numbers, buffers=buffers).read_entry()
+            entry = _FileReader(
+                ctx, root, one, left, line_numbers=line_numbers, buffers=buffers
+            ).read_entry_and_record_hash()
             left -= len(compact(entry)) + 1
             entries.append(entry)
             if ctx.cancelled.is_set():
@@ -223,14 +225,14 @@ class _FileReader:
         self._line_numbers = line_numbers
         self._hash = ""
 
-    def read_entry(self) -> dict[str, Any]:
+    def read_entry_and_record_hash(self) -> dict[str, Any]:
         """Read the file, record its hash for later writes, and return the entry with its content or error."""
         wanted = self._wanted
         try:
             self._raise_if_no_room(has_room=self._left > 0)
             opened = self._root.open_file(wanted.path)
             try:
-                entry = self._make_lines_entry(*self._read_lines(opened))
+                entry = self._make_lines_entry(*self._read_lines_and_store_hash(opened))
                 record_hash(self._ctx, self._root.real, opened.parts, self._hash)
                 return entry
             finally:
@@ -246,8 +248,8 @@ class _FileReader:
             msg = f"the {READ_CHARS:,} characters of this call are used up; read this file in another call"
             raise ToolError(msg)
 
-    def _read_lines(self, opened: OpenedEntry) -> tuple[list[str], int | None]:
-        """Return (wanted lines, number of lines in the file); the number is ``None`` for a file over 10 MB."""
+    def _read_lines_and_store_hash(self, opened: OpenedEntry) -> tuple[list[str], int | None]:
+        """Store the file's hash, and return (wanted lines, number of lines in the file), without both for a file over 10 MB."""
         wanted, fd, size = self._wanted, opened.fd, opened.info.st_size
         data = read_if_small(fd) if size <= READ_WHOLE_BYTES else None
         if data is None:
@@ -259,7 +261,7 @@ class _FileReader:
         decoded = decode_text(data)
         if decoded is None:
             self._raise_for_binary(data, f"{len(data):,} bytes")
-        lines = decoded.shown.split("\n")
+        lines = decoded.displayable_text.split("\n")
         ends = [*[line + "\n" for line in lines[:-1]], *([lines[-1]] if lines[-1] else [])]
         window = ends[wanted.offset - 1 : wanted.offset - 1 + wanted.limit]
         return [cut_long_line(line) for line in window], len(ends)
@@ -277,6 +279,7 @@ class _FileReader:
             self._raise_for_binary(head, said)
 
     def _raise_for_binary(self, data: bytes, size: str) -> NoReturn:
+        """Raise ``ToolError`` for a binary file, with its kind and size."""
         path = self._wanted.path
         msg = (
             f"{path!r} is a binary file ({guess_binary_kind(data, path)}, {size}); read_files shows text only. "

@@ -22,7 +22,7 @@ class _SeenFiles(dict[Parts, str]):
     """The hashes of the files that one run has read or written; ``""`` if the hash of a file is unknown."""
 
     async def aclose(self) -> Iterable[str]:
-        """Clear the hashes."""
+        """Clear the hashes, and return no sentences for the run's result."""
         self.clear()
         return ()
 

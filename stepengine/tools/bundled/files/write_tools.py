@@ -194,6 +194,7 @@ def _make_content_change(content: str) -> Change:
     """
 
     def set_content(old: FoundFile) -> bytes:
+        """Return the new content of the file, with the line ends of the old one."""
         decoded = None if old.data is None or "\r\n" in content else decode_text(old.data)
         text = content if decoded is None else apply_old_line_ends(decoded.text, content)
         return text.encode("utf-8", "replace")
@@ -210,6 +211,7 @@ def _make_replacement_change(path: str, replacements: Sequence[ReplacementInput]
     made = [TextReplacement(r["old_string"], r["new_string"], r.get("allow_multiple", False)) for r in replacements]
 
     def replace_text(old: FoundFile) -> bytes:
+        """Return the content of the file after the replacements; raise ``ToolError`` if one fails."""
         if not old.exists:
             msg = f"{path!r} does not exist; use write_file to create it"
             raise ToolError(msg)
@@ -229,6 +231,7 @@ def _make_delete_change(path: str) -> Change:
     """Return the change that deletes a file; the change raises ``ToolError`` if the file does not exist."""
 
     def check_exists(old: FoundFile) -> None:
+        """Raise ``ToolError`` if the file does not exist, else return ``None``, which deletes it."""
         if not old.exists:
             msg = f"{path!r} does not exist"
             raise ToolError(msg)
@@ -300,7 +303,9 @@ class ContentChange:
         after = decode_text(self.new) if self.new is not None else None
         if (self.old.exists and before is None) or (self.new is not None and after is None):
             return "(the file is binary or too large for a diff)"
-        return unified_diff(before.shown if before else None, after.shown if after else None, self.file)
+        return unified_diff(
+            before.displayable_text if before else None, after.displayable_text if after else None, self.file
+        )
 
 
 class _Writer:
@@ -315,7 +320,7 @@ class _Writer:
 
     def apply_change(self, ctx: ToolContext, call_input: Mapping[str, Any], change: Change) -> ContentChange:
         """
-        Change a file under its lock as a call requests, emit and record the change, and return it.
+        Change a file under its lock, emit, record and return the change; raise ``ToolError`` if the file has changed since it was read.
 
         The hash of the new content is recorded for later calls, and the data to undo the write in the journal.
 
@@ -330,12 +335,12 @@ class _Writer:
         began, path, made = time.monotonic(), call_input["path"], list[str]()
         try:
             with (
-                self._root.open_parent(path, create="content" in call_input, made=made) as (folder, name),
+                self._root.open_parent(path, create="content" in call_input, created=made) as (folder, name),
                 hold_file_lock(folder, name),
             ):
                 self._remove_stale_temporary_files(folder)
                 old = self._read_found_file(folder, name, path)
-                self._check_unchanged(ctx, call_input, old)
+                self._check_unchanged_and_forget_preview(ctx, call_input, old)
                 new = change(old)
                 self._write_or_delete(folder, name, old, new, path)
                 after = "" if new is None else short_content_hash(new)
@@ -370,6 +375,7 @@ class _Writer:
             replace_file(folder, name, new, old.info)
 
     def _get_absolute_path(self, path: str) -> str:
+        """Return the absolute path of a file below the root."""
         return absolute_path(self._root.real, self._root.split_path(path))
 
     def _make_undo_record(self, change: ContentChange, created_folders: Sequence[str]) -> FileWrite:
@@ -383,7 +389,9 @@ class _Writer:
             folders=tuple(created_folders),
         )
 
-    def _check_unchanged(self, ctx: ToolContext, call_input: Mapping[str, Any], old: FoundFile) -> None:
+    def _check_unchanged_and_forget_preview(
+        self, ctx: ToolContext, call_input: Mapping[str, Any], old: FoundFile
+    ) -> None:
         """Raise ``ToolError`` if the file differs from ``expected_hash``, the read or the previewed version; forget the previewed one."""
         path, shown = call_input["path"], self._shown.pop(_hash_input(call_input), None)
         if shown is not None and shown != old.digest:

@@ -93,7 +93,7 @@ class SearchFlags:
 
 def parse_flags(text: str) -> SearchFlags:
     """
-    Parse the flags of a search; joined switches and ``--name=value`` are supported.
+    Return the parsed flags of a search, with joined switches and ``--name=value``; raise ``ToolError`` for invalid ones.
 
     Raises:
         ToolError: For an unknown flag, an invalid value, and for more than 2,000 characters.
@@ -136,22 +136,23 @@ def _pop_flag(words: list[str]) -> str:
     return f"-{letter}"
 
 
-def _add_flag_value(found: dict[str, Any], letter: str, value: str) -> None:
-    """Add the value of a flag to *found*; raise ``ToolError`` if the flag does not accept it."""
+def _add_flag_value(flag_values: dict[str, Any], letter: str, value: str) -> None:
+    """Add the value of the flag *letter* to *flag_values*; raise ``ToolError`` if the flag does not accept it."""
     if letter in NUMBERS:
         if not re.fullmatch(r"\d{1,4}", value) or int(value) > MAX_FLAG_NUMBER or (letter == "m" and value == "0"):
             msg = f"-{letter} needs a number up to {MAX_FLAG_NUMBER}, not {value!r}"
             raise ToolError(msg)
-        found.update(dict.fromkeys(NUMBERS[letter], int(value)))
+        flag_values.update(dict.fromkeys(NUMBERS[letter], int(value)))
         return
     if not value or "\0" in value or (letter in "tT" and not TYPE.fullmatch(value)):
         msg = f"-{letter} needs a value such as {'*.py' if letter == 'g' else 'py'!r}, not {value!r}"
         raise ToolError(msg)
     name = LISTS[letter]
-    found[name] = (*found.get(name, ()), value)
+    flag_values[name] = (*flag_values.get(name, ()), value)
 
 
 def _raise_unknown_flag(word: str) -> None:
+    """Raise ``ToolError`` for an unknown flag, with the known ones."""
     msg = f"the flag {word!r} is not available; these are: {KNOWN}"
     raise ToolError(msg)
 
@@ -219,28 +220,28 @@ class MatchReport:
         self._skipped_lines += 1
         self._columns = searched_columns
 
-    def add_file(self, found: FileHits) -> bool:
+    def add_file(self, hits: FileHits) -> bool:
         """Add the matches of one file, as many as fit; return False if a limit is reached, so that the search can stop."""
         flags = self._flags
-        if not found.spans:
+        if not hits.spans:
             return True
-        path, shown = format_display_path(found.parts), found.spans[: self._per_file]
+        path, shown = format_display_path(hits.parts), hits.spans[: self._per_file]
         data: list[dict[str, object]] = [{"path": path}]
         is_cut = False
         if flags.count:
-            lines, data = [f"{path}: {found.total}"], [{"path": path, "count": found.total}]
+            lines, data = [f"{path}: {hits.total}"], [{"path": path, "count": hits.total}]
         elif flags.names_only:
             lines = [path]
         else:
             shown = shown[: SEARCH_MATCHES - len(self._found)]
-            lines = [f"{path}:", *self._format_lines(found.lines, shown)]
+            lines = [f"{path}:", *self._format_lines(hits.lines, shown)]
             data = [{"path": path, "line": n + 1} for n, _ in shown]
-            is_cut = len(found.spans) > self._per_file and flags.max_count != self._per_file
+            is_cut = len(hits.spans) > self._per_file and flags.max_count != self._per_file
         if _count_line_chars(lines) > SEARCH_CHARS - self._chars:
             self.stopped = self.stopped or f"stopped at {SEARCH_CHARS:,} characters"
             if flags.count or flags.names_only:
                 return False
-            lines, number = self._format_fitting_matches(path, found.lines, shown)
+            lines, number = self._format_fitting_matches(path, hits.lines, shown)
             data = data[:number]
             if not number:
                 return False
@@ -264,6 +265,7 @@ class MatchReport:
         room, head = SEARCH_CHARS - self._chars, f"{path}:"
 
         def format_first(number: int) -> list[str]:
+            """Return the lines for the first *number* matches."""
             return [head, *self._format_lines(lines, spans[:number])]
 
         number = bisect_right(
@@ -317,6 +319,7 @@ class MatchReport:
 
 
 def _count_line_chars(lines: Sequence[str]) -> int:
+    """Return the number of characters of all lines with their line ends."""
     return sum(map(len, lines)) + len(lines)
 
 

@@ -92,7 +92,7 @@ def _decode_bytewise(name: str) -> str:
 
 
 def walk_visible_entries(
-    root: Root, opened: OpenedEntry, budget: WalkBudget, wanted: Callable[[Parts], bool] | None = None
+    root: Root, opened: OpenedEntry, budget: WalkBudget, is_wanted: Callable[[Parts], bool] | None = None
 ) -> Generator[tuple[Parts, FolderEntry, bool], None, None]:
     """
     Yield path, entry and is-folder flag of each entry below an open folder, a folder before its content.
@@ -103,11 +103,12 @@ def walk_visible_entries(
         root: The folder that the walk may not leave.
         opened: The folder; it stays open.
         budget: How far to go.
-        wanted: A predicate on the path of a file; by default all files are accepted.
+        is_wanted: A predicate on the path of a file; by default all files are accepted.
     """
     ignore = Ignore(root, budget)
 
     def may_enter_folder(place: Parts, _: Fd) -> bool:
+        """Return whether a folder is neither withheld nor ignored."""
         return not root.is_withheld(place) and not ignore.is_ignored(place, is_folder=True)
 
     with closing(walk(root.may_enter, opened.fd, opened.parts, budget, may_enter_folder)) as entries:
@@ -115,7 +116,7 @@ def walk_visible_entries(
             is_folder = entry.is_dir(follow_symlinks=False)
             if is_folder:
                 yield place, entry, True
-            elif wanted is not None and not wanted(place):
+            elif is_wanted is not None and not is_wanted(place):
                 continue
             elif not (root.is_withheld(place) or ignore.is_ignored(place, is_folder=False)):
                 yield place, entry, False

@@ -219,22 +219,30 @@ class _Index:
                 found = {place: score * BEGINNING for place, score in self._by_word[known].items()}
         return found
 
-    def is_named_in_description(self, path: Parts, named: set[str]) -> bool:
-        """Return True if the description contains the file's name, its path, or a name that it defines."""
-        return not named.isdisjoint([path[-1], "/".join(path), *self._files[path]])
+    def is_named_in_description(self, path: Parts, description_words: set[str]) -> bool:
+        """Return True if *description_words* contain the file's name, its path, or a name that it defines."""
+        return not description_words.isdisjoint([path[-1], "/".join(path), *self._files[path]])
 
-    def adjust_score(self, path: Parts, score: float, named: set[str], *, about_tests: bool) -> float:
-        """Return *score*, raised if the description names the file or its symbols, halved for a test file unless *about_tests*."""
-        if not named.isdisjoint([path[-1], "/".join(path)]):
+    def adjust_score(self, path: Parts, score: float, description_words: set[str], *, about_tests: bool) -> float:
+        """Return *score*, raised if *description_words* name the file or its symbols, halved for a test file unless *about_tests*."""
+        if not description_words.isdisjoint([path[-1], "/".join(path)]):
             score += NAMED
-        elif not named.isdisjoint([s for s in self._files[path] if len(s) > SHORTEST_STEM_CHARS and s not in COMMON]):
+        elif not description_words.isdisjoint(
+            [s for s in self._files[path] if len(s) > SHORTEST_STEM_CHARS and s not in COMMON]
+        ):
             score += WHOLE_SYMBOL
         is_test = any(TESTS & set(re.split(r"[._-]", part.lower())) for part in path)
         return score / 2 if is_test and not about_tests else score
 
-    def list_matching_symbols(self, path: Parts, wanted: list[str], named: set[str]) -> tuple[str, ...]:
-        """Return up to eight top-level names in a file that the description names or that have a wanted word."""
-        fitting = [s for s in self._files[path] if s in named or not set(wanted).isdisjoint(split_singular_words(s))]
+    def list_matching_symbols(
+        self, path: Parts, search_words: list[str], description_words: set[str]
+    ) -> tuple[str, ...]:
+        """Return up to eight top-level names of a file that are among *description_words* or contain one of *search_words*."""
+        fitting = [
+            s
+            for s in self._files[path]
+            if s in description_words or not set(search_words).isdisjoint(split_singular_words(s))
+        ]
         return tuple(fitting[:SHOWN_SYMBOLS])
 
 
@@ -411,6 +419,7 @@ class _Tree:
         return {**result, "message": "; ".join(notes)} if notes else result
 
     def _count_line_chars(self, nodes: list[TreeNode]) -> int:
+        """Return the number of characters of the lines of *nodes* in the tree."""
         return sum(len(n.format_line(self._depth)) for n in nodes)
 
     def _read_fitting_symbols(self, nodes: list[TreeNode], room: int) -> tuple[dict[Parts, str], int]:

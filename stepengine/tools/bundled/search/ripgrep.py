@@ -5,7 +5,7 @@ ripgrep receives a fixed command line. It opens files by path, so a folder that 
 out of the root. Therefore each reported line is read again from a file that is opened below the root, and only equal lines are
 shown.
 
-In Python, a regular expression can take exponential time and cannot be stopped; ``max_search_columns`` rejects such expressions.
+In Python, a regular expression can take exponential time and cannot be stopped; ``get_max_search_columns`` rejects such expressions.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from stepengine.tools.conversion import ERROR_CHARS
 from stepengine.workspace import calls
 from stepengine.workspace.calls import FOLDER, Fd
 from stepengine.workspace.environment import MARKER, SUPERVISOR
-from stepengine.workspace.patterns import SEARCH_COLUMNS, IgnorePattern, max_search_columns
+from stepengine.workspace.patterns import SEARCH_COLUMNS, IgnorePattern, get_max_search_columns
 from stepengine.workspace.remote_files import RemoteFile, RemoteSystem
 from stepengine.workspace.walk import WalkBudget, walk
 
@@ -92,6 +92,7 @@ def search_in_python(
     depth = len(base.parts)
 
     def may_enter_folder(place: tuple[str, ...], _: Fd) -> bool:
+        """Return whether a folder is neither hidden, withheld nor ignored."""
         hidden = place[-1].startswith(".") and not (len(place) == depth + 1 and place[-1] in HIDDEN_SEARCHED)
         return not hidden and not root.is_withheld(place) and not ignore.is_ignored(place, is_folder=True)
 
@@ -155,7 +156,7 @@ class _LineTest:
             msg = f"without ripgrep a pattern has at most {SEARCH_PATTERN_CHARS} characters"
             raise ToolError(msg)
         source = re.escape(pattern) if flags.fixed else pattern
-        self.columns = SEARCH_COLUMNS if flags.fixed else max_search_columns(source)
+        self.columns = SEARCH_COLUMNS if flags.fixed else get_max_search_columns(source)
         self._looks_ahead = flags.word or (not flags.fixed and LOOKS_AHEAD.search(source) is not None)
         if flags.word:
             source = rf"(?<!\w)(?:{source})(?!\w)"
@@ -184,6 +185,7 @@ def _make_file_test(flags: SearchFlags) -> Callable[[tuple[str, ...]], bool]:
     only = any(positive for positive, _ in globs)
 
     def is_selected(parts: tuple[str, ...]) -> bool:
+        """Return whether the types and globs of the flags select a file."""
         if (flags.types and not parts[-1].endswith(types)) or parts[-1].endswith(not_types):
             return False
         verdicts = [positive for positive, pattern in globs if pattern.covers(parts)]
@@ -267,7 +269,7 @@ class Ripgrep:
         self, pattern: str, flags: SearchFlags, per_file: int, budget: WalkBudget
     ) -> Generator[FileHits, None, None]:
         """
-        Run ripgrep, and yield the files with matches that it reports and whose text was verified.
+        Run ripgrep, and yield the files with verified matches; raise ``ToolError`` if it rejects the pattern or a file type.
 
         Raises:
             ToolError: If ripgrep rejects the pattern or a file type.
@@ -440,7 +442,7 @@ class _RemoteOutput:
 
     def poll(self) -> tuple[str, bytes]:
         """
-        Wait up to 0.1 s for the next chunk, remove it, and return (stream name, data); two empty values without one.
+        Wait up to 0.1 s for the next chunk, and return (stream name, data), both empty without one; raise an error after a failed start.
 
         Raises:
             ToolError: If the search could not be started.

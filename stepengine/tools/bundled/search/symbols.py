@@ -58,6 +58,7 @@ LANGUAGES: Mapping[str, str] = {
 
 
 def _get_suffix(name: str) -> str:
+    """Return the suffix of a file name in lower case, without its dot; ``""`` without one."""
     return name.rpartition(".")[2].lower() if "." in name else ""
 
 
@@ -85,7 +86,7 @@ def find_top_level_names(text: str, file_name: str) -> list[str]:
 def read_symbols(root: Root, parts: tuple[str, ...]) -> list[str]:
     """Return the top-level names of a file below the root; an empty list if it cannot be read or is very large."""
     text = read_text_file(root, parts, FILE_BYTES) if has_symbols(parts[-1]) else None
-    return [] if text is None else find_top_level_names(text.shown, parts[-1])
+    return [] if text is None else find_top_level_names(text.displayable_text, parts[-1])
 
 
 def read_text_file(root: Root, parts: tuple[str, ...], max_bytes: int) -> FileText | None:

@@ -87,7 +87,7 @@ class Slots:
         )
 
     @classmethod
-    def get_semaphore(cls, ctx: ToolContext) -> asyncio.Semaphore:
+    def get_or_create_semaphore(cls, ctx: ToolContext) -> asyncio.Semaphore:
         """Return the semaphore of the call's engine and the running event loop; it is created at the first call."""
         slots = ctx.resources.get(cls)
         if slots is None:
@@ -160,7 +160,7 @@ class Shell:
 
     def parse(self, command: str | list[str]) -> Argv | Script:
         """
-        Parse *command* into an argument list or a shell script.
+        Return *command* as an argument list or a shell script; raise ``ToolError`` if it is empty or no shell is allowed.
 
         Raises:
             ToolError: If it is empty, or a script although no shell is allowed.
@@ -309,6 +309,7 @@ class Shell:
         said = bytearray()
 
         def receive_output(data: bytes) -> None:
+            """Store the output up to its limit."""
             said.extend(data[: NAMES_BYTES + 1 - len(said)])
 
         start = await self._call_system(self._apply_runner_and_find_program, launch, folder)
@@ -334,7 +335,7 @@ class Shell:
 
     def _find_program(self, launch: Launch) -> str:
         """
-        Look up the program of a launch on its search path, and return its path.
+        Look up the program of a launch on its search path, and return its path; raise ``ToolError`` if it is not found.
 
         Raises:
             ToolError: If it is not found.

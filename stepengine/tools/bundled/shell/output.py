@@ -37,6 +37,7 @@ class Capture:
         self._clear_stored_text()
 
     def _clear_stored_text(self) -> None:
+        """Remove the stored text and the count of characters that were left out."""
         self._head = self._tail = ""
         self._left_out = 0
 

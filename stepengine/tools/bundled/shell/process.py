@@ -138,7 +138,7 @@ async def start_command(start: CommandStart) -> CommandProcess:
 
 
 async def _start_with_retry(start: CommandStart) -> CommandProcess:
-    """Start the supervisor of a command; retry for 10 seconds while the system has no free descriptors or processes."""
+    """Start the supervisor of a command; while the system has no free descriptors or processes, retry for 10 s, then raise ``ToolError``."""
     give_up = time.monotonic() + FULL_SECONDS
     while True:
         try:
@@ -266,7 +266,7 @@ class _LocalSupervisor:
         self._env = env
 
     def forward_to(self, process: CommandProcess) -> None:
-        """Forward the output and the supervisor's messages to *process* from the event loop."""
+        """Start to read the pipes on the event loop, and pass the output and the supervisor's messages to *process*."""
         out, err, line = self._fds
         self._out = _Pipe(out, lambda data: process.feed(process.out, data))
         self._err = _Pipe(err, lambda data: process.feed(process.err, data))
@@ -353,15 +353,15 @@ class _RemoteSupervisor:
         """Pass the exit code of the supervisor to the event loop."""
         self._call_on_loop(self._handle_exit, code)
 
-    def _call_on_loop(self, do: Callable[..., None], *args: object) -> None:
+    def _call_on_loop(self, function: Callable[..., None], *args: object) -> None:
         """Call a function on the event loop from any thread; do nothing if the loop is closed."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
-            self._loop.call_soon_threadsafe(do, *args, context=Context())
+            self._loop.call_soon_threadsafe(function, *args, context=Context())
 
     # --- on the event loop ----
 
     def forward_to(self, process: CommandProcess) -> None:
-        """Forward output and messages to *process* from now on; earlier ones were dropped."""
+        """Pass output and messages to *process* from now on; earlier ones were dropped."""
         self._process = process
 
     def _feed_output(self, stream: str, data: bytes) -> None:
@@ -546,7 +546,7 @@ class CommandProcess:
 
     async def wait_until_started(self, start: CommandStart) -> None:
         """
-        Wait until the program has started.
+        Wait until the program has started; raise an error if it cannot be executed or does not start within 30 seconds.
 
         Raises:
             ProgramUnavailable: If it is named by its path and cannot be executed.
@@ -624,6 +624,7 @@ class CommandProcess:
 
 
 def _get_signal_name(number: int) -> str:
+    """Return the name of a signal, such as ``SIGTERM``; ``signal 99`` for an unknown number."""
     try:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal

@@ -143,7 +143,7 @@ class BackgroundCommand:
         """End the command, and remove its files."""
         await self.end()
         self.log.close()
-        await self._private.delete()
+        await self._private.remove_without_blocking()
 
 
 class Jobs:
@@ -153,9 +153,9 @@ class Jobs:
         self._jobs: dict[str, BackgroundCommand] = {}
         self._starting = 0
 
-    async def start(self, make: Callable[[], Any]) -> BackgroundCommand:
+    async def start(self, start_command: Callable[[], Any]) -> BackgroundCommand:
         """
-        Start a job by *make*, store it and return it.
+        Call *start_command*, which starts a job, and store and return the job; raise ``ToolError`` if four jobs are running.
 
         Raises:
             ToolError: If four jobs of the run are running.
@@ -166,7 +166,7 @@ class Jobs:
             raise ToolError(msg)
         self._starting += 1
         try:
-            job: BackgroundCommand = await make()
+            job: BackgroundCommand = await start_command()
         finally:
             self._starting -= 1
         self._jobs[job.id] = job
@@ -174,7 +174,7 @@ class Jobs:
 
     def get(self, id: str) -> BackgroundCommand:
         """
-        Return a job by its id.
+        Return a job by its id; raise ``ToolError`` if the run has no such job.
 
         Raises:
             ToolError: If this run has no such job.
@@ -260,7 +260,7 @@ def make_command_tools(shell: Shell) -> list[Tool]:
         runs = await asyncio.to_thread(shell.restrict_command, read, cwd)
         if process_type == "BACKGROUND":
             return await _run_in_background(ctx, shell, read, runs, cwd)
-        async with Slots.get_semaphore(ctx):
+        async with Slots.get_or_create_semaphore(ctx):
             if shell.terminals is not None and runs == read:
                 ran = await _run_in_editor(ctx, shell, read, cwd, shell.resolve_timeout(timeout_seconds))
                 if ran is not None:
@@ -338,6 +338,7 @@ def _get_signal_number(name: str) -> int:
 
 
 def _get_or_create_jobs(ctx: ToolContext, shell: Shell) -> Jobs:
+    """Return the background jobs of the run, created at the first call."""
     return ctx.get_or_create_run_object((Jobs, shell), Jobs)
 
 
@@ -395,7 +396,7 @@ async def end_and_clean_up(process: CommandProcess | None, private: PrivateFolde
         if process is not None:
             await process.end()
     finally:
-        await private.delete()
+        await private.remove_without_blocking()
 
 
 async def _run_in_background(
@@ -406,6 +407,7 @@ async def _run_in_background(
     shown = cut_middle(command_text(command), SHOWN_CHARS)
 
     async def start_job() -> BackgroundCommand:
+        """Start the command with a file for its output, and return it as a job."""
         with ExitStack() as undo:
             private = await shell.create_private_folders()
             undo.callback(private.remove)
@@ -426,6 +428,7 @@ async def _run_in_background(
 def _make_result_fields(
     command: Argv | Script, process: CommandProcess, ending: Ending, message: str
 ) -> dict[str, object]:
+    """Return the result of an ended command without its output: command, exit code or signal, time and *message*."""
     frame: dict[str, object] = {"command": cut_middle(command_text(command), SHOWN_CHARS), "exit_code": ending.code}
     if ending.signal is not None:
         frame["signal"] = ending.signal

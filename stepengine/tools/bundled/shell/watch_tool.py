@@ -118,6 +118,7 @@ def _find_watch_issues(shell: Shell, call_input: JsonDict) -> Iterator[str]:
 
 
 def _get_command(call_input: JsonDict) -> str | list[str]:
+    """Return the command in a call's input, as plain JSON."""
     command: str | list[str] = thaw(call_input["command"])
     return command
 
@@ -160,16 +161,18 @@ def _poll_until_met(ctx: StepContext) -> Generator[Any, Any, str]:
             yield from Sleep(min(every, left))
 
 
-def _describe_watch_result(asked: Mapping[str, Any], found: Mapping[str, Any], *, polls: int, took: float) -> str:
-    """Return a report for the model: whether the condition was met, after how long, and the last output."""
-    until = asked["until"] if asked["until"] != "contains" else f"contains {asked['text']!r}"
-    given = asked["command"]
+def _describe_watch_result(
+    call_input: Mapping[str, Any], last_poll: Mapping[str, Any], *, polls: int, took: float
+) -> str:
+    """Return a report for the model: whether *last_poll* met the condition, after how many polls and seconds, and its output."""
+    until = call_input["until"] if call_input["until"] != "contains" else f"contains {call_input['text']!r}"
+    given = call_input["command"]
     shown = cut_middle(given if isinstance(given, str) else command_text(tuple(given)), 300)
-    how = "so" if found["met"] else "not so: the time is over"
+    how = "so" if last_poll["met"] else "not so: the time is over"
     runs = f"{polls} run{'s' if polls != 1 else ''}"
-    ended = "" if found["exit_code"] is None else f" with exit code {found['exit_code']}"
-    note = f" ({found['message']})" if found.get("message") else ""
-    printed = found["output"] or "nothing"
+    ended = "" if last_poll["exit_code"] is None else f" with exit code {last_poll['exit_code']}"
+    note = f" ({last_poll['message']})" if last_poll.get("message") else ""
+    printed = last_poll["output"] or "nothing"
     return f"watch {shown} until it {until}: {how}, after {took:.0f} s and {runs}. It ended{ended}{note} and printed:\n{printed}"
 
 
@@ -290,7 +293,7 @@ async def _run_and_digest(ctx: ToolContext, shell: Shell, call_input: JsonDict) 
     command, cwd, wanted = shell.parse(_get_command(call_input)), call_input.get("cwd"), call_input.get("text", "")
     runs = await asyncio.to_thread(shell.restrict_command, command, cwd)
     heard = OutputScan(wanted)
-    async with Slots.get_semaphore(ctx):
+    async with Slots.get_or_create_semaphore(ctx):
         private = await shell.create_private_folders()
         process: CommandProcess | None = None
         in_time = True

@@ -64,7 +64,7 @@ def check_header_size(response: httpx2.Response, where: str) -> None:
 
 async def read_body(response: httpx2.Response, where: str) -> tuple[bytes, bool]:
     """
-    Read the body of a response, and return (at most 2,000,000 decoded bytes, whether it was cut).
+    Read a body and return (at most 2,000,000 decoded bytes, whether it was cut); raise ``ToolError`` for an invalid encoding.
 
     Raises:
         ToolError: For an unexpected content encoding, several encodings, invalid data, and a compression ratio above 100.
@@ -99,7 +99,7 @@ class _Decompressor:
         return b"".join([self._decompress(piece) for piece in pieces])
 
     def _decompress(self, chunk: bytes) -> bytes:
-        """Return the decompressed data of one piece; nothing after the end of the data or the size limit."""
+        """Return the decompressed data of one piece, nothing after the end or the size limit; raise ``ToolError`` for invalid data."""
         if self._inflater.eof or self._made > WEB_BYTES:
             return b""
         self._read += len(chunk)
@@ -141,7 +141,7 @@ class Gates:
             asyncio.AbstractEventLoop, weakref.WeakValueDictionary[str, asyncio.Semaphore]
         ] = weakref.WeakKeyDictionary()
 
-    def get_semaphore(self, name: str) -> asyncio.Semaphore:
+    def get_or_create_semaphore(self, name: str) -> asyncio.Semaphore:
         """Return the semaphore of *name*, created if necessary; it exists as long as a caller waits for it or holds it."""
         gates = self._by_loop.setdefault(asyncio.get_running_loop(), weakref.WeakValueDictionary())
         gate = gates.get(name)
@@ -288,11 +288,11 @@ class SafeFetcher:
             raise ToolError(msg) from None
 
     async def _follow_redirects(self, target: UrlTarget, method: str) -> Fetched:
-        """Send requests until a response is no redirect, and return it; each target must be allowed, and all share one time limit."""
+        """Send requests until a response is no redirect, and return it; raise an error for a forbidden target and after the time limit."""
         now, left = asyncio.get_running_loop().time, self._seconds
         for _ in range(WEB_REDIRECTS + 1):
             self._allow.check(target)
-            async with self._gates.get_semaphore(target.host):  # waiting for its turn is not the host's fault
+            async with self._gates.get_or_create_semaphore(target.host):  # waiting for its turn is not the host's fault
                 began = now()
                 async with asyncio.timeout(left):
                     found = await self._send_once(target, method)
@@ -307,7 +307,7 @@ class SafeFetcher:
         raise ToolError(msg)
 
     async def _send_once(self, target: UrlTarget, method: str) -> Fetched | UrlTarget:
-        """Send one request; return the response, or the target of its redirect."""
+        """Send one request; return the response, or the target of its redirect. Raise ``ToolError`` if the request fails."""
         import httpx2
 
         addresses = [target.host] if self._proxy else await self._resolve_allowed(target)
@@ -357,7 +357,7 @@ class SafeFetcher:
     async def _send_to_first_address(
         self, transport: httpx2.AsyncHTTPTransport, target: UrlTarget, method: str, addresses: Sequence[str]
     ) -> httpx2.Response:
-        """Send a request to the addresses in order, and return the response of the first that accepts a connection."""
+        """Send a request to the first of *addresses* that accepts a connection, and return the response; raise ``ToolError`` if none does."""
         import httpx2
 
         for position, address in enumerate(addresses):

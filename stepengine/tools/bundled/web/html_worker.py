@@ -62,6 +62,7 @@ def _find_title_and_description(page: Any) -> tuple[str, str]:
 
 
 def _collapse_spaces_and_cut(text: str) -> str:
+    """Return *text* with single spaces, cut to 1,000 characters."""
     text = " ".join(text.split())
     return text if len(text) <= 1_000 else f"{text[:1_000]}..."  # noqa: PLR2004 - a long title
 

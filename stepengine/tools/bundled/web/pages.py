@@ -134,7 +134,7 @@ async def _convert_html_page(fetched: Fetched, charset: str) -> Page:
         msg = f"{fetched.url} is HTML, and reading HTML needs the extra 'web': pip install 'stepengine[web]'"
         raise ToolError(msg)
     folder = str(Path(found.origin).parent.parent)
-    async with WORKERS.get_semaphore("html"):
+    async with WORKERS.get_or_create_semaphore("html"):
         said = await _convert_html_in_worker(fetched, charset, folder)
     return Page(
         _remove_invisible_characters(said["text"]),

@@ -77,6 +77,7 @@ class SearchBackend(Protocol):
 
 
 def _get_result_count(depth: Depth) -> int:
+    """Return how many results a search of this *depth* requests."""
     return WEB_SEARCH_RESULTS_DEEP if depth == "deep" else WEB_SEARCH_RESULTS
 
 
@@ -177,7 +178,7 @@ async def _fetch_json(
     url: str, params: Mapping[str, str], headers: Mapping[str, str], *, seconds: float
 ) -> dict[str, object]:
     """
-    Request *url*, and return the JSON object in the response.
+    Request *url*, and return the JSON object in the response; raise ``ToolError`` without one within *seconds*.
 
     Raises:
         ToolError: If there is no response within *seconds*, or it is not a JSON object.
@@ -381,9 +382,9 @@ def _cut_excerpt(text: str, topic: str, room: int) -> str:
     return f"{text[best : best + room]}{MORE}"
 
 
-def _find_best_excerpt_start(text: str, wanted: set[str], room: int) -> int:
+def _find_best_excerpt_start(text: str, words: set[str], room: int) -> int:
     """Return the offset of the heading, or 0, from which *room* characters contain most of the wanted words."""
-    meant = {word: word for word in wanted} | {f"{word}s": word for word in wanted}
+    meant = {word: word for word in words} | {f"{word}s": word for word in words}
     places = [(m.start(), m.end(), word) for m in WORD.finditer(text) if (word := meant.get(m[0].lower()))]
     counted: Counter[str] = Counter()
     best = best_score = score = first = after = 0

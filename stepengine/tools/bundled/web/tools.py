@@ -55,6 +55,8 @@ def make_web_tools(search: SearchBackend | None, docs: DocsBackend | None, fetch
 
 
 def _make_web_search_tool(backend: SearchBackend) -> Tool:
+    """Return the tool ``web_search``, which queries *backend*."""
+
     @tool(category="network", annotations=REACHES_OUT, parallel_safe=True, destinations=())
     async def web_search(query: Words, depth: Depth = "standard") -> dict[str, Any]:
         """
@@ -89,6 +91,8 @@ def _make_web_search_tool(backend: SearchBackend) -> Tool:
 
 
 def _make_read_docs_tool(backend: DocsBackend, counts: OrderedDict[str, int]) -> Tool:
+    """Return the tool ``read_docs``; *counts* has the fetches of each run tree, which are limited."""
+
     @tool(category="network", annotations=REACHES_OUT, parallel_safe=True, destinations=())
     async def read_docs(  # noqa: D417  (the context is no parameter of the tool)
         ctx: ToolContext,
@@ -138,6 +142,8 @@ def _make_read_docs_tool(backend: DocsBackend, counts: OrderedDict[str, int]) ->
 
 
 def _make_read_url_tool(fetcher: Fetcher, counts: OrderedDict[str, int]) -> Tool:
+    """Return the tool ``read_url``; *counts* has the fetches of each run tree, which are limited."""
+
     @tool(category="network", annotations=REACHES_OUT, parallel_safe=True, destinations="url")
     async def read_url(  # noqa: D417  (the context is no parameter of the tool)
         ctx: ToolContext,
