@@ -405,8 +405,8 @@ def _add_messages_and_state(session: Session, messages: list[Message], stored: o
     if stored.get("messages") != len(transcript) or stored.get("digest") != _hash_lines(_encode_messages(transcript)):
         return session  # the state of another, incomplete save: only the messages are valid
     try:
-        state: AgentState = codec.from_json(stored["state"])
-    except (KeyError, DataError, StepEngineError) as error:
+        state: AgentState = _require_type(codec.from_json(stored["state"]), AgentState)
+    except (KeyError, TypeError, StepEngineError) as error:
         msg = f"{where} contains a state that cannot be read: {error}"
         raise SessionError(msg) from None
     view = state.view if stored.get("has_view") else transcript

@@ -18,10 +18,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepengine.data import codec
 from stepengine.data.messages import AssistantMessage, TextPart, ToolCallPart, ToolMessage, UserMessage
 from stepengine.data.questions import Question
 from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
+from stepengine.data.usage import Usage
 from stepengine.errors import SessionConflict, SessionError
 from stepengine.sessions import (
     FileSessions,
@@ -464,6 +466,19 @@ def test_links_and_special_files_raise(tmp_path):
     (tmp_path / "link.db").symlink_to(tmp_path / "s.db")
     with pytest.raises(SessionError, match="not a regular file"):
         SqliteSessions(tmp_path / "link.db")
+
+
+@pytest.mark.spec("reliability:R20")
+def test_stored_state_of_another_type_raises_session_error(tmp_path):
+    store = FileSessions(tmp_path, clock=Clock())
+    store.save(with_messages(store.load("x"), talk("a"), state=AgentState(message_history=talk("a"))))
+    path = tmp_path / "x" / "state.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "state": codec.to_json(Usage())}))
+
+    with pytest.raises(
+        SessionError, match=r"state\.json contains a state that cannot be read: .*Usage, not AgentState"
+    ):
+        store.load("x")
 
 
 @pytest.mark.skipif(not Path("/proc/locks").exists(), reason="only Linux lists locks")
