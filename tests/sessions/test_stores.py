@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -438,6 +439,29 @@ def test_damaged_file_is_named_and_never_misread(tmp_path, name, content):
         if session is None
         else (name, None, talk("a")) == ("state.json", session.state, session.messages)
     )
+
+
+@pytest.mark.spec("reliability:R20")
+@pytest.mark.parametrize("name", [".lock", "metadata.json", "history.jsonl", "state.json"])
+def test_folder_in_place_of_a_session_file_raises_session_error(tmp_path, name):
+    store = FileSessions(tmp_path, clock=Clock())
+    store.save(with_messages(store.load("x"), talk("a")))
+    (tmp_path / "x" / name).unlink()
+    (tmp_path / "x" / name).mkdir()
+
+    for act in (store.load, store.delete):
+        with pytest.raises(SessionError, match=re.escape(str(tmp_path / "x"))):
+            act("x")
+
+
+@pytest.mark.spec("reliability:JR15")
+def test_store_without_its_folder_raises_session_error(tmp_path):
+    store = FileSessions(tmp_path / "sessions", clock=Clock())
+    store.root.rmdir()
+
+    for act in (store.list, lambda: store.set_cached("key", 1)):
+        with pytest.raises(SessionError, match=re.escape(str(store.root))):
+            act()
 
 
 def test_links_and_special_files_raise(tmp_path):
