@@ -216,7 +216,12 @@ def lock_file(descriptor: int, path: Path, *, unsafe_no_lock: bool = False) -> N
         _refuse_unlocked(path, "this system has no flock", unsafe_no_lock=unsafe_no_lock)
         return
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            # No writer has the file if a shared lock is free: only ``is_locked`` looked at it at that moment.
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise _make_locked_error(path, _find_lock_owner(descriptor)) from error
     except OSError as error:

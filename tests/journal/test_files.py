@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import os
 import sqlite3
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, as_jou
 from stepengine.journal.disk_reserve import DiskReserve
 from stepengine.journal.line_journal import LockedStore
 from stepengine.journal.locked_file import LockedFile
+from stepengine.journal.recorded_runs import RecordedRun
 from stepengine.journal.records import Input
 from stepengine.testing import text, tool_call
 from tests.journal.forked import FORKS, hold_in_child, in_child
@@ -247,6 +250,39 @@ def test_released_journal_is_free_despite_inherited_descriptors(tmp_path, store)
         journal.writer().close()
     finally:
         os.close(copy)
+
+
+@pytest.mark.spec("reliability:JR13")
+@pytest.mark.parametrize("kind", ["file", "sqlite", "list of runs"])
+def test_writer_opens_while_others_look_whether_it_is_held(tmp_path, kind, monkeypatch):
+    journal = SqliteJournal(tmp_path / "runs.db", "run") if kind == "sqlite" else FileJournal(tmp_path / "run.jsonl")
+    listed = RecordedRun("run", {"status": "running", "pid": 2**31 - 1}, tmp_path)
+    writer = journal.writer()
+    left = [*tmp_path.glob(".*.lock")]
+    writer.close()
+    for path in left:  # as if that writer had been killed
+        path.touch(0o600)
+    real_flock, has_tried, opened = fcntl.flock, threading.Event(), []
+
+    def flock(descriptor, operation):
+        if threading.current_thread() is threading.main_thread():
+            real_flock(descriptor, operation)
+            if operation != fcntl.LOCK_UN:
+                opened.append(pool.submit(lambda: journal.writer().close()))
+                assert has_tried.wait(20)
+            return
+        try:
+            real_flock(descriptor, operation)
+        finally:
+            has_tried.set()
+
+    with ThreadPoolExecutor() as pool:
+        monkeypatch.setattr("fcntl.flock", flock)
+        if kind == "list of runs":
+            assert "interrupted" == listed.status
+        else:
+            assert not journal.is_held()
+        opened[0].result()
 
 
 @pytest.mark.spec("reliability:JR15")
