@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from stepengine.errors import JournalCorrupt, JournalError, JournalMissing
+from stepengine.errors import JournalCorrupt, JournalError, JournalMissing, JournalWriteFailed
 from stepengine.journal.journal_files import (
     create_file,
     is_locked,
@@ -221,7 +221,13 @@ class FileJournal(LineJournal):
             number += 1
             path = self.path.with_name(f"{self.path.stem}.before-{number}{self.path.suffix}")
             with contextlib.suppress(FileExistsError):
-                self._copy_file_to(create_file(path))
+                made = create_file(path)
+                try:
+                    self._copy_file_to(made)
+                except OSError as error:
+                    path.unlink(missing_ok=True)
+                    msg = f"{self.path} was left unchanged, because it could not be copied to {path}: {describe_os_error(error)}"
+                    raise JournalWriteFailed(msg) from error
                 return FileJournal(path, sync=self.sync, unsafe_no_lock=self.unsafe_no_lock).copy_redaction_rules_from(
                     self
                 )
