@@ -25,6 +25,7 @@ from stepengine.journal.journal_files import (
     make_private_folder,
     make_unusable_error,
     open_for_reading,
+    path_exists,
     read_file_stamp,
     require_regular_file,
     unlock_and_close,
@@ -103,6 +104,8 @@ class FileJournal(LineJournal):
             return self.path.stat().st_size
         except FileNotFoundError:
             return 0
+        except OSError as error:
+            raise make_unusable_error(self.path, error) from error
 
     def wake_place(self) -> WakePlace:
         """Return the folder and the name of the file."""
@@ -187,7 +190,7 @@ class FileJournal(LineJournal):
 
     def is_there(self) -> bool:
         """Return whether the file exists."""
-        return self.path.exists()
+        return path_exists(self.path)
 
     def is_held(self) -> bool:
         """Return whether the file is locked."""

@@ -140,9 +140,25 @@ def make_private_folder(folder: Path) -> None:
         raise make_unusable_error(folder, error) from error
 
 
+def path_exists(path: Path) -> bool:
+    """
+    Return whether there is something at *path*.
+
+    Raises:
+        JournalError: when the system cannot tell, as for a folder that this process may not enter, or a name that is too long.
+    """
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    except OSError as error:
+        raise make_unusable_error(path, error) from error
+    return True
+
+
 def make_missing_file_error(path: Path) -> JournalMissing:
     """Return the error for a missing or empty file; it names similar files in the folder."""
-    if path.exists():
+    if path_exists(path):
         msg = f"{path} holds no run; {TO_RECORD}"
         return JournalMissing(msg, path=str(path))
     if not path.parent.is_dir():

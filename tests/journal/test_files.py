@@ -19,7 +19,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from stepengine import STEP, AgentCall, AgentDefinition, Hooks, Parallel, Perform, RunStatus, Tool, ToolCall
+from stepengine import STEP, AgentCall, AgentDefinition, Engine, Hooks, Parallel, Perform, RunStatus, Tool, ToolCall
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import JournalCorrupt, JournalError, JournalLocked, JournalWriteFailed
 from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, as_journal, check
@@ -123,6 +123,22 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path, world):
             with pytest.raises(JournalError, match="not a regular file"):
                 act(journal)
         assert "not a regular file" in check(journal).problems[0]
+
+
+@pytest.mark.spec("reliability:JR17")
+@pytest.mark.parametrize("name", ["run.jsonl", "runs.db#run"])
+def test_path_that_the_system_rejects_is_a_journal_error(tmp_path, name):
+    journal = as_journal(str(tmp_path / f"{'x' * 300}-{name}"))
+    with Engine() as engine:
+        for act in (
+            journal.is_there,
+            journal.is_held,
+            journal.size,
+            journal.make_missing_error,
+            lambda: engine.resume_sync(journal),
+        ):
+            with pytest.raises(JournalError, match="cannot be used as a journal: File name too long"):
+                act()
 
 
 @pytest.mark.spec("reliability:JR01", "replay:J37")
