@@ -141,8 +141,8 @@ def undo(
     """
     source = as_journal(journal)
     policy = PathPolicy(
-        allow_secrets=tuple(allow_secrets),
-        allow_protected=tuple(allow_protected),
+        allow_secrets=allow_secrets,
+        allow_protected=allow_protected,
         cross_mounts=cross_mounts,
         allow_wide_root=allow_wide_root,
     )

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from stepengine.errors import JournalCorrupt, JournalError, JournalMissing
+from stepengine.errors import JournalCorrupt, JournalError, JournalMissing, JournalWriteFailed
 from stepengine.journal.journal_files import (
     create_file,
     is_locked,
@@ -25,6 +25,7 @@ from stepengine.journal.journal_files import (
     make_private_folder,
     make_unusable_error,
     open_for_reading,
+    path_exists,
     read_file_stamp,
     require_regular_file,
     unlock_and_close,
@@ -103,6 +104,8 @@ class FileJournal(LineJournal):
             return self.path.stat().st_size
         except FileNotFoundError:
             return 0
+        except OSError as error:
+            raise make_unusable_error(self.path, error) from error
 
     def wake_place(self) -> WakePlace:
         """Return the folder and the name of the file."""
@@ -187,7 +190,7 @@ class FileJournal(LineJournal):
 
     def is_there(self) -> bool:
         """Return whether the file exists."""
-        return self.path.exists()
+        return path_exists(self.path)
 
     def is_held(self) -> bool:
         """Return whether the file is locked."""
@@ -221,7 +224,13 @@ class FileJournal(LineJournal):
             number += 1
             path = self.path.with_name(f"{self.path.stem}.before-{number}{self.path.suffix}")
             with contextlib.suppress(FileExistsError):
-                self._copy_file_to(create_file(path))
+                made = create_file(path)
+                try:
+                    self._copy_file_to(made)
+                except OSError as error:
+                    path.unlink(missing_ok=True)
+                    msg = f"{self.path} was left unchanged, because it could not be copied to {path}: {describe_os_error(error)}"
+                    raise JournalWriteFailed(msg) from error
                 return FileJournal(path, sync=self.sync, unsafe_no_lock=self.unsafe_no_lock).copy_redaction_rules_from(
                     self
                 )

@@ -140,9 +140,25 @@ def make_private_folder(folder: Path) -> None:
         raise make_unusable_error(folder, error) from error
 
 
+def path_exists(path: Path) -> bool:
+    """
+    Return whether there is something at *path*.
+
+    Raises:
+        JournalError: when the system cannot tell, as for a folder that this process may not enter, or a name that is too long.
+    """
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    except OSError as error:
+        raise make_unusable_error(path, error) from error
+    return True
+
+
 def make_missing_file_error(path: Path) -> JournalMissing:
     """Return the error for a missing or empty file; it names similar files in the folder."""
-    if path.exists():
+    if path_exists(path):
         msg = f"{path} holds no run; {TO_RECORD}"
         return JournalMissing(msg, path=str(path))
     if not path.parent.is_dir():
@@ -216,7 +232,12 @@ def lock_file(descriptor: int, path: Path, *, unsafe_no_lock: bool = False) -> N
         _refuse_unlocked(path, "this system has no flock", unsafe_no_lock=unsafe_no_lock)
         return
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            # No writer has the file if a shared lock is free: only ``is_locked`` looked at it at that moment.
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise _make_locked_error(path, _find_lock_owner(descriptor)) from error
     except OSError as error:

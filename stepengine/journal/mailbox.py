@@ -755,7 +755,11 @@ class _MailboxFile:
         """Return the open file; ``None`` if it is missing, or exists although it was to be created."""
         try:
             return os.open(self._path, flags | NO_LINK | CAREFULLY, OWNER_FILE_MODE)
-        except (FileNotFoundError, FileExistsError):
+        except FileExistsError:
+            return None
+        except FileNotFoundError:
+            if flags & os.O_CREAT:  # its folder is missing, and so is the journal
+                raise self._journal.make_missing_error() from None
             return None
         except OSError as error:
             if error.errno != errno.ELOOP:

@@ -104,7 +104,7 @@ class RecordPlayer:
         """Perform an effect without a recorded outcome; first ask a person if only an untrusted record requests the effect."""
         if unknown.needs_approval(item):
             refused = await self._ask_about_unknown_call(unknown, item, io)
-            return await self._recorder.perform_live(item, io, is_start_recorded=True) if refused is None else refused
+            return await self._perform_unanswered(item, io) if refused is None else refused
         outcome = await self._perform_unanswered(item, io)
         if is_permission(item):
             unknown.record_approval(item, outcome)

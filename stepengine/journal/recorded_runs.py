@@ -110,8 +110,9 @@ class RecordedRun(NamedTuple):
         try:
             os.kill(pid, 0)
         except (OSError, OverflowError):
-            with self.lock() as is_mine:  # the number may be one of another container
-                return not is_mine
+            with contextlib.suppress(JournalError):  # the number may be one of another container
+                return as_journal(self.journal).is_held()
+            return False
         return self.info.get("pid_began") in (
             None,
             find_process_start_ticks(pid),

@@ -80,7 +80,7 @@ class SigningKey:
                 f"records must be a whole number from 1, and seconds a number above 0, not {records!r} and {seconds!r}"
             )
             raise JournalError(msg)
-        self.path = Path(path).expanduser()
+        self.path = Path(os.path.expanduser(path))  # noqa: PTH111  (never raises)
         self.records = records
         self.seconds = seconds
         data = _read_private_key(self.path)

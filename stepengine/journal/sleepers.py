@@ -87,11 +87,18 @@ class WakeEntry:
 
 
 def locate_wake_entry(journal: Journal) -> WakeEntry | None:
-    """Return the wake entry of a journal's run; ``None`` for a store without one, or for a file alone in its folder."""
+    """Return the wake entry of a journal's run; ``None`` for a store without one, a lone file, and a file name that is not UTF-8."""
     found = journal.wake_place()
-    if found is None or (journal.file is not None and not _is_wake_store(found.place, found.run)):
+    if found is None or not _is_utf8(found.run):
+        return None
+    if journal.file is not None and not _is_wake_store(found.place, found.run):
         return None
     return WakeEntry(found.place, found.run, found.journals)
+
+
+def _is_utf8(name: str) -> bool:
+    """Return whether a file name is valid text, as the rows of an index must be."""
+    return not any("\ud800" <= char <= "\udfff" for char in name)
 
 
 def _is_wake_store(folder: Path, name: str) -> bool:
@@ -171,7 +178,10 @@ def _list_journals(store_path: Path) -> Iterator[tuple[Journal, str]]:
         return
     for path in sorted(store_path.iterdir()):
         if path.is_file() and (_is_journal_name(path.name) or _has_journal_content(path)):
-            yield open_journal(store_path, path.name), path.name
+            if _is_utf8(path.name):
+                yield open_journal(store_path, path.name), path.name
+            else:
+                logger.warning("the run in %r is never woken: its file name is not UTF-8; rename the file", path.name)
 
 
 def _has_journal_content(path: Path) -> bool:

@@ -30,6 +30,7 @@ from stepengine.journal.journal_files import (
     make_private,
     make_private_folder,
     make_unusable_error,
+    path_exists,
     read_file_stamp,
     require_regular_file,
     suggest_names,
@@ -101,7 +102,7 @@ class SqliteJournal(LineJournal):
 
     def runs(self, prefix: str = "") -> list[str]:
         """Return the sorted ids of the runs in the database file; only those that start with *prefix*."""
-        if not self.path.exists():
+        if not path_exists(self.path):
             return []
         with _open_for_reading(self.path) as database:
             if not _has_lines_table(database):
@@ -115,7 +116,7 @@ class SqliteJournal(LineJournal):
 
     def is_there(self) -> bool:
         """Return whether the file exists and holds the run."""
-        return self.path.exists() and (self.run is None or self.run in self.runs(self.run))
+        return path_exists(self.path) and (self.run is None or self.run in self.runs(self.run))
 
     def is_held(self) -> bool:
         """Return whether the run is locked."""
@@ -123,10 +124,12 @@ class SqliteJournal(LineJournal):
             return is_locked(_make_lock_path(self.path, self.path.stat(), self._get_bound_or_only_run()))
         except FileNotFoundError:
             return False
+        except OSError as error:
+            raise make_unusable_error(self.path, error) from error
 
     def make_missing_error(self) -> JournalMissing:
         """Return the error for a run that the file lacks; it names the runs in the file, or files in the folder."""
-        known = self.runs() if self.path.exists() else []
+        known = self.runs() if path_exists(self.path) else []
         if not known:
             return make_missing_file_error(self.path)
         near = suggest_names(self.run or "", known)
@@ -144,7 +147,7 @@ class SqliteJournal(LineJournal):
     def read_piece(self, start: int, most: int) -> bytes:
         """Return at most *most* bytes of this run from offset *start* on."""
         run = self._get_bound_or_only_run()
-        if not self.path.exists():
+        if not path_exists(self.path):
             return b""
         with _open_for_reading(self.path) as database:
             return _read_run_bytes(database, run, start, most)

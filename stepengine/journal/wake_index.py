@@ -209,8 +209,7 @@ class WakeIndex:
 
     def find_next_wake_time(self) -> datetime | None:
         """Return the earliest wake time, a time long ago for a run that is due at once, or ``None`` if no run waits for a time."""
-        first: int | None = self._read_with_retries(lambda database: database.execute(NEXT).fetchone()[0])
-        return None if first is None else EPOCH + first * MICROSECOND
+        return self._read_with_retries(lambda database: _parse_time(database.execute(NEXT).fetchone()[0]))
 
     def list_all(self) -> list[Sleeping]:
         """Return all sleeping runs, by name."""
@@ -400,12 +399,20 @@ def _to_microseconds(when: datetime) -> int:
     return (when - EPOCH) // MICROSECOND
 
 
+def _parse_time(microseconds: Any) -> datetime | None:
+    """Return a stored time; raise ``_DamagedRow`` if it is invalid."""
+    try:
+        return None if microseconds is None else EPOCH + microseconds * MICROSECOND
+    except UNREADABLE as error:
+        msg = f"{type(error).__name__}: {error}"
+        raise _DamagedRow(msg) from error
+
+
 def _sleeping_from_row(row: tuple[Any, ...]) -> Sleeping:
     """Return the sleeping run in a row; raise ``_DamagedRow`` if it is invalid."""
     run, wakes_at, kinds, agent = row
     try:
-        time = None if wakes_at is None else EPOCH + wakes_at * MICROSECOND
-        return Sleeping(run, time, kinds.split(), agent)
+        return Sleeping(run, _parse_time(wakes_at), kinds.split(), agent)
     except (InputError, *UNREADABLE) as error:
         msg = f"{type(error).__name__}: {error}"
         raise _DamagedRow(msg) from error

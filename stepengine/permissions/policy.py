@@ -27,7 +27,7 @@ from stepengine.data.origins import ASKED as ASKED_ABOUT_DATA
 from stepengine.data.origins import ORIGIN_HOOK, describe_untrusted_origins, make_origins
 from stepengine.data.questions import Decision
 from stepengine.data.tools import ToolLike, ToolSpec, find_values_at_path
-from stepengine.errors import DefinitionError
+from stepengine.errors import DataError, DefinitionError
 from stepengine.permissions.commands import CONFINED, READ_ONLY, CommandForm, confine_command, explain_possible_match
 from stepengine.permissions.rules import (
     ORDER,
@@ -1011,7 +1011,7 @@ def _rule_from_json(data: Any, where: str) -> Rule:
         raise DefinitionError(msg)
     try:
         return Rule(found["decision"], _matcher_from_json(found.get("match"), where), **options)
-    except DefinitionError as error:
+    except (DataError, DefinitionError) as error:
         prefix = "" if error.message.startswith(where) else f"{where}: "
         msg = f"{prefix}{error.message}"
         raise DefinitionError(msg) from None

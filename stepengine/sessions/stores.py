@@ -421,8 +421,8 @@ def _add_messages_and_state(session: Session, messages: list[Message], stored: o
     if stored.get("messages") != len(transcript) or stored.get("digest") != _hash_lines(_encode_messages(transcript)):
         return session  # the state of another, incomplete save: only the messages are valid
     try:
-        state: AgentState = codec.from_json(stored["state"])
-    except (KeyError, DataError, StepEngineError) as error:
+        state: AgentState = _require_type(codec.from_json(stored["state"]), AgentState)
+    except (KeyError, TypeError, StepEngineError) as error:
         msg = f"{where} contains a state that cannot be read: {error}"
         raise SessionError(msg) from None
     view = state.view if stored.get("has_view") else transcript
@@ -463,11 +463,8 @@ class FileSessions(Store):
     def __init__(self, root: str | os.PathLike[str], *, clock: Clock = _utc_now) -> None:
         super().__init__(clock=clock)
         self.root = to_path(root, "FileSessions(root)")
-        try:
+        with _convert_os_errors(self.root):
             create_folder_durably(self.root, OWNER_FOLDER_MODE)
-        except OSError as error:
-            msg = f"the folder {str(self.root)!r} for sessions cannot be created: {error.strerror}"
-            raise SessionError(msg) from None
 
     def __repr__(self) -> str:
         return f"FileSessions({str(self.root)!r})"
@@ -482,7 +479,6 @@ class FileSessions(Store):
         folder = self.folder(session_id)
         if not folder.is_dir():
             return Session(info=SessionInfo(session_id=session_id))
-        _check_own_files(folder)
         with self._lock(folder):
             return self._read_session(session_id, folder)
 
@@ -509,25 +505,19 @@ class FileSessions(Store):
     def save(self, session: Session) -> Session:
         """Store a session under its lock and return it with its new version; an interrupted save leaves the old version valid."""
         folder = self.folder(session.session_id)
-        try:
+        with _convert_os_errors(folder):
             create_folder_durably(folder, OWNER_FOLDER_MODE)
-            _check_own_files(folder)
-            with self._lock(folder):
-                described = _read_json(folder / METADATA)
-                stored = (
-                    0
-                    if described is None
-                    else _session_from_metadata(described, session.session_id, str(folder)).version
-                )
-                made = self._make_next_version_or_conflict(session, stored)
-                self._write_history_and_state(folder, made)
-                described = json.dumps(_metadata_to_json(made), indent=2, ensure_ascii=False).encode()
-                replace_path(folder / METADATA, described, mode=OWNER_FILE_MODE)
-                _rename_versioned_files(folder, made.version)
-                return made
-        except OSError as error:
-            msg = f"the session {session.session_id!r} cannot be saved in {str(folder)!r}: {error.strerror}"
-            raise SessionError(msg) from error
+        with self._lock(folder):
+            described = _read_json(folder / METADATA)
+            stored = (
+                0 if described is None else _session_from_metadata(described, session.session_id, str(folder)).version
+            )
+            made = self._make_next_version_or_conflict(session, stored)
+            self._write_history_and_state(folder, made)
+            described = json.dumps(_metadata_to_json(made), indent=2, ensure_ascii=False).encode()
+            replace_path(folder / METADATA, described, mode=OWNER_FILE_MODE)
+            _rename_versioned_files(folder, made.version)
+            return made
 
     @override
     def get_journal_location(self, session_id: str) -> JournalLocation:
@@ -559,7 +549,9 @@ class FileSessions(Store):
     def list(self) -> list[SessionInfo]:
         """Return the data of all sessions, the last changed first; folders without metadata of a session are skipped."""
         found = []
-        for folder in sorted(self.root.iterdir()):
+        with _convert_os_errors(self.root):
+            folders = sorted(self.root.iterdir())
+        for folder in folders:
             data = _read_json(folder / METADATA) if folder.is_dir() else None
             if isinstance(data, dict) and isinstance(data.get("session_id"), str):
                 found.append(_session_from_metadata(data, data["session_id"], str(folder / METADATA)).info)
@@ -571,7 +563,6 @@ class FileSessions(Store):
         folder = self.folder(session_id)
         if not folder.is_dir():
             return
-        _check_own_files(folder)
         with self._lock(folder):
             # The metadata last: without them, a versioned file would be that of a later version.
             for pattern in reversed(OWN_FILES):
@@ -593,10 +584,11 @@ class FileSessions(Store):
     def set_cached(self, key: str, value: object, ttl: float | None = None) -> None:
         """Store a JSON value in a file of its own, for *ttl* seconds or without a limit."""
         path = self._get_cache_path(key)
-        path.parent.mkdir(mode=OWNER_FOLDER_MODE, exist_ok=True)
-        CACHE_FILE.check(path)
         kept = canonical({"key": key, "until": _make_expiry_time(ttl, self._clock()), "value": freeze(value)})
-        replace_path(path, kept.encode(), mode=OWNER_FILE_MODE)
+        with _convert_os_errors(path):
+            path.parent.mkdir(mode=OWNER_FOLDER_MODE, exist_ok=True)
+            CACHE_FILE.check(path)
+            replace_path(path, kept.encode(), mode=OWNER_FILE_MODE)
 
     def _get_cache_path(self, key: str) -> Path:
         """Return the path of the file for a key, named by the hash of the key."""
@@ -604,15 +596,18 @@ class FileSessions(Store):
 
     @contextmanager
     def _lock(self, folder: Path) -> Iterator[None]:
-        """Hold the lock of a session's folder against other processes and threads."""
-        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, OWNER_FILE_MODE)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            # Unlocked explicitly: a process that was forked meanwhile has the open file, too.
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-            os.close(descriptor)
+        """Check the files of a session's folder, and hold its lock against other processes and threads; convert ``OSError``."""
+        with _convert_os_errors(folder):
+            _check_own_files(folder)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            descriptor = os.open(folder / ".lock", flags, OWNER_FILE_MODE)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                yield
+            finally:
+                # Unlocked explicitly: a process that was forked meanwhile has the open file, too.
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+                os.close(descriptor)
 
 
 METADATA, HISTORY, STATE = "metadata.json", "history.jsonl", "state.json"
@@ -628,6 +623,16 @@ OWN_FILES = {
 }
 """The files of a session by patterns of their names in its folder, the metadata first."""
 CACHE_FILE = FileFormat("a cached value", re.compile(rb'\{"key":"'), SessionError)
+
+
+@contextmanager
+def _convert_os_errors(path: Path) -> Iterator[None]:
+    """In the block, convert an ``OSError`` to a ``SessionError`` that names *path*."""
+    try:
+        yield
+    except OSError as error:
+        msg = f"{str(path)!r} cannot be used for sessions: {describe_os_error(error)}"
+        raise SessionError(msg) from error
 
 
 def _check_own_files(folder: Path) -> None:
@@ -674,12 +679,15 @@ def _read_file(path: Path) -> bytes | None:
     except OSError as error:
         msg = f"{str(path)!r} cannot be read: {error.strerror}"
         raise SessionError(msg) from None
-    with open(descriptor, "rb") as file:  # noqa: PTH123  (it is open already)
+    try:
         info = os.fstat(descriptor)
         if not stat.S_ISREG(info.st_mode) or info.st_size > MAX_FILE_BYTES:
             msg = f"{str(path)!r} is not a regular file of at most {MAX_FILE_BYTES:,} bytes"
             raise SessionError(msg)
-        return file.read()
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(descriptor)
 
 
 def _read_json(path: Path) -> object:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
 from attrs import frozen
 
-from stepengine.data.checks import find_iteration_mistake
 from stepengine.errors import DefinitionError
+from stepengine.workspace.paths import to_patterns
 from stepengine.workspace.patterns import find_pattern_problem
 
 
@@ -29,14 +28,6 @@ def is_home_or_above(folder: os.stat_result) -> bool:
         except OSError:
             continue
     return False
-
-
-def _to_patterns(patterns: Sequence[str]) -> tuple[str, ...]:
-    """Return patterns as a tuple; raise ``DefinitionError`` for a single string and other values that are no lists."""
-    if problem := find_iteration_mistake(patterns):
-        msg = f"PathPolicy needs lists of patterns: {problem}"
-        raise DefinitionError(msg)
-    return tuple(patterns)
 
 
 def _check_patterns(_: object, field: attrs.Attribute[tuple[str, ...]], patterns: tuple[str, ...]) -> None:
@@ -62,10 +53,10 @@ class PathPolicy:
         allow_wide_root: Whether ``/``, the home folder, and folders that contain it are accepted as the root.
     """
 
-    withhold: tuple[str, ...] = attrs.field(default=(), converter=_to_patterns, validator=_check_patterns)
-    allow_secrets: tuple[str, ...] = attrs.field(default=(), converter=_to_patterns, validator=_check_patterns)
-    allow_protected: tuple[str, ...] = attrs.field(default=(), converter=_to_patterns, validator=_check_patterns)
-    trusted: tuple[str, ...] = attrs.field(default=(), converter=_to_patterns, validator=_check_patterns)
+    withhold: tuple[str, ...] = attrs.field(default=(), converter=to_patterns, validator=_check_patterns)
+    allow_secrets: tuple[str, ...] = attrs.field(default=(), converter=to_patterns, validator=_check_patterns)
+    allow_protected: tuple[str, ...] = attrs.field(default=(), converter=to_patterns, validator=_check_patterns)
+    trusted: tuple[str, ...] = attrs.field(default=(), converter=to_patterns, validator=_check_patterns)
     refuse_hardlinks: bool = False
     cross_mounts: bool = False
     allow_wide_root: bool = False

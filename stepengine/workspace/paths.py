@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from stepengine.data.alike import MAX_COMPARED_NAMES, find_nearest
+from stepengine.data.checks import find_iteration_mistake
 from stepengine.errors import DefinitionError, PathOutsideRoot, ToolError
 
 PATH_BYTES = 4_096
@@ -21,6 +22,14 @@ def to_path(value: object, argument_name: str) -> Path:
         msg = f"{argument_name} must be a path such as 'runs/one', not {value!r}"
         raise DefinitionError(msg)
     return Path(value)
+
+
+def to_patterns(value: Sequence[str]) -> tuple[str, ...]:
+    """Return patterns of files as a tuple; raise ``DefinitionError`` for a single string and other values that are no lists."""
+    if problem := find_iteration_mistake(value):
+        msg = f"patterns of files must be a list: {problem}"
+        raise DefinitionError(msg)
+    return tuple(value)
 
 
 def make_missing_path_hint(path: Path) -> str:

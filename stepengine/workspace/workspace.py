@@ -27,7 +27,7 @@ from stepengine.data.checks import FLAG, TEXT, allow_none, make_validator, with_
 from stepengine.data.visible import cut_end
 from stepengine.errors import DefinitionError, WorkspaceLost
 from stepengine.workspace.open_files import is_open_database
-from stepengine.workspace.paths import to_path
+from stepengine.workspace.paths import to_path, to_patterns
 
 if TYPE_CHECKING:
     from stepengine.workspace.containers import Container
@@ -139,7 +139,7 @@ class Workspace:
     write: bool = attrs.field(default=False, kw_only=True, validator=make_validator(FLAG))
     shell: bool | Literal["bash"] = attrs.field(default=False, kw_only=True, validator=_check_shell)
     web: str | None = attrs.field(default=None, kw_only=True, validator=_check_web, repr=_format_web_setting)
-    trusted: tuple[str, ...] = attrs.field(default=(), kw_only=True, converter=tuple)
+    trusted: tuple[str, ...] = attrs.field(default=(), kw_only=True, converter=to_patterns)
 
     def __fspath__(self) -> str:
         if self.system is None:

@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import stat
 import subprocess
 import tempfile
@@ -228,6 +230,22 @@ async def test_a_link_and_another_scope_are_refused(tmp_path: Path) -> None:
     for scope in ("user", "../secret", "project:../../secret"):
         with pytest.raises(ToolError):
             await FileMemory(tmp_path).search(scope, "", 10)
+
+
+@pytest.mark.anyio
+@pytest.mark.spec("interfaces:IF105")
+async def test_unusable_files_of_notes_raise_tool_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    memory = FileMemory(tmp_path)
+    (tmp_path / "user.md").mkdir()
+    with pytest.raises(ToolError, match=r"'user\.md' cannot be read: Is a directory"):
+        await memory.search("user", "", 10)
+    (tmp_path / "user.md").rmdir()
+    monkeypatch.setattr("stepengine.tools.bundled.memory.replace_path", fail)
+    with pytest.raises(ToolError, match="notes cannot be kept: No space left on device"):
+        await memory.write("user", "Likes tea.", (), "")
 
 
 @pytest.mark.spec("interfaces:IF105")

@@ -21,6 +21,7 @@ from stepengine.tools.bundled import search_tools
 from stepengine.tools.bundled.search import ripgrep as ripgrep_module
 from stepengine.tools.bundled.search.hits import SearchFlags
 from stepengine.tools.bundled.search.ripgrep import find_ripgrep
+from stepengine.workspace.guard import GUARD, CallGuard
 from stepengine.workspace.patterns import GlobPattern, get_max_search_columns
 from tests.phrases import OUTSIDE_ROOT
 
@@ -206,6 +207,25 @@ async def test_an_unlisted_flag_is_refused_and_nothing_is_started(root: Path, mo
         result = await search(root, False, pattern="main", flags=flags)
         assert result.is_error, flags
         assert "NoneType" not in result.text, flags
+
+
+@pytest.mark.parametrize("prefer_python", ENGINES)
+async def test_file_removed_during_a_search_is_left_out(tmp_path: Path, prefer_python: bool) -> None:
+    for name in ("a.py", "b.py", "c.py"):
+        (tmp_path / name).write_text("main\n")
+
+    def remove_next_file(_root: Any, parts: Any) -> str:
+        if parts == ("a.py",):
+            (tmp_path / "b.py").unlink(missing_ok=True)
+        return ""
+
+    token = GUARD.set(CallGuard(file=remove_next_file))
+    try:
+        result = await search(tmp_path, prefer_python, pattern="main")
+    finally:
+        GUARD.reset(token)
+
+    assert ["a.py", "c.py"] == [match["path"] for match in result.data["matches"]]
 
 
 @pytest.mark.spec("reliability:FS27")

@@ -836,6 +836,20 @@ async def test_a_job_whose_output_file_is_full_is_still_searched(
     assert Path(started.data["output_file"]).read_text() == "0123456789"
 
 
+@LINUX
+@pytest.mark.spec("reliability:SH14")
+async def test_job_goes_on_and_is_reported_on_a_full_disk(
+    root: Path, belongings: RunResources, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda **_: Path("/dev/full").open("r+b", buffering=0))  # noqa: SIM115
+    sh = Sh(root, {"belongings": lambda: belongings})
+    started = await sh(["echo", "ready"], process_type="BACKGROUND")
+    ended = await sh.do("check_job", job_id=started.data["job_id"], timeout_seconds=20)
+
+    assert ("exited", "ready\n") == (ended.data["status"], ended.data["stdout"])
+    assert "the output file is full" in ended.data["message"]
+
+
 async def test_a_background_job_needs_a_run_that_ends_it(root: Path) -> None:
     result = await Sh(root)(["sleep", "100"], process_type="BACKGROUND")
 

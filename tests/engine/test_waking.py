@@ -824,6 +824,18 @@ async def test_failing_run_is_retried_with_backoff_and_blocks_no_other(tmp_path:
 
 
 @pytest.mark.spec("waiting:WT21")
+def test_journal_name_that_is_not_utf8_hinders_no_waking(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    odd = FileJournal(tmp_path / os.fsdecode(b"caf\xe9.jsonl"))
+    with Engine([agent(asks)]) as engine:
+        for journal in (FileJournal(tmp_path / "plain.jsonl"), odd):
+            assert "suspended" == engine.run_sync("napper", journal=journal).status
+
+        assert ["plain.jsonl"] == [one.run for one in indexed(tmp_path)]
+        assert "is never woken: its file name is not UTF-8" in caplog.text
+        assert "yes" == engine.resume_sync(odd, answers={"q0": "yes"}).output
+
+
+@pytest.mark.spec("waiting:WT21")
 async def test_wake_time_of_a_resumed_run_holds_though_tell_raises(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -233,6 +233,7 @@ def test_policy_file_and_signing_key_are_unreachable_for_workspace_tools(folder:
         ),
         ({"web": True}, "Workspace(web=...) must be text or None, not True"),
         ({"web": "localhost"}, "'localhost' is not the address of a search service"),
+        ({"trusted": "README*"}, "patterns of files must be a list: expected a list, not 'README*'; write ['README*']"),
     ],
 )
 def test_invalid_workspace_option_is_refused(options: dict[str, Any], said: str) -> None:

@@ -4,7 +4,10 @@ Doing a recorded run again: with tools or models live, extended after an edit, a
 
 from __future__ import annotations
 
+import errno
 import gc
+import os
+import shutil
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -26,7 +29,7 @@ from stepengine import (
     ToolCall,
 )
 from stepengine.data.tools import ToolAnnotations
-from stepengine.errors import JournalError, JournalLocked, JournalMissing, ReplayDivergence
+from stepengine.errors import JournalError, JournalLocked, JournalMissing, JournalWriteFailed, ReplayDivergence
 from stepengine.journal import FileJournal, Journal, MemoryJournal, SqliteJournal, check
 from stepengine.testing import ScriptedModel, text, tool_call
 
@@ -202,6 +205,24 @@ def test_extend_asks_before_repeating_side_effects(kind: Any, tmp_path: Path) ->
     assert (journal.extended.kept, journal.extended.recorded, journal.extended.anew) == (3, 4, 1)
     assert "before-2" in journal.extended.before.name
     assert made.before.content() == before
+
+
+@pytest.mark.spec("reliability:JR08")
+def test_extending_without_room_for_a_backup_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path, charged = tmp_path / "run.jsonl", list[int]()
+    with Engine([charging(charged, "a", 5)]) as engine:
+        engine.run_sync("shop", journal=path)
+    before = path.read_bytes()
+    monkeypatch.setattr(shutil, "copyfileobj", fail)
+    with Engine([charging(charged, "b", 5)]) as engine:
+        result = engine.resume_sync(path, allow_repeat=True, on_divergence="extend")
+
+    assert isinstance(result.error, JournalWriteFailed)
+    assert "could not be copied to" in str(result.error)
+    assert (before, [path]) == (path.read_bytes(), [*tmp_path.iterdir()])
 
 
 @pytest.mark.spec("replay:D10", "requirements:X73")

@@ -6,24 +6,27 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import os
 import sqlite3
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from pathlib import Path
 
 import attrs
 import pytest
 
-from stepengine import STEP, AgentCall, AgentDefinition, Hooks, Parallel, Perform, RunStatus, Tool, ToolCall
+from stepengine import STEP, AgentCall, AgentDefinition, Engine, Hooks, Parallel, Perform, RunStatus, Tool, ToolCall
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import JournalCorrupt, JournalError, JournalLocked, JournalWriteFailed
 from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, as_journal, check
 from stepengine.journal.disk_reserve import DiskReserve
 from stepengine.journal.line_journal import LockedStore
 from stepengine.journal.locked_file import LockedFile
+from stepengine.journal.recorded_runs import RecordedRun
 from stepengine.journal.records import Input
 from stepengine.testing import text, tool_call
 from tests.journal.forked import FORKS, hold_in_child, in_child
@@ -120,6 +123,22 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path, world):
             with pytest.raises(JournalError, match="not a regular file"):
                 act(journal)
         assert "not a regular file" in check(journal).problems[0]
+
+
+@pytest.mark.spec("reliability:JR17")
+@pytest.mark.parametrize("name", ["run.jsonl", "runs.db#run"])
+def test_path_that_the_system_rejects_is_a_journal_error(tmp_path, name):
+    journal = as_journal(str(tmp_path / f"{'x' * 300}-{name}"))
+    with Engine() as engine:
+        for act in (
+            journal.is_there,
+            journal.is_held,
+            journal.size,
+            journal.make_missing_error,
+            lambda: engine.resume_sync(journal),
+        ):
+            with pytest.raises(JournalError, match="cannot be used as a journal: File name too long"):
+                act()
 
 
 @pytest.mark.spec("reliability:JR01", "replay:J37")
@@ -247,6 +266,39 @@ def test_released_journal_is_free_despite_inherited_descriptors(tmp_path, store)
         journal.writer().close()
     finally:
         os.close(copy)
+
+
+@pytest.mark.spec("reliability:JR13")
+@pytest.mark.parametrize("kind", ["file", "sqlite", "list of runs"])
+def test_writer_opens_while_others_look_whether_it_is_held(tmp_path, kind, monkeypatch):
+    journal = SqliteJournal(tmp_path / "runs.db", "run") if kind == "sqlite" else FileJournal(tmp_path / "run.jsonl")
+    listed = RecordedRun("run", {"status": "running", "pid": 2**31 - 1}, tmp_path)
+    writer = journal.writer()
+    left = [*tmp_path.glob(".*.lock")]
+    writer.close()
+    for path in left:  # as if that writer had been killed
+        path.touch(0o600)
+    real_flock, has_tried, opened = fcntl.flock, threading.Event(), []
+
+    def flock(descriptor, operation):
+        if threading.current_thread() is threading.main_thread():
+            real_flock(descriptor, operation)
+            if operation != fcntl.LOCK_UN:
+                opened.append(pool.submit(lambda: journal.writer().close()))
+                assert has_tried.wait(20)
+            return
+        try:
+            real_flock(descriptor, operation)
+        finally:
+            has_tried.set()
+
+    with ThreadPoolExecutor() as pool:
+        monkeypatch.setattr("fcntl.flock", flock)
+        if kind == "list of runs":
+            assert "interrupted" == listed.status
+        else:
+            assert not journal.is_held()
+        opened[0].result()
 
 
 @pytest.mark.spec("reliability:JR15")

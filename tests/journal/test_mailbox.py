@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import sqlite3
 import stat
 import threading
@@ -144,6 +145,23 @@ def test_missing_run_in_a_database_raises_journal_missing(tmp_path: Path) -> Non
 
     with pytest.raises(JournalMissing, match="there is no run 'two'"):
         SqliteJournal(tmp_path / "runs.db", "two").mailbox().send(message())
+
+
+def test_journal_removed_while_sending_raises_journal_missing(tmp_path: Path) -> None:
+    """With its folder, between the look at its head and the lock of the mailbox."""
+
+    class Removed(FileJournal):
+        def head(self) -> Any:
+            found = super().head()
+            shutil.rmtree(self.folder)
+            return found
+
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    (folder / "run.jsonl").write_bytes(recorded_once())
+
+    with pytest.raises(JournalMissing, match="does not exist"):
+        Removed(folder / "run.jsonl").mailbox().send(message(1))
 
 
 def test_discarding_a_journal_removes_its_messages(store: Callable[..., Journal], tmp_path: Path) -> None:

@@ -195,6 +195,15 @@ def test_machine_data_covers_folders_and_names_only(monkeypatch):
     assert "<tmp>" in found.values()
 
 
+@pytest.mark.spec("replay:K7")
+def test_machine_data_needs_no_home_folder(monkeypatch):
+    """As in a container whose user is only a number."""
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
+
+    assert "<home>" not in machine_data("/place/project").values()
+
+
 @pytest.mark.spec("replay:K11", "replay:K5")
 def test_scan_reports_file_line_and_rule_without_the_value(tmp_path: Path):
     (tmp_path / "run.jsonl").write_text(json.dumps({"text": f"first\n{KEY}"}) + "\n" + json.dumps({"t": "none"}) + "\n")

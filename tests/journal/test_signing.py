@@ -550,6 +550,15 @@ def test_invalid_public_key_or_digest_is_rejected(journal: Path, keys: Path, tmp
         verify(tmp_path / "none.jsonl", keys.with_suffix(".pub"))
 
 
+def test_key_below_a_missing_home_folder_is_a_journal_error(journal: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
+
+    for act in (lambda: SigningKey("~/audit"), lambda: verify(journal, "~/audit.pub")):
+        with pytest.raises(JournalError, match="cannot be read: No such file"):
+            act()
+
+
 def _copied(source: Path, target: Path, mode: int) -> Path:
     target.write_bytes(source.read_bytes())
     target.chmod(mode)

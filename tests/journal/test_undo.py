@@ -266,6 +266,15 @@ def test_undo_never_leaves_the_root_or_touches_protected_files(root, tmp_path):
         assert "new" == (root / ".git" / "hook").read_text()
 
 
+@pytest.mark.parametrize("option", ["allow_secrets", "allow_protected"])
+def test_undo_rejects_one_string_instead_of_patterns(root, option):
+    """Its characters would be patterns: the ``*`` of ``"*.pem"`` would allow every file."""
+    journal = ran(root, [write("a.txt")])
+
+    with pytest.raises(DefinitionError, match=r"must be a list: expected a list, not '\*\.pem'"):
+        undo(journal, root, **{option: "*.pem"})
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -40,7 +40,7 @@ from stepengine.data.outcomes import Value
 from stepengine.data.tools import ToolAnnotations
 from stepengine.debugging import debug
 from stepengine.errors import JournalError, JournalLocked
-from stepengine.journal import FileJournal, Journal, MemoryJournal, SigningKey, SqliteJournal, repair
+from stepengine.journal import FileJournal, Journal, MemoryJournal, SigningKey, SqliteJournal, repair, undo
 from stepengine.journal import scrub as scrub_journal
 from stepengine.journal.forks import branch
 from stepengine.journal.history import History
@@ -51,7 +51,7 @@ from stepengine.journal.records import Input, Intent, Result
 from stepengine.journal.unknown_calls import refuse_unknown_calls
 from stepengine.permissions import Policy, Rule
 from stepengine.testing import ScriptedModel, text, tool_call
-from stepengine.tools.bundled import child_tools, spawn_tools
+from stepengine.tools.bundled import child_tools, file_tools, spawn_tools
 from stepengine.workspace.atomic import create_folder_durably
 from stepengine.workspace.user_state import RUNS, get_user_state_folder
 from tests.journal.mutants import resealed
@@ -904,6 +904,32 @@ def test_an_import_refuses_an_approval_that_its_record_hides(
     """A database compares fingerprints alone."""
     with pytest.raises(JournalError, match="did not request or approve"):
         refuse_unknown_calls(lying_journal(lie, tmp_path, monkeypatch))
+
+
+@pytest.mark.spec("requirements:X122")
+def test_undo_restores_writes_of_a_newly_approved_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a recorded reply requests the call, so that it starts for the first time when a person approves it."""
+    root, file = tmp_path / "root", tmp_path / "root" / "a.txt"
+    root.mkdir()
+    file.write_text("old")
+    agent = AgentDefinition("writer", tools=file_tools(root, write=True))
+    replacements = [{"old_string": "old", "new_string": "new"}]
+    edit = tool_call("str_replace", {"path": "a.txt", "replacements": replacements})
+    whole = FileJournal(tmp_path / "whole.jsonl")
+    with Engine([agent], models=ScriptedModel([edit, text("done")])) as engine:
+        engine.run_sync("writer", "edit", journal=whole).unwrap()
+    lines = lines_of(whole)
+    reply = next(number for number, line in enumerate(lines, 1) if b'"model_reply"' in line)
+    cut = cut_file(tmp_path / "cut.jsonl", lines[:reply])
+    file.write_text("old")
+    become_somebody_else(monkeypatch, tmp_path)
+    person = Says("yes")
+    with Engine([agent], models=ScriptedModel([text("done")]), interactor=person) as engine:
+        engine.resume_sync(cut).unwrap()
+
+    assert (1, "new") == (len(person.asked), file.read_text())
+    assert ("a.txt",) == undo(cut, root, trust=True).restored
+    assert "old" == file.read_text()
 
 
 def test_call_of_a_recorded_reply_asks_behind_a_reviewing_hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -205,6 +205,18 @@ def test_unusable_index_is_rebuilt(bench: Bench, damage: str, is_open: bool, cap
     assert "rebuilt the wake index" in caplog.text
 
 
+@pytest.mark.spec("waiting:WT21")
+@pytest.mark.parametrize("due", ["'soon'", "9000000000000000000"])
+def test_index_with_an_unreadable_due_time_is_rebuilt(bench: Bench, due: str) -> None:
+    bench.sleeping = [Sleeping("one", NOW, {"time"}, "a")]
+    with bench.index() as index:
+        index.list_all()
+        spoil(f"UPDATE sleeping SET due = {due}")(bench.file)
+
+        assert NOW == index.find_next_wake_time()
+    assert 2 == bench.readings
+
+
 @pytest.mark.spec("reliability:JR49")
 @pytest.mark.parametrize("content", [b"garbage" * 999, b"SQLite format 3\0" + b"\xff" * 5_000])
 def test_file_of_another_program_is_not_replaced_by_the_index(tmp_path: Path, content: bytes) -> None:

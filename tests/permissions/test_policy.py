@@ -384,6 +384,17 @@ def test_a_file_that_is_no_json_is_refused(tmp_path, text):
         Policy.load(tmp_path / "missing.json")
 
 
+@pytest.mark.spec("reliability:PM45")
+@pytest.mark.parametrize(
+    "match", [r'{"command": ["git", "\ud800"]}', '{"call": {"is": "x", "input": {"a": NaN}}}', '{"values": {"is": "x", "values": {"a": [NaN]}}}']
+)  # fmt: skip
+def test_rule_with_a_value_outside_json_is_refused(tmp_path, match):
+    (tmp_path / "p.json").write_text(f'{{"rules": [{{"decision": "deny", "match": {match}}}]}}')
+
+    with pytest.raises(DefinitionError, match=r"the policy file '.*p\.json': rule 1: "):
+        Policy.load(tmp_path / "p.json")
+
+
 def test_rules_are_listed_replaced_and_removed_by_id():
     policy = Policy([Rule.allow_tool("a", id="one"), Rule.allow_tool("b", id="two")]).with_rules(
         Rule.deny_tool("a", id="one")

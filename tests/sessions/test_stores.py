@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -18,10 +19,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepengine.data import codec
 from stepengine.data.messages import AssistantMessage, TextPart, ToolCallPart, ToolMessage, UserMessage
 from stepengine.data.questions import Question
 from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
+from stepengine.data.usage import Usage
 from stepengine.errors import SessionConflict, SessionError
 from stepengine.sessions import (
     FileSessions,
@@ -438,6 +441,29 @@ def test_damaged_file_is_named_and_never_misread(tmp_path, name, content):
     )
 
 
+@pytest.mark.spec("reliability:R20")
+@pytest.mark.parametrize("name", [".lock", "metadata.json", "history.jsonl", "state.json"])
+def test_folder_in_place_of_a_session_file_raises_session_error(tmp_path, name):
+    store = FileSessions(tmp_path, clock=Clock())
+    store.save(with_messages(store.load("x"), talk("a")))
+    (tmp_path / "x" / name).unlink()
+    (tmp_path / "x" / name).mkdir()
+
+    for act in (store.load, store.delete):
+        with pytest.raises(SessionError, match=re.escape(str(tmp_path / "x"))):
+            act("x")
+
+
+@pytest.mark.spec("reliability:JR15")
+def test_store_without_its_folder_raises_session_error(tmp_path):
+    store = FileSessions(tmp_path / "sessions", clock=Clock())
+    store.root.rmdir()
+
+    for act in (store.list, lambda: store.set_cached("key", 1)):
+        with pytest.raises(SessionError, match=re.escape(str(store.root))):
+            act()
+
+
 def test_links_and_special_files_raise(tmp_path):
     store = FileSessions(tmp_path / "s", clock=Clock())
     store.save(with_messages(store.load("x"), talk("a")))
@@ -464,6 +490,19 @@ def test_links_and_special_files_raise(tmp_path):
     (tmp_path / "link.db").symlink_to(tmp_path / "s.db")
     with pytest.raises(SessionError, match="not a regular file"):
         SqliteSessions(tmp_path / "link.db")
+
+
+@pytest.mark.spec("reliability:R20")
+def test_stored_state_of_another_type_raises_session_error(tmp_path):
+    store = FileSessions(tmp_path, clock=Clock())
+    store.save(with_messages(store.load("x"), talk("a"), state=AgentState(message_history=talk("a"))))
+    path = tmp_path / "x" / "state.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "state": codec.to_json(Usage())}))
+
+    with pytest.raises(
+        SessionError, match=r"state\.json contains a state that cannot be read: .*Usage, not AgentState"
+    ):
+        store.load("x")
 
 
 @pytest.mark.skipif(not Path("/proc/locks").exists(), reason="only Linux lists locks")

@@ -148,14 +148,13 @@ class FileMemory:
         """Return the lines of a scope's file, none if it is missing; raise ``ToolError`` if it is a link or too large."""
         path = self._get_notes_path(scope)
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            with open(path, "rb", opener=_open_without_following) as file:
+                data = file.read(2 * FILE_BYTES + 1)
         except FileNotFoundError:
             return []
         except OSError as error:
             msg = f"the file of notes {path.name!r} cannot be read: {error.strerror}"
             raise ToolError(msg) from None
-        with os.fdopen(fd, "rb") as file:
-            data = file.read(2 * FILE_BYTES + 1)
         if len(data) > 2 * FILE_BYTES:
             msg = f"the file of notes {path.name!r} has more than {2 * FILE_BYTES:,} bytes, so it was not read"
             raise ToolError(msg)
@@ -202,16 +201,21 @@ class FileMemory:
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX)
+                yield path
+            finally:
+                # Unlocked explicitly: a process that was forked meanwhile has the open file, too.
+                fcntl.flock(fd, fcntl.LOCK_UN)
+                os.close(fd)
         except OSError as error:
             msg = f"notes cannot be kept: {error.strerror or type(error).__name__}"
             raise ToolError(msg) from None
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            yield path
-        finally:
-            # Unlocked explicitly: a process that was forked meanwhile has the open file, too.
-            fcntl.flock(fd, fcntl.LOCK_UN)
-            os.close(fd)
+
+
+def _open_without_following(path: str, flags: int) -> int:
+    """Open a file, but no link, without waiting for the writer of a pipe."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _parse_notes(lines: Sequence[str]) -> list[Note]:

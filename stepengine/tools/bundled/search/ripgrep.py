@@ -100,9 +100,10 @@ def search_in_python(
         for place, entry in entries:
             if entry.is_dir(follow_symlinks=False) or place[-1].startswith(".") or not wanted(place):
                 continue
-            if entry.stat(follow_symlinks=False).st_size > SEARCH_FILE_BYTES:
-                continue
-            lines = read_searchable_lines(root, ignore, place)
+            lines = None
+            with contextlib.suppress(OSError):  # it was removed after the folder was listed
+                if entry.stat(follow_symlinks=False).st_size <= SEARCH_FILE_BYTES:
+                    lines = read_searchable_lines(root, ignore, place)
             if lines is not None:
                 found = _find_matching_lines(lines, test, flags, max_per_file, budget, on_skipped_line)
                 if found[0]:

@@ -57,6 +57,7 @@ class OutputLog:
     def __init__(self, path: Path, *, is_here: bool = True) -> None:
         self.path = path
         self.size = 0
+        self._has_lost_output = False
         self._all = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - ``close`` closes it
         self._fd = -1
         if is_here:
@@ -64,15 +65,19 @@ class OutputLog:
 
     @property
     def is_full(self) -> bool:
-        """Whether the job has printed more than its file may contain."""
-        return self.size > JOB_OUTPUT_BYTES
+        """Whether the job has printed more than its file or the disk may contain."""
+        return self._has_lost_output or self.size > JOB_OUTPUT_BYTES
 
     def write(self, data: bytes) -> None:
-        """Append output of the job; output above 16 MiB is not in its named file."""
-        if self._fd >= 0:
-            os.write(self._fd, data[: max(0, JOB_OUTPUT_BYTES - self.size)])
-        self._all.write(data)
-        self.size += len(data)
+        """Append output of the job; output above 16 MiB is not in its named file, and output above the room on the disk in none."""
+        try:
+            if self._fd >= 0:
+                os.write(self._fd, data[: max(0, JOB_OUTPUT_BYTES - self.size)])
+            written = self._all.write(data)
+        except OSError:
+            written = 0
+        self.size += written
+        self._has_lost_output |= written < len(data)
 
     def contains(self, text: bytes, start: int) -> bool:
         """Return True if the output contains *text* at or after the byte *start*."""
