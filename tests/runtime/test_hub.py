@@ -380,7 +380,8 @@ async def test_started_tool_call_names_the_category_of_its_tool():
 
     agent = AgentDefinition("a", model="m/m", tools=[find, look])
     replies = [tool_calls(tool_call("find"), tool_call("look", {"n": 1})), "done"]
-    events = [event async for event in Engine([agent], models=ScriptedModel(replies)).stream("a", "go")]
+    with Engine([agent], models=ScriptedModel(replies)) as engine:
+        events = [event async for event in engine.stream("a", "go")]
 
     assert ["search", ""] == [event.category for event in events if event.type == "tool_started"]
 
