@@ -130,6 +130,9 @@ def test_page_may_set_only_shared_state_and_context(folder: Path, monkeypatch: p
         (["shop.py", "--host", "0.0.0.0"], "--host 0.0.0.0 makes the server reachable from other machines"),
         (["shop.py", "--host", "0.0.0.0", "--tokens", "tokens.json"], "--allow-host NAME"),
         (["shop.py", "--host", "0.0.0.0", "--allow-host", "shop.example.com"], "--tokens FILE"),
+        (["shop.py", "--host", "999.1.1.1"], "--host 999.1.1.1 cannot be used: it is neither an IP address nor a host name; pass an address"),
+        (["shop.py", "--host", "a..b"], "--host a..b cannot be used: it is neither an IP address nor a host name"),
+        (["shop.py", "--host", "192.0.2.1"], "pass an address of this machine, such as 127.0.0.1"),
         (["shop.py", "--tokens", "nothing.json"], "there is no nothing.json; `stepengine tokens add NAME --file nothing.json` creates it"),
         (["shop.py", "--tokens", "shop.py"], "may be read or written by others (mode 0644)"),
         (["shop.py", "--runs", "everybodys"], "others may write to"),
@@ -156,6 +159,14 @@ def test_invalid_serve_arguments_exit_with_2(
     assert 2 == result.exit_code, result.output
     assert said in result.output
     assert "Traceback" not in result.output
+
+
+def test_other_loopback_address_needs_no_host_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    with serve_in_process("serve", "shop.py", "--host", "127.0.0.2") as (client, _):
+        answer = client.get("/agents", headers={"host": "127.0.0.2:8000"})
+
+    assert 200 == answer.status_code, answer.text
 
 
 def test_occupied_port_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,6 +190,7 @@ def test_studio_does_not_run_untrusted_agents(project: Path, monkeypatch: pytest
             "'asker.py' is a file; runs are stored in a folder or in a database such as 'runs.db'",
         ),
         (["--model", "nothing"], "no provider is known for the model 'nothing'"),
+        (["--host", "999.1.1.1"], "--host 999.1.1.1 cannot be used: it is neither an IP address"),
         (["--host", "0.0.0.0"], "makes the server reachable from other machines"),
         (["--script", "none.json"], "--script 'none.json': none.json cannot be read"),
         (["--script", "bad.json"], "--script 'bad.json' must be a list of replies, not dict"),

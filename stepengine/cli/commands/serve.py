@@ -33,6 +33,7 @@ from stepengine.cli.toolset import ToolRequest, collect_with_spawnable_agents
 from stepengine.data.visible import visible
 from stepengine.errors import DatabaseUnavailable, DefinitionError, ExecutorBusy, StepEngineError
 from stepengine.runtime.logs import LOGGER
+from stepengine.workspace.urls import find_listen_problem, is_loopback_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -61,7 +62,6 @@ TYPED = (
     "max_steps",
 )
 PATHS = ("cwd", "config")
-NEAR = ("127.0.0.1", "::1", "localhost")
 
 
 @partial(with_shared_options, without=("agent", "as_json", "quiet", "verbose"))
@@ -231,7 +231,7 @@ def serve_runs(options: Options, serve_options: ServeOptions) -> Exit:
 
     require_extra_package()
     require_extra_package("uvicorn")
-    _require_tokens_for_public_host(serve_options)
+    _require_usable_host(serve_options)
     _refuse_unusable_script(options, serve_options)
     sources, left_out = None, list[str]()
     if serve_options.ui and not _parse_engine_function_name(serve_options.module):
@@ -243,6 +243,7 @@ def serve_runs(options: Options, serve_options: ServeOptions) -> Exit:
         sources.record_file_hashes()
     engine, place = _choose_engine_and_run_store(engine, serve_options)
     logins = Logins() if serve_options.ui else None
+    host = serve_options.host
     with _use_given_or_temporary_tokens(serve_options.tokens) as (file, token):
         try:
             served = app(
@@ -260,7 +261,7 @@ def serve_runs(options: Options, serve_options: ServeOptions) -> Exit:
                 drain=serve_options.drain,
                 webhooks=serve_options.webhooks,
                 shares=serve_options.shares,
-                hosts=serve_options.hosts or LOOPBACK,
+                hosts=serve_options.hosts or (*LOOPBACK, f"[{host}]" if ":" in host else host),
                 cors=serve_options.cors,
                 quotas=parse_quotas(serve_options.quotas),
             )
@@ -288,8 +289,16 @@ def serve_runs(options: Options, serve_options: ServeOptions) -> Exit:
             return run_deployment_command(_serve_until_signal(served, serve_options, announce_and_print_links))
 
 
-def _require_tokens_for_public_host(serve_options: ServeOptions) -> None:
-    if serve_options.host not in NEAR and (serve_options.tokens is None or not serve_options.hosts):
+def _require_usable_host(serve_options: ServeOptions) -> None:
+    """Raise ``UsageProblem`` for a host that cannot be listened on, and for one that others reach without tokens and host names."""
+    if is_loopback_host(serve_options.host):
+        return
+    if problem := find_listen_problem(serve_options.host):
+        msg = (
+            f"--host {serve_options.host} cannot be used: {problem}; pass an address of this machine, such as 127.0.0.1"
+        )
+        raise UsageProblem(msg)
+    if serve_options.tokens is None or not serve_options.hosts:
         msg = (
             f"--host {serve_options.host} makes the server reachable from other machines: pass the accepted tokens with --tokens FILE, "
             "and each host name that clients use with --allow-host NAME"
