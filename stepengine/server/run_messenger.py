@@ -113,6 +113,8 @@ class RunMessenger:
         new: list[str] | None = None
         try:
             if decided:
+                # Before the decisions mark the run as running: it cannot be resumed with a mailbox that cannot be read.
+                await asyncio.to_thread(self._store.journal(row.run).mailbox().read)
                 new = await self._store.write(make_store_decisions_act(row.run, decided))
             if letters:
                 await asyncio.to_thread(self._write_mailbox_messages, row, letters)

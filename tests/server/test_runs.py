@@ -604,7 +604,9 @@ def test_call_in_doubt_is_repeated_only_by_an_admin(tmp_path: Path) -> None:
 @pytest.mark.deep
 @pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF15")
-def test_answers_with_an_unwritable_mailbox_store_no_decision(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_answers_with_an_unreadable_mailbox_change_nothing(tmp_path: Path, *, is_alone: bool) -> None:
+    """The question in doubt is still shown, and can be answered once the mailbox is readable again."""
     server = Server(tmp_path)
     DONE.clear()
     with server.running():
@@ -619,11 +621,17 @@ def test_answers_with_an_unwritable_mailbox_store_no_decision(tmp_path: Path) ->
         mailbox = journal.with_name(f"{journal.name}.mail")
         mailbox.touch()
         mailbox.chmod(0o666)
-        refused, _ = server.ask("POST", f"{path}/answers", {"answers": {question: "Friday", doubt: "yes"}}, of="root")
+        asked = {doubt: "yes"} if is_alone else {question: "Friday", doubt: "yes"}
+        refused, _ = server.ask("POST", f"{path}/answers", {"answers": asked}, of="root")
+        left = server.ask("GET", path)[1]
         mailbox.unlink()
-        until(lambda: 2 == len(server.ask("GET", path)[1]["questions"]))
         other = server.ask("POST", f"{path}/answers", {"answers": {question: "Monday", doubt: "no"}}, of="root")
-        assert (500, 202) == (refused, other[0]), other
+        assert (500, "suspended", [question, doubt]) == (
+            refused,
+            left["status"],
+            [one["id"] for one in left["questions"]],
+        )
+        assert 202 == other[0], other
         done = server.look(path, until="completed")
 
     assert ["Rome"] == DONE
