@@ -8,7 +8,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepengine.errors import DefinitionError
+from stepengine.errors import DefinitionError, JournalMissing
 from stepengine.journal.history import engine_version
 from stepengine.server.access import LOOPBACK, Guard, Tokens, require_caller, reserve_event_stream
 from stepengine.server.extra import require_extra_package
@@ -307,7 +307,11 @@ def _make_route(operation: Operation) -> Route:
                 request.app.state.runs.quotas.require_event_stream_quota(reserve_event_stream(request))
             return await operation.handler(request)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets a document
-            return problem_of(error).response()
+            problem = problem_of(error)
+            if isinstance(error, JournalMissing) and "run" in request.path_params:
+                # The ledger has the run: an unknown one is refused before.
+                problem.message = "the run has no record: it has not started yet, or its journal was deleted"
+            return problem.response()
 
     # These names may contain slashes.
     path = (
