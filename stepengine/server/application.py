@@ -112,8 +112,8 @@ def app(
         quotas: How much one owner may use; a request over a quota gets 429. By default ``Quotas()``.
 
     Raises:
-        AgentError: If *agents* has the id of no agent.
-        DefinitionError: If no caller can be identified, runs have no store or two, other users could read the tokens or the
+        AgentError: If *agents* or a schedule has the id of no agent.
+        DefinitionError: If two schedules have the same id, no caller can be identified, runs have no store or two, other users could read the tokens or the
             webhooks, or *reports* is a file.
         DataError: If the file of webhooks or tokens is invalid.
         JournalError: If other users could write *reports*.
@@ -159,8 +159,8 @@ def app(
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        await run_service.start()
         try:
+            await run_service.start()
             async with AsyncExitStack() as stack, served.state.freed_memory.trim_periodically():
                 if hooks.out is not None and run_service.ledger is not None:
                     await stack.enter_async_context(

@@ -31,6 +31,7 @@ from stepengine import (
     InputSchema,
     Parallel,
     Receive,
+    Schedule,
     Sleep,
     ToolCall,
     ToolContext,
@@ -39,7 +40,7 @@ from stepengine import (
 )
 from stepengine.durable import DurableEngine, Operator
 from stepengine.durable.register import Register
-from stepengine.errors import AnswerRejected, InputError, JournalError, ToolError
+from stepengine.errors import AgentError, AnswerRejected, InputError, JournalError, ToolError
 from stepengine.journal import FileJournal
 from stepengine.journal.mailbox import MailboxMessage
 from stepengine.permissions import Policy, Rule
@@ -770,6 +771,29 @@ async def test_a_repeated_start_fails_as_the_first_one_does(tmp_path: Path) -> N
 
     assert [InputError] * 5 == [type(one) for one in told], told
     assert [] == kept
+
+
+async def test_server_that_cannot_start_closes_its_engine(tmp_path: Path) -> None:
+    closed = []
+
+    class Noted(Engine):
+        async def aclose(self) -> None:
+            closed.append(self)
+            await super().aclose()
+
+    (tmp_path / "runs").touch()
+    served = app(Noted(AGENTS), runs=tmp_path / "runs", tokens=tmp_path / "tokens.json")
+    with pytest.raises(JournalError, match="is a file"):
+        async with served.lifespan():
+            pass
+
+    assert 1 == len(closed)
+
+
+def test_schedule_of_an_unknown_agent_is_refused_before_the_start(tmp_path: Path) -> None:
+    schedules = [Schedule("nobody", cron="0 7 * * *")]
+    with Engine(AGENTS) as engine, pytest.raises(AgentError, match="nobody"):
+        app(engine, runs=tmp_path / "runs", tokens=tmp_path / "tokens.json", schedules=schedules)
 
 
 @pytest.mark.spec("studio:SV2")
