@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from stepengine.data.messages import Message
     from stepengine.data.usage import Usage
     from stepengine.data.waits import Waits
+    from stepengine.engine import Engine
     from stepengine.engine.scheduler import ScheduleStatus
 
 __all__ = ("OPERATIONS", "PAGES", "AgentSummaries")
@@ -624,13 +625,14 @@ def _summarize_agent(agent: AgentDefinition) -> dict[str, Any]:
 async def list_agents(request: Request) -> Response:
     runs = await _reload_agents_and_get_runs(request)
     broken = None if runs.load_problem is None else runs.load_problem.message
-    is_told, engine = require_caller(request).may("admin"), runs.engine
+    # Read once: another request may replace the engine meanwhile.
+    is_told, engine, ids = require_caller(request).may("admin"), runs.engine, runs.agents
     # To look for a key may import what a provider needs.
-    lacks = await asyncio.to_thread(lambda: [runs.explain_missing_model(id_) if is_told else "" for id_ in runs.agents])
+    lacks = await asyncio.to_thread(lambda: [runs.explain_missing_model(engine, id_) if is_told else "" for id_ in ids])
     summaries: AgentSummaries = request.app.state.agent_summaries
     agents = [
         AgentView(**summaries.get_summary(engine.agent(id_)), missing=lack or None)
-        for id_, lack in zip(runs.agents, lacks, strict=True)
+        for id_, lack in zip(ids, lacks, strict=True)
     ]
     return AgentList(agents=agents, broken=broken, script=request.app.state.script or None).response()
 
@@ -647,9 +649,10 @@ async def get_agent(request: Request) -> Response:
     if name not in runs.agents:
         msg = f"there is no agent {name[:200]!r}; GET /agents lists the agents"
         raise Problem(msg, status=404, kind="no_such_agent")
-    agent = runs.engine.agent(name)
+    engine = runs.engine
+    agent = engine.agent(name)
     more = (
-        await asyncio.to_thread(_get_agent_debug_fields, runs, agent)
+        await asyncio.to_thread(_get_agent_debug_fields, engine, agent)
         if require_caller(request).may("debug")
         else {"source": None}
     )
@@ -657,9 +660,9 @@ async def get_agent(request: Request) -> Response:
     return AgentDetail(**summaries.get_summary(agent), **more).response()
 
 
-def _get_agent_debug_fields(runs: RunService, agent: AgentDefinition) -> dict[str, Any]:
+def _get_agent_debug_fields(engine: Engine, agent: AgentDefinition) -> dict[str, Any]:
     """Return the members of ``AgentDetail`` for callers with the scope debug: source, prompts, tools, policy and settings."""
-    known, origin = describe_agent(runs.engine, agent.id), find_agent_origin(agent)
+    known, origin = describe_agent(engine, agent.id), find_agent_origin(agent)
     system = agent.system_prompt if isinstance(agent.system_prompt, str) else None
     return {
         "source": _find_handler_source(agent),

@@ -34,7 +34,7 @@ from stepengine.tools.bundled import file_tools
 from tests.waits import until
 
 from .behind import kind_of
-from .house import House, ended, question_of, started, written
+from .house import AGENTS, House, ended, question_of, started, written
 
 pytestmark = pytest.mark.leaks_allowed(
     "the server outlasts a test: its threads and what its runs hold are the module's"
@@ -529,6 +529,21 @@ def test_agent_summaries_are_computed_once(house: House, monkeypatch: pytest.Mon
         again = reader.get("/agents").json(), reader.get("/agents/quick").json()
 
     assert first == again
+
+
+def test_agents_are_listed_while_their_engine_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    explain, smaller = Runs.explain_missing_model, Engine([AgentDefinition("quick")])
+
+    def replace_engine(self: Runs, *given: Any) -> str:
+        self.engines.engine = smaller
+        return explain(self, *given)
+
+    monkeypatch.setattr(Runs, "explain_missing_model", replace_engine)
+    with House(tmp_path).open() as house, house.client("root") as root:
+        listed = root.get("/agents")
+
+    assert 200 == listed.status_code, listed.text
+    assert {one.id for one in AGENTS} == {one["id"] for one in listed.json()["agents"]}
 
 
 def test_report_folder_must_be_private_and_may_be_missing(tmp_path: Path) -> None:
