@@ -791,7 +791,7 @@ def _make_started_response(request: Request, run: str, *, is_new: bool) -> Respo
 
 
 async def list_runs(request: Request) -> Response:
-    given = request.query_params
+    given, is_detailed = request.query_params, _parse_flag(request, "details")
     statuses = tuple([word for word in given.get("status", "").split(",") if word])
     if any(word not in STATUSES for word in statuses):
         msg = f"status: must be one of {list_names(STATUSES)}"
@@ -809,7 +809,7 @@ async def list_runs(request: Request) -> Response:
         search=_parse_search_text(request),
     )
     shown, following = cut_page(found, parse_limit(request), lambda row: (row.created, row.run))
-    details = [await _load_run_details(request, row) if _parse_flag(request, "details") else None for row in shown]
+    details = [await _load_run_details(request, row) if is_detailed else None for row in shown]
     runs = [RunSummary(**_make_run_summary_fields(row), details=more) for row, more in zip(shown, details, strict=True)]
     return RunList(runs=runs, next=following).response()
 
