@@ -773,6 +773,38 @@ async def test_a_repeated_start_fails_as_the_first_one_does(tmp_path: Path) -> N
     assert [] == kept
 
 
+@pytest.mark.spec("studio:SV3")
+async def test_stop_interrupts_a_run_while_another_one_cleans_up(tmp_path: Path) -> None:
+    caller, has_started, may_end = Caller("ann", {"run"}), asyncio.Event(), asyncio.Event()
+
+    @tool
+    async def clean() -> str:
+        """Take long to clean up."""
+        has_started.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await may_end.wait()
+        return "clean"
+
+    def cleaning(ctx: Any) -> Any:
+        return (yield from call(clean))
+
+    async with Engine([*AGENTS, AgentDefinition("cleaning", tools=[clean], handle_steps=cleaning)]) as engine:
+        runs = Runs(engine, tmp_path / "runs", wait_for_answers=60, drain=0)
+        await runs.start()
+        await runs.launcher.start(caller, StartRequest(agent="cleaning"))
+        await has_started.wait()
+        run, _ = await runs.launcher.start(caller, StartRequest(agent="asking"))
+        handle, closing = runs.live.handles[run], asyncio.create_task(runs.close())
+        try:
+            async with asyncio.timeout(10):
+                await handle.wait()
+        finally:
+            may_end.set()
+            await closing
+
+
 async def test_server_that_cannot_start_closes_its_engine(tmp_path: Path) -> None:
     closed = []
 
