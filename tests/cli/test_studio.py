@@ -166,6 +166,17 @@ def test_studio_shows_foreign_journals_and_starts_none(project: Path, monkeypatc
     assert before == (journals / "theirs.jsonl").read_bytes()
 
 
+@pytest.mark.spec("studio:ST10")
+def test_project_with_other_jsonl_files_keeps_its_runs_folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    (project / "cases.jsonl").write_text('{"prompt": "Rome"}\n')
+    with serve_in_process("studio", "--no-open") as (client, said):
+        enter(client, said)
+        run = run_until_settled(client, "asker")["run_id"]
+
+    assert (project / "runs" / f"{run}.jsonl").is_file()
+
+
 def test_studio_does_not_run_untrusted_agents(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trust, "is_trusted", IS_TRUSTED)
     monkeypatch.chdir(project)
