@@ -161,12 +161,24 @@ def test_invalid_serve_arguments_exit_with_2(
     assert "Traceback" not in result.output
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1"])
+def test_loopback_server_answers_to_its_address_and_names(
+    folder: Path, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    own = f"[{host}]" if ":" in host else host
+    told = {}
+    with serve_in_process("serve", "shop.py", "--host", host, "--allow-host", "shop.example.com") as (client, _):
+        for name in (f"{own}:8000", "localhost:8000", "shop.example.com", "example.com"):
+            told[name] = client.get("/agents", headers={"host": name}).status_code
+
+    assert {f"{own}:8000": 200, "localhost:8000": 200, "shop.example.com": 200, "example.com": 421} == told
+
+
 def test_other_loopback_address_needs_no_host_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     with serve_in_process("serve", "shop.py", "--host", "127.0.0.2") as (client, _):
-        answer = client.get("/agents", headers={"host": "127.0.0.2:8000"})
-
-    assert 200 == answer.status_code, answer.text
+        assert 200 == client.get("/agents", headers={"host": "127.0.0.2:8000"}).status_code
 
 
 def test_occupied_port_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -244,6 +244,8 @@ def serve_runs(options: Options, serve_options: ServeOptions) -> Exit:
     engine, place = _choose_engine_and_run_store(engine, serve_options)
     logins = Logins() if serve_options.ui else None
     host = serve_options.host
+    # The printed links and examples have these, also if a proxy forwards requests under another name.
+    own_hosts = (*LOOPBACK, f"[{host}]" if ":" in host else host) if is_loopback_host(host) else ()
     with _use_given_or_temporary_tokens(serve_options.tokens) as (file, token):
         try:
             served = app(
@@ -261,7 +263,7 @@ def serve_runs(options: Options, serve_options: ServeOptions) -> Exit:
                 drain=serve_options.drain,
                 webhooks=serve_options.webhooks,
                 shares=serve_options.shares,
-                hosts=serve_options.hosts or (*LOOPBACK, f"[{host}]" if ":" in host else host),
+                hosts=(*own_hosts, *serve_options.hosts),
                 cors=serve_options.cors,
                 quotas=parse_quotas(serve_options.quotas),
             )
