@@ -181,6 +181,17 @@ def test_other_loopback_address_needs_no_host_name(folder: Path, monkeypatch: py
         assert 200 == client.get("/agents", headers={"host": "127.0.0.2:8000"}).status_code
 
 
+def test_link_has_a_host_name_that_the_server_accepts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    told = {}
+    for name in ("localhost", "shop.example.com:8443"):
+        words = ("--ui", "--host", "0.0.0.0", "--port", "8001", "--allow-host", name)
+        with serve_in_process("serve", "shop.py", *words) as (_, said):
+            told[name] = re.findall(r"http://([^/\s]+)", said)
+
+    assert {"localhost": ["localhost:8001"] * 2, "shop.example.com:8443": ["shop.example.com:8443"] * 2} == told
+
+
 def test_occupied_port_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -281,12 +281,16 @@ def serve_runs(options: Options, serve_options: ServeOptions) -> Exit:
         with _print_engine_warnings(), contextlib.ExitStack() as until_end:
 
             def announce_and_print_links(url: str) -> None:
+                address, name = url.partition("://")[2], next((one for one in serve_options.hosts if one != "*"), "")
+                if name and not own_hosts:
+                    # The server refuses other names, and a wildcard address leads nowhere.
+                    port = address.rpartition(":")[2]
+                    address = name if name.rpartition(":")[2].isdecimal() else f"{name}:{port}"
                 if logins is not None:
-                    host = next((name for name in serve_options.hosts if name != "*"), url.partition("://")[2])
                     until_end.enter_context(
-                        announce_studio(serve_options.folder, url, host, logins.make_operator_token())
+                        announce_studio(serve_options.folder, url, address, logins.make_operator_token())
                     )
-                print_links(url)
+                print_links(f"http://{address}")
 
             return run_deployment_command(_serve_until_signal(served, serve_options, announce_and_print_links))
 
