@@ -697,14 +697,16 @@ def test_turn_that_never_started_can_be_cancelled_and_followed(shop: Shop) -> No
         said = dora.post(f"/runs/{run}/input", json={"text": "Hurry."})
         cancelled = dora.post(f"/runs/{run}/cancel", json={"reason": "too late"})
         resumed = dora.post(f"/runs/{run}/resume")
-        view = dora.get(f"/runs/{run}").json()
+        view, events = dora.get(f"/runs/{run}").json(), dora.get(f"/runs/{run}/events")
+        page = dora.get("/vercel/pricer/s/stream")
         followed = dora.post("/runs", json=turn)
         done = ended(dora, followed.json()["run_id"])
 
-    assert (404, 202, 409, 202) == tuple([one.status_code for one in (said, cancelled, resumed, followed)])
+    assert [404, 202, 409, 204, 202] == [one.status_code for one in (said, cancelled, resumed, events, followed)]
     assert "the run has no record: it has not started yet, or its journal was deleted" == said.json()["detail"]
     assert ("cancelled", "too late") == (view["status"], view["error"])
     assert f"{HAIKU}: tea costs 30" == done["output"]
+    assert page.text.endswith("data: [DONE]\n\n")
 
 
 @pytest.mark.deep

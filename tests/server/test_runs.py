@@ -641,6 +641,30 @@ def test_answers_with_an_unreadable_mailbox_change_nothing(tmp_path: Path, *, is
 
 @pytest.mark.deep
 @pytest.mark.smoke
+@pytest.mark.spec("interfaces:IF18")
+def test_events_of_a_run_in_doubt_end_after_a_restart(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    with server.running():
+        path = server.start("asking-beside-deploy", "Rome")
+        server.look(path, until="suspended")
+    journal = tmp_path / "runs" / f"{path.rpartition('/')[2]}.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    cut = next(n for n, line in enumerate(lines) if b'"tool_name":"deploy"' in line)
+    journal.write_bytes(b"".join(lines[: cut + 1]))
+    with server.running():
+        questions = server.look(path, until="suspended")["questions"]
+    with server.running():
+        told = server.ask("GET", f"{path}/events")[1].decode()
+        last = [line.removeprefix("id: ") for line in told.splitlines() if line.startswith("id: ")][-1]
+        again, _ = server.ask("GET", f"{path}/events", **{"last-event-id": last})
+
+    assert "doubt:" in questions[1]["id"]
+    assert "event: tool_started" in told
+    assert 204 == again
+
+
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:SV4")
 def test_caller_without_answer_scope_cannot_speak_in_sessions(tmp_path: Path) -> None:
     from stepengine.sessions import MemorySessions
