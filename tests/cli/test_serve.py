@@ -20,6 +20,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from stepengine.server import Tokens
+from stepengine.server.ledger import Ledger, RunRow, make_register_run_act
 from tests import forked_processes
 from tests.cli.command import command, typed
 from tests.cli.in_process_server import run_until_settled, serve_in_process
@@ -200,6 +201,19 @@ def test_occupied_port_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch
 
     assert f"the server cannot listen on 127.0.0.1:{port}" in result.stderr
     assert "sk-stepengine-" not in result.output
+
+
+def test_server_with_an_occupied_port_resumes_no_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "runs").mkdir(mode=0o700)
+    ledger, request = Ledger(folder / "runs"), {"prompt": "", "params": None, "metadata": None}
+    ledger.write([make_register_run_act(RunRow("1" * 32, "", "asker", "started", 1.0, 1.0, request), None)])
+    ledger.close()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        result = command("serve", "shop.py", "--port", taken.getsockname()[1], "--drain", "0", code=2)
+
+    assert "Address already in use" in result.stderr
+    assert [] == list((folder / "runs").glob("*.jsonl"))
 
 
 @pytest.mark.usefixtures("forks")
