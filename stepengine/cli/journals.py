@@ -506,7 +506,7 @@ def iterate_files_and_journals(path: str) -> Iterator[tuple[str, Journal | None]
         return
     for file in map(str, list_files(path)):
         if parse_database_path(file) != (file, ""):
-            yield file, open_journal(file) if _is_journal(Path(file)) else None
+            yield file, open_journal(file) if is_journal_file(Path(file)) else None
             continue
         try:
             runs = SqliteJournal(file).runs()
@@ -518,7 +518,7 @@ def iterate_files_and_journals(path: str) -> Iterator[tuple[str, Journal | None]
         yield file, None
 
 
-def _is_journal(file: Path) -> bool:
+def is_journal_file(file: Path) -> bool:
     """
     Return whether a file is a journal, even with a damaged first line; ``False`` for ``*.jsonl`` with other JSON.
 

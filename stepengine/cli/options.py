@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import sys
 from collections.abc import Callable, Container, Iterable
 from datetime import timedelta
 from pathlib import Path
@@ -275,6 +276,22 @@ Answers = Annotated[
     list[str] | None,
     typer.Option("--answer", help="Answer to a question; may be repeated.", metavar="ID=TEXT"),
 ]
+
+
+def read_text_or_stdin(text: str, max_chars: int = -1) -> str:
+    """
+    Return a typed text, or for ``-`` the text of stdin, up to *max_chars* characters.
+
+    Raises:
+        UsageProblem: when stdin is not text in the encoding of the terminal.
+    """
+    if text != "-":
+        return text
+    try:
+        return sys.stdin.read(max_chars)
+    except UnicodeDecodeError as error:
+        msg = f"stdin is not text in the encoding {sys.stdin.encoding}: {error.reason}; convert it, as with `iconv`"
+        raise UsageProblem(msg) from None
 
 
 def read_value_file(file: str, option: str) -> str:

@@ -25,7 +25,11 @@ SECONDS = 5.0
 
 @contextlib.contextmanager
 def announce_studio(folder: Path, url: str, host: str, token: str) -> Iterator[None]:
-    """Announce a running studio of *folder* during the block, in a file that only its owner can read; ignore errors."""
+    """
+    Announce a running studio of *folder* during the block, in a file that only its owner can read; ignore errors.
+
+    *url* is its address on this machine, *host* the name and port at which browsers open it.
+    """
     runs = get_runs_folder()
     if runs is None:
         yield
@@ -85,7 +89,7 @@ def _request_login_link(studio: dict[str, Any], file: Path) -> str | None:
     try:
         with httpx2.Client(timeout=SECONDS, trust_env=False, follow_redirects=False) as client:
             answer = client.post(f"{studio['url']}/login/links", headers=headers)
-        return f"{studio['url']}{answer.json()['link']}" if answer.is_success else None
+        return f"http://{studio['host']}{answer.json()['link']}" if answer.is_success else None
     except httpx2.ConnectError:
         file.unlink(missing_ok=True)
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, KeyError, TypeError):

@@ -8,7 +8,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepengine.errors import DefinitionError
+from stepengine.errors import DefinitionError, JournalMissing
 from stepengine.journal.history import engine_version
 from stepengine.server.access import LOOPBACK, Guard, Tokens, require_caller, reserve_event_stream
 from stepengine.server.extra import require_extra_package
@@ -112,8 +112,8 @@ def app(
         quotas: How much one owner may use; a request over a quota gets 429. By default ``Quotas()``.
 
     Raises:
-        AgentError: If *agents* has the id of no agent.
-        DefinitionError: If no caller can be identified, runs have no store or two, other users could read the tokens or the
+        AgentError: If *agents* or a schedule has the id of no agent.
+        DefinitionError: If two schedules have the same id, no caller can be identified, runs have no store or two, other users could read the tokens or the
             webhooks, or *reports* is a file.
         DataError: If the file of webhooks or tokens is invalid.
         JournalError: If other users could write *reports*.
@@ -160,8 +160,8 @@ def app(
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         """Start the runs and the sender of webhooks, and close them with the engine at the end of the block."""
-        await run_service.start()
         try:
+            await run_service.start()
             async with AsyncExitStack() as stack, served.state.freed_memory.trim_periodically():
                 if hooks.out is not None and run_service.ledger is not None:
                     await stack.enter_async_context(
@@ -309,7 +309,11 @@ def _make_route(operation: Operation) -> Route:
                 request.app.state.runs.quotas.require_event_stream_quota(reserve_event_stream(request))
             return await operation.handler(request)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets a document
-            return problem_of(error).response()
+            problem = problem_of(error)
+            if isinstance(error, JournalMissing) and "run" in request.path_params:
+                # The ledger has the run: an unknown one is refused before.
+                problem.message = "the run has no record: it has not started yet, or its journal was deleted"
+            return problem.response()
 
     # These names may contain slashes.
     path = (

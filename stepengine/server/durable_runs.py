@@ -154,7 +154,7 @@ class DurableRuns:
         """Send the events of the runs that this process executes to one more observer."""
         self.engine.add_observer(observer)
 
-    def explain_missing_model(self, agent: str) -> str:
+    def explain_missing_model(self, engine: Engine, agent: str) -> str:
         """Return ``""``, because workers call the models, and their keys are not known here."""
         return ""
 

@@ -245,9 +245,8 @@ class LiveRuns:
         return waits
 
     async def interrupt_all(self) -> None:
-        """Interrupt the executing runs in turn, and wait until each has stopped. The next process resumes them."""
-        for handle in list(self.handles.values()):
-            await handle.shutdown()
+        """Interrupt the executing runs, and wait until each has stopped. The next process resumes them."""
+        await asyncio.gather(*[handle.shutdown() for handle in self.handles.values()])
 
     # --- the handles that have the events of a run ---------------------------------------------------------------------
 

@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from stepengine.data.messages import Message
     from stepengine.data.usage import Usage
     from stepengine.data.waits import Waits
+    from stepengine.engine import Engine
     from stepengine.engine.scheduler import ScheduleStatus
 
 __all__ = ("OPERATIONS", "PAGES", "AgentSummaries")
@@ -627,13 +628,14 @@ async def list_agents(request: Request) -> Response:
     """Return the agents that may be started, after reloading changed files."""
     runs = await _reload_agents_and_get_runs(request)
     broken = None if runs.load_problem is None else runs.load_problem.message
-    is_told, engine = require_caller(request).may("admin"), runs.engine
+    # Read once: another request may replace the engine meanwhile.
+    is_told, engine, ids = require_caller(request).may("admin"), runs.engine, runs.agents
     # To look for a key may import what a provider needs.
-    lacks = await asyncio.to_thread(lambda: [runs.explain_missing_model(id_) if is_told else "" for id_ in runs.agents])
+    lacks = await asyncio.to_thread(lambda: [runs.explain_missing_model(engine, id_) if is_told else "" for id_ in ids])
     summaries: AgentSummaries = request.app.state.agent_summaries
     agents = [
         AgentView(**summaries.get_or_make_summary(engine.agent(id_)), missing=lack or None)
-        for id_, lack in zip(runs.agents, lacks, strict=True)
+        for id_, lack in zip(ids, lacks, strict=True)
     ]
     return AgentList(agents=agents, broken=broken, script=request.app.state.script or None).response()
 
@@ -651,9 +653,10 @@ async def get_agent(request: Request) -> Response:
     if name not in runs.agents:
         msg = f"there is no agent {name[:200]!r}; GET /agents lists the agents"
         raise Problem(msg, status=404, kind="no_such_agent")
-    agent = runs.engine.agent(name)
+    engine = runs.engine
+    agent = engine.agent(name)
     more = (
-        await asyncio.to_thread(_get_agent_debug_fields, runs, agent)
+        await asyncio.to_thread(_get_agent_debug_fields, engine, agent)
         if require_caller(request).may("debug")
         else {"source": None}
     )
@@ -661,9 +664,9 @@ async def get_agent(request: Request) -> Response:
     return AgentDetail(**summaries.get_or_make_summary(agent), **more).response()
 
 
-def _get_agent_debug_fields(runs: RunService, agent: AgentDefinition) -> dict[str, Any]:
+def _get_agent_debug_fields(engine: Engine, agent: AgentDefinition) -> dict[str, Any]:
     """Return the members of ``AgentDetail`` for callers with the scope debug: source, prompts, tools, policy and settings."""
-    known, origin = describe_agent(runs.engine, agent.id), find_agent_origin(agent)
+    known, origin = describe_agent(engine, agent.id), find_agent_origin(agent)
     system = agent.system_prompt if isinstance(agent.system_prompt, str) else None
     return {
         "source": _find_handler_source(agent),
@@ -795,7 +798,7 @@ def _make_started_response(request: Request, run: str, *, is_new: bool) -> Respo
 
 async def list_runs(request: Request) -> Response:
     """Return a page of the caller's runs, newest first, filtered by the query."""
-    given = request.query_params
+    given, is_detailed = request.query_params, _parse_flag(request, "details")
     statuses = tuple([word for word in given.get("status", "").split(",") if word])
     if any(word not in STATUSES for word in statuses):
         msg = f"status: must be one of {list_names(STATUSES)}"
@@ -813,7 +816,7 @@ async def list_runs(request: Request) -> Response:
         search=_parse_search_text(request),
     )
     shown, following = cut_page(found, parse_limit(request), lambda row: (row.created, row.run))
-    details = [await _load_run_details(request, row) if _parse_flag(request, "details") else None for row in shown]
+    details = [await _load_run_details(request, row) if is_detailed else None for row in shown]
     runs = [RunSummary(**_make_run_summary_fields(row), details=more) for row, more in zip(shown, details, strict=True)]
     return RunList(runs=runs, next=following).response()
 

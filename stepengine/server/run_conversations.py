@@ -7,6 +7,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
+from stepengine.engine.session_queue import SessionAccess
 from stepengine.errors import InputError
 from stepengine.server.ledger import OPEN, SessionRow, make_attach_runs_act, make_detach_runs_act
 from stepengine.server.problems import Problem
@@ -95,11 +96,16 @@ class RunConversations:
             runs = await self._store.write(make_detach_runs_act(row.session))
         except InputError as error:
             raise _make_run_not_ended_problem() from error
+        # A run that starts meanwhile waits, and starts without these messages. It could not store its own otherwise.
+        access = SessionAccess(sessions.queue, row.session)
         try:
+            await access.enter()
             await sessions.delete(row.session)
         except BaseException:
             await self._store.write(make_attach_runs_act(row.session, runs))
             raise
+        finally:
+            access.leave()
 
     async def _wait_until_ends_recorded(self, session: str) -> None:
         """

@@ -178,6 +178,17 @@ class RunLauncher(RunStarts[RunRow]):
         await self._store.write(make_register_run_act(RunRow(run, "", agent, "running", now, now, request), None))
         self._live.add_and_watch_run(run, handle, "")
 
+    async def cancel_if_unrecorded(self, run: str, reason: str) -> bool:
+        """Store that a registered run without a record is cancelled, and return True; return False if it has started."""
+        await self._pending.wait_if_pending(run)
+        # The recovery starts such a run under this lock, and reads its status before.
+        lock = self._resuming.setdefault(run, asyncio.Lock())
+        async with lock:
+            if run in self._live or await asyncio.to_thread(self._store.has_record, run):
+                return False
+            await self._store.write(make_store_status_act(run, "cancelled", time.time(), error=reason))
+        return True
+
     # --- resuming -----------------------------------------------------------------------------------------------------
 
     async def resume(self, row: RunRow, asked: ResumeRun | None = None) -> None:

@@ -113,6 +113,8 @@ class RunMessenger:
         new: list[str] | None = None
         try:
             if decided:
+                # Before the decisions mark the run as running: it cannot be resumed with a mailbox that cannot be read.
+                await asyncio.to_thread(self._store.journal(row.run).mailbox().read)
                 new = await self._store.write(make_store_decisions_act(row.run, decided))
             if letters:
                 await asyncio.to_thread(self._write_mailbox_messages, row, letters)
@@ -201,13 +203,14 @@ class RunMessenger:
             if row.status == "stranded" and row.run in self._live:
                 self._live.handles[row.run].interrupt()
             return
-        if (
-            await self._send_mailbox_message(
-                row, MailboxMessage(kind="cancel", value=reason, id=f"cancel@{row.changed}")
-            )
-            is None
-        ):
-            self._live.handles[row.run].interrupt()
+        message = MailboxMessage(kind="cancel", value=reason, id=f"cancel@{row.changed}")
+        try:
+            if await self._send_mailbox_message(row, message) is None:
+                self._live.handles[row.run].interrupt()
+        except JournalMissing:
+            # Its server died before it started the run, and there was no room for it since.
+            if not await self._launcher.cancel_if_unrecorded(row.run, reason):
+                raise
 
     async def deliver_tool_result(self, row: RunRow, call_id: str, result: object, path: str | None) -> None:
         """

@@ -238,8 +238,8 @@ class RunService(Protocol):
     def add_observer(self, observer: ObserverLike) -> None:
         """Send the events of every run to one more observer."""
 
-    def explain_missing_model(self, agent: str) -> str:
-        """Return why an agent's model cannot be called here; ``""`` if it can, or is called elsewhere."""
+    def explain_missing_model(self, engine: Engine, agent: str) -> str:
+        """Return why the model of an agent of *engine* cannot be called here; ``""`` if it can, or is called elsewhere."""
 
     async def start(self) -> None:
         """Resume interrupted runs, and start the recovery and the scheduler."""

@@ -233,7 +233,8 @@ class RunReader:
         if stored is not None:
             return await asyncio.to_thread(decode_state_with_references, stored, self._store.journal(row.run))
         journal = self._store.journal(row.run)
-        if row.status == "stranded":
+        # A run that was cancelled before it started has no journal.
+        if row.status == "stranded" or (row.status == "cancelled" and not await asyncio.to_thread(journal.is_there)):
             return await self._replay_stranded_state(row, journal)
         return (await self._engines.engine.replay(journal, on_divergence="keep")).state
 

@@ -26,28 +26,28 @@ class RunSchedules:
         engines: The engine, whose successors the scheduler gets.
         launcher: Registers the runs that the scheduler starts.
         schedules: When agents are started.
+
+    Raises:
+        AgentError: If a schedule names an agent that the engine does not have.
+        DefinitionError: If two schedules have the same id.
     """
 
     def __init__(
         self, store: RunStore, engines: CurrentEngine, launcher: RunLauncher, schedules: Iterable[Schedule]
     ) -> None:
         self._store = store
-        self._engines = engines
-        self._launcher = launcher
         self._schedules = tuple(schedules)
+        if self._schedules:
+            engines.scheduler = Scheduler(
+                engines.engine, self._schedules, runs=store.place, tell=launcher.register_scheduled_run
+            )
+        self._scheduler = engines.scheduler
         self._stack = contextlib.AsyncExitStack()
 
     async def start(self) -> None:
         """Start the scheduler if there are schedules."""
-        if self._schedules:
-            scheduler = Scheduler(
-                self._engines.engine,
-                self._schedules,
-                runs=self._store.place,
-                tell=self._launcher.register_scheduled_run,
-            )
-            self._engines.scheduler = scheduler
-            await self._stack.enter_async_context(scheduler)
+        if self._scheduler is not None:
+            await self._stack.enter_async_context(self._scheduler)
 
     async def stop(self) -> None:
         """Stop the scheduler."""

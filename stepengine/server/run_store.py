@@ -145,12 +145,12 @@ class RunStore:
         status = "started" if row.status == "started" else "running"
         if tries >= MAX_RESUME_TRIES:
             status = "stranded"
-            if row.status == "started" and not await asyncio.to_thread(self._has_record, run):
+            if row.status == "started" and not await asyncio.to_thread(self.has_record, run):
                 tries = NEVER_STARTED
         await self.write(make_store_status_act(run, status, now, tries=tries, error=self._shorten_error(run, reason)))
 
-    def _has_record(self, run: str) -> bool:
-        """Return whether the journal of a run has a record, or one that cannot be read."""
+    def has_record(self, run: str) -> bool:
+        """Return whether the journal of a run has a record, also one that cannot be read."""
         try:
             return self.journal(run).head() is not None
         except JournalMissing:

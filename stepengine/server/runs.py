@@ -151,9 +151,9 @@ class Runs:
         """Send the events of every run to one more observer."""
         self.engines.add_observer(observer)
 
-    def explain_missing_model(self, agent: str) -> str:
-        """Return why an agent's model cannot be called; ``""`` if it can."""
-        return explain_missing_model(self.engine, agent)
+    def explain_missing_model(self, engine: Engine, agent: str) -> str:
+        """Return why the model of an agent of *engine* cannot be called; ``""`` if it can."""
+        return explain_missing_model(engine, agent)
 
     async def start(self) -> None:
         """

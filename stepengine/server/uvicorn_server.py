@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from stepengine.errors import DefinitionError
 from stepengine.workspace.http_connections import limit_connection_logs, uvicorn_connection_options
 
 if TYPE_CHECKING:
@@ -28,11 +30,18 @@ async def serve_until_signal(served: Application, host: str, port: int, on_liste
         Whether the server listened; otherwise uvicorn's log has the reason.
 
     Raises:
+        DefinitionError: If the address cannot be used, such as a port of another server; no run was resumed.
         StepEngineError: If the store of the runs cannot be used.
     """
     import uvicorn
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
+    try:
+        # Before the runs are resumed, which would be interrupted again.
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError as error:
+        msg = f"the server cannot listen on {host}:{port}: {error.strerror or error}"
+        raise DefinitionError(msg) from None
     config = uvicorn.Config(
         served,
         host=host,

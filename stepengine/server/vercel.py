@@ -76,6 +76,8 @@ async def reconnect_to_chat(request: Request) -> Response:
     chat = await CallerConversation.load(request, request.path_params["chat"])
     if chat.last is None or chat.last.agent != agent:
         return Response(status_code=204)
+    if request.method == "HEAD":
+        return Response(headers=dict(HEADERS))
     message, after = await chat.turns.find_shown_message(chat.last.run) or (chat.last.run, None)
     return _make_event_stream_response(chat, chat.stream_events(chat.last, after), message, version)
 

@@ -268,7 +268,7 @@ class FollowedEvents:
 
         Args:
             position: The position of the reader.
-            wait_for_new: Whether the stream continues while the run only waits for people, messages or times.
+            wait_for_new: Whether the stream continues after the recorded events until the run ends, because a process executes it.
         """
         self.readers += 1
         try:
@@ -328,7 +328,7 @@ class FollowedEvents:
         """Return whether no more events follow; raise the error if the journal could not be read."""
         if self._error is not None:
             raise self._error
-        return self._watch.is_over(stay=wait_for_new)
+        return not self._watch.is_behind and (not wait_for_new or self.is_over)
 
     async def _find_first_events(self, position: ReaderPosition) -> tuple[Sequence[Event], int, dict[str, Mark]]:
         """Return (first events for a reader, index of the last event it then has, its marks that the journal lacks)."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import socket
 import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
@@ -96,6 +97,27 @@ def is_loopback_host(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def find_listen_problem(host: str) -> str:
+    """Return why this machine cannot listen on a host; ``""`` if it can, and for names, which are not looked up."""
+    is_v6 = ":" in host
+    try:
+        if is_v6:
+            ipaddress.IPv6Address(host)
+        elif host.replace(".", "").isdecimal():
+            socket.inet_aton(host)
+        else:
+            host.encode("idna")
+            return ""
+    except (OSError, ValueError):
+        return "it is neither an IP address nor a host name"
+    try:
+        with socket.socket(socket.AF_INET6 if is_v6 else socket.AF_INET) as tried:
+            tried.bind((host, 0))
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def find_blocked_reason(text: str, allowed: Sequence[Network] = ()) -> str:

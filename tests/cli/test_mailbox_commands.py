@@ -7,12 +7,13 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stepengine import STEP, AgentDefinition, Ask, Engine, Receive
 from stepengine.cli.exits import Exit
-from stepengine.testing import ScriptedModel
+from stepengine.testing import ScriptedModel, text
 from tests.cli.command import command
 
 
@@ -110,3 +111,18 @@ def test_invalid_send_is_rejected_before_looking_for_the_run(words: list[str], p
 
 def test_name_of_neither_journal_nor_database_is_rejected() -> None:
     assert "there is no journal 'nowhere.jsonl'" in command("cancel", "nowhere.jsonl", code=Exit.USAGE).stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("send", "nowhere.jsonl", "-"),
+        ("send", "nowhere.jsonl", "--topic", "go", "-"),
+        ("ask", "test/m", "-"),
+        ("run", "code_searcher", "-"),
+    ],
+)
+def test_stdin_that_is_no_text_is_rejected(words: tuple[str, ...], scripted: Any) -> None:
+    scripted(text("ok"))
+
+    assert "stdin is not text in the encoding utf-8" in command(*words, input=b"\xff", code=Exit.USAGE).stderr

@@ -20,6 +20,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from stepengine.server import Tokens
+from stepengine.server.ledger import Ledger, RunRow, make_register_run_act
 from tests import forked_processes
 from tests.cli.command import command, typed
 from tests.cli.in_process_server import run_until_settled, serve_in_process
@@ -130,6 +131,9 @@ def test_page_may_set_only_shared_state_and_context(folder: Path, monkeypatch: p
         (["shop.py", "--host", "0.0.0.0"], "--host 0.0.0.0 makes the server reachable from other machines"),
         (["shop.py", "--host", "0.0.0.0", "--tokens", "tokens.json"], "--allow-host NAME"),
         (["shop.py", "--host", "0.0.0.0", "--allow-host", "shop.example.com"], "--tokens FILE"),
+        (["shop.py", "--host", "999.1.1.1"], "--host 999.1.1.1 cannot be used: it is neither an IP address nor a host name; pass an address"),
+        (["shop.py", "--host", "a..b"], "--host a..b cannot be used: it is neither an IP address nor a host name"),
+        (["shop.py", "--host", "192.0.2.1"], "pass an address of this machine, such as 127.0.0.1"),
         (["shop.py", "--tokens", "nothing.json"], "there is no nothing.json; `stepengine tokens add NAME --file nothing.json` creates it"),
         (["shop.py", "--tokens", "shop.py"], "may be read or written by others (mode 0644)"),
         (["shop.py", "--runs", "everybodys"], "others may write to"),
@@ -158,6 +162,37 @@ def test_invalid_serve_arguments_exit_with_2(
     assert "Traceback" not in result.output
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1"])
+def test_loopback_server_answers_to_its_address_and_names(
+    folder: Path, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    own = f"[{host}]" if ":" in host else host
+    told = {}
+    with serve_in_process("serve", "shop.py", "--host", host, "--allow-host", "shop.example.com") as (client, _):
+        for name in (f"{own}:8000", "localhost:8000", "shop.example.com", "example.com"):
+            told[name] = client.get("/agents", headers={"host": name}).status_code
+
+    assert {f"{own}:8000": 200, "localhost:8000": 200, "shop.example.com": 200, "example.com": 421} == told
+
+
+def test_other_loopback_address_needs_no_host_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    with serve_in_process("serve", "shop.py", "--host", "127.0.0.2") as (client, _):
+        assert 200 == client.get("/agents", headers={"host": "127.0.0.2:8000"}).status_code
+
+
+def test_link_has_a_host_name_that_the_server_accepts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    told = {}
+    for name in ("localhost", "shop.example.com:8443"):
+        words = ("--ui", "--host", "0.0.0.0", "--port", "8001", "--allow-host", name)
+        with serve_in_process("serve", "shop.py", *words) as (_, said):
+            told[name] = re.findall(r"http://([^/\s]+)", said)
+
+    assert {"localhost": ["localhost:8001"] * 2, "shop.example.com:8443": ["shop.example.com:8443"] * 2} == told
+
+
 def test_occupied_port_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -166,6 +201,19 @@ def test_occupied_port_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch
 
     assert f"the server cannot listen on 127.0.0.1:{port}" in result.stderr
     assert "sk-stepengine-" not in result.output
+
+
+def test_server_with_an_occupied_port_resumes_no_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "runs").mkdir(mode=0o700)
+    ledger, request = Ledger(folder / "runs"), {"prompt": "", "params": None, "metadata": None}
+    ledger.write([make_register_run_act(RunRow("1" * 32, "", "asker", "started", 1.0, 1.0, request), None)])
+    ledger.close()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        result = command("serve", "shop.py", "--port", taken.getsockname()[1], "--drain", "0", code=2)
+
+    assert "Address already in use" in result.stderr
+    assert [] == list((folder / "runs").glob("*.jsonl"))
 
 
 @pytest.mark.usefixtures("forks")

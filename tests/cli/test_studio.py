@@ -166,6 +166,17 @@ def test_studio_shows_foreign_journals_and_starts_none(project: Path, monkeypatc
     assert before == (journals / "theirs.jsonl").read_bytes()
 
 
+@pytest.mark.spec("studio:ST10")
+def test_project_with_other_jsonl_files_keeps_its_runs_folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    (project / "cases.jsonl").write_text('{"prompt": "Rome"}\n')
+    with serve_in_process("studio", "--no-open") as (client, said):
+        enter(client, said)
+        run = run_until_settled(client, "asker")["run_id"]
+
+    assert (project / "runs" / f"{run}.jsonl").is_file()
+
+
 def test_studio_does_not_run_untrusted_agents(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trust, "is_trusted", IS_TRUSTED)
     monkeypatch.chdir(project)
@@ -190,6 +201,7 @@ def test_studio_does_not_run_untrusted_agents(project: Path, monkeypatch: pytest
             "'asker.py' is a file; runs are stored in a folder or in a database such as 'runs.db'",
         ),
         (["--model", "nothing"], "no provider is known for the model 'nothing'"),
+        (["--host", "999.1.1.1"], "--host 999.1.1.1 cannot be used: it is neither an IP address"),
         (["--host", "0.0.0.0"], "makes the server reachable from other machines"),
         (["--script", "none.json"], "--script 'none.json': none.json cannot be read"),
         (["--script", "bad.json"], "--script 'bad.json' must be a list of replies, not dict"),

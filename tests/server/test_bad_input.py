@@ -408,17 +408,18 @@ QUERIES = {
     "cursor": ["x", "====", "\u0663", "\0", "a" * 30_000, *[b64encode(one.encode()).decode() for one in CURSORS]],
     "limit": ["0", "-1", "101", "1e2", "x", "", "\u0663", "9" * 5_000, "1.0", " 1", "0x10", "\0"],
     "status": ["x", "completed,x", "\0", "COMPLETED", "," * 3 + "a"],
+    "details": ["x", "2", "", "true", "\u0661"],
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", QUERIES)
 def test_invalid_query_parameter_gets_422_with_its_name(house: House, name: str) -> None:
-    lists = ["/runs"] if name == "status" else ["/runs", "/sessions", "/reports"]
+    lists = ["/runs"] if name in ("status", "details") else ["/runs", "/sessions", "/reports"]
     with house.client() as client:
         for value in QUERIES[name]:
             for path in lists:
                 with case(value, path):
-                    answer = client.get(path, params={name: value})
+                    answer = client.get(path, params={"agent": "nobody", name: value})
                     told = check_refused(house, answer)
                     assert 422 == answer.status_code
                     assert told["issues"][0].startswith(f"{name}: ")

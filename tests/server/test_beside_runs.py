@@ -4,6 +4,8 @@ What there is beside runs over HTTP: what they spent, what they wrote and how th
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
 from collections.abc import Iterator
@@ -20,18 +22,19 @@ from stepengine.data.usage import Usage
 from stepengine.errors import DefinitionError, InputError, JournalError
 from stepengine.journal import FileJournal
 from stepengine.permissions import Policy
-from stepengine.server import Tokens, app, reports, routes
+from stepengine.server import Caller, Tokens, app, reports, routes
 from stepengine.server.ledger import Ledger, RunRow, make_detach_runs_act, make_register_run_act
 from stepengine.server.reports import Reports
 from stepengine.server.run_reader import RunReader
-from stepengine.server.run_requests import make_owner_session_key
+from stepengine.server.run_requests import StartRequest, make_owner_session_key
+from stepengine.server.runs import Runs
 from stepengine.sessions import MemorySessions
 from stepengine.testing import ScriptedModel
 from stepengine.tools.bundled import file_tools
 from tests.waits import until
 
 from .behind import kind_of
-from .house import House, ended, question_of, started, written
+from .house import AGENTS, House, ended, question_of, started, written
 
 pytestmark = pytest.mark.leaks_allowed(
     "the server outlasts a test: its threads and what its runs hold are the module's"
@@ -315,6 +318,36 @@ def test_session_deletion_refused_for_a_new_run_keeps_messages(tmp_path: Path, m
 
 
 @pytest.mark.spec("studio:SV2")
+async def test_run_started_during_a_session_deletion_keeps_its_messages(tmp_path: Path) -> None:
+    """It would load the messages before they are deleted, and could not store its own."""
+    caller, started_runs = Caller("anna", {"run", "answer"}), list[str]()
+
+    class Slow(MemorySessions):
+        async def delete(self, session_id: str) -> None:  # type: ignore[override]
+            await start("during")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(runs.live.wait_until_end_recorded(started_runs[-1]), 0.2)
+            super().delete(session_id)
+
+    async def start(prompt: str) -> None:
+        asked = StartRequest(agent="quick", prompt=prompt, session="s")
+        started_runs.append((await runs.launcher.start(caller, asked))[0])
+
+    async with Engine([AgentDefinition("quick", handle_steps=idle_steps)], sessions=Slow()) as engine:
+        runs = Runs(engine, tmp_path / "runs", drain=0)
+        await runs.start()
+        await start("before")
+        await runs.live.wait_until_end_recorded(started_runs[-1])
+        await runs.conversations.delete_messages(caller, "s", owner=None)
+        await runs.live.wait_until_end_recorded(started_runs[-1])
+        _, session = await runs.conversations.get_session(caller, "s", owner=None)
+        await runs.close()
+
+    assert session is not None
+    assert ["during"] == [one.text for one in session.messages if one.role == "user"]
+
+
+@pytest.mark.spec("studio:SV2")
 def test_failed_session_deletion_keeps_the_session_and_can_be_repeated(tmp_path: Path) -> None:
     class Failing(MemorySessions):
         is_broken = True
@@ -496,6 +529,21 @@ def test_agent_summaries_are_computed_once(house: House, monkeypatch: pytest.Mon
         again = reader.get("/agents").json(), reader.get("/agents/quick").json()
 
     assert first == again
+
+
+def test_agents_are_listed_while_their_engine_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    explain, smaller = Runs.explain_missing_model, Engine([AgentDefinition("quick")])
+
+    def replace_engine(self: Runs, *given: Any) -> str:
+        self.engines.engine = smaller
+        return explain(self, *given)
+
+    monkeypatch.setattr(Runs, "explain_missing_model", replace_engine)
+    with House(tmp_path).open() as house, house.client("root") as root:
+        listed = root.get("/agents")
+
+    assert 200 == listed.status_code, listed.text
+    assert {one.id for one in AGENTS} == {one["id"] for one in listed.json()["agents"]}
 
 
 def test_report_folder_must_be_private_and_may_be_missing(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from stepengine.server import Quotas, Tokens, run_launcher, run_recovery
 from stepengine.server.ledger import Ledger, RunRow, make_register_run_act, make_store_status_act
 from stepengine.server.live_runs import LiveRuns
 from stepengine.server.run_reader import RunReader
+from stepengine.server.run_requests import make_owner_session_key
 from stepengine.server.run_store import RunStore
 from stepengine.testing import ScriptedModel, text, tool_call
 from tests.cases import case
@@ -675,6 +676,37 @@ def test_registered_run_without_journal_starts_once_it_can(shop: Shop, monkeypat
     assert "pricer" in left["error"]
     assert (409, left) == (refused.status_code, after)
     assert (202, f"{HAIKU}: tea costs 30") == (resumed.status_code, done["output"])
+
+
+@pytest.mark.deep
+@pytest.mark.smoke
+@pytest.mark.spec("studio:SV11")
+def test_turn_that_never_started_can_be_cancelled_and_followed(shop: Shop) -> None:
+    """Its server was killed after the 202. The recovery does not start a run that is newer than its clock."""
+    run, later, turn = "2" * 32, time.time() + 60, {"agent": "pricer", "prompt": "hi", "session_id": "s", "turn": True}
+    with shop.open(), shop.client("dora") as dora:
+        first = dora.post("/runs", json=turn).json()["run_id"]
+        ended(dora, first)
+        request = {"prompt": "hi", "params": None, "metadata": None, "turn": {"after": first}}
+        key = make_owner_session_key("dora", "s")
+        ledger = Ledger(shop.folder / "runs")
+        ledger.write(
+            [make_register_run_act(RunRow(run, "dora", "pricer", "started", later, later, request, key), None)]
+        )
+        ledger.close()
+        said = dora.post(f"/runs/{run}/input", json={"text": "Hurry."})
+        cancelled = dora.post(f"/runs/{run}/cancel", json={"reason": "too late"})
+        resumed = dora.post(f"/runs/{run}/resume")
+        view, events = dora.get(f"/runs/{run}").json(), dora.get(f"/runs/{run}/events")
+        page = dora.get("/vercel/pricer/s/stream")
+        followed = dora.post("/runs", json=turn)
+        done = ended(dora, followed.json()["run_id"])
+
+    assert [404, 202, 409, 204, 202] == [one.status_code for one in (said, cancelled, resumed, events, followed)]
+    assert "the run has no record: it has not started yet, or its journal was deleted" == said.json()["detail"]
+    assert ("cancelled", "too late") == (view["status"], view["error"])
+    assert f"{HAIKU}: tea costs 30" == done["output"]
+    assert page.text.endswith("data: [DONE]\n\n")
 
 
 @pytest.mark.deep

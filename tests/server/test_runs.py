@@ -31,6 +31,7 @@ from stepengine import (
     InputSchema,
     Parallel,
     Receive,
+    Schedule,
     Sleep,
     ToolCall,
     ToolContext,
@@ -39,7 +40,7 @@ from stepengine import (
 )
 from stepengine.durable import DurableEngine, Operator
 from stepengine.durable.register import Register
-from stepengine.errors import AnswerRejected, InputError, JournalError, ToolError
+from stepengine.errors import AgentError, AnswerRejected, InputError, JournalError, ToolError
 from stepengine.journal import FileJournal
 from stepengine.journal.mailbox import MailboxMessage
 from stepengine.permissions import Policy, Rule
@@ -604,7 +605,9 @@ def test_call_in_doubt_is_repeated_only_by_an_admin(tmp_path: Path) -> None:
 @pytest.mark.deep
 @pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF15")
-def test_answers_with_an_unwritable_mailbox_store_no_decision(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_answers_with_an_unreadable_mailbox_change_nothing(tmp_path: Path, *, is_alone: bool) -> None:
+    """The question in doubt is still shown, and can be answered once the mailbox is readable again."""
     server = Server(tmp_path)
     DONE.clear()
     with server.running():
@@ -619,15 +622,45 @@ def test_answers_with_an_unwritable_mailbox_store_no_decision(tmp_path: Path) ->
         mailbox = journal.with_name(f"{journal.name}.mail")
         mailbox.touch()
         mailbox.chmod(0o666)
-        refused, _ = server.ask("POST", f"{path}/answers", {"answers": {question: "Friday", doubt: "yes"}}, of="root")
+        asked = {doubt: "yes"} if is_alone else {question: "Friday", doubt: "yes"}
+        refused, _ = server.ask("POST", f"{path}/answers", {"answers": asked}, of="root")
+        left = server.ask("GET", path)[1]
         mailbox.unlink()
-        until(lambda: 2 == len(server.ask("GET", path)[1]["questions"]))
         other = server.ask("POST", f"{path}/answers", {"answers": {question: "Monday", doubt: "no"}}, of="root")
-        assert (500, 202) == (refused, other[0]), other
+        assert (500, "suspended", [question, doubt]) == (
+            refused,
+            left["status"],
+            [one["id"] for one in left["questions"]],
+        )
+        assert 202 == other[0], other
         done = server.look(path, until="completed")
 
     assert ["Rome"] == DONE
     assert "Monday" in done["output"]
+
+
+@pytest.mark.deep
+@pytest.mark.smoke
+@pytest.mark.spec("interfaces:IF18")
+def test_events_of_a_run_in_doubt_end_after_a_restart(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    with server.running():
+        path = server.start("asking-beside-deploy", "Rome")
+        server.look(path, until="suspended")
+    journal = tmp_path / "runs" / f"{path.rpartition('/')[2]}.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    cut = next(n for n, line in enumerate(lines) if b'"tool_name":"deploy"' in line)
+    journal.write_bytes(b"".join(lines[: cut + 1]))
+    with server.running():
+        questions = server.look(path, until="suspended")["questions"]
+    with server.running():
+        told = server.ask("GET", f"{path}/events")[1].decode()
+        last = [line.removeprefix("id: ") for line in told.splitlines() if line.startswith("id: ")][-1]
+        again, _ = server.ask("GET", f"{path}/events", **{"last-event-id": last})
+
+    assert "doubt:" in questions[1]["id"]
+    assert "event: tool_started" in told
+    assert 204 == again
 
 
 @pytest.mark.deep
@@ -762,6 +795,61 @@ async def test_a_repeated_start_fails_as_the_first_one_does(tmp_path: Path) -> N
 
     assert [InputError] * 5 == [type(one) for one in told], told
     assert [] == kept
+
+
+@pytest.mark.spec("studio:SV3")
+async def test_stop_interrupts_a_run_while_another_one_cleans_up(tmp_path: Path) -> None:
+    caller, has_started, may_end = Caller("ann", {"run"}), asyncio.Event(), asyncio.Event()
+
+    @tool
+    async def clean() -> str:
+        """Take long to clean up."""
+        has_started.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await may_end.wait()
+        return "clean"
+
+    def cleaning(ctx: Any) -> Any:
+        return (yield from call(clean))
+
+    async with Engine([*AGENTS, AgentDefinition("cleaning", tools=[clean], handle_steps=cleaning)]) as engine:
+        runs = Runs(engine, tmp_path / "runs", wait_for_answers=60, drain=0)
+        await runs.start()
+        await runs.launcher.start(caller, StartRequest(agent="cleaning"))
+        await has_started.wait()
+        run, _ = await runs.launcher.start(caller, StartRequest(agent="asking"))
+        handle, closing = runs.live.handles[run], asyncio.create_task(runs.close())
+        try:
+            async with asyncio.timeout(10):
+                await handle.wait()
+        finally:
+            may_end.set()
+            await closing
+
+
+async def test_server_that_cannot_start_closes_its_engine(tmp_path: Path) -> None:
+    closed = []
+
+    class Noted(Engine):
+        async def aclose(self) -> None:
+            closed.append(self)
+            await super().aclose()
+
+    (tmp_path / "runs").touch()
+    served = app(Noted(AGENTS), runs=tmp_path / "runs", tokens=tmp_path / "tokens.json")
+    with pytest.raises(JournalError, match="is a file"):
+        async with served.lifespan():
+            pass
+
+    assert 1 == len(closed)
+
+
+def test_schedule_of_an_unknown_agent_is_refused_before_the_start(tmp_path: Path) -> None:
+    schedules = [Schedule("nobody", cron="0 7 * * *")]
+    with Engine(AGENTS) as engine, pytest.raises(AgentError, match="nobody"):
+        app(engine, runs=tmp_path / "runs", tokens=tmp_path / "tokens.json", schedules=schedules)
 
 
 @pytest.mark.spec("studio:SV2")

@@ -267,6 +267,23 @@ async def test_concurrent_turns_are_accepted_or_rejected_as_under_way(tmp_path: 
 
 
 @pytest.mark.deep
+@pytest.mark.smoke
+@pytest.mark.spec("studio:SV11")
+async def test_head_of_a_chat_stream_ends_at_once(tmp_path: Path) -> None:
+    """The next request of the client uses the same connection."""
+    painter = make_painter()
+    async with paging(tmp_path, painter) as page:
+        await page.begin("Dry.")
+        head = await page.client.head("/vercel/painter/t/stream")
+        async with asyncio.timeout(10):
+            after = await page.client.get("/caller")
+        painter.gate.set()
+
+    assert (200, 200) == (head.status_code, after.status_code)
+    assert "text/event-stream" == head.headers["content-type"]
+
+
+@pytest.mark.deep
 @pytest.mark.spec("studio:SV11")
 async def test_waiting_run_and_other_agents_session_reject_input(tmp_path: Path) -> None:
     async with paging(tmp_path, make_painter()) as page:

@@ -47,7 +47,7 @@ from stepengine.workspace.http_connections import (
     uvicorn_connection_options,
 )
 from stepengine.workspace.installed import get_installed_version
-from stepengine.workspace.urls import MAX_PORT, is_loopback_host
+from stepengine.workspace.urls import MAX_PORT, find_listen_problem, is_loopback_host
 
 if TYPE_CHECKING:
     from mcp.server import Server
@@ -300,6 +300,9 @@ class AgentServer:
         import uvicorn
         from uvicorn.protocols.http.h11_impl import H11Protocol
 
+        if problem := find_listen_problem(host):
+            msg = f"cannot listen at {host}:{port}: {problem}"
+            raise DefinitionError(msg)
         if not token and not is_loopback_host(host):
             msg = f"anyone who reaches {host!r} could run these agents; set a token that clients must send, or listen at 127.0.0.1"
             raise DefinitionError(msg)

@@ -11,7 +11,7 @@ import typer
 
 from stepengine.cli import bench
 from stepengine.cli.exits import Exit, print_error
-from stepengine.cli.options import ApiKeyEnv, Config, Options, Price
+from stepengine.cli.options import ApiKeyEnv, Config, Options, Price, read_text_or_stdin
 from stepengine.cli.perform import FinishedRun, add_price_or_key_advice, describe_ending, run_agent_to_end
 from stepengine.cli.screen.render import format_cost, format_tokens, one_line, result_to_json, to_ascii_json, visible
 from stepengine.data import events as ev
@@ -63,7 +63,7 @@ def ask(
     models, pricing = bench.make_model_registry(options), bench.make_pricing(options)
     engine = Engine([agent], models=models, observers=[talk], limits=limits, pricing=pricing)
     began = time.monotonic()
-    run = run_agent_to_end(engine, agent, sys.stdin.read() if prompt == "-" else prompt, None)
+    run = run_agent_to_end(engine, agent, read_text_or_stdin(prompt), None)
     return _print_result(run, options, talk, time.monotonic() - began, as_json=as_json)
 
 

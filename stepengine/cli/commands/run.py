@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import attrs
@@ -19,6 +18,7 @@ from stepengine.cli.options import (
     Params,
     Sign,
     parse_json_params,
+    read_text_or_stdin,
     with_shared_options,
 )
 from stepengine.cli.perform import print_result, run_agent_to_end
@@ -135,7 +135,7 @@ def _run_and_record_agent(options: Options, sign: str) -> Exit:
     if options.code_mode:
         agent = convert_to_code_mode(agent)
     params = parse_json_params(options.params)
-    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    prompt = read_text_or_stdin(options.prompt)
     bench = make_engine_setup(options, agent, is_new=True)
     limits = choose_limits(options, agent)
     given = None

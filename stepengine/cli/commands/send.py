@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +14,7 @@ from stepengine.cli.code_trust import refuse_inside_tool
 from stepengine.cli.deployment import App, Db, find_journal_unless_durable, run_mailbox_command, run_with_operator
 from stepengine.cli.exits import Exit
 from stepengine.cli.journals import parse_answers
-from stepengine.cli.options import Answers
+from stepengine.cli.options import Answers, read_text_or_stdin
 from stepengine.cli.screen.render import to_ascii_json
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.questions import Answer, AnswerLike
@@ -167,10 +166,9 @@ def read_message_text(text: str) -> str:
     Return a typed message, or the text of stdin for ``-``.
 
     Raises:
-        UsageProblem: when the message is too large.
+        UsageProblem: when the message is too large, or stdin is not text.
     """
-    if text == "-":
-        text = sys.stdin.read(MAX_CHARS + 1)
+    text = read_text_or_stdin(text, MAX_CHARS + 1)
     if len(text) > MAX_CHARS:
         msg = f"a message may have at most 1 MiB, and this one has {len(text):,} characters or more"
         raise UsageProblem(msg)

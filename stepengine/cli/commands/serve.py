@@ -33,6 +33,7 @@ from stepengine.cli.toolset import ToolRequest, collect_with_spawnable_agents
 from stepengine.data.visible import visible
 from stepengine.errors import DatabaseUnavailable, DefinitionError, ExecutorBusy, StepEngineError
 from stepengine.runtime.logs import LOGGER
+from stepengine.workspace.urls import find_listen_problem, is_loopback_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -61,7 +62,6 @@ TYPED = (
     "max_steps",
 )
 PATHS = ("cwd", "config")
-NEAR = ("127.0.0.1", "::1", "localhost")
 
 
 @partial(with_shared_options, without=("agent", "as_json", "quiet", "verbose"))
@@ -231,7 +231,7 @@ def serve_runs(options: Options, serve_options: ServeOptions) -> Exit:
 
     require_extra_package()
     require_extra_package("uvicorn")
-    _require_tokens_for_public_host(serve_options)
+    _require_usable_host(serve_options)
     _refuse_unusable_script(options, serve_options)
     sources, left_out = None, list[str]()
     if serve_options.ui and not _parse_engine_function_name(serve_options.module):
@@ -243,6 +243,9 @@ def serve_runs(options: Options, serve_options: ServeOptions) -> Exit:
         sources.record_file_hashes()
     engine, place = _choose_engine_and_run_store(engine, serve_options)
     logins = Logins() if serve_options.ui else None
+    host = serve_options.host
+    # The printed links and examples have these, also if a proxy forwards requests under another name.
+    own_hosts = (*LOOPBACK, f"[{host}]" if ":" in host else host) if is_loopback_host(host) else ()
     with _use_given_or_temporary_tokens(serve_options.tokens) as (file, token):
         try:
             served = app(
@@ -260,7 +263,7 @@ def serve_runs(options: Options, serve_options: ServeOptions) -> Exit:
                 drain=serve_options.drain,
                 webhooks=serve_options.webhooks,
                 shares=serve_options.shares,
-                hosts=serve_options.hosts or LOOPBACK,
+                hosts=(*own_hosts, *serve_options.hosts),
                 cors=serve_options.cors,
                 quotas=parse_quotas(serve_options.quotas),
             )
@@ -279,19 +282,30 @@ def serve_runs(options: Options, serve_options: ServeOptions) -> Exit:
 
             def announce_and_print_links(url: str) -> None:
                 """Announce a studio to other commands until the server ends, and print the links to it."""
+                address, name = url.partition("://")[2], next((one for one in serve_options.hosts if one != "*"), "")
+                if name and not own_hosts:
+                    # The server refuses other names, and a wildcard address leads nowhere.
+                    port = address.rpartition(":")[2]
+                    address = name if name.rpartition(":")[2].isdecimal() else f"{name}:{port}"
                 if logins is not None:
-                    host = next((name for name in serve_options.hosts if name != "*"), url.partition("://")[2])
                     until_end.enter_context(
-                        announce_studio(serve_options.folder, url, host, logins.make_operator_token())
+                        announce_studio(serve_options.folder, url, address, logins.make_operator_token())
                     )
-                print_links(url)
+                print_links(f"http://{address}")
 
             return run_deployment_command(_serve_until_signal(served, serve_options, announce_and_print_links))
 
 
-def _require_tokens_for_public_host(serve_options: ServeOptions) -> None:
-    """Raise ``UsageProblem`` if other machines can reach the server and tokens or host names are missing."""
-    if serve_options.host not in NEAR and (serve_options.tokens is None or not serve_options.hosts):
+def _require_usable_host(serve_options: ServeOptions) -> None:
+    """Raise ``UsageProblem`` for a host that cannot be listened on, and for one that others reach without tokens and host names."""
+    if is_loopback_host(serve_options.host):
+        return
+    if problem := find_listen_problem(serve_options.host):
+        msg = (
+            f"--host {serve_options.host} cannot be used: {problem}; pass an address of this machine, such as 127.0.0.1"
+        )
+        raise UsageProblem(msg)
+    if serve_options.tokens is None or not serve_options.hosts:
         msg = (
             f"--host {serve_options.host} makes the server reachable from other machines: pass the accepted tokens with --tokens FILE, "
             "and each host name that clients use with --allow-host NAME"

@@ -13,6 +13,7 @@ import typer
 from stepengine.cli.code_trust import refuse_inside_tool
 from stepengine.cli.commands.serve import ServeOptions, serve_runs
 from stepengine.cli.exits import Exit
+from stepengine.cli.journals import is_journal_file
 from stepengine.cli.options import Model, Options, with_shared_options
 from stepengine.cli.running_studios import request_login_links
 from stepengine.cli.scripts import ScriptFile
@@ -119,7 +120,9 @@ def _get_project_folders(
     if not folder.exists():
         msg = f"there is no {str(folder)!r}; pass a project, a folder of journals or RUNS.db"
         raise UsageProblem(msg)
-    holds_journals = folder.suffix == DATABASE or (folder.is_dir() and next(folder.glob("*.jsonl"), None) is not None)
+    holds_journals = folder.suffix == DATABASE or (
+        folder.is_dir() and any(is_journal_file(path) for path in folder.glob("*.jsonl"))
+    )
     if folder.is_file() and not holds_journals:
         msg = f"{str(folder)!r} is not a folder; to name a file of agents, use --agents"
         raise UsageProblem(msg)

@@ -10,7 +10,7 @@ import typer
 
 from stepengine.cli.deployment import App, Db, Pool, run_with_operator
 from stepengine.cli.exits import Exit, choose_exit_code, print_error
-from stepengine.cli.options import Json, Params, parse_json_params
+from stepengine.cli.options import Json, Params, parse_json_params, read_text_or_stdin
 from stepengine.cli.screen.render import print_output, result_to_json, to_ascii_json
 from stepengine.data.state import RunInfo, RunResult
 
@@ -62,9 +62,8 @@ def submit(
 
     async def submit_run(operator: Operator) -> Exit:
         """Submit the run and print its id; with ``--wait``, wait for its end and print the result."""
-        text = sys.stdin.read() if prompt == "-" else prompt
         run = await operator.submit(
-            agent, text, id=run_id or None, params=given, priority=priority, release=release or None,
+            agent, read_text_or_stdin(prompt), id=run_id or None, params=given, priority=priority, release=release or None,
             info=RunInfo(session_id=session or None),
         )  # fmt: skip
         if not wait:

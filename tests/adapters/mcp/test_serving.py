@@ -362,6 +362,7 @@ async def _status(url: str, token: str) -> int:
     [
         ({"host": "0.0.0.0"}, "anyone who reaches '0.0.0.0' could run these agents"),
         ({"host": "example.com"}, "set a token that clients must send"),
+        ({"host": "999.1.1.1"}, "cannot listen at 999.1.1.1:8000: it is neither an IP address nor a host name"),
         ({"port": 70_000}, "cannot listen at 127.0.0.1:70000"),
     ],
 )
