@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from stepengine.server.openapi import Operation
     from stepengine.server.quotas import Quotas
     from stepengine.server.reports import Reports
-    from stepengine.server.run_parts import RunService
+    from stepengine.server.run_service import RunService
     from stepengine.server.sources import EngineSources
     from stepengine.server.webhooks import Webhooks
     from stepengine.server.workshop import InspectionService

@@ -29,7 +29,7 @@ from stepengine.server.bodies import Body, MessageView, View, make_input_error, 
 from stepengine.server.event_json import PING_SECONDS
 from stepengine.server.openapi import HttpParameter, Operation
 from stepengine.server.problems import Problem
-from stepengine.server.run_parts import get_requested_run, get_run_service
+from stepengine.server.run_service import get_requested_run, get_run_service
 from stepengine.server.workshop import EvaluationJob, JobKind
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from stepengine.server.durable_reader import DurableReader
 from stepengine.server.durable_store import DurableStore, make_unsupported_problem
 from stepengine.server.durable_watcher import DurableWatcher
 from stepengine.server.quotas import Quotas, QuotaTable
-from stepengine.server.run_parts import ServiceState
 from stepengine.server.runs import GRACE_SECONDS
+from stepengine.server.service_state import ServiceState
 
 if TYPE_CHECKING:
     from stepengine.engine import Engine

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from stepengine.journal.history import History
     from stepengine.journal.store import Journal
     from stepengine.server.foreign_runs import ForeignFile, ForeignRuns
-    from stepengine.server.run_parts import RunService
+    from stepengine.server.run_service import RunService
     from stepengine.server.studio import RunPageData
 
 __all__ = ("OPERATIONS", "ForeignJournals")

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from stepengine.data.state import RunResult
     from stepengine.engine import Engine
     from stepengine.server.access import Caller
-    from stepengine.server.run_parts import RunService
+    from stepengine.server.run_service import RunService
     from stepengine.server.run_turns import RunTurns
 
 __all__ = ("OPERATIONS", "McpEndpoint")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from stepengine.data.events import Event
-    from stepengine.server.run_parts import RunService
+    from stepengine.server.run_service import RunService
 
 __all__ = ("OPERATIONS", "Metrics", "handle_and_measure")
 

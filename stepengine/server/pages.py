@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from stepengine.data.state import AgentState
     from stepengine.server.access import Caller
     from stepengine.server.ledger import RunRow
-    from stepengine.server.run_parts import RunService
+    from stepengine.server.run_service import RunService
     from stepengine.server.run_turns import RunTurns
 
 RUNNING = ("started", "running")

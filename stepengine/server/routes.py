@@ -59,9 +59,9 @@ from stepengine.server.openapi import HttpParameter, OpenApiDocument, Operation
 from stepengine.server.pages import CallerConversation
 from stepengine.server.problems import Problem, problem_of
 from stepengine.server.reports import Report, Reports, ReportSummary
-from stepengine.server.run_parts import RunService, get_requested_run, get_run_service
 from stepengine.server.run_reader import ServedRun
 from stepengine.server.run_requests import ForkRun, ResumeRun, StartRequest
+from stepengine.server.run_service import RunService, get_requested_run, get_run_service
 from stepengine.server.studio import QuestionDetails, RunPageData, get_page, get_page_file
 from stepengine.server.vercel import OPERATIONS as VERCEL
 from stepengine.server.webhooks import OPERATIONS as HOOKS

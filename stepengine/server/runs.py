@@ -23,7 +23,6 @@ from stepengine.server.quotas import Quotas, QuotaTable
 from stepengine.server.run_conversations import RunConversations
 from stepengine.server.run_launcher import RunLauncher
 from stepengine.server.run_messenger import RunMessenger
-from stepengine.server.run_parts import ServiceState
 from stepengine.server.run_reader import RunReader
 from stepengine.server.run_recovery import RunRecovery
 from stepengine.server.run_schedules import RunSchedules
@@ -31,6 +30,7 @@ from stepengine.server.run_store import RunStore
 from stepengine.server.run_turns import RunTurns
 from stepengine.server.run_undo import restore_files
 from stepengine.server.run_watcher import RunWatcher
+from stepengine.server.service_state import ServiceState
 
 if TYPE_CHECKING:
     from stepengine.engine import Engine

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from stepengine.journal.history import History
     from stepengine.journal.store import Journal
     from stepengine.server.ledger import RunRow
-    from stepengine.server.run_parts import RunService
+    from stepengine.server.run_service import RunService
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; "

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
     from stepengine.server.ledger import Act, Ledger, RunRow
     from stepengine.server.metrics import Metrics
-    from stepengine.server.run_parts import RunService
     from stepengine.server.run_reader import ServedRun
+    from stepengine.server.run_service import RunService
 
 __all__ = ("OPERATIONS", "Target", "Topic", "WebhookSender", "Webhooks", "sign", "verify")
 
