@@ -65,6 +65,7 @@ MAX_POINTER = 16
 STANDARD = "whsec_"
 """What secrets of Standard Webhooks begin with; the key is what follows, in base64."""
 RETRIES = (1.0, 5.0, 30.0)
+"""Seconds before each further attempt."""
 AT_A_TIME = 16
 POST_SECONDS = 10.0
 LEASE = 2 * POST_SECONDS
@@ -503,7 +504,6 @@ class WebhookSender:
         ledger: The ledger with the runs and the receipts.
         target: The service that receives messages.
         delivered: Is called after each attempt with the type of the message and whether it was accepted.
-        retries: Seconds before each further attempt.
         transport: Replaces the network in tests.
     """
 
@@ -513,11 +513,10 @@ class WebhookSender:
         ledger: Ledger,
         target: Target,
         *,
-        delivered: Callable[[str, bool], object] = lambda *_: None,
-        retries: tuple[float, ...] = RETRIES,
+        delivered: Callable[[str, bool], object],
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
-        self._runs, self._target, self._delivered, self._retries = runs, target, delivered, retries
+        self._runs, self._target, self._delivered = runs, target, delivered
         self._http_transport = transport
         self._ledger = ledger
         self._since, self._begun = 0.0, 0.0
@@ -590,14 +589,14 @@ class WebhookSender:
 
     def _make_next_try_act(self, claimed: _RunWithWebhooks) -> Act:
         """Return an act that postpones the webhooks of a run to their next try; after the last try, log that and give up until a restart."""
-        has_more = claimed.tries < len(self._retries)
+        has_more = claimed.tries < len(RETRIES)
         if not has_more:
             LOGGER.warning(
                 "run %s: the webhook failed %d times; the server sends it again at the next start",
                 claimed.run,
                 claimed.tries + 1,
             )
-        return _make_postpone_act(claimed, time.time() + self._retries[claimed.tries] if has_more else NEVER)
+        return _make_postpone_act(claimed, time.time() + RETRIES[claimed.tries] if has_more else NEVER)
 
     async def _make_messages(self, row: RunRow, receipts: Collection[str]) -> list[_WebhookMessage]:
         """Return the messages for the open questions of a suspended run, or for the end of a run, as far as configured."""

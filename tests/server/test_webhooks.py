@@ -416,7 +416,7 @@ def set_sender_defaults(monkeypatch: pytest.MonkeyPatch, **options: object) -> N
 
 
 def retries_after(monkeypatch: pytest.MonkeyPatch, *seconds: float) -> None:
-    set_sender_defaults(monkeypatch, retries=seconds)
+    monkeypatch.setattr(own, "RETRIES", seconds)
 
 
 def waiting(house: House, client: httpx2.Client) -> str:
