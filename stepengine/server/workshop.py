@@ -32,6 +32,8 @@ MOST_DESKS = 8
 """The most pages that inspect runs at a time: each has processes with the record in memory."""
 MOST_JOBS = 4
 JOBS_KEPT = 50
+TESTS_FOLDER = "tests/journals"
+"""The folder for the journals of runs that become tests."""
 ANSWER_SECONDS = 30.0
 """A replay with two versions of the code is stopped after 5 s each."""
 UNDER_WAY = ("begun", "priced", "running")
@@ -174,19 +176,15 @@ class InspectionService:
     Args:
         read_journal: Returns the bytes of the journal of a run.
         maker: How a child process makes the engine.
-        pins: The folder for the journals of runs that become tests.
     """
 
     def __init__(
         self,
         read_journal: Callable[[RunRow], Awaitable[bytes]],
         maker: EngineSpec,
-        *,
-        pins: Path = Path("tests/journals"),
     ) -> None:
         self.maker = maker
         self._read_journal = read_journal
-        self._pins = pins
         self._desks: dict[str, InspectionProcess] = {}
         self._opening = 0
         self._ending: set[InspectionProcess] = set()
@@ -299,7 +297,7 @@ class InspectionService:
         job = EvaluationJob(secrets.token_hex(8), caller.name, kind, tuple([row.run for row in rows]))
         # It counts from now on: others ask for jobs while this one is made.
         self._jobs[job.id] = job
-        more = {"kind": kind, "asked": {**options, "folder": str(self._pins)}}
+        more = {"kind": kind, "asked": {**options, "folder": TESTS_FOLDER}}
         try:
             job.process, folder = await self._start_child_process("jobs", rows, lambda files: {"files": files, **more})
             job.task = asyncio.get_running_loop().create_task(self._update_job_until_end(job, job.process, folder))
