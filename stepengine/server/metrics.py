@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import choose_encoder
@@ -62,8 +62,10 @@ class Metrics:
         self._events = counter("webhooks_received", "Events received from other services.", "topic", "outcome")
         self._quotas = counter("quota_refusals", "Requests that exceeded a quota of their owner.", "quota")
         self._requests = counter("http_requests", "Requests that were answered.", "route", "method", "status")
-        gauge("live_runs", "Runs that are running in this process.", lambda: runs.live_count)
-        gauge("live_questions", "Open questions of runs that are running in this process.", lambda: runs.open_question_count)  # fmt: skip
+        gauge("live_runs", "Runs that are running in this process.").set_function(lambda: runs.live_count)
+        gauge("live_questions", "Open questions of runs that are running in this process.").set_function(
+            lambda: runs.open_question_count
+        )
         self._watchers = gauge("watchers", "Open event streams of this process.")
         self._seconds = Histogram(
             "stepengine_http_request_seconds",
@@ -79,12 +81,9 @@ class Metrics:
         """Register and return a counter with the prefix ``stepengine_``."""
         return Counter(f"stepengine_{name}", description, labels, registry=self.registry)
 
-    def _make_gauge(self, name: str, description: str, get_value: Any = None) -> Gauge:
-        """Register and return a gauge with the prefix ``stepengine_``; *get_value* returns its current value."""
-        made = Gauge(f"stepengine_{name}", description, registry=self.registry)
-        if get_value is not None:
-            made.set_function(get_value)
-        return made
+    def _make_gauge(self, name: str, description: str) -> Gauge:
+        """Register and return a gauge with the prefix ``stepengine_``."""
+        return Gauge(f"stepengine_{name}", description, registry=self.registry)
 
     # --- counting -----------------------------------------------------------------------------------------------------
 
