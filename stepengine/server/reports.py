@@ -160,10 +160,10 @@ class Reports:
 
     def find_report(self, report_id: str) -> Report | None:
         """Return a report by its id, with the ids of its runs; ``None`` if it does not exist."""
-        report_file = next((one for one in self._iterate_report_files() if one.id == report_id), None)
-        report = None if report_file is None else _load_report(report_file)
-        if report_file is None or report is None:
+        found = self._find_and_load_report(report_id)
+        if found is None:
             return None
+        report_file, report = found
         samples = [sample for case in report.cases for sample in case.samples]
         for sample in samples[:MAX_SAMPLES]:
             sample.run_id = _find_run_id(report_file.file.parent, sample.journal)
@@ -171,12 +171,18 @@ class Reports:
 
     def find_sample_journal(self, report_id: str, journal: str) -> FileJournal | None:
         """Return the journal of a sample; ``None`` if the report does not name the journal, or the file is missing."""
-        report_file = next((one for one in self._iterate_report_files() if one.id == report_id), None)
-        report = None if report_file is None else _load_report(report_file)
-        if report_file is None or report is None:
+        found = self._find_and_load_report(report_id)
+        if found is None:
             return None
+        report_file, report = found
         named = any(sample.journal == journal for case in report.cases for sample in case.samples)
         return _find_journal_in_folder(report_file.file.parent, journal) if named else None
+
+    def _find_and_load_report(self, report_id: str) -> tuple[ReportFile, Report] | None:
+        """Return the file and the content of a report; ``None`` if it does not exist."""
+        report_file = next((one for one in self._iterate_report_files() if one.id == report_id), None)
+        report = None if report_file is None else _load_report(report_file)
+        return None if report_file is None or report is None else (report_file, report)
 
     def _iterate_report_files(self) -> Iterator[ReportFile]:
         """Yield the report file of each folder that has one; links are not followed."""
