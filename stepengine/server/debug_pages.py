@@ -295,13 +295,18 @@ def _get_inspection_service(request: Request) -> InspectionService:
     return found
 
 
+def _make_no_record_problem(row: RunRow) -> Problem:
+    """Return a ``Problem`` 409 for a run that has no record yet."""
+    msg = f"the run {row.run} has no record yet; try again in a moment"
+    return Problem(msg, status=409, kind="not_begun")
+
+
 async def _require_journal_copy(request: Request, row: RunRow) -> MemoryJournal:
     """Return the journal of a run as a copy in memory; raise ``Problem`` 409 if it has no record yet."""
     try:
         content = await get_run_service(request).reader.read_journal_bytes(row)
     except JournalMissing:
-        msg = f"the run {row.run} has no record yet; try again in a moment"
-        raise Problem(msg, status=409, kind="not_begun") from None
+        raise _make_no_record_problem(row) from None
     return await asyncio.to_thread(lambda: MemoryJournal(content.splitlines(keepends=True)))
 
 
@@ -422,8 +427,7 @@ async def start_inspection_stream(request: Request) -> Response:
     try:
         desk = await workshop.start_inspection(require_caller(request), row, at)
     except JournalMissing:
-        msg = f"the run {row.run} has no record yet; try again in a moment"
-        raise Problem(msg, status=409, kind="not_begun") from None
+        raise _make_no_record_problem(row) from None
     events = _stream_inspection_events(desk, get_run_service(request).state.stopping)
     return _InspectionResponse(workshop, desk, events, headers)
 
