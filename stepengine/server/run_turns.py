@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from stepengine.data.events import Event
     from stepengine.data.questions import AnswerLike
     from stepengine.journal.history import History
+    from stepengine.runtime.handle import RunHandle
     from stepengine.server.access import Caller
     from stepengine.server.live_runs import LiveRuns
     from stepengine.server.run_messenger import RunMessenger
@@ -94,9 +95,7 @@ class RunTurns:
         handle = await self._messenger.answer_and_find_handle(
             caller, row, answers, page_questions=page_questions, user_input=user_input
         )
-        if handle is None:
-            return self._follow_journal(caller, row.run, after)
-        return self._delay_last_event(row.run, handle.events())
+        return self._stream_handle_or_journal(caller, row.run, handle, after)
 
     def events(self, caller: Caller, row: RunRow, after: str | None = None) -> AsyncGenerator[Event, None]:
         """
@@ -105,9 +104,15 @@ class RunTurns:
         The texts of a run that started in this process are in pieces, those of others are whole.
         """
         handle = self._live.find_complete_handle(row) if after is None else None
+        return self._stream_handle_or_journal(caller, row.run, handle, after)
+
+    def _stream_handle_or_journal(
+        self, caller: Caller, run: str, handle: RunHandle | None, after: str | None
+    ) -> AsyncGenerator[Event, None]:
+        """Return the events of a handle, or else those of the journal after the event *after*."""
         if handle is None:
-            return self._follow_journal(caller, row.run, after)
-        return self._delay_last_event(row.run, handle.events())
+            return self._follow_journal(caller, run, after)
+        return self._delay_last_event(run, handle.events())
 
     async def _follow_journal(self, caller: Caller, run: str, after: str | None) -> AsyncGenerator[Event, None]:
         """Yield the events of a run from its journal until it is idle, then its result."""
