@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -58,14 +59,12 @@ def init(
         print_error(
             f"{folder / LOCAL} existed before, so it is not trusted yet; to trust it, run `stepengine agents trust {shlex.quote(str(folder))}`"
         )
-    is_here = folder.resolve() == Path.cwd()
     print_visible(
-        "Created a project in this folder:" if is_here else f"Created the project {visible(str(folder), strict=True)}:"
+        "Created a project in this folder:"
+        if folder.resolve() == Path.cwd()
+        else f"Created the project {visible(str(folder), strict=True)}:"
     )
-    print_visible("\n".join([f"  {path}" for path in made]))
-    print_visible("\nNext:")
-    if not is_here:
-        print_visible(f"  cd {visible(shlex.quote(str(folder)), strict=True)}")
+    _print_files_and_folder(folder, made)
     activate = find_activation_command()
     if activate:
         print_visible(f"  {visible(activate, strict=True)}\n      use `python` and `stepengine` of this environment")
@@ -99,6 +98,14 @@ def init(
     return Exit.COMPLETED
 
 
+def _print_files_and_folder(folder: Path, made: Sequence[str]) -> None:
+    """Print the created files, and how to change to their folder unless it is the current one."""
+    print_visible("\n".join([f"  {path}" for path in made]))
+    print_visible("\nNext:")
+    if folder.resolve() != Path.cwd():
+        print_visible(f"  cd {visible(shlex.quote(str(folder)), strict=True)}")
+
+
 def _create_package(folder: Path) -> Exit:
     """Create a package, and print the next steps."""
     from stepengine.engine.projects import derive_project_and_module_names, make_project
@@ -106,10 +113,7 @@ def _create_package(folder: Path) -> Exit:
     made = make_project(folder, package=True)
     name, module = derive_project_and_module_names(folder)
     print_visible(f"Created the package {visible(str(folder), strict=True)}:")
-    print_visible("\n".join([f"  {path}" for path in made]))
-    print_visible("\nNext:")
-    if folder.resolve() != Path.cwd():
-        print_visible(f"  cd {visible(shlex.quote(str(folder)), strict=True)}")
+    _print_files_and_folder(folder, made)
     activate = find_activation_command()
     if activate:
         print_visible(f"  {visible(activate, strict=True)}")
