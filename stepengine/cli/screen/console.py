@@ -298,7 +298,7 @@ class Screen(ProgressDisplay):
             lines.append(f"  ({len(working) - LIVE_CHILDREN} more at work)")
         with console.capture() as drawn:
             if self._block and self._block.strip():
-                self._print_markdown(self._block)
+                print_markdown(self._console, self._block)
         block = drawn.get().splitlines()[-LIVE_LINES:]
         with console.capture() as drawn:
             for text, style in self._notes:
@@ -369,11 +369,7 @@ class Screen(ProgressDisplay):
             if self._is_after_block:
                 self._console.print()
             self._is_after_block = True
-            self._print_markdown(text)
-
-    def _print_markdown(self, text: str) -> None:
-        """Print a text as Markdown on the console."""
-        print_markdown(self._console, text)
+            print_markdown(self._console, text)
 
     def close_line_or_block(self) -> None:
         """End the line or block that streams, if it is open."""
