@@ -140,7 +140,7 @@ async def _print_run_tree(operator: Operator, run: str, *, as_json: bool) -> Exi
     asked: list[Waiting] = await operator.list_questions(run)
     waits = await operator.run_waits.list_waits([run])
     if as_json:
-        questions = [{"run": w.run, "id": q.id, "text": q.text} for w in asked for q in w.questions]
+        questions = _questions_to_json(asked)
         waiting = [{"run": each, "kind": wait.kind, "waits_for": wait.awaited_text} for each, wait in waits]
         print(to_ascii_json({"runs": [attrs.asdict(each) for each in tree], "questions": questions, "waits": waiting}))
         return Exit.COMPLETED
@@ -170,7 +170,7 @@ async def _print_session(operator: Operator, session: str, *, as_json: bool) -> 
     kept = await operator.sessions.load(session)
     asked = [] if kept.journal is None else await operator.list_questions(kept.journal)
     if as_json:
-        questions = [{"run": w.run, "id": q.id, "text": q.text} for w in asked for q in w.questions]
+        questions = _questions_to_json(asked)
         messages = messages_to_json(kept.messages)
         print(
             to_ascii_json(
@@ -192,6 +192,11 @@ def _describe_turn_state(turn: TurnView) -> str:
     if turn.answered is not None:
         return f"answer to {one_line(turn.answered, 60)}"
     return "no answer" if turn.rejected else "queued" if turn.is_waiting else turn.state
+
+
+def _questions_to_json(open_questions: Sequence[Waiting]) -> list[dict[str, str]]:
+    """Return the open questions of runs as JSON."""
+    return [{"run": w.run, "id": q.id, "text": q.text} for w in open_questions for q in w.questions]
 
 
 def _print_questions(run: str, open_questions: Sequence[Waiting]) -> None:
