@@ -123,9 +123,7 @@ class DebugNavigation:
             raise RefusedCommand(msg)
         start = self._debugger.position
         if self._forked is None or has_read_only_syntax(typed):
-            with hide_or_redirect_handler_output(self._screen.asked, as_json=self._screen.is_json):
-                found = self._debugger.run_until(typed)
-            self._report_search_problems(typed, self._debugger.problem, self._debugger.looked_at, is_found=found)
+            self._search_in_this_process(typed, backwards=False)
         else:
             told = self._search_in_child_process(typed, start + 1, self._debugger.last, backwards=False)
             if told.get("differs"):
@@ -137,6 +135,12 @@ class DebugNavigation:
             self._report_search_problems(typed, told["problem"], told["looked_at"], is_found=told["found"] is not None)
             self.move_silently(self._debugger.last if told["found"] is None else told["found"])
         self._show_found_position()
+
+    def _search_in_this_process(self, condition: str, *, backwards: bool) -> None:
+        """Move to the nearest position where a condition is true, and report problems of the search."""
+        with hide_or_redirect_handler_output(self._screen.asked, as_json=self._screen.is_json):
+            found = self._debugger.run_until(condition, backwards=backwards)
+        self._report_search_problems(condition, self._debugger.problem, self._debugger.looked_at, is_found=found)
 
     def _search_in_child_process(self, condition: str, first: int, last: int, *, backwards: bool) -> dict[str, Any]:
         """Search for a condition in a child process, because expressions may change the run; return the found position and problems."""
@@ -182,9 +186,7 @@ class DebugNavigation:
             self._raise_at_start()
         parse_condition(typed)
         if self._forked is None:
-            with hide_or_redirect_handler_output(self._screen.asked, as_json=self._screen.is_json):
-                found = self._debugger.run_until(typed, backwards=True)
-            self._report_search_problems(typed, self._debugger.problem, self._debugger.looked_at, is_found=found)
+            self._search_in_this_process(typed, backwards=True)
             self._show_found_position()
         else:
             self._forked.wake_nearest_and_exit(start - 1, search=[typed, start, 0, ""])
