@@ -16,10 +16,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepengine.cli.bench import make_engine_setup, make_model_registry
+from stepengine.cli.bench import make_model_registry
 from stepengine.cli.debug_screen import make_path_relative
 from stepengine.cli.exits import Exit, print_error
-from stepengine.cli.journals import load_recorded_agent, open_journal
+from stepengine.cli.journals import load_replay_setup, open_journal
 from stepengine.cli.options import Options
 from stepengine.cli.screen.render import format_count, print_visible, truncate_text
 from stepengine.cli.settings import UsageProblem
@@ -101,9 +101,8 @@ class _WatchScreen:
 
     def _load_engine_and_agent(self) -> tuple[Engine, AgentDefinition]:
         """Load the agent of the recorded run, and return it with an engine that performs nothing."""
-        history = self._tape.history
-        agent = load_recorded_agent(self._options, history)
-        return make_engine_setup(self._options, agent, performs=False, recorded=history).engine, agent
+        agent, bench = load_replay_setup(self._options, self._tape.history)
+        return bench.engine, agent
 
     def close(self) -> None:
         """Stop watching, and end the processes that watch."""

@@ -366,11 +366,15 @@ def run_cancelling_on_signal(
     return run_with_display(run_to_end, bench.progress)
 
 
+def load_replay_setup(options: Options, history: History) -> tuple[AgentDefinition, EngineSetup]:
+    """Return the agent of a journal, and an engine that replays its run without performing anything."""
+    agent = load_recorded_agent(options, history)
+    return agent, make_engine_setup(options, agent, performs=False, recorded=history)
+
+
 def replay_recorded_run(journal: Journal, options: Options) -> RunResult:
     """Replay a recorded run with the current code and return the result."""
-    history = journal.history()
-    agent = load_recorded_agent(options, history)
-    bench = make_engine_setup(options, agent, performs=False, recorded=history)
+    agent, bench = load_replay_setup(options, journal.history())
 
     async def replay_to_end() -> RunResult:
         """Replay the journal, close the engine, and return the result."""

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from stepengine.cli.bench import make_engine_setup
 from stepengine.cli.exits import Exit
 from stepengine.cli.journals import (
     add_journal_to_options,
     expand_to_journals,
-    load_recorded_agent,
+    load_replay_setup,
     open_journal,
     require_choice,
 )
@@ -79,9 +78,8 @@ def _replay_waiting_run(options: Options) -> WaitingRun:
         run = attrs.evolve(read_waiting_run(journal), file=options.journal)
         if run.outcome == "ended":
             return run
-        history = journal.history()
-        agent = load_recorded_agent(own, history)
-        with make_engine_setup(own, agent, performs=False, recorded=history).engine as engine:
+        agent, bench = load_replay_setup(own, journal.history())
+        with bench.engine as engine:
             (replayed,) = asyncio.run(replay_waiting(engine, [journal], agent=agent))
     except (StepEngineError, UsageProblem) as error:
         return attrs.evolve(run, error=error)

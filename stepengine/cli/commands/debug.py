@@ -19,7 +19,6 @@ import attrs
 import typer
 
 from stepengine.cli import debug_inspection as inspection
-from stepengine.cli.bench import make_engine_setup
 from stepengine.cli.debug_forks import fork_run
 from stepengine.cli.debug_navigation import DebugNavigation
 from stepengine.cli.debug_screen import (
@@ -32,7 +31,7 @@ from stepengine.cli.debug_screen import (
     hide_or_redirect_handler_output,
 )
 from stepengine.cli.exits import Exit, print_error
-from stepengine.cli.journals import load_recorded_agent, open_journal, run_on_journal
+from stepengine.cli.journals import load_replay_setup, open_journal, run_on_journal
 from stepengine.cli.options import File, Last, Options, with_shared_options
 from stepengine.cli.screen.render import format_count, print_visible
 from stepengine.cli.settings import UsageProblem
@@ -127,8 +126,7 @@ def _load_and_debug(options: Options, debug_options: DebugOptions, counters: Sha
     journal = open_journal(options.journal)
     try:
         history = journal.history()
-        agent = load_recorded_agent(options, history)
-        bench = make_engine_setup(options, agent, performs=False, recorded=history)
+        agent, bench = load_replay_setup(options, history)
         with hide_or_redirect_handler_output(debug_options, as_json=options.as_json):
             stepper = bench.engine.stepper(journal, agent=agent)
     except ReplayDivergence:

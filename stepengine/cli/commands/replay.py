@@ -15,6 +15,7 @@ from stepengine.cli.code_trust import refuse_inside_tool
 from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.journals import (
     load_recorded_agent,
+    load_replay_setup,
     open_journal,
     raise_journal_errors_as_usage,
     run_cancelling_on_signal,
@@ -138,9 +139,7 @@ def _replay_in_debugger(options: Options, live_kinds: Sequence[str], speed: floa
         msg = "--pdb needs a terminal; without one, `stepengine debug FILE --exec` runs commands"
         raise UsageProblem(msg)
     journal = open_journal(options.journal)
-    history = journal.history()
-    agent = load_recorded_agent(options, history)
-    bench = make_engine_setup(options, agent, performs=False, recorded=history)
+    agent, bench = load_replay_setup(options, journal.history())
     stepper = bench.engine.stepper(journal, agent=agent)
     try:
         while stepper.advance():
