@@ -79,14 +79,6 @@ class Prompt:
         """Record the provider's token count for *request*."""
         self.measured = Measured(request.system_prompt, request.messages, tokens)
 
-    def record_overflow(self, overflow: ContextOverflow, tokens: int) -> None:
-        """Record that a request of *tokens* estimated tokens was refused as too long."""
-        self.overflow, self.refused_tokens = overflow, tokens
-
-    def clear_overflow(self) -> None:
-        """Forget the refusal."""
-        self.overflow = self.refused_tokens = None
-
 
 class SharedData:
     """
