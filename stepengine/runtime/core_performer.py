@@ -725,16 +725,14 @@ async def _stream_reply(provider: ModelProvider, request: ModelRequest, item: It
                     return delta.reply
                 heard.count(delta)
                 shown = _emit_delta(delta, calls, item, io) or shown
+        msg = f"the stream of {request.model!r} ended before its terminal marker, so the partial reply was discarded"
+        raise TruncatedReply(msg, retryable=True, kind="truncated")  # noqa: TRY301 - discarded as after any other error
     except BaseException as raised:
         if shown:
             io.emit(ReplyDiscarded(path=item.path, seq=item.effect.seq, model=request.model))
         if not isinstance(raised, Exception):
             heard.attach_lower_bound_usage(raised)
         raise
-    if shown:
-        io.emit(ReplyDiscarded(path=item.path, seq=item.effect.seq, model=request.model))
-    msg = f"the stream of {request.model!r} ended before its terminal marker, so the partial reply was discarded"
-    raise TruncatedReply(msg, retryable=True, kind="truncated")
 
 
 def _emit_delta(delta: ModelDelta, calls: dict[int, tuple[str, str]], item: Item, io: IO) -> bool:
