@@ -433,7 +433,8 @@ class RunState:
 
         Of one that was stopped only what was sent to it is applied: the rest comes when it has run to its end.
         """
-        self.spent.count_body(end)
+        # The children that the body started count as the caller's.
+        self.spent.add_children(end.children, end.spending)
         self.side_events.add_body_warnings(end.warnings)
         # In the order in which the body made them, as if the caller had made them itself.
         for change in end.changes:
