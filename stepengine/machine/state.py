@@ -122,10 +122,6 @@ class RunQuestions:
         self.pending: tuple[Question, ...] = ()
         self._keys: set[str] = set()
 
-    def set_pending(self, questions: tuple[Question, ...]) -> None:
-        """Record the questions that suspend the run."""
-        self.pending = questions
-
     def register_key(self, key: str | None) -> str:
         """
         Return the unique name of a handler's question, or ``""`` without one.
