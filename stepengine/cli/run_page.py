@@ -124,7 +124,8 @@ def _get_default_page_path(journal: Journal) -> Path:
 
 def _make_page_source(options: Options, page_options: PageOptions) -> PageSource:
     """Return the journal with steppers for the agent's code, or the reason for none; with ``--force`` also a damaged journal's start."""
-    from stepengine.debugging.viewer.rendering import PageSource, copy_undamaged_records, load_stored_history
+    from stepengine.debugging.viewer.rendering import PageSource, copy_undamaged_records
+    from stepengine.journal.show import load_stored_history
     from stepengine.testing.cassette_runs import CassetteJournal
 
     journal = open_journal_or_cassette(options.journal)

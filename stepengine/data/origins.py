@@ -27,7 +27,7 @@ KEPT_CHARS = 24
 """Characters at each end: an account or an address is recognized by them."""
 
 
-def make_origin(provenance: Provenance, parameter: str, value: JsonValue, *, is_id: bool = False) -> JsonDict:
+def make_origin(provenance: Provenance, parameter: str, value: JsonValue, *, is_id: bool) -> JsonDict:
     """
     Return the origin of an argument as JSON: its value, the sources in which it occurs, and whether it is trusted.
 

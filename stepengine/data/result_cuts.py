@@ -31,7 +31,7 @@ def cut_result_text(text: str, limit: int, rest: str = "") -> str:
     )
 
 
-def make_shortened_part(text: str, limit: int, rest: str = "") -> TextPart:
+def make_shortened_part(text: str, limit: int, rest: str) -> TextPart:
     """Return a text over *limit* with its middle cut, as a part with a mark, so that it is not cut again."""
     # Known by a mark and not by the note: a tool may print the same words.
     data = JsonDict({"provider": "stepengine", MARK: len(text)})

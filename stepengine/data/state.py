@@ -25,17 +25,13 @@ from stepengine.data.questions import Question
 from stepengine.data.stored_values import VALUE_TYPES
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
-from stepengine.data.usage import Spending, Usage
+from stepengine.data.usage import Spending, Usage, to_json_dict
 from stepengine.data.visible import cut_end
 from stepengine.data.waits import ChildRef, Waits
 from stepengine.data.wire import read_history
 from stepengine.errors import AgentError, ChildError, DataError, StepEngineError
 
 OWN_CALL_ID = re.compile(r"c([0-9]{1,9})")
-
-
-def _freeze_specs(value: Mapping[str, ToolSpec]) -> JsonDict:
-    return value if isinstance(value, JsonDict) else JsonDict(value)
 
 
 def _default_view(self: Any) -> Transcript:
@@ -89,7 +85,7 @@ class AgentState:
     message_history: Transcript = attrs.field(factory=Transcript)
     view: Transcript = attrs.field(default=attrs.Factory(_default_view, takes_self=True))
     system_prompt: str = ""
-    tool_definitions: Mapping[str, ToolSpec] = attrs.field(default=JsonDict(), converter=_freeze_specs)
+    tool_definitions: Mapping[str, ToolSpec] = attrs.field(default=JsonDict(), converter=to_json_dict)
     output: Any = attrs.field(default=None, converter=_freeze_output)
     steps_remaining: int = 0
     step_index: int = 0

@@ -166,6 +166,11 @@ def _survives_round_trip(value: object, source: JsonValue, load: Callable[[JsonV
         return False
 
 
+def list_validation_problems(error: Any, whole_name: str = "(the whole)") -> list[str]:
+    """Return the field and message of each problem in a pydantic ``ValidationError``; *whole_name* is the field for the whole value."""
+    return [f"{'.'.join(map(str, e['loc'])) or whole_name}: {e['msg']}" for e in error.errors(include_url=False)]
+
+
 def _make_round_trip_error(problem: str) -> DataError:
     return DataError(f"{problem}; {REMEDY}")
 

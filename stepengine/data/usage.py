@@ -110,7 +110,8 @@ def add_lost_usage(lost: Usage, own: Usage | None) -> Usage:
     return lost + attrs.evolve(own, requests=own.requests or 1)
 
 
-def _to_json_dict(value: Any) -> JsonDict:
+def to_json_dict(value: Mapping[str, Any]) -> JsonDict:
+    """Return a mapping of frozen values as a ``JsonDict``."""
     return value if isinstance(value, JsonDict) else JsonDict(value)
 
 
@@ -132,11 +133,11 @@ class Spending:
     usage: Usage = Usage()
     cost: Decimal | None = Decimal(0)
     credits_used: float = 0
-    by_agent: Mapping[str, Usage] = attrs.field(default=JsonDict(), converter=_to_json_dict)
-    by_model: Mapping[str, Usage] = attrs.field(default=JsonDict(), converter=_to_json_dict)
+    by_agent: Mapping[str, Usage] = attrs.field(default=JsonDict(), converter=to_json_dict)
+    by_model: Mapping[str, Usage] = attrs.field(default=JsonDict(), converter=to_json_dict)
     # Only known costs are stored, so unknown ones add nothing to journals.
-    agent_costs: Mapping[str, Decimal] = attrs.field(default=JsonDict(), converter=_to_json_dict)
-    model_costs: Mapping[str, Decimal] = attrs.field(default=JsonDict(), converter=_to_json_dict)
+    agent_costs: Mapping[str, Decimal] = attrs.field(default=JsonDict(), converter=to_json_dict)
+    model_costs: Mapping[str, Decimal] = attrs.field(default=JsonDict(), converter=to_json_dict)
 
     @property
     def cost_by_agent(self) -> Mapping[str, Decimal | None]:

@@ -63,7 +63,7 @@ from stepengine.data.schemas import find_keyword_problem
 from stepengine.data.state import AgentState, ChildResult, Waited
 from stepengine.data.tools import ToolChoice, ToolLike, ToolSpec
 from stepengine.data.transcript import Transcript
-from stepengine.data.typed_values import is_model, model_from_json, model_to_json
+from stepengine.data.typed_values import is_model, list_validation_problems, model_from_json, model_to_json
 from stepengine.data.waits import ChildRef
 from stepengine.errors import BadYield, DataError, OutputMissing, PerformError, ToolError
 
@@ -1166,18 +1166,11 @@ def parse_reply(reply: ModelReply, schema: type[Reply]) -> Reply:
         try:
             made: Reply = model_from_json(schema, freeze(found))
         except (DataError, ValueError) as error:
-            issues = _describe_issues(error)
+            issues = list_validation_problems(error) if hasattr(error, "errors") else [str(error)]
         else:
             return made
     msg = f"the reply of {reply.model or 'the model'} does not fit {schema.__name__}: {'; '.join(issues)}"
     raise OutputMissing(msg, issues=issues)
-
-
-def _describe_issues(error: Any) -> list[str]:
-    """Return a line for each field that pydantic refused; of another error, its text."""
-    if not hasattr(error, "errors"):
-        return [str(error)]
-    return [f"{'.'.join(map(str, e['loc'])) or '(the whole)'}: {e['msg']}" for e in error.errors(include_url=False)]
 
 
 Yieldable: TypeAlias = (

@@ -285,7 +285,7 @@ class Deployment:
         order: SubmittedRun,
         *,
         seed: StartOutcomes | None = None,
-        release: str | None = None,
+        release: str | None,
         queue: str | None = None,
         attributes: Mapping[str, object] | None = None,
     ) -> None:

@@ -164,7 +164,7 @@ class WorkerProcess:
 
     current: WorkerProcess | None = None
 
-    def __init__(self, setting: WorkerSetting, launcher: Launcher, rates: SharedRates | None = None) -> None:
+    def __init__(self, setting: WorkerSetting, launcher: Launcher, rates: SharedRates | None) -> None:
         self.setting = setting
         self._launcher = launcher
         self._rates = rates

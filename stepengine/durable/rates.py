@@ -233,6 +233,10 @@ class SharedRates:
         for limiter in self._limiters.values():
             await limiter.close()
         self._limiters.clear()
+        await self._close_connection()
+
+    async def _close_connection(self) -> None:
+        """Close the connection, if one is open."""
         own, self._own = self._own, None
         if own is not None:
             await own.close()
@@ -267,9 +271,7 @@ class SharedRates:
                     own = await self._open_or_get_connection()
                     return await (await own.execute(ASK, (account, self._worker, *given))).fetchone()
                 except lost:
-                    own, self._own = self._own, None
-                    if own is not None:
-                        await own.close()
+                    await self._close_connection()
                 await asyncio.sleep(pause)
                 # It waits as long as it takes and does not fail: a request that was not counted would break the limit
                 # of all others, and the run has nothing else to do.

@@ -106,7 +106,7 @@ class SharedEvents:
         is_suspended: Whether all of the run was suspended at the last look.
     """
 
-    def __init__(self, launcher: Launcher, operator: Operator, run: str, *, tries: int = 0) -> None:
+    def __init__(self, launcher: Launcher, operator: Operator, run: str, *, tries: int) -> None:
         self.run = run
         self.tries = tries
         self.events: list[Event] = []

@@ -342,7 +342,7 @@ def parse_answers(form: Mapping[str, object], questions: Sequence[Question]) -> 
 
 
 def encode_child_result(
-    finished: Finished, plan: RunPlan, *, descendant_count: int, approval_rules: Sequence[object] = ()
+    finished: Finished, plan: RunPlan, *, descendant_count: int, approval_rules: Sequence[object]
 ) -> dict[str, Any]:
     """
     Return the stored form of a child's end, with the number of its descendants and the lasting approvals.

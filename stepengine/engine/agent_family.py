@@ -19,7 +19,7 @@ from stepengine.engine.loader import (
 from stepengine.engine.packages import PackagedAgent, get_published_id, packaged_agent_from_definition
 
 
-def collect_agent_family(agent: AgentDefinition, file: str = "", folders: Iterable[Path] = ()) -> list[AgentDefinition]:
+def collect_agent_family(agent: AgentDefinition, file: str, folders: Iterable[Path] = ()) -> list[AgentDefinition]:
     """
     Return *agent* and all agents that it may spawn, directly or indirectly.
 

@@ -27,7 +27,7 @@ def require_event_loop(operation: str, alternative: str = "") -> None:
         raise StepEngineError(msg) from None
 
 
-def refuse_trio(operation: str, alternative: str = "") -> None:
+def refuse_trio(operation: str, alternative: str) -> None:
     """Raise if trio's event loop runs here, and name *operation*; do nothing where no loop runs."""
     if _is_in_trio_task():
         beside = f", or call {alternative} in a thread, by anyio.to_thread.run_sync" if alternative else ""

@@ -80,8 +80,8 @@ class Launcher:
     services: Services
     watchers: tuple[Watcher, ...]
     logger: Any
-    headless: bool = False
-    sessions: EngineSessions | None = None
+    headless: bool
+    sessions: EngineSessions | None
     seed: str | None = None
     runs: EngineRuns = attrs.field(factory=EngineRuns, init=False)
     rules: ConversationRules = attrs.field(

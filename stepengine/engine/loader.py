@@ -179,7 +179,7 @@ def locate_agent(path_or_id: str | Path, *, folders: Iterable[Path] = ()) -> Age
     return _locate_by_id(str(path_or_id), list_trusted_agent_folders(folders))
 
 
-def find_agent_location(agent_id: str, *, folders: Iterable[Path] = ()) -> AgentLocation | None:
+def find_agent_location(agent_id: str, *, folders: Iterable[Path]) -> AgentLocation | None:
     """Return the location where ``load_agent`` finds the agent with this id, or ``None``."""
     return _find_agent_in_folders(
         normalised_id(_strip_versioned_publisher(agent_id)), list_trusted_agent_folders(folders), []
@@ -239,8 +239,8 @@ class LoadedFolder:
 
     agents: tuple[AgentDefinition, ...]
     problems: tuple[str, ...]
-    schedules: tuple[Schedule, ...] = ()
-    tools: tuple[ToolLike | ToolSource, ...] = ()
+    schedules: tuple[Schedule, ...]
+    tools: tuple[ToolLike | ToolSource, ...]
 
 
 def load_agents(path: str | Path, *, sandboxed: bool = False) -> tuple[AgentDefinition, ...]:
@@ -349,7 +349,7 @@ def load_folder(folder: Path) -> LoadedFolder:
     return LoadedFolder(tuple(agents), problems, tuple([schedule for schedule, _ in schedules.values()]), tuple(tools))
 
 
-def list_trusted_agent_folders(extra_folders: Iterable[Path] = ()) -> tuple[Path, ...]:
+def list_trusted_agent_folders(extra_folders: Iterable[Path]) -> tuple[Path, ...]:
     """
     Return the existing folders in which ids are looked up, in order; report and omit untrusted ones.
 

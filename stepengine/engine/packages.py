@@ -19,7 +19,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-import attrs
 from attrs import frozen
 
 from stepengine.data.alike import list_names
@@ -77,9 +76,9 @@ class DeclaredAgent:
     """
 
     id: str
-    description: str = ""
-    tools: Mapping[str, str] = attrs.field(factory=dict)
-    spawns: tuple[str, ...] = ()
+    description: str
+    tools: Mapping[str, str]
+    spawns: tuple[str, ...]
 
 
 @frozen(kw_only=True)
@@ -377,7 +376,7 @@ def read_declaration(file: Path) -> dict[str, Any]:
     return parse_declaration(content, file.name)
 
 
-def parse_declaration(content: bytes, where: str = FILE) -> dict[str, Any]:
+def parse_declaration(content: bytes, where: str) -> dict[str, Any]:
     """Parse the content of a ``stepengine-agents.json``; *where* is its name in errors, which are those of ``read_declaration``."""
     _require(len(content) <= MAX_FILE_BYTES, f"{where} has more than {MAX_FILE_BYTES:,} bytes")
     try:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from typing import TYPE_CHECKING
 
-from stepengine.data.waits import MESSAGE_ID_BYTES
 from stepengine.data.yields import require_topic
 from stepengine.engine.handles import EngineRuns
 from stepengine.errors import JournalMissing
 from stepengine.journal import messages
 from stepengine.runtime.handle import RunHandle
-from stepengine.runtime.messages import Message
+from stepengine.runtime.messages import Message, choose_message_id
 
 if TYPE_CHECKING:
     from stepengine.journal import JournalLike
@@ -24,7 +22,7 @@ async def send_message(
     """Send a message to a run of this process, else to the journal; return False if *id* was sent before."""
     if isinstance(run, RunHandle):
         return await asyncio.to_thread(run.send_message, topic, value, id=id, path=path)
-    message = Message(secrets.token_hex(MESSAGE_ID_BYTES) if id is None else id, path, require_topic(topic), value)
+    message = Message(choose_message_id(id), path, require_topic(topic), value)
     if isinstance(run, str) and (running := runs.find_by_id(run)[1]):
         return await asyncio.to_thread(running[0].tree.send, message)
     try:

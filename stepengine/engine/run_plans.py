@@ -300,8 +300,8 @@ class Planner:
         models: RunModels,
         *,
         created: datetime,
-        seed: str | None = None,
-        watched: Callable[[], bool] = bool,
+        seed: str | None,
+        watched: Callable[[], bool],
         opened: Callable[[Callable[[], Transcript]], None] | None = None,
     ) -> None:
         self._catalog = catalog

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
 from stepengine.data.schemas import find_keyword_problem
-from stepengine.data.typed_values import is_model, model_from_json, model_to_json
+from stepengine.data.typed_values import is_model, list_validation_problems, model_from_json, model_to_json
 from stepengine.errors import DataError, DefinitionError, InputError, OutputMissing
 from stepengine.machine.plan import OutputSchema
 from stepengine.tools.agent_tools import get_params_schema
@@ -173,7 +173,7 @@ def _parse_or_list_problems(model: Any, value: JsonValue) -> Any:
     try:
         return model_from_json(model, value)
     except ValidationError as error:
-        return [f"{'.'.join(map(str, e['loc'])) or '(the whole)'}: {e['msg']}" for e in error.errors(include_url=False)]
+        return list_validation_problems(error)
 
 
 def _make_params_error(agent_id: str, issues: list[str]) -> InputError:

@@ -65,7 +65,7 @@ class EngineSessions(SessionStoreAdapter):
         DefinitionError: when the store cannot do that.
     """
 
-    def __init__(self, store: object, *, children: bool = False) -> None:
+    def __init__(self, store: object, *, children: bool) -> None:
         super().__init__(store)
         self.children = children
         if children and not self.is_whole:

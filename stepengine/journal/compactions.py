@@ -56,7 +56,7 @@ class Compaction:
     step: int
     left_out: tuple[Message, ...]
     instead: tuple[Message, ...]
-    unrecorded: int = 0
+    unrecorded: int
 
     @property
     def removed_tokens(self) -> int:

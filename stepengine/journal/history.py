@@ -421,12 +421,12 @@ class RecordedStart:
     """
 
     agent_id: str
-    prompt: str = ""
-    params: JsonValue = None
-    previous: AgentState | None = None
-    info: RunInfo = RunInfo()
-    limits: Limits | None = None
-    run_id: str = ""
+    prompt: str
+    params: JsonValue
+    previous: AgentState | None
+    info: RunInfo
+    limits: Limits | None
+    run_id: str
 
 
 @cache
@@ -435,7 +435,7 @@ def engine_version() -> str:
     return get_installed_version("stepengine") or "0"
 
 
-def make_head(plan: RunPlan, seed: str, *, link: bool, signed: str = "", workspace: str = "") -> Head:
+def make_head(plan: RunPlan, seed: str, *, link: bool, signed: str, workspace: str) -> Head:
     """Return the head of a new journal for the run of *plan*."""
     definition: AgentDefinition = plan.agent.definition
     # What the machine itself does by a tool's name has no code of the agent's that could have changed.

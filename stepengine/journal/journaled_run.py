@@ -191,7 +191,7 @@ class JournaledRun:
 
     @classmethod
     def open_for_stepping(
-        cls, journal: Journal, history: History, *, leeway: AllowedDifferences | None = None
+        cls, journal: Journal, history: History, *, leeway: AllowedDifferences | None
     ) -> JournaledRun:
         """Return a recorded run whose machines the caller drives; several may share one *history*."""
         # No journal is opened, and there is no lock: a debugger makes a walk for each place that somebody looks at, and
@@ -204,7 +204,7 @@ class JournaledRun:
         journal: Journal,
         answers: Mapping[str, AnswerLike] | None = None,
         *,
-        leeway: AllowedDifferences | None = None,
+        leeway: AllowedDifferences | None,
     ) -> JournaledRun:
         """
         Return a recorded run that repeats while it matches its record, then performs further effects live.
@@ -222,9 +222,9 @@ class JournaledRun:
     def record_missing(
         cls,
         journal: Journal,
-        answers: Mapping[str, AnswerLike] | None = None,
+        answers: Mapping[str, AnswerLike] | None,
         *,
-        leeway: AllowedDifferences | None = None,
+        leeway: AllowedDifferences | None,
     ) -> JournaledRun:
         """
         Return a recorded run that repeats its record, performs effects without one, and records them; a difference is an error.

@@ -600,7 +600,7 @@ class FileMailbox(StoreMailbox):
     """
 
     def __init__(
-        self, journal: MailboxOwner, path: Path, *, sync: Callable[[int], None] | None, unsafe_no_lock: bool = False
+        self, journal: MailboxOwner, path: Path, *, sync: Callable[[int], None] | None, unsafe_no_lock: bool
     ) -> None:
         super().__init__(journal, _MailboxFile(journal, path, sync, unsafe_no_lock=unsafe_no_lock))
         self._path = mailbox_path(path)

@@ -6,7 +6,6 @@ They are put into the mailbox beside the journal. Must not be here: runs that ar
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +14,13 @@ import attrs
 from stepengine.data.alike import list_names
 from stepengine.data.codec import encode_stored
 from stepengine.data.questions import Answer, AnswerLike, Question, find_answer_problem, to_answer
-from stepengine.data.waits import MESSAGE_ID_BYTES
 from stepengine.data.yields import require_topic
 from stepengine.errors import AnswerRejected, StepEngineError, ToolError
 from stepengine.journal.mailbox import MailboxMessage
 from stepengine.journal.pending_items import find_open_questions
 from stepengine.journal.sleepers import wake_for_mailbox_message
 from stepengine.journal.sources import as_journal
-from stepengine.runtime.messages import make_result_message
+from stepengine.runtime.messages import choose_message_id, make_result_message
 
 if TYPE_CHECKING:
     from stepengine.journal.history import History
@@ -56,7 +54,7 @@ def send_message(journal: JournalLike, topic: str, value: Any, *, id: str | None
     mailbox_message = MailboxMessage(
         kind="message",
         value=value,
-        id=secrets.token_hex(MESSAGE_ID_BYTES) if id is None else id,
+        id=choose_message_id(id),
         path=path,
         topic=require_topic(topic),
     )
@@ -135,9 +133,7 @@ def send_input(journal: JournalLike, text: str, *, id: str | None = None) -> boo
     """
     found = as_journal(journal)
     _read_open_run(found)
-    return _send_and_wake(
-        found, [MailboxMessage(kind="input", value=text, id=secrets.token_hex(MESSAGE_ID_BYTES) if id is None else id)]
-    )
+    return _send_and_wake(found, [MailboxMessage(kind="input", value=text, id=choose_message_id(id))])
 
 
 def send_tool_result(journal: JournalLike, call_id: str, result: object, *, path: str | None = None) -> bool:

@@ -122,7 +122,7 @@ class GivenAnswers:
         return self.decisions.get(f"{DOUBT}{format_address(*address)}")
 
 
-def require_fitting_answers(history: History, answers: Mapping[str, AnswerLike], *, trusts_calls: bool = True) -> None:
+def require_fitting_answers(history: History, answers: Mapping[str, AnswerLike], *, trusts_calls: bool) -> None:
     """
     Raise unless every answer fits an open question of a suspended run; nothing is changed.
 

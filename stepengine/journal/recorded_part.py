@@ -265,7 +265,7 @@ class RecordedPart:
         handler_line: ``file:line`` of the root's handler, for errors; ``""`` without a handler.
     """
 
-    def __init__(self, history: History, prints: Fingerprints, leeway: AllowedDifferences = NO_LEEWAY) -> None:
+    def __init__(self, history: History, prints: Fingerprints, leeway: AllowedDifferences) -> None:
         self.history = history
         self.prints = prints
         self.leeway = leeway
@@ -323,7 +323,7 @@ class RecordedPart:
         """The number of recorded effects that the run did not reach."""
         return len(self.history.intents) - len(self._used)
 
-    def pop_equal_unused_address(self, requested: Intent, *, includes_model_calls: bool = False) -> Address | None:
+    def pop_equal_unused_address(self, requested: Intent, *, includes_model_calls: bool) -> Address | None:
         """
         Return the address of an equal recorded effect with a result that the run has not reached, each address once; or ``None``.
 
@@ -437,7 +437,7 @@ class RecordedPart:
         known = self.history.results.get(ROOT)
         return None if known is None else self.history.outcome(known)
 
-    def find_unused_difference(self, agent_id: str, run_error: BaseException | None = None) -> ReplayDivergence | None:
+    def find_unused_difference(self, agent_id: str, run_error: BaseException | None) -> ReplayDivergence | None:
         """Return the error for records that a run did not reach, or ``None``; *run_error* is the error of a failed run."""
         # Two counts tell it for nearly every replay; the first that is missing is searched only where something is. A
         # run that was cut, or may leave something, has a reason to.

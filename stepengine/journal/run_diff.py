@@ -109,7 +109,7 @@ def diff(a: JournalLike, b: JournalLike, *, detailed: int | None = None) -> Diff
 class _HistoryComparison:
     """Two histories under comparison."""
 
-    def __init__(self, a: History, b: History, detailed: int | None = None) -> None:
+    def __init__(self, a: History, b: History, detailed: int | None) -> None:
         self._a, self._b = a, b
         self._a_requests, self._b_requests = RecordedRequests(a), RecordedRequests(b)
         self._left = detailed

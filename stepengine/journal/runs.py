@@ -44,7 +44,7 @@ class SelfOpeningJournal(Journal):
         """Return the run to be started on this journal."""
 
 
-def open_recording(journal: JournalLike, answers: Mapping[str, AnswerLike] | None = None) -> JournaledRun:
+def open_recording(journal: JournalLike, answers: Mapping[str, AnswerLike] | None) -> JournaledRun:
     """
     Return the run for *journal*: a recording, unless the journal decides otherwise.
 

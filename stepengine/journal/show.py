@@ -113,6 +113,21 @@ HASH_DIGITS = 8
 EMPTY: Any = (None, "", [], {}, ())
 
 
+def load_stored_history(journal: Journal) -> History:
+    """
+    Return the history of a journal as stored; its requests share common messages.
+
+    Raises:
+        JournalError: when it cannot be read, or holds no run.
+    """
+    history = journal.history()
+    if any(intent.live is not None for intent in history.intents.values()):
+        # Lines say what of a request is new; values in memory would have to be compared with each other for that.
+        history = MemoryJournal(journal.lines()).history()
+    _ = history.root
+    return history
+
+
 def make_run_tree(journal: Journal) -> Tree:
     """
     Return the recorded run as a JSON tree: agent, status, numbers, prompt, effects in the order of their addresses, output.
@@ -120,10 +135,7 @@ def make_run_tree(journal: Journal) -> Tree:
     Raises:
         JournalCorrupt: when there is no run in it, or a record is damaged.
     """
-    history = journal.history()
-    if any(intent.live is not None for intent in history.intents.values()):
-        # Lines say what of a request is new; values in memory would have to be compared with each other for that.
-        history = MemoryJournal(journal.lines()).history()
+    history = load_stored_history(journal)
     root, spending = history.root, compute_spending(history)
     ended = find_root_end(history)
     tree = _make_run_heading_tree(str(root["agent_id"]), get_run_status(history), spending)

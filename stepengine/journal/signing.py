@@ -304,7 +304,7 @@ class SignatureChain:
         if isinstance(record, (Result, Input)):
             self._at = max(self._at, record.at)
 
-    def make_signature_text(self, *, closes: bool = False) -> str:
+    def make_signature_text(self, *, closes: bool) -> str:
         """Sign everything so far, and return the signature as the text of a record; pass its line to ``add_signature``."""
         members = {
             "type": SIGNED,

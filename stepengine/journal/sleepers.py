@@ -53,7 +53,7 @@ class WakeEntry:
 
     place: Path
     run: str
-    journals: Journals | None = None
+    journals: Journals | None
 
     def open_index(self) -> WakeIndex:
         """Return the wake index of the folder or database, for use as a context manager."""

@@ -64,7 +64,7 @@ class Extension:
     kept: int
     recorded: int
     anew: int
-    before: Journal | None = None
+    before: Journal | None
 
 
 @frozen

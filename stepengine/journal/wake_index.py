@@ -183,7 +183,7 @@ class WakeIndex:
             lambda database: database.execute("UPDATE sleeping SET due = ? WHERE run = ?", given).rowcount
         )
 
-    def wake_for_message(self, run_name: str, kind: MailboxMessageKind = "message") -> bool:
+    def wake_for_message(self, run_name: str, kind: MailboxMessageKind) -> bool:
         """
         Make a sleeping run due at once if it waits for a mailbox message of this kind; return whether it does.
 

@@ -58,7 +58,7 @@ class ReturnValue(NamedTuple):
     value: Any
 
 
-def find_waiting_line(steps: object, program: RunningProgram | None = None) -> str:
+def find_waiting_line(steps: object, program: RunningProgram | None) -> str:
     """
     Return ``file:line`` where a parked generator waits, in the innermost frame of its author; ``""`` if none.
 

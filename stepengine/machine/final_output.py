@@ -128,7 +128,7 @@ def _set_returned_output(run: RunState, returned: object) -> None:
     """Set the handler's return value as the output; with a schema, only if it is valid."""
     output = run.output
     if output.needs_validation:
-        output.mark_missing()
+        output.is_given = False
         if output.set_first_valid(returned):
             _require_recordable_length(run, output.value)
         return
@@ -136,7 +136,7 @@ def _set_returned_output(run: RunState, returned: object) -> None:
         kept = freeze(returned)
     except Exception as error:  # noqa: BLE001 - an output that is no JSON is looked at by its own methods
         _refuse_non_json_output(run, returned, error)
-        output.mark_returned()
+        output.is_given = True
     else:
         _require_recordable_length(run, kept)
         output.set(kept)

@@ -356,7 +356,7 @@ class RunHistory:
 
     # --- parents and children ---------------------------------------------------------------------------------------
 
-    def make_inherited_history(self, call_id: str = "") -> RecordAndView:
+    def make_inherited_history(self, call_id: str) -> RecordAndView:
         """
         Return record and view for a child: no step-scoped messages, but the open reply's content before the child's call.
 

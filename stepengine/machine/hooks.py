@@ -325,10 +325,10 @@ def _is_blank(message: UserMessage) -> bool:
     return all(isinstance(part, TextPart) and not part.text.strip() for part in message.content)
 
 
-def call_on_suspend_hooks(run: RunState, questions: Sequence[object]) -> Flow[None]:
+def call_on_suspend_hooks(run: RunState) -> Flow[None]:
     """Call the ``on_suspend`` hooks; the run is stopped, so a generator hook cannot do its I/O."""
     for hook in run.plan.agent.hooks.on_suspend:
-        yield from _call_optional_hook(run, "on_suspend", hook, (run.make_hook_context(), tuple(questions)), ())
+        yield from _call_optional_hook(run, "on_suspend", hook, (run.make_hook_context(), run.questions.pending), ())
 
 
 def call_post_run_hooks(run: RunState, finished: object) -> Flow[Stop | None]:

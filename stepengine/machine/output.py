@@ -125,14 +125,6 @@ class Output:
             self._shown = state, _copy_with_output(state, self.get_typed_value())
         return self._shown[1]
 
-    def mark_missing(self) -> None:
-        """Treat the output as missing until another is set."""
-        self.is_given = False
-
-    def mark_returned(self) -> None:
-        """Record that the handler's return value is the output, although it is not JSON."""
-        self.is_given = True
-
     def make_missing_error(self, remedy: str = "") -> OutputMissing:
         """Return the error for a run that ends without its required output; *remedy* ends its message."""
         why = f"; the last attempt was refused: {'; '.join(self.issues)}" if self.issues else ""

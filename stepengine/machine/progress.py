@@ -75,14 +75,6 @@ class Progress:
         self.truncated = reason is StopReason.MAX_TOKENS
         self.thoughts_in_a_row = self.thoughts_in_a_row + 1 if has_only_thoughts else 0
 
-    def advance_step(self) -> None:
-        """Advance to the next step."""
-        self.step = self.step_index
-
-    def mark_truncated(self) -> None:
-        """Treat the last reply as cut: its calls are skipped, the turn ends with this step, and the run can end as truncated."""
-        self.truncated = True
-
     def record_turn_completion(self, *, is_complete: bool) -> bool:
         """Set whether the turn is complete, and return it."""
         self.steps_complete = is_complete
@@ -100,7 +92,3 @@ class Progress:
             return False
         self._stops_refused += 1
         return True
-
-    def replace_stop_reason(self, reason: StopReason | None) -> None:
-        """Replace the stop reason of the last reply."""
-        self.stop_reason = reason

@@ -158,7 +158,7 @@ def _run_body(run: RunState, body: ToolBody) -> Flow[Finished]:
         if run.children.background is not NO_CHILDREN:
             ending = yield from _end_children(run, ending)
         if ending.stop is not None and ending.status is RunStatus.SUSPENDED:
-            run.questions.set_pending(ending.stop.questions)
+            run.questions.pending = ending.stop.questions
         if run.side_events.waiting:
             yield from map(Notify, run.side_events.pop_waiting_events())
         if run.history.inbox:
@@ -545,8 +545,8 @@ def _emit_end_or_suspend(run: RunState, ending: _Ending) -> Flow[None]:
     """Emit the events for the end of a run; a suspended run stores its questions and calls its ``on_suspend`` hooks instead."""
     match ending.status:
         case RunStatus.SUSPENDED:
-            run.questions.set_pending(ending.stop.questions if ending.stop is not None else ())
-            yield from hooks.call_on_suspend_hooks(run, run.questions.pending)
+            run.questions.pending = ending.stop.questions if ending.stop is not None else ()
+            yield from hooks.call_on_suspend_hooks(run)
         case RunStatus.FAILED:
             error, path = ending.error, run.plan.path
             yield Notify(ev.RunFailed(path=path, seq=run.effects.seq, error=str(error), kind=type(error).__name__))

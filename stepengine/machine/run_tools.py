@@ -32,10 +32,6 @@ class ResultShortener:
         self.bindings = bindings
         self.offered = offered
 
-    def set_offered_tools(self, offered: Mapping[str, ToolSpec]) -> None:
-        """Replace the tools that the model may call."""
-        self.offered = offered
-
     def __call__(self, message: ToolMessage, chars: int) -> ToolMessage:
         """Return a result of *chars* characters as the model is shown it: *message* itself if it is not too long."""
         binding = self.bindings.get(message.tool_name)
@@ -101,7 +97,7 @@ class RunTools:
             self.bindings[tool.spec.name] = tool.binding()
         offered = {**self.offered, **{tool.spec.name: tool.spec for tool in tools}}
         self.offered = with_search_tool(offered, self.bindings)
-        self._results.set_offered_tools(self.offered)
+        self._results.offered = self.offered
         # A run that sends inherited tools may call the new ones; its requests stay byte for byte what they were.
         if not self._sends_inherited:
             self.specs = tuple(self.offered.values())

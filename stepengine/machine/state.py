@@ -79,14 +79,6 @@ class Prompt:
         """Record the provider's token count for *request*."""
         self.measured = Measured(request.system_prompt, request.messages, tokens)
 
-    def record_overflow(self, overflow: ContextOverflow, tokens: int) -> None:
-        """Record that a request of *tokens* estimated tokens was refused as too long."""
-        self.overflow, self.refused_tokens = overflow, tokens
-
-    def clear_overflow(self) -> None:
-        """Forget the refusal."""
-        self.overflow = self.refused_tokens = None
-
 
 class SharedData:
     """
@@ -129,10 +121,6 @@ class RunQuestions:
         self.waiting = waiting
         self.pending: tuple[Question, ...] = ()
         self._keys: set[str] = set()
-
-    def set_pending(self, questions: tuple[Question, ...]) -> None:
-        """Record the questions that suspend the run."""
-        self.pending = questions
 
     def register_key(self, key: str | None) -> str:
         """
@@ -441,7 +429,8 @@ class RunState:
 
         Of one that was stopped only what was sent to it is applied: the rest comes when it has run to its end.
         """
-        self.spent.count_body(end)
+        # The children that the body started count as the caller's.
+        self.spent.add_children(end.children, end.spending)
         self.side_events.add_body_warnings(end.warnings)
         # In the order in which the body made them, as if the caller had made them itself.
         for change in end.changes:

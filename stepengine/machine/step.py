@@ -158,7 +158,7 @@ def _request_final_answer(run: RunState) -> Flow[None]:
         call.set_skipped_result("Skipped: the step budget of this run is spent.")
     yield from run_batch(run, calls)
     _commit_reply(run, reply.message, calls)
-    run.progress.replace_stop_reason(model.stop_reason)
+    run.progress.stop_reason = model.stop_reason
 
 
 def _run_step(run: RunState, options: StepWith) -> Flow[TurnComplete]:
@@ -213,7 +213,7 @@ def _run_step(run: RunState, options: StepWith) -> Flow[TurnComplete]:
     # What lives for one step leaves the history here and not where the next one begins: no handler and no result may
     # show it (generator-contract:L35).
     finally:
-        run.progress.advance_step()
+        run.progress.step = run.progress.step_index
         run.history.remove_expired("agent_step")
     return _end_step(run, calls, spent, ended=ended)
 
@@ -363,7 +363,8 @@ def _count_step_and_make_calls(
     run.progress.count_reply(model_reply.stop_reason, has_only_thoughts=_is_only_thoughts(model_reply))
     in_a_row = run.progress.thoughts_in_a_row
     if in_a_row >= MAX_THOUGHT_REPLIES:
-        run.progress.mark_truncated()
+        # As for a reply that was cut: its calls are skipped, and the run can end as truncated.
+        run.progress.truncated = True
         run.side_events.add_warnings(f"the turn was ended after {in_a_row} consecutive replies with only thinking")
     reply = _assign_call_ids(run, model_reply)
     return reply, make_reply_calls(run, reply.calls, _list_callable_tools(run, request))
@@ -383,13 +384,13 @@ def _shorten_request_by_hooks(run: RunState, options: StepWith, error: ContextOv
     # Whether the hooks did something is seen by what the request is made of, and not by what they say they did.
     before = (run.prompt.system, run.history.view)
     # Counted at the moment of the refusal, since a hook shortens the view before others ask how large it was.
-    run.prompt.record_overflow(error, run.snapshot.state().context_tokens)
+    run.prompt.overflow, run.prompt.refused_tokens = error, run.snapshot.state().context_tokens
     try:
         tail = yield from hooks.call_pre_step_hooks(run)
     # Taken back whatever happens: in the next step the context is not too long, and a hook that still read so would
     # prune at every step.
     finally:
-        run.prompt.clear_overflow()
+        run.prompt.overflow = run.prompt.refused_tokens = None
     if (run.prompt.system, run.history.view) == before:
         raise error
     run.history.append_inbox()

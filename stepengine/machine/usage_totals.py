@@ -11,7 +11,7 @@ import attrs
 from stepengine.data.effects import CallModel
 from stepengine.data.json import JsonDict
 from stepengine.data.models import ModelReply
-from stepengine.data.outcomes import BodyEnd, Stop
+from stepengine.data.outcomes import Stop
 from stepengine.data.state import ChildResult, RunStatus
 from stepengine.data.usage import Spending, Usage, add_cost, filter_known_costs
 from stepengine.errors import LimitExceeded
@@ -82,13 +82,9 @@ class UsageTotals:
         """Add a child and its spending; the changes of an inline child are not applied here."""
         # What an inline child leaves is taken over once, by its parent; kept here it would hold a second conversation
         # for as long as the run lasts.
-        self._add_children([child if child.left is None else attrs.evolve(child, left=None)], child.spending)
+        self.add_children([child if child.left is None else attrs.evolve(child, left=None)], child.spending)
 
-    def count_body(self, body: BodyEnd) -> None:
-        """Add the spending of a tool's body and the children it started, which count as the caller's."""
-        self._add_children(body.children, body.spending)
-
-    def _add_children(self, children: Sequence[ChildResult], spending: Spending) -> None:
+    def add_children(self, children: Sequence[ChildResult], spending: Spending) -> None:
         """Append *children* to the list and add *spending*, which includes theirs, to the totals."""
         self.entries += 1
         self.children += children

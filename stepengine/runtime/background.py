@@ -157,10 +157,6 @@ class BackgroundChildren:
         self._ends.append(future)
         return future
 
-    def have_all_ended(self, paths: Sequence[str]) -> bool:
-        """Return whether none of these children is running."""
-        return all(self.children[path].outcome is not None for path in paths)
-
     async def wait_for_ends(self, paths: Sequence[str]) -> bool:
         """Wait until the children at *paths* have ended; return False if one of them was only stopped with its tree."""
         tasks = [task for path in paths if (task := self.children[path].task) is not None]
@@ -185,7 +181,7 @@ class BackgroundChildren:
 
     async def _wait_unless_cut(self, cut: asyncio.Future[None], item: Item, paths: Sequence[str]) -> bool:
         """Wait until the children at *paths* have ended; return False if *cut* is done first or the tree is suspended."""
-        while not self.have_all_ended(paths):
+        while any(self.children[path].outcome is None for path in paths):
             # Shielded: this wait may be given up, and others wait for the same end.
             came = await self._tree.suspension.wait_for_first_or_suspension(
                 item, (), self.make_end_future, lambda: asyncio.shield(cut)

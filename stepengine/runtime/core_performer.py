@@ -154,6 +154,12 @@ class OutcomeMaker:
         inputs = self._pop_inbox(item.path) if self._inbox or self._inboxes else ()
         return Failure(error, self.elapsed(), inputs)
 
+    def make_child_outcome(self, item: Item, child: ChildResult) -> Single:
+        """Return the outcome with the result of a child that has ended; a stop after a time limit, which also holds the result."""
+        drop_tracebacks(child.error)
+        ended = self.make_value_or_stop(item, fit_child_result(child))
+        return attrs.evolve(ended, child=child) if isinstance(ended, Stop) else ended
+
     def _pop_inbox(self, path: str) -> tuple[Any, ...]:
         """Remove and return the oldest messages for the run at *path*, as many as fit into a record."""
         waiting = self._inboxes.get(path, []) if path else self._inbox
@@ -538,9 +544,7 @@ class CorePerformer:
             stop = self._outcomes.make_stop_if_stopped(finished, child=child)
             if stop is not None:
                 return stop
-        drop_tracebacks(child.error)
-        ended = self._outcomes.make_value_or_stop(item, fit_child_result(child))
-        return attrs.evolve(ended, child=child) if isinstance(ended, Stop) else ended
+        return self._outcomes.make_child_outcome(item, child)
 
     async def _run_yielding_tool_body(self, item: Item, io: IO) -> Single:
         """Run the body of a tool that yields; one that fails is an error result."""
@@ -721,16 +725,14 @@ async def _stream_reply(provider: ModelProvider, request: ModelRequest, item: It
                     return delta.reply
                 heard.count(delta)
                 shown = _emit_delta(delta, calls, item, io) or shown
+        msg = f"the stream of {request.model!r} ended before its terminal marker, so the partial reply was discarded"
+        raise TruncatedReply(msg, retryable=True, kind="truncated")  # noqa: TRY301 - discarded as after any other error
     except BaseException as raised:
         if shown:
             io.emit(ReplyDiscarded(path=item.path, seq=item.effect.seq, model=request.model))
         if not isinstance(raised, Exception):
             heard.attach_lower_bound_usage(raised)
         raise
-    if shown:
-        io.emit(ReplyDiscarded(path=item.path, seq=item.effect.seq, model=request.model))
-    msg = f"the stream of {request.model!r} ended before its terminal marker, so the partial reply was discarded"
-    raise TruncatedReply(msg, retryable=True, kind="truncated")
 
 
 def _emit_delta(delta: ModelDelta, calls: dict[int, tuple[str, str]], item: Item, io: IO) -> bool:

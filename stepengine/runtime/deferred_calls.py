@@ -61,7 +61,7 @@ class DeferredCalls:
         """Accept no result for a call any more; may be called twice."""
         self.expected.pop((item.path, cast("CallTool", item.effect).tool_call_id), None)
 
-    def deliver_result(self, call_id: str, result: object, path: str | None = None) -> None:
+    def deliver_result(self, call_id: str, result: object, path: str | None) -> None:
         """
         Deliver the result of a waiting call; may be called from any thread.
 
@@ -71,7 +71,7 @@ class DeferredCalls:
         future = self._get_waiting_call(call_id, path)[1]
         future.get_loop().call_soon_threadsafe(_set_result_once, future, make_tool_result(result))
 
-    def get_call_address(self, call_id: str, path: str | None = None) -> tuple[str, int]:
+    def get_call_address(self, call_id: str, path: str | None) -> tuple[str, int]:
         """
         Return the run path and effect number of a waiting call; may be called from any thread.
 

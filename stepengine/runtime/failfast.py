@@ -46,7 +46,7 @@ class FailFastGroup:
         has_failed: Whether one failed before any of these began.
     """
 
-    def __init__(self, group_stopper: StopOnFailure, items: Sequence[Item], *, has_failed: bool = False) -> None:
+    def __init__(self, group_stopper: StopOnFailure, items: Sequence[Item], *, has_failed: bool) -> None:
         self._group_stopper = group_stopper
         runs = [(item.path, item.effect.seq) for item in items if isinstance(item.effect, RUNS)]
         self._children = {address: child_path(*address) for address in runs}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import secrets
 import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping
 from types import TracebackType
@@ -22,11 +21,10 @@ from stepengine.data.questions import AnswerLike, Question
 from stepengine.data.record_sizes import find_length_problem
 from stepengine.data.state import RunPhase, RunResult
 from stepengine.data.transcript import Transcript
-from stepengine.data.waits import MESSAGE_ID_BYTES
 from stepengine.data.yields import require_topic
 from stepengine.errors import InputError, StepEngineError
 from stepengine.runtime.logs import LOGGER
-from stepengine.runtime.messages import Message, make_result_message
+from stepengine.runtime.messages import Message, choose_message_id, make_result_message
 from stepengine.runtime.performer import Item
 from stepengine.runtime.tree import RunTree
 
@@ -448,7 +446,7 @@ class RunHandle(Generic[Out]):
             JournalError: when the message cannot be stored.
             StepEngineError: when the run has ended.
         """
-        message = Message(secrets.token_hex(MESSAGE_ID_BYTES) if id is None else id, path, require_topic(topic), value)
+        message = Message(choose_message_id(id), path, require_topic(topic), value)
         if self.done:
             msg = f"the run {self.run_id!r} has ended here and accepts no messages; engine.send_message(journal, ...) stores one until the run is resumed"
             raise StepEngineError(msg)

@@ -70,7 +70,7 @@ class LineLogger(ABC):
         self.log_line("error", message, data)
 
 
-def write_log_line(logger: Any, level: str, message: str, context: Mapping[str, Any], data: Any = None) -> None:
+def write_log_line(logger: Any, level: str, message: str, context: Mapping[str, Any], data: Any) -> None:
     """
     Write one line with a logger of any signature.
 

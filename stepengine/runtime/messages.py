@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
@@ -18,7 +19,7 @@ from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Single, Value
 from stepengine.data.questions import Answer, AnswerLike
 from stepengine.data.typed_values import model_from_json
-from stepengine.data.waits import Received
+from stepengine.data.waits import MESSAGE_ID_BYTES, Received
 from stepengine.errors import StepEngineError
 from stepengine.runtime.performer import Item
 from stepengine.tools.iterables import raise_for_one_shot_fields
@@ -55,6 +56,11 @@ class Message:
     topic: str
     value: JsonValue = attrs.field(default=None, converter=freeze)
     kind: MessageKind = "message"
+
+
+def choose_message_id(given: str | None) -> str:
+    """Return the id that a sender gave its message, or a random one."""
+    return secrets.token_hex(MESSAGE_ID_BYTES) if given is None else given
 
 
 def make_result_message(call_address: tuple[str, int], result: object) -> Message:

@@ -165,7 +165,7 @@ class AdvanceAnswers:
         AnswerRejected: when one is not a valid answer.
     """
 
-    def __init__(self, given: Mapping[str, AnswerLike], earlier: Sequence[tuple[Question, AnswerLike]] = ()) -> None:
+    def __init__(self, given: Mapping[str, AnswerLike], earlier: Sequence[tuple[Question, AnswerLike]]) -> None:
         for key, value in (*given.items(), *[(question.id, value) for question, value in earlier]):
             _require_answer_type(value, f"for the question {key!r}")
         self._given = given
@@ -274,7 +274,7 @@ class OpenQuestions:
         given: AdvanceAnswers,
         interactor: Interactor | None,
         threads: ThreadPool,
-        session_rules: RememberedRules | None = None,
+        session_rules: RememberedRules | None,
         *,
         is_task_cancelled: Callable[[], bool],
     ) -> None:

@@ -16,12 +16,11 @@ import attrs
 from stepengine.data.effects import AwaitMessage, AwaitRuns, AwaitTime, EndRuns, RunInBackground, SendToRun
 from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Single, Stop, Value
-from stepengine.data.record_sizes import fit_child_result
 from stepengine.data.state import RunStatus, label_warning, mark_suspended_as_cancelled
 from stepengine.data.waits import Awaited, Received
 from stepengine.errors import AgentError, StepEngineError
 from stepengine.runtime.background import TreeWithBackground
-from stepengine.runtime.core_performer import OutcomeMaker, drop_tracebacks
+from stepengine.runtime.core_performer import OutcomeMaker
 from stepengine.runtime.messages import Message, make_message_checker
 from stepengine.runtime.performer import IO, Item
 from stepengine.runtime.suspension import list_waits
@@ -219,9 +218,7 @@ class WaitingEffects:
             stop = self._outcomes.make_stop_if_stopped(finished, child=child)
             if stop is not None:
                 return stop
-        drop_tracebacks(child.error)
-        ended = self._outcomes.make_value_or_stop(item, fit_child_result(child))
-        return attrs.evolve(ended, child=child) if isinstance(ended, Stop) else ended
+        return self._outcomes.make_child_outcome(item, child)
 
 
 async def _wait_for_first_of(*awaitables: Awaitable[Any]) -> None:

@@ -24,11 +24,11 @@ from stepengine.debugging.viewer.handler_positions import SHOWN, HandlerPosition
 from stepengine.debugging.viewer.live_page import FollowedJournal
 from stepengine.debugging.viewer.page import PLACE, read_script
 from stepengine.debugging.viewer.payload import PageTexts, RunPayload
-from stepengine.debugging.viewer.rendering import load_stored_history
 from stepengine.errors import JournalError, JournalMissing, StepEngineError
 from stepengine.journal.pending_items import find_open_questions
 from stepengine.journal.programs import find_program_text
 from stepengine.journal.records import Address
+from stepengine.journal.show import load_stored_history
 from stepengine.server.ledger import OPEN
 from stepengine.server.live_runs import RUNNING
 from stepengine.server.problems import Problem

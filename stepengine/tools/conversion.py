@@ -30,7 +30,7 @@ from stepengine.data.messages import (
     ToolResult,
 )
 from stepengine.data.result_cuts import SMALL, is_shortened, shorten_parts
-from stepengine.data.typed_values import get_compared_fields, to_round_trip_json
+from stepengine.data.typed_values import get_compared_fields, list_validation_problems, to_round_trip_json
 from stepengine.data.visible import cut_end
 from stepengine.errors import DataError, DefinitionError, ToolError
 from stepengine.tools.iterables import REMEDY, find_one_shot_iterable
@@ -417,8 +417,6 @@ def _validate_result_value(name: str, annotation: object, value: object) -> Any:
     try:
         return adapter.validate_json(compact(value))
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, e['loc'])) or 'result'}: {e['msg']}" for e in error.errors(include_url=False)
-        )
+        problems = "; ".join(list_validation_problems(error, "result"))
         msg = f"the result of tool {name!r} does not match its return annotation: {problems}"
         raise DataError(msg) from error

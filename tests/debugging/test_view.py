@@ -25,11 +25,12 @@ from stepengine.data.messages import ImagePart
 from stepengine.debugging import render_run
 from stepengine.debugging.texts import SafeTexts
 from stepengine.debugging.viewer.payload import PageTexts, RunPayload
-from stepengine.debugging.viewer.rendering import PageSource, load_stored_history, render_sources
+from stepengine.debugging.viewer.rendering import PageSource, render_sources
 from stepengine.debugging.viewer.side_by_side import pair_steps
 from stepengine.journal import FileJournal, Journal, MemoryJournal, diff
 from stepengine.journal.recorded_requests import RecordedRequests
 from stepengine.journal.records import INPUTS, ROOT, format_address
+from stepengine.journal.show import load_stored_history
 from stepengine.testing import ScriptedModel, tool_call
 from tests.evaluation.runs import HOSTILE, KEY, PNG, REVIEWER, engine, hostile_run, read_all, reviewed, said, today
 from tests.phrases import FROM_RESULT

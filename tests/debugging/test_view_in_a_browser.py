@@ -21,9 +21,9 @@ from stepengine.data.messages import TextPart
 from stepengine.debugging import render_run
 from stepengine.debugging.viewer.live_page import FollowedJournal, make_page_server
 from stepengine.debugging.viewer.payload import PageTexts
-from stepengine.debugging.viewer.rendering import load_stored_history
 from stepengine.journal import FileJournal, Journal, MemoryJournal
 from stepengine.journal.recorded_requests import RecordedRequests
+from stepengine.journal.show import load_stored_history
 from tests.evaluation.runs import engine, hostile_run, programmed, read_all, reviewed, said, tool_call
 
 from .browser import AXE, CHROMIUM, Browser, browser, faults

@@ -19,7 +19,7 @@ from stepengine.engine.loader import load_agent
 from stepengine.engine.stepper import Stepper
 from stepengine.errors import JournalCorrupt, StepEngineError
 from stepengine.journal import JournalLike, as_journal, diff
-from stepengine.journal.history import History
+from stepengine.journal.show import load_stored_history
 from stepengine.journal.store import Journal, MemoryJournal
 
 KEPT = 4096
@@ -214,20 +214,6 @@ def _replay_positions_or_get_reason(
         return replay_and_collect_positions(make(), view, with_locals=locals, sources=files)
     except StepEngineError as error:
         return HandlerPositions(sources=files, missing=f"No source lines and variables: {error.message}")
-
-
-def load_stored_history(journal: Journal) -> History:
-    """
-    Return the history of a journal as stored; its requests share common messages.
-
-    Raises:
-        JournalError: when it cannot be read, or holds no run.
-    """
-    history = journal.history()
-    if any(intent.live is not None for intent in history.intents.values()):
-        history = MemoryJournal(journal.lines()).history()
-    _ = history.root
-    return history
 
 
 def copy_undamaged_records(journal: Journal) -> tuple[MemoryJournal, int]:
