@@ -91,9 +91,9 @@ class Exchange:
         cassette: RecordingTarget,
         request: RecordedRequest,
         *,
-        record_errors: bool = False,
-        keep_chunks: bool = False,
-        transport: str = "",
+        record_errors: bool,
+        keep_chunks: bool,
+        transport: str,
     ) -> None:
         self._cassette = cassette
         self._request = request
@@ -208,7 +208,7 @@ def start_exchange(
     cassette: RecordingTarget,
     request: RecordedRequest,
     *,
-    record_errors: bool = False,
+    record_errors: bool,
     keep_chunks: bool = False,
     transport: str = "",
 ) -> Exchange | None:

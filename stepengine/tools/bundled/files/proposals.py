@@ -44,7 +44,7 @@ PREFIX = "proposed:"
 PROPOSES = ToolAnnotations(read_only=True, idempotent=True)
 
 
-def make_proposal_tools(root: Root, buffers: Buffers | None = None) -> list[Tool]:
+def make_proposal_tools(root: Root, buffers: Buffers | None) -> list[Tool]:
     """Return `propose_write_file` and `propose_str_replace` for *root*; files open in an editor are read from *buffers*."""
     proposed = _ProposedFiles(root, buffers)
 
@@ -120,7 +120,7 @@ def make_proposal_tools(root: Root, buffers: Buffers | None = None) -> list[Tool
 class _ProposedFiles:
     """Computes the content of files with the proposals of a run applied."""
 
-    def __init__(self, root: Root, buffers: Buffers | None = None) -> None:
+    def __init__(self, root: Root, buffers: Buffers | None) -> None:
         self._root = root
         self._buffers = buffers
 
