@@ -137,9 +137,7 @@ def _clean_and_escape(clean: Callable[[str], str], text: object) -> str:
     return html.escape(clean(str(text)))
 
 
-def render_report(
-    scores: Scores, gates: Sequence[str], clean: Callable[[str], str], pages: Mapping[str, str]
-) -> str:
+def render_report(scores: Scores, gates: Sequence[str], clean: Callable[[str], str], pages: Mapping[str, str]) -> str:
     """
     Return the report as HTML without scripts and external resources. All texts are escaped; links lead to pages of runs only.
 
