@@ -520,7 +520,7 @@ class JournalFixture(SelfOpeningJournal):
 
     # --- for the engine -----------------------------------------------------------------------------------------------
 
-    def open_run(self, answers: Mapping[str, AnswerLike] | None) -> JournaledRun:
+    def open_run(self, answers: Mapping[str, AnswerLike] | None = None) -> JournaledRun:
         """
         Return the run of the test, which records or replays according to the mode.
 
