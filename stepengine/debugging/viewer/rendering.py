@@ -156,7 +156,7 @@ class PagePayload:
 
 
 def make_payload(
-    source: PageSource, other: PageSource | None, *, locals: bool, max_text_chars: int | None
+    source: PageSource, other: PageSource | None = None, *, locals: bool = True, max_text_chars: int | None = None
 ) -> PagePayload:
     """
     Return the page data of one run, or of two side by side; *max_text_chars* cuts texts.
