@@ -73,9 +73,7 @@ class StepEngineError(Exception):
         return _rebuild_error, (type(self), self.message, fields, self.where)
 
 
-def _rebuild_error(
-    kind: type[StepEngineError], message: str, fields: dict[str, object], where: str = ""
-) -> StepEngineError:
+def _rebuild_error(kind: type[StepEngineError], message: str, fields: dict[str, object], where: str) -> StepEngineError:
     """Return the error that was pickled, made of its class, message and fields."""
     made = kind(message, **fields)
     made.where = where or made.where

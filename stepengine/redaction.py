@@ -475,7 +475,7 @@ class SecretIndex:
         clean_texts: A cache of short texts without secrets, which the users of this index fill.
     """
 
-    def __init__(self, spellings: Iterable[Spelling], values: Iterable[str], others: Iterable[str] = ()) -> None:
+    def __init__(self, spellings: Iterable[Spelling], values: Iterable[str], others: Iterable[str]) -> None:
         self.spellings = tuple(spellings)
         self._ends = sorted({(v[:VISIBLE_START], v[-VISIBLE_END:]) for v in values if len(v) >= MIN_KNOWN})
         anchors = tuple(dict.fromkeys([one.anchor for one in self.spellings]))

@@ -11,7 +11,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.definition import HookContext
-from stepengine.data.estimate import estimate_tokens, message_tokens, transcript_tokens
+from stepengine.data.estimate import estimate_tokens, transcript_tokens
 from stepengine.data.hooks import Change
 from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
 from stepengine.data.state import AgentState
@@ -108,11 +108,6 @@ def make_hook_limits(ctx: HookContext, max_tokens: int | None = None) -> Context
     refused = ctx.state.context_tokens if ctx.refused_tokens is None else ctx.refused_tokens
     half = (limits.overhead - ctx.state.context_tokens + transcript_tokens(ctx.state.view) + refused) // 2
     return attrs.evolve(limits, max_tokens=min(limits.max_tokens, half), ratio=1.0)
-
-
-def measure_messages(transcript: Transcript) -> list[int]:
-    """Return the estimated tokens of every message; the transcript caches them."""
-    return list(transcript.memo("message_tokens", message_tokens))
 
 
 def group_calls_with_results(transcript: Transcript) -> list[range]:

@@ -203,12 +203,6 @@ def make_summary_message(memory: Memory) -> UserMessage:
     return UserMessage((*parts, TextPart(FOOTER), *memory.media), (SUMMARY_TAG, MEMORY_TAG))
 
 
-def make_continue_message() -> UserMessage:
-    """Return the message that tells the model to continue, for the end of a history that was pruned within a turn."""
-    # generator-contract:P11
-    return UserMessage(CONTINUE, (CONTINUE_TAG,))
-
-
 SAFE_CHARS_PER_TOKEN = 3
 """Fewer than the usual four: a text cut to a number of tokens must not exceed it in a language with short tokens."""
 NOTICE_CHARS = 50
@@ -482,8 +476,8 @@ class PruneInput(NamedTuple):
 
     @property
     def final_message(self) -> Message:
-        """The last message of the pruned history."""
-        return make_continue_message() if self.live is None or self.is_mid_turn else self.live
+        """The last message of the pruned history; within a turn, a message that tells the model to continue (generator-contract:P11)."""
+        return UserMessage(CONTINUE, (CONTINUE_TAG,)) if self.live is None or self.is_mid_turn else self.live
 
 
 def _has_silent_tag(message: Message) -> bool:

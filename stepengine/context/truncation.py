@@ -16,7 +16,6 @@ from stepengine.context.policy import (
     ContextPolicy,
     find_last_tagged_user_message,
     group_calls_with_results,
-    measure_messages,
 )
 from stepengine.data.estimate import message_tokens, transcript_tokens
 from stepengine.data.messages import Message, UserMessage, system_reminder, to_string_tuple
@@ -65,7 +64,7 @@ class truncate(ContextPolicy):  # noqa: N801 - a policy is called by its name, a
         """Return *transcript* without its oldest messages, or ``None`` if it fits or nothing more can be removed."""
         if limits.fits(transcript):
             return None
-        groups, sizes = group_calls_with_results(transcript), measure_messages(transcript)
+        groups, sizes = group_calls_with_results(transcript), list(transcript.memo("message_tokens", message_tokens))
         weights = [sum(sizes[group.start : group.stop]) for group in groups]
         dropped = self._choose_dropped_groups(transcript, groups, weights, limits.room)
         # If only notes of an earlier pruning would be replaced by a new note, the history would change at each step, and

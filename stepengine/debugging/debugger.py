@@ -397,7 +397,7 @@ class Debugger:
         """
         return self.evaluate_in_frame(self.frame(frame), expression, pretty=pretty).text
 
-    def evaluate_in_frame(self, frame: Frame, expression: str, *, pretty: bool = False) -> ExpressionResult:
+    def evaluate_in_frame(self, frame: Frame, expression: str, *, pretty: bool) -> ExpressionResult:
         """Evaluate an expression in a given frame; see ``evaluate``."""
         compile_expression(expression)
         names = merge_frame_variables(frame)

@@ -224,7 +224,7 @@ class _RunInspector:
             if request["do"] == "next":
                 told = attrs.asdict(self._watched.reload_and_find_next_request())
             else:
-                found, old = self._watched.move_and_preview(str(request.get("at", "")), with_details=True)
+                found, old = self._watched.move_and_preview(str(request.get("at", "")))
                 told = {"now": self._preview_as_json(found), "before": self._preview_as_json(old)}
         except StepEngineError as error:
             told = {"refused": self._hide_journal_path(error.message)}

@@ -306,9 +306,8 @@ class _WalkerProcess:
             if request["do"] == "next":
                 return attrs.asdict(NextRequest(why=said))
             found = MomentPreview(problem=said, files=tuple([file for file, _ in iterate_author_locations(error)]))
-        return _preview_to_dict(
-            attrs.evolve(found, files=tuple(sorted({*found.files, *find_author_files_imported_since(self._known)})))
-        )
+        files = sorted({*found.files, *find_author_files_imported_since(self._known)})
+        return attrs.asdict(attrs.evolve(found, files=tuple(files)), recurse=False)
 
     async def _load_and_replay_to_next_request(self) -> NextRequest:
         """Load the code and replay to the first model request that the record does not answer; return it, or why there is none."""
@@ -358,11 +357,6 @@ class _WalkerProcess:
         """Return a preview with the divergence, the changed requests and the changed end that the first replay found."""
         differs, changed, ends = self._course
         return attrs.evolve(_with_divergence(preview, differs), changed=changed, ends=ends)
-
-
-def _preview_to_dict(preview: MomentPreview) -> dict[str, Any]:
-    """Return the members of a preview as a dict."""
-    return attrs.asdict(preview, recurse=False)
 
 
 def _get_position(debugger: Debugger, at: str) -> int:
@@ -777,7 +771,7 @@ class WatchedMoment:
             self.good, self._seen_at = found, self.at
         return found, said
 
-    def move_and_preview(self, at: str, *, with_details: bool = False) -> tuple[MomentPreview, MomentPreview | None]:
+    def move_and_preview(self, at: str) -> tuple[MomentPreview, MomentPreview | None]:
         """
         Move to another position without loading code; return its previews under the last loaded code and the code before that.
 
@@ -790,7 +784,7 @@ class WatchedMoment:
         if self._now is None:
             msg = "no version of the code has loaded yet, so there is no position to show; correct the code first"
             raise JournalError(msg)
-        found = self._now.preview_position(at, with_details=with_details)
+        found = self._now.preview_position(at, with_details=True)
         old = self.preview_old_code(at)
         if found.place is not None:
             self.at = self._seen_at = at

@@ -166,7 +166,7 @@ class ExpressionResult(NamedTuple):
         return cls(text[1:], text[0] == "!") if text else cls(f"<no result within {SECONDS:g} s>", raised=True)
 
 
-def evaluate_expression(expression: str, names: Mapping[str, object], *, pretty: bool = False) -> ExpressionResult:
+def evaluate_expression(expression: str, names: Mapping[str, object], *, pretty: bool) -> ExpressionResult:
     """Evaluate an expression in this process, and return its value or error as safe text; ``__repr__`` methods run."""
     code, texts = compile_expression(expression), SafeTexts(runs_reprs=True)
     try:

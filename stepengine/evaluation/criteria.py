@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from decimal import Decimal
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 import attrs
 from attrs import frozen
@@ -205,10 +205,15 @@ class WorkingFiles:
         return self.root
 
 
+def _open_file(path: Path) -> BinaryIO:
+    """Return a file open for reading bytes; a link raises ``OSError``."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    return open(descriptor, "rb")  # noqa: PTH123 - it is open already, and the caller closes it
+
+
 def read_capped_text(path: Path) -> str:
     """Return the text of a file, cut after ``MAX_FILE`` bytes; a link raises ``OSError``."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    with open(descriptor, "rb") as file:  # noqa: PTH123 - it is open already
+    with _open_file(path) as file:
         return file.read(MAX_FILE).decode(errors="replace")
 
 
@@ -218,8 +223,7 @@ def hash_files(root: Path) -> dict[str, str]:
     for path in _iterate_regular_files(root):
         digest = hashlib.sha256()
         with contextlib.suppress(OSError):
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-            with open(descriptor, "rb") as file:  # noqa: PTH123 - it is open already
+            with _open_file(path) as file:
                 while block := file.read(BLOCK):
                     digest.update(block)
             found[path.relative_to(root).as_posix()] = digest.hexdigest()

@@ -137,9 +137,7 @@ def _clean_and_escape(clean: Callable[[str], str], text: object) -> str:
     return html.escape(clean(str(text)))
 
 
-def render_report(
-    scores: Scores, gates: Sequence[str], clean: Callable[[str], str], pages: Mapping[str, str] | None = None
-) -> str:
+def render_report(scores: Scores, gates: Sequence[str], clean: Callable[[str], str], pages: Mapping[str, str]) -> str:
     """
     Return the report as HTML without scripts and external resources. All texts are escaped; links lead to pages of runs only.
 
@@ -156,7 +154,7 @@ def render_report(
         *([f"<p><strong>{escape(f'partial: {outcome.stopped}')}</strong></p>"] if outcome.stopped else []),
         *[
             _render_table(caption, names, rows, escape)
-            for caption, names, rows in (*_make_score_tables(scores), *_make_sample_tables(scores, pages or {}))
+            for caption, names, rows in (*_make_score_tables(scores), *_make_sample_tables(scores, pages))
         ],
     ]
     return _render_page(outcome.evaluation.name, parts, escape)

@@ -77,7 +77,7 @@ async def fork_sample(
     journal: Journal,
     *,
     budget: SharedBudget,
-    models: Models | None = None,
+    models: Models | None,
     at: str | None = None,
     tools: ForkTools = "recorded",
     **options: Any,

@@ -617,7 +617,7 @@ def make_protocol_error(call: RequestLabel, reason: str, usage: Usage | None = N
     return ModelError(msg, retryable=True, kind="protocol", usage=usage)
 
 
-def make_malformed_call_error(call: RequestLabel, reason: str, usage: Usage | None = None) -> ModelError:
+def make_malformed_call_error(call: RequestLabel, reason: str, usage: Usage | None) -> ModelError:
     """Return the retryable error for a malformed tool call of the model."""
     # (ecosystem:EC97)
     msg = (
@@ -626,21 +626,21 @@ def make_malformed_call_error(call: RequestLabel, reason: str, usage: Usage | No
     return ModelError(msg, retryable=True, kind=MALFORMED_CALL, usage=usage)
 
 
-def make_unsigned_call_error(call: RequestLabel, reason: str, usage: Usage | None = None) -> ModelError:
+def make_unsigned_call_error(call: RequestLabel, reason: str, usage: Usage | None) -> ModelError:
     """Return the retryable error for missing signatures of earlier calls; the retry sends placeholders."""
     # (reliability:MP60)
     msg = f"{call.model!r} of {call.provider} requires a missing thought signature: {make_safe_excerpt(reason, MAX_MESSAGE_CHARS)}"
     return ModelError(msg, retryable=True, kind=INVALID_SIGNATURE, usage=usage)
 
 
-def make_aborted_reply_error(call: RequestLabel, reason: str, usage: Usage | None = None) -> ModelError:
+def make_aborted_reply_error(call: RequestLabel, reason: str, usage: Usage | None) -> ModelError:
     """Return the retryable error for a reply that its provider aborted."""
     # (ecosystem:EC97)
     msg = f"{call.provider} aborted the reply of {call.model!r}: {make_safe_excerpt(reason, MAX_MESSAGE_CHARS)}"
     return ModelError(msg, retryable=True, kind=GIVEN_UP, usage=usage)
 
 
-def make_unanswerable_error(call: RequestLabel, action_types: list[str], usage: Usage | None = None) -> ModelError:
+def make_unanswerable_error(call: RequestLabel, action_types: list[str], usage: Usage | None) -> ModelError:
     """Return the error for a reply that waits for actions of the client, of the *action_types*, that the engine does not support."""
     named = ", ".join(repr(make_safe_excerpt(kind, MAX_WORD_CHARS)) for kind in action_types)
     msg = (
@@ -650,7 +650,7 @@ def make_unanswerable_error(call: RequestLabel, action_types: list[str], usage: 
     return ModelError(msg, kind="unanswerable", usage=usage or Usage(at_least=True))
 
 
-def make_truncated_error(call: RequestLabel, reason: str, usage: Usage | None = None) -> TruncatedReply:
+def make_truncated_error(call: RequestLabel, reason: str, usage: Usage | None) -> TruncatedReply:
     """Return the retryable error for a reply that ended before its terminal marker."""
     msg = f"the reply of {call.model!r} from {call.provider} ended early: {reason}; it is discarded"
     return TruncatedReply(msg, retryable=True, kind="truncated", usage=usage)

@@ -217,8 +217,8 @@ def encode_thinking_for_chat(
     thinking_format: ThinkingFormat,
     model: str,
     *,
-    is_call_forced: bool = False,
-    is_rejected: bool = False,
+    is_call_forced: bool,
+    is_rejected: bool,
 ) -> ThinkingRequest:
     """
     Return the members for thinking of a body of Chat Completions, in the format of the service, and a note on unsupported options.

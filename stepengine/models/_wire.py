@@ -269,10 +269,14 @@ def get_file_name_or_default(part: ImagePart | DocumentPart) -> str:
     return getattr(part, "name", "") or f"document{OFFICE.get(part.mime_type, '.pdf')}"
 
 
+def list_media(message: AssistantMessage | ToolMessage) -> list[ImagePart | DocumentPart]:
+    """Return the images and documents of a message."""
+    return [part for part in message.content if isinstance(part, ImagePart | DocumentPart)]
+
+
 def list_generated_media(message: AssistantMessage) -> list[ImagePart | DocumentPart]:
     """Return the images and files of a reply, without audio that has its transcript as text."""
-    media = [part for part in message.content if isinstance(part, ImagePart | DocumentPart)]
-    return [part for part in media if not (part.provider_data and part.provider_data.get("transcript"))]
+    return [part for part in list_media(message) if not (part.provider_data and part.provider_data.get("transcript"))]
 
 
 MADE = "Images and files that the assistant made:"

@@ -329,7 +329,7 @@ class _SchemaClassReader:
         self._check_patterns()
         made = {}
         for node in classes:
-            self._line, self._where = node.lineno, f"class {node.name!r}"
+            self._set_error_position(node)
             made[node.name] = self._make_schema_class(node, self._list_reachable_from(node.name))
         return MappingProxyType(dict(sorted(made.items(), key=lambda item: item[1].line)))
 
@@ -424,7 +424,7 @@ class _SchemaClassReader:
         found: list[ast.ClassDef] = []
         for node in self._names.classes:
             if base := self._find_schema_base(node):
-                self._line, self._where = node.lineno, f"class {node.name!r}"
+                self._set_error_position(node)
                 if id(node) not in self._tops:
                     self._refuse("a schema class must be at the top level of its file; move it there")
                 if self._names.get_binding(node.name).node is not node:
@@ -444,7 +444,7 @@ class _SchemaClassReader:
             chain = [bases[node.name]]
             while chain[-1] in bases and len(chain) <= MAX_DEPTH_LEVELS:
                 chain.append(bases[chain[-1]])
-            self._line, self._where = node.lineno, f"class {node.name!r}"
+            self._set_error_position(node)
             if len(chain) > MAX_DEPTH_LEVELS:
                 self._refuse(f"it inherits from itself, or through more than {MAX_DEPTH_LEVELS} classes; use fewer")
             if chain[-1] not in {"pydantic.BaseModel", "typing.TypedDict"}:
@@ -456,7 +456,7 @@ class _SchemaClassReader:
     def _find_schema_base(self, node: ast.ClassDef) -> str:
         """Return the base that makes or may make a class a schema class; ``""`` for other classes."""
         named = [self._base_name(base) for base in node.bases]
-        self._line, self._where = node.lineno, f"class {node.name!r}"
+        self._set_error_position(node)
         hidden = [
             one
             for base, name in zip(node.bases, named, strict=True)
@@ -500,10 +500,7 @@ class _SchemaClassReader:
 
     def _resolve_binding(self, node: ast.AST) -> _NameBinding:
         """Return the binding of a dotted name."""
-        parts: list[str] = []
-        while isinstance(node, ast.Attribute) and len(parts) < MAX_DEPTH_LEVELS:
-            parts.append(node.attr)
-            node = node.value
+        node, parts = _split_attributes(node)
         if not isinstance(node, ast.Name):
             return _NameBinding(UNKNOWN)
         bound = self._names.get_binding(node.id)
@@ -518,7 +515,7 @@ class _SchemaClassReader:
     def _read_and_record_class(self, node: ast.ClassDef) -> None:
         """Read a class, and record its fields, its rule for additional members and its definition."""
         name, kind = node.name, self._kinds[node.name]
-        self._line, self._where = node.lineno, f"class {name!r}"
+        self._set_error_position(node)
         self._seen = set()
         left = self._left
         if node.decorator_list:
@@ -1015,7 +1012,8 @@ class _SchemaClassReader:
         if node.name in self._enums:
             return self._enums[node.name]
         kept = self._line, self._where, self._own
-        self._line, self._where, self._own = node.lineno, f"class {node.name!r}", frozenset()
+        self._set_error_position(node)
+        self._own = frozenset()
         bases = tuple(self._resolve_binding(base).what for base in node.bases)
         if bases not in OF_ENUMS or node.keywords or node.decorator_list:
             self._refuse("this kind of Enum is not supported here; use Literal[...] with its values")
@@ -1162,6 +1160,10 @@ class _SchemaClassReader:
         except DataError as error:
             return self._refuse(f"it is not JSON: {error}; remove incomplete characters (lone surrogates)")
 
+    def _set_error_position(self, node: ast.ClassDef) -> None:
+        """Set the position that error messages name to a class."""
+        self._line, self._where = node.lineno, f"class {node.name!r}"
+
     def _refuse(self, reason: str) -> NoReturn:
         """Raise ``DefinitionError`` with the current line and position in the file."""
         msg = f"{self._file}:{self._line}: {self._where}: {reason}"
@@ -1253,12 +1255,18 @@ def _sort_like_pydantic(value: Any, above: str = "") -> Any:
     return {name: _sort_like_pydantic(value[name], name) for name in names}
 
 
+def _split_attributes(node: ast.AST) -> tuple[ast.AST, list[str]]:
+    """Return the innermost value of an attribute access, and the names of the attributes from the last to the first."""
+    names: list[str] = []
+    while isinstance(node, ast.Attribute) and len(names) < MAX_DEPTH_LEVELS:
+        names.append(node.attr)
+        node = node.value
+    return node, names
+
+
 def _describe_node(node: ast.AST) -> str:
     """Return a short description of a node for messages: a name, a constant or its kind."""
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute) and len(parts) < MAX_DEPTH_LEVELS:
-        parts.append(node.attr)
-        node = node.value
+    node, parts = _split_attributes(node)
     if isinstance(node, ast.Name):
         return repr(".".join([node.id, *reversed(parts)])[:100])
     if isinstance(node, ast.Call):

@@ -353,7 +353,7 @@ class _DefinitionReader:
         if isinstance(value, Mapping):
             return {
                 str(key): self._read_schema(agent_id, field, one)
-                if _is_sandbox_object(one)
+                if _read_sandbox_object(one)[0]
                 else self._thaw_field(agent_id, field, one)
                 for key, one in value.items()
             }
@@ -481,11 +481,6 @@ def _replace_nested_surrogates(value: Any) -> Any:
     if isinstance(value, list):
         return [_replace_nested_surrogates(one) for one in value]
     return replace_lone_surrogates(value) if isinstance(value, str) else value
-
-
-def _is_sandbox_object(value: object) -> bool:
-    """Return whether a value is an object of the sandbox."""
-    return bool(_read_sandbox_object(value)[0])
 
 
 def _read_sandbox_object(value: Any) -> tuple[str, Mapping[str, Any]]:

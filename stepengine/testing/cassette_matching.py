@@ -8,7 +8,6 @@ recording differ from those of a replay, but two that differ in one differ in th
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
@@ -24,6 +23,7 @@ from attrs import frozen
 from stepengine.data.json import ABSENT, make_object_with_unique_keys
 from stepengine.data.secret_names import is_secret_name
 from stepengine.testing.cassette_files import Interaction, RecordedRequest, may_be_json
+from stepengine.workspace.writes import content_hash
 
 __tracebackhide__ = True  # a failed test ends at its author's line
 
@@ -167,15 +167,15 @@ class Matcher:
             return ""
         kind = request.get_header("content-type").lower()
         if kind.startswith("multipart/"):
-            return _hash_bytes(_replace_boundary_in_body(request.body, request.get_header("content-type")))
+            return content_hash(_replace_boundary_in_body(request.body, request.get_header("content-type")))
         if kind.startswith("application/x-www-form-urlencoded"):
-            return _hash_bytes(
+            return content_hash(
                 json.dumps(sort_query_pairs(_normalize_percent_encoding(request.body.decode("latin-1")))).encode()
             )
         tree = self.parse_compared_json(request)
         if tree is ABSENT:
-            return _hash_bytes(request.body)
-        return _hash_bytes(json.dumps(tree, sort_keys=True, separators=(",", ":"), default=_decimal_to_json).encode())
+            return content_hash(request.body)
+        return content_hash(json.dumps(tree, sort_keys=True, separators=(",", ":"), default=_decimal_to_json).encode())
 
     def parse_compared_json(self, request: RecordedRequest) -> Any:
         """Return the compared part of the body as JSON; ``ABSENT`` if it is not JSON."""
@@ -251,11 +251,6 @@ def _parse_exact_number(text: str) -> int | float | Decimal:
 def _raise_for_constant(text: str) -> Any:
     """Raise ``ValueError`` for ``NaN`` and ``Infinity``: the ``parse_constant`` of ``json``."""
     raise ValueError(text)
-
-
-def _hash_bytes(data: bytes) -> str:
-    """Return the SHA-256 of data as hex digits."""
-    return hashlib.sha256(data).hexdigest()
 
 
 def find_boundary(content_type: str) -> str:

@@ -480,7 +480,7 @@ def _media_from_base64(data: str, mime: str, name: str = "") -> UserPart | None:
     return _media_from_bytes(content, mime, name)
 
 
-def _media_from_bytes(content: bytes, mime: str, name: str = "") -> UserPart:
+def _media_from_bytes(content: bytes, mime: str, name: str) -> UserPart:
     """Return an image part for the bytes of an image, else a document part."""
     if resolve_media_type(mime, content).startswith("image/"):
         return ImagePart(data=content, mime_type=mime)

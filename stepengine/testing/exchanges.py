@@ -91,9 +91,9 @@ class Exchange:
         cassette: RecordingTarget,
         request: RecordedRequest,
         *,
-        record_errors: bool = False,
-        keep_chunks: bool = False,
-        transport: str = "",
+        record_errors: bool,
+        keep_chunks: bool,
+        transport: str,
     ) -> None:
         self._cassette = cassette
         self._request = request
@@ -110,9 +110,7 @@ class Exchange:
         """Store status and headers of the reply; return False if the reply is not recorded."""
         self._head = RecordedResponse(status, reason, tuple(headers))
         if (status in NOT_RECORDED or status >= FIRST_SERVER_ERROR) and not self._record_errors:
-            slot, self._slot = self._slot, None
-            self._report_unrecorded_reply("error_status", slot)
-            self._cassette.open_exchanges.discard(self)
+            self._report_unrecorded_reply("error_status", self._close_slot())
             return False
         return True
 
@@ -128,10 +126,9 @@ class Exchange:
             read_to_end: Whether the client read until nothing came any more.
             error: The error that the client met while it read.
         """
-        slot, self._slot = self._slot, None
+        slot = self._close_slot()
         if slot is None:
             return
-        self._cassette.open_exchanges.discard(self)
         if not self._head.status:
             self._report_unrecorded_reply("no_reply", slot)
             return
@@ -148,10 +145,9 @@ class Exchange:
 
     def finish_with_error(self, error: BaseException, *, while_sending: bool = False) -> None:
         """Store *error* in place of a reply, if errors are recorded. With *while_sending*, the client raised it while it sent the request."""
-        slot, self._slot = self._slot, None
+        slot = self._close_slot()
         if slot is None:
             return
-        self._cassette.open_exchanges.discard(self)
         form = error_to_json(error) if self._record_errors else None
         self._head = RecordedResponse(0)
         if form is None:
@@ -160,6 +156,12 @@ class Exchange:
             error_form = {**form, "while_sending": True} if while_sending else form
             extras = JsonDict({**self._about, "error": error_form})
             self._cassette.finish(slot, Interaction(self._request, self._head, extras))
+
+    def _close_slot(self) -> Slot | None:
+        """Return the reserved slot, and remove the exchange from the open ones; ``None`` if it has ended before."""
+        slot, self._slot = self._slot, None
+        self._cassette.open_exchanges.discard(self)
+        return slot
 
     def finish_if_complete(self) -> None:
         """Store the exchange if nothing is missing, although the client has not closed the reply yet."""
@@ -206,7 +208,7 @@ def start_exchange(
     cassette: RecordingTarget,
     request: RecordedRequest,
     *,
-    record_errors: bool = False,
+    record_errors: bool,
     keep_chunks: bool = False,
     transport: str = "",
 ) -> Exchange | None:

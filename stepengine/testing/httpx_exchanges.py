@@ -92,7 +92,7 @@ def make_cut_reply_error(module: Any, interaction: Interaction) -> Exception | N
 class PlayedBody:
     """A recorded body, replayed in pieces; *error* is raised after the last."""
 
-    def __init__(self, pieces: list[bytes], error: Exception | None = None) -> None:
+    def __init__(self, pieces: list[bytes], error: Exception | None) -> None:
         self._pieces = pieces
         self._error = error
 

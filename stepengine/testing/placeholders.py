@@ -45,7 +45,7 @@ def list_hosts(urls: Iterable[str]) -> frozenset[str]:
     return frozenset({urlsplit(url).hostname or "" for url in urls})
 
 
-def make_replay_variables(environ: Mapping[str, str], hosts: Iterable[str] = ()) -> dict[str, str | None]:
+def make_replay_variables(environ: Mapping[str, str], hosts: Iterable[str]) -> dict[str, str | None]:
     """
     Return changes to an environment for a replay: a placeholder for each credential, ``None`` for a variable to remove.
 

@@ -53,9 +53,9 @@ from stepengine.testing.world import (
     Replies,
     SimulationSetting,
     World,
-    make_placeholder_tool,
 )
 from stepengine.tools.agent_tools import BUILT_IN, iterate_reachable_tools
+from stepengine.tools.definition import Tool
 
 if TYPE_CHECKING:
     from stepengine.engine.catalog import Catalog
@@ -362,7 +362,7 @@ def _make_catalog(
     # A handler may call tools of the engine that its agent does not list: those that results are given for are there.
     wanted = [name for name in results if TOOL_NAME.fullmatch(name) and name not in carried]
     wanted += [tool for tool in named if isinstance(tool, str)]
-    given: dict[str, ToolLike] = {name: make_placeholder_tool(name) for name in wanted if name not in BUILT_IN}
+    given: dict[str, ToolLike] = {name: Tool(name, "", {}, lambda _: None) for name in wanted if name not in BUILT_IN}
     given |= {tool.spec.name: tool for tool in tools}
     return Catalog(agents, given.values(), Hooks(), Limits())
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from random import Random
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
 
 import attrs
 from attrs import frozen
@@ -67,7 +67,6 @@ from stepengine.testing.performed_effects import EffectRecords, PlannedFaults, W
 from stepengine.testing.short_answers import to_tool_result
 from stepengine.testing.simulated_children import SimulatedChildren, SimulatedMailbox
 from stepengine.tools.context import RunResources
-from stepengine.tools.definition import Tool
 
 if TYPE_CHECKING:
     from stepengine.engine.catalog import Catalog
@@ -88,11 +87,6 @@ PLAIN: Mapping[str, Callable[[Random], Any]] = {
 }
 """Values of the types that hold no others."""
 LAST = "done"
-
-
-def make_placeholder_tool(name: str) -> Tool:
-    """Return a tool without a description that accepts every input."""
-    return Tool(name, "", {}, lambda _: None)
 
 
 @frozen
@@ -404,7 +398,8 @@ class World:
     def list_unscripted_names(self) -> tuple[str, ...]:
         """Return the tools and ``Perform`` functions without a scripted result, in the order of their first use."""
         asked = [effect for effect, _ in self.effects.performed.values()]
-        used = [e.tool_name if isinstance(e, CallTool) else e.call.name for e in asked if _is_tool_or_function_call(e)]
+        calls = [effect for effect in asked if isinstance(effect, CallTool | CallFunction)]
+        used = [call.tool_name if isinstance(call, CallTool) else call.call.name for call in calls]
         return tuple(dict.fromkeys([name for name in used if name not in self.canned.results]))
 
 
@@ -642,11 +637,6 @@ def _advance_machine(
             raise
         problem = f"the machine raised {type(error).__name__}: {error}"
         raise Violation(UNSOUND, problem) from error
-
-
-def _is_tool_or_function_call(effect: Leaf) -> TypeGuard[CallTool | CallFunction]:
-    """Return whether an effect calls a tool or a function."""
-    return isinstance(effect, CallTool | CallFunction)
 
 
 def _draw_message(effect: AwaitMessage, random: Random) -> object:

@@ -495,7 +495,7 @@ class Tool(Generic[P, R]):
 
 
 def with_sandbox(
-    tool: Tool[P, R], sandbox: Callable[[], str], offers: Sequence[str], *, at_provider: bool = False
+    tool: Tool[P, R], sandbox: Callable[[], str], offers: Sequence[str], *, at_provider: bool
 ) -> Tool[P, R]:
     """Return a copy of a generator tool with *sandbox*, *offers* and *at_provider* set, which ``Yielding`` documents."""
     made, binding = copy(tool), tool.binding()

@@ -113,7 +113,7 @@ class ProgramConnection:
     """
 
     def __init__(
-        self, argv: Sequence[str], env: Mapping[str, str], *, name: str, source: bytes, seconds: float, line: int = 1
+        self, argv: Sequence[str], env: Mapping[str, str], *, name: str, source: bytes, seconds: float, line: int
     ) -> None:
         self._name = name
         self._line = line

@@ -53,7 +53,7 @@ class CallGuard:
     others: tuple[str, ...] = ()
     was_asked: bool = False
 
-    def find_refusal(self, folder: Path | None, *, is_here: bool = True) -> str:
+    def find_refusal(self, folder: Path | None, *, is_here: bool) -> str:
         """
         Return why the call must not start, judged by the paths of the call; ``""`` if it may start.
 

@@ -85,7 +85,10 @@ class GlobPattern:
         if len(pattern_parts) > MAX_COMPONENTS:
             return True
         return any(
-            _have_common_path([n for n in text.split("/") if n not in {"", "."}], pattern_parts) for text in self._texts
+            _have_common_sequence(
+                [n for n in text.split("/") if n not in {"", "."}], pattern_parts, "**", _have_common_name
+            )
+            for text in self._texts
         )
 
 
@@ -178,11 +181,6 @@ def _matches_components(components: Sequence[Component], parts: Sequence[str], *
                     after.add(place + 1)
         places = _add_positions_after_stars(components, after)
     return len(components) in places
-
-
-def _have_common_path(first: Sequence[str], second: Sequence[str]) -> bool:
-    """Return whether a path matches both patterns."""
-    return _have_common_sequence(first, second, "**", _have_common_name)
 
 
 @lru_cache(4_096)

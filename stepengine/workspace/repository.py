@@ -58,7 +58,7 @@ LEFT_OUT = frozenset(("node_modules", "venv", "site-packages", "target", "build"
 
 
 def read_project(
-    root: str | None = None, *, instructions: bool = True, skills: bool = True, facts: bool = True, user: bool = True
+    root: str | None, *, instructions: bool = True, skills: bool = True, facts: bool = True, user: bool = True
 ) -> dict[str, Any]:
     """
     Return the project data of a folder as JSON: instructions, skills, git facts, and warnings.

@@ -592,7 +592,7 @@ def _find_uncopyable_names(folder: str, names: list[str]) -> list[str]:
     return found
 
 
-def _make_connection_variables(names: Sequence[str], shared: Collection[str] = ()) -> dict[str, str]:
+def _make_connection_variables(names: Sequence[str], shared: Collection[str]) -> dict[str, str]:
     """
     Return the environment variables for the program that makes a connection.
 

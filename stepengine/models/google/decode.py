@@ -7,7 +7,7 @@ cannot differ. A part with a thought signature is never merged, because the sign
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -345,10 +345,19 @@ def parse_usage(raw: object) -> Usage | None:
         total = parse_token_count(raw.get("totalTokenCount"))
         prompt = max(0, (total or 0) - output - for_tools - thoughts)
         unsure = unsure or total is None
-    read, unsure = min(prompt, cached), unsure or cached > prompt
-    # The API's prompt count includes cached tokens and excludes those of its tools. Our buckets are disjoint
-    # (ecosystem:EC76), or tokens would be billed twice.
-    return Usage(prompt - read + for_tools, output, read, 0, thoughts, at_least=unsure)
+    return make_disjoint_usage((prompt, output, cached, for_tools, thoughts), at_least=unsure)
+
+
+def make_disjoint_usage(counts: Sequence[int], *, at_least: bool) -> Usage:
+    """
+    Return the usage for the counts of prompt, output, cached tokens, tool input and thoughts.
+
+    The prompt count includes cached tokens, and excludes the input from the API's tools, which is billed like it. Our buckets are
+    disjoint (ecosystem:EC76), or tokens would be billed twice.
+    """
+    prompt, output, cached, for_tools, thoughts = counts
+    read = min(prompt, cached)  # more cached tokens than prompt tokens would make the rest negative
+    return Usage(prompt - read + for_tools, output, read, 0, thoughts, at_least=at_least or cached > prompt)
 
 
 class GoogleAccumulator(Accumulator):

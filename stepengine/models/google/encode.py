@@ -54,6 +54,7 @@ from stepengine.models._wire import (
     is_from_provider,
     join_non_media_text,
     list_generated_media,
+    list_media,
     make_result_media_heading,
     make_safe_tool_name,
     make_unsupported_part_error,
@@ -280,7 +281,7 @@ def _get_signature_and_unknown_members(data: Mapping[str, object] | None, option
 def _encode_result(message: ToolMessage, options: GoogleEncodeOptions) -> GoogleEncoded:
     """Encode a result; media that the model does not accept inside it follow in the next user message."""
     said = [part for part in message.content if isinstance(part, TextPart | JsonPart | ToolReferencePart)]
-    media = [part for part in message.content if isinstance(part, ImagePart | DocumentPart)]
+    media = list_media(message)
     value = said[0].value if len(said) == 1 and isinstance(said[0], JsonPart) else join_non_media_text(said)
     inside = [part for part in media if options.signed and part.mime_type in IN_RESULTS]
     outside = [part for part in media if part not in inside]

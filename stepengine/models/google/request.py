@@ -137,11 +137,16 @@ def _encode_server_tools(items: tuple[ServerTool, ...], request: ModelRequest, m
     members: Json = {"tools": [_encode_server_tool(item, model, is_vertex=is_vertex) for item in items]}
     if circulates:
         members["toolConfig"] = {"includeServerSideToolInvocations": True}
+    return {**members, DROPPED: list_dropped_search_options(items)}
+
+
+def list_dropped_search_options(items: tuple[ServerTool, ...]) -> list[str]:
+    """Return the names of the options of searches that Google's APIs do not have."""
     searches = [item for item in items if isinstance(item, WebSearch | UrlContext)]
     dropped = ["server_tools.max_uses"] if any(item.max_uses is not None for item in searches) else []
     if any(isinstance(item, WebSearch) and item.location is not None for item in searches):
         dropped.append("server_tools.location")
-    return {**members, DROPPED: dropped}
+    return dropped
 
 
 def _encode_server_tool(item: ServerTool, model: str, *, is_vertex: bool) -> Json:

@@ -98,7 +98,7 @@ class CallPieces:
         offered: The names of the offered tools, which decide how the pieces of a name are joined.
     """
 
-    def __init__(self, raise_ambiguous: Callable[[str], NoReturn], offered: Collection[str] = ()) -> None:
+    def __init__(self, raise_ambiguous: Callable[[str], NoReturn], offered: Collection[str]) -> None:
         self._raise_ambiguous = raise_ambiguous
         self._offered = offered
         self._slots: list[_CallSlot] = []

@@ -54,6 +54,7 @@ from stepengine.models._wire import (
     get_url_or_data_url,
     is_from_provider,
     list_generated_media,
+    list_media,
     make_result_media_heading,
     make_safe_tool_name,
     make_unsupported_part_error,
@@ -359,7 +360,7 @@ def _is_legacy_function_call(part: ToolCallPart, options: ChatEncodeOptions) -> 
 
 def _encode_result(message: ToolMessage, options: ChatEncodeOptions) -> ChatEncoded:
     """Encode a result as text; its images and documents follow in a user message."""
-    media = [part for part in message.content if isinstance(part, ImagePart | DocumentPart)]
+    media = list_media(message)
     text = format_result_text(message)
     moved: list[Json] = []
     # Results hold only text, so images follow in a user message after all results of the batch: nothing may separate

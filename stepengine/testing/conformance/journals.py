@@ -111,7 +111,7 @@ AGENTS = [
 ]
 
 
-def _record_run(journal: Journal, agent: str = "count", prompt: str = "5") -> Any:
+def _record_run(journal: Journal, agent: str, prompt: str) -> Any:
     """Run one of ``AGENTS`` with *journal*, and return the result."""
     with Engine(AGENTS) as engine:
         return engine.run_sync(agent, prompt, journal=journal)
@@ -120,7 +120,7 @@ def _record_run(journal: Journal, agent: str = "count", prompt: str = "5") -> An
 def _make_records_of_steps(steps: int) -> list[Record]:
     """Return the records of a run with this number of steps: head, intents and results."""
     journal = MemoryJournal()
-    _record_run(journal, prompt=str(steps))
+    _record_run(journal, "count", str(steps))
     return journal.records()
 
 

@@ -121,14 +121,10 @@ class _PatchOnImport(MetaPathFinder):
             if spec is not None:
                 if spec.loader is not None:
                     spec.loader = _PatchingLoader(
-                        spec.loader, lambda module: self._patch_and_store_undo(fullname, module)
+                        spec.loader, lambda module: self._undo.append(_patch_library(fullname, module, self._exchanges))
                     )
                 return spec
         return None
-
-    def _patch_and_store_undo(self, library: str, module: Any) -> None:
-        """Patch an imported library, and store the function that undoes it."""
-        self._undo.append(_patch_library(library, module, self._exchanges))
 
 
 class _PatchingLoader(Loader):

@@ -94,7 +94,7 @@ class Broker(AbstractContextManager["Broker"]):
         *,
         replays: bool,
         allowed: Iterable[str] = (),
-        frozen: FrozenValues | None = None,
+        frozen: FrozenValues | None,
         observed: ObservedRun | None = None,
     ) -> None:
         self.run = ProgramRun(cassette)

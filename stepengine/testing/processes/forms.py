@@ -18,8 +18,7 @@ def request_to_json(request: RecordedRequest) -> dict[str, Any]:
 
 def request_from_json(tree: dict[str, Any]) -> RecordedRequest:
     """Return the request of ``request_to_json``."""
-    headers = [(name, value) for name, value in tree["headers"]]
-    return RecordedRequest(tree["method"], tree["url"], headers, b64decode(tree["body"]))
+    return RecordedRequest(tree["method"], tree["url"], tree["headers"], b64decode(tree["body"]))
 
 
 def response_to_json(response: RecordedResponse) -> dict[str, Any]:
@@ -32,8 +31,7 @@ def response_to_json(response: RecordedResponse) -> dict[str, Any]:
 
 def response_from_json(tree: dict[str, Any]) -> RecordedResponse:
     """Return the response of ``response_to_json``."""
-    headers = [(name, value) for name, value in tree["headers"]]
-    return RecordedResponse(tree["status"], tree["reason"], headers, b64decode(tree["body"]))
+    return RecordedResponse(tree["status"], tree["reason"], tree["headers"], b64decode(tree["body"]))
 
 
 def interaction_to_json(interaction: Interaction) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def get_working_folder(root: str | os.PathLike[str] | None, ctx: ToolContext | N
     return ctx.workspace.local_folder.resolve()
 
 
-def make_skill_tool(root: str | os.PathLike[str] | None = None, *, user: bool = True) -> Tool:
+def make_skill_tool(root: str | os.PathLike[str] | None, *, user: bool) -> Tool:
     """
     Return ``skill``, the tool by which a model reads one of the skills that ``project_context`` lists.
 

@@ -44,6 +44,7 @@ from stepengine.models._json import (
     require_index,
 )
 from stepengine.models._reply import make_validated_reply, media_part_from_base64, shorten_text
+from stepengine.models.google.decode import make_disjoint_usage
 
 STOPS = {
     "completed": StopReason.END_TURN,
@@ -175,12 +176,8 @@ def parse_usage(raw: object) -> Usage | None:
         return None
     totals = ("total_input_tokens", "total_output_tokens")
     others = ("total_cached_tokens", "total_tool_use_tokens", "total_thought_tokens")
-    (prompt, output, cached, for_tools, thoughts), unsure = parse_token_counts(raw, *totals, *others)
-    unsure = unsure or any(raw.get(name) is None for name in totals)
-    # Input from the API's tools is not in the prompt count, but is billed like it. `min`, since more cached tokens than
-    # prompt tokens would make the rest negative.
-    read, unsure = min(prompt, cached), unsure or cached > prompt
-    return Usage(prompt - read + for_tools, output, read, 0, thoughts, at_least=unsure)
+    counts, unsure = parse_token_counts(raw, *totals, *others)
+    return make_disjoint_usage(counts, at_least=unsure or any(raw.get(name) is None for name in totals))
 
 
 @attrs.define

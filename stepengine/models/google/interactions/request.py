@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepengine.data.models import ModelRequest, ModelSettings
-from stepengine.data.server_tools import CodeExecution, FileSearch, Programs, ServerTool, UrlContext, WebSearch
+from stepengine.data.server_tools import CodeExecution, FileSearch, Programs, ServerTool, WebSearch
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import ModelError
 from stepengine.models._failures import INVALID_SIGNATURE
@@ -20,6 +20,7 @@ from stepengine.models._settings import (
 from stepengine.models._thinking_levels import CANNOT, ThinkingRequest, effort_from_thinking, get_lowest_gemini_level
 from stepengine.models._wire import encode_body_members, join_json_members, resolve_tool_choice
 from stepengine.models.google.interactions.encode import InteractionsEncodeOptions, encode_messages
+from stepengine.models.google.request import list_dropped_search_options
 
 CHOICES = {"auto": "auto", "none": "none", "required": "any"}
 TIERS = {"auto": {}, **{tier: {"service_tier": tier} for tier in ("standard", "flex", "priority")}}
@@ -111,11 +112,8 @@ def _encode_safety_setting(category: str, threshold: str) -> Json:
 
 def _encode_server_tools(items: tuple[ServerTool, ...], model: str, provider: str) -> Json:
     """Return the definitions of the server tools, and the names of dropped options."""
-    searches = [item for item in items if isinstance(item, WebSearch | UrlContext)]
-    dropped = ["server_tools.max_uses"] if any(item.max_uses is not None for item in searches) else []
-    if any(isinstance(item, WebSearch) and item.location is not None for item in searches):
-        dropped.append("server_tools.location")
-    return {"tools": [_encode_server_tool(item, model, provider) for item in items], DROPPED: dropped}
+    tools = [_encode_server_tool(item, model, provider) for item in items]
+    return {"tools": tools, DROPPED: list_dropped_search_options(items)}
 
 
 def _encode_server_tool(item: ServerTool, model: str, provider: str) -> Json:

@@ -16,19 +16,24 @@ from stepengine.data.messages import ToolResult
 from stepengine.data.state import AgentState
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
-from stepengine.tools.bundled.files.edits import TextReplacement, apply_replacements, unified_diff
-from stepengine.tools.bundled.files.write_tools import ALIASES, WRITE_BYTES, PathText, ReplacementInput
+from stepengine.tools.bundled.files.edits import apply_replacements, unified_diff
+from stepengine.tools.bundled.files.write_tools import (
+    ALIASES,
+    WRITE_BYTES,
+    PathText,
+    ReplacementInput,
+    make_text_replacements,
+    read_file_if_small,
+)
 from stepengine.tools.context import ToolContext
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool
-from stepengine.workspace import calls
 from stepengine.workspace.atomic import stat_regular_file
 from stepengine.workspace.buffers import Buffers, absolute_path, read_content_in_editor
-from stepengine.workspace.calls import FILE
 from stepengine.workspace.line_ends import apply_old_line_ends
 from stepengine.workspace.paths import format_display_path
-from stepengine.workspace.root import Missing, OpenedEntry, Root
-from stepengine.workspace.text import READ_WHOLE_BYTES, decode_text, read_if_small
+from stepengine.workspace.root import Missing, Root
+from stepengine.workspace.text import READ_WHOLE_BYTES, decode_text
 
 PROPOSED_BYTES = 8 * 1024 * 1024
 """Proposals are in the memory of a run and its journal; two full files fit."""
@@ -39,7 +44,7 @@ PREFIX = "proposed:"
 PROPOSES = ToolAnnotations(read_only=True, idempotent=True)
 
 
-def make_proposal_tools(root: Root, buffers: Buffers | None = None) -> list[Tool]:
+def make_proposal_tools(root: Root, buffers: Buffers | None) -> list[Tool]:
     """Return `propose_write_file` and `propose_str_replace` for *root*; files open in an editor are read from *buffers*."""
     proposed = _ProposedFiles(root, buffers)
 
@@ -104,7 +109,7 @@ def make_proposal_tools(root: Root, buffers: Buffers | None = None) -> list[Tool
         if before is None:
             msg = f"{path!r} does not exist; use propose_write_file to propose it"
             raise ToolError(msg)
-        made = [TextReplacement(r["old_string"], r["new_string"], r.get("allow_multiple", False)) for r in replacements]
+        made = make_text_replacements(replacements)
         after = apply_replacements(before, made, path)
         count = f"{len(made)} replacement{'s' if len(made) > 1 else ''}"
         return proposed.make_proposal_result(ctx.agent_state, path, before, after, f"Proposed {count} in")
@@ -115,7 +120,7 @@ def make_proposal_tools(root: Root, buffers: Buffers | None = None) -> list[Tool
 class _ProposedFiles:
     """Computes the content of files with the proposals of a run applied."""
 
-    def __init__(self, root: Root, buffers: Buffers | None = None) -> None:
+    def __init__(self, root: Root, buffers: Buffers | None) -> None:
         self._root = root
         self._buffers = buffers
 
@@ -133,12 +138,7 @@ class _ProposedFiles:
             with self._root.open_parent(path, create=False) as (folder, name):
                 if stat_regular_file(folder, name, path) is None:
                     return None
-                fd = calls.open_at(name, FILE, folder)
-                try:
-                    self._root.check_readable_file(OpenedEntry(fd, self._root.split_path(path), calls.fstat(fd)), path)
-                    data = read_if_small(fd)
-                finally:
-                    calls.close(fd)
+                data = read_file_if_small(self._root, folder, name, path)
         except Missing:
             return None
         except OSError as error:

@@ -215,7 +215,7 @@ class _FileReader:
         chars_left: int,
         *,
         line_numbers: bool,
-        buffers: Buffers | None = None,
+        buffers: Buffers | None,
     ) -> None:
         self._buffers = buffers
         self._ctx = ctx

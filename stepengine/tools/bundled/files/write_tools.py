@@ -202,13 +202,18 @@ def _make_content_change(content: str) -> Change:
     return set_content
 
 
+def make_text_replacements(replacements: Sequence[ReplacementInput]) -> list[TextReplacement]:
+    """Return the replacements of a call."""
+    return [TextReplacement(r["old_string"], r["new_string"], r.get("allow_multiple", False)) for r in replacements]
+
+
 def _make_replacement_change(path: str, replacements: Sequence[ReplacementInput]) -> Change:
     """
     Return the change that makes these replacements.
 
     The change raises ``ToolError`` if a replacement fails, and for a file that is missing, binary or too large.
     """
-    made = [TextReplacement(r["old_string"], r["new_string"], r.get("allow_multiple", False)) for r in replacements]
+    made = make_text_replacements(replacements)
 
     def replace_text(old: FoundFile) -> bytes:
         """Return the content of the file after the replacements; raise ``ToolError`` if one fails."""
@@ -409,12 +414,7 @@ class _Writer:
         info = stat_regular_file(folder, name, path)
         if info is None:
             return FoundFile(None, None)
-        fd = calls.open_at(name, FILE, folder)
-        try:
-            self._root.check_readable_file(OpenedEntry(fd, self._root.split_path(path), calls.fstat(fd)), path)
-            data = read_if_small(fd)
-        finally:
-            calls.close(fd)
+        data = read_file_if_small(self._root, folder, name, path)
         if data is None:
             return FoundFile(info, None)
         edited = read_content_in_editor(self._buffers, self._get_absolute_path(path), data)
@@ -453,3 +453,13 @@ class _Writer:
 def _hash_input(call_input: Mapping[str, object]) -> str:
     """Return a hash of a call's input, as the key of its preview."""
     return content_hash(canonical(call_input).encode())
+
+
+def read_file_if_small(root: Root, folder: Fd, name: str, path: str) -> bytes | None:
+    """Return the content on disk of a file that exists; ``None`` if it is too large. Raise ``ToolError`` if it must not be read."""
+    fd = calls.open_at(name, FILE, folder)
+    try:
+        root.check_readable_file(OpenedEntry(fd, root.split_path(path), calls.fstat(fd)), path)
+        return read_if_small(fd)
+    finally:
+        calls.close(fd)

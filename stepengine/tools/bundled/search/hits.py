@@ -204,7 +204,7 @@ class MatchReport:
         notes: Further notes for the message.
     """
 
-    def __init__(self, flags: SearchFlags, max_results: int, notes: Sequence[str] = ()) -> None:
+    def __init__(self, flags: SearchFlags, max_results: int, notes: Sequence[str]) -> None:
         self._flags = flags
         self._notes = notes
         self._per_file = min(max_results, flags.max_count or max_results)
@@ -292,7 +292,7 @@ class MatchReport:
             if n < len(lines)
         ]
 
-    def make_result(self, problems: str = "") -> dict[str, Any]:
+    def make_result(self, problems: str) -> dict[str, Any]:
         """
         Return the tool's result: ``stdout`` and ``message`` for the model, ``count`` and ``matches`` for code, *problems* as ``stderr``.
 

@@ -54,7 +54,7 @@ class OutputLog:
     other file there.
     """
 
-    def __init__(self, path: Path, *, is_here: bool = True) -> None:
+    def __init__(self, path: Path, *, is_here: bool) -> None:
         self.path = path
         self.size = 0
         self._has_lost_output = False
