@@ -376,7 +376,7 @@ def read_declaration(file: Path) -> dict[str, Any]:
     return parse_declaration(content, file.name)
 
 
-def parse_declaration(content: bytes, where: str) -> dict[str, Any]:
+def parse_declaration(content: bytes, where: str = FILE) -> dict[str, Any]:
     """Parse the content of a ``stepengine-agents.json``; *where* is its name in errors, which are those of ``read_declaration``."""
     _require(len(content) <= MAX_FILE_BYTES, f"{where} has more than {MAX_FILE_BYTES:,} bytes")
     try:
