@@ -152,7 +152,6 @@ def _format_export_signature(name: str) -> str:
 
 
 def _get_first_line(text: str) -> str:
-    """Return the first line of a text."""
     return text.strip().partition("\n")[0]
 
 
@@ -323,18 +322,14 @@ class Example:
 
 class _FirstOptionInteractor:
     def ask(self, question: Question) -> str:
-        """Return the first option of a question, or ``"yes"``."""
         return question.options[0] if question.options else "yes"
 
 
 def _make_constant_tool_body(result: Any) -> Any:
-    """Return a tool body that returns *result* for every input."""
     return lambda _: result
 
 
 def _make_constant_handler(output: Any) -> Any:
-    """Return a handler that returns *output* without a yield."""
-
     def handle_steps(_: StepContext[Any]) -> Generator[Any, Any, Any]:
         return output
         yield

@@ -273,7 +273,6 @@ def _validate_digests(values: Iterable[str]) -> frozenset[str]:
 
 
 def _to_rule_tuple(rules: Iterable[RedactRule]) -> tuple[RedactRule, ...]:
-    """Return the rules as a tuple."""
     return tuple(rules)
 
 
@@ -1139,7 +1138,6 @@ def _list_possible_text_fields(kind: Any) -> list[str]:
 
 
 def _make_spellings_by_text(names_by_value: Mapping[str, str]) -> dict[str, Spelling]:
-    """Return the spellings of all known values by their text."""
     return {one.text: one for value, name in names_by_value.items() for one in make_spellings(value, name)}
 
 
@@ -1393,7 +1391,6 @@ def _encode_like_json_string(piece: str, text: str) -> str:
 
 
 def _is_json_string(piece: str) -> bool:
-    """Return whether a piece of JSON is a string."""
     try:
         return isinstance(json.loads(piece), str)
     except ValueError:

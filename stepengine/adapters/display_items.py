@@ -122,7 +122,6 @@ class TextItems:
         yield TextItem("piece", text, piece)
 
     def _end_text(self, text: OpenText, *, is_discarded: bool = False) -> TextItem:
-        """Close an open text, and return the item for its end."""
         del self._open[text.path, text.kind, text.seq]
         return TextItem("end", text, is_discarded=is_discarded)
 

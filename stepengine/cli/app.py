@@ -189,7 +189,6 @@ def _make_command_group(first_word: str) -> Parsed:
 
 
 def _make_single_command(name: str, listed: ListedCommand) -> Parsed:
-    """Return the parsed command of a one-word name."""
     part = _make_typer_app()
     _register_command(part, name, listed, name)
     return typer.main.get_command(part)

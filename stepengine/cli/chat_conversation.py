@@ -206,5 +206,4 @@ def replay_turn(entry: RecordedRun, options: Options) -> RunResult:
 
 
 def _make_session_id() -> str:
-    """Return a random id for a conversation."""
     return f"chat-{secrets.token_hex(6)}"

@@ -255,7 +255,6 @@ class _DueRunResumer:
 
 
 async def _start_due_runs_and_wait(scheduler: Scheduler) -> None:
-    """Start the due runs of a scheduler, and wait for their ends."""
     await scheduler.tick()
     await scheduler.wait_until_idle()
 

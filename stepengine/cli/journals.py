@@ -180,7 +180,6 @@ def add_journal_to_options(options: Options, *, resumable_only: bool = False) ->
 
 
 def _is_existing_file(text: str) -> bool:
-    """Return whether the file in the name of a journal exists."""
     from stepengine.journal.sources import get_journal_file
 
     return get_journal_file(text).exists()

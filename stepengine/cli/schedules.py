@@ -112,7 +112,6 @@ def _load_schedule_states(schedules: Sequence[Schedule], runs: str) -> list[Sche
 
 
 def _schedule_state_to_dict(status: ScheduleStatus) -> dict[str, object]:
-    """Return the status of a schedule as JSON values."""
     schedule, last = status.schedule, status.last
     return {
         "id": schedule.id,
@@ -151,5 +150,4 @@ def _describe_schedule(status: ScheduleStatus) -> Iterator[str]:
 
 
 def _format_local_time(schedule: Schedule, moment: datetime) -> str:
-    """Return a time in the timezone of a schedule as text."""
     return f"{schedule.local(moment):%a %Y-%m-%d %H:%M %z}"

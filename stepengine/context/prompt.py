@@ -17,7 +17,6 @@ Section: TypeAlias = "str | Iterable[str]"
 
 
 def _to_text_pairs(value: Mapping[str, object] | Iterable[tuple[str, object]]) -> tuple[tuple[str, str], ...]:
-    """Return a mapping or pairs as a tuple of pairs of texts."""
     return tuple([(str(name), str(content)) for name, content in dict(value).items()])
 
 

@@ -365,7 +365,6 @@ def describe_call(call: ToolCallPart) -> str:
 
 
 def _find_json_value(message: ToolMessage) -> object:
-    """Return the JSON value of a result, or ``None`` if it is text."""
     return next((part.value for part in message.content if isinstance(part, JsonPart)), None)
 
 

@@ -37,7 +37,6 @@ def _count_gap_note_tokens() -> int:
 
 
 def _is_gap_note(message: Message) -> bool:
-    """Return whether a message is the note for dropped messages."""
     return isinstance(message, UserMessage) and GAP_TAG in message.tags
 
 

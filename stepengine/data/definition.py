@@ -476,7 +476,6 @@ def _find_listed_items_problem(agent: AgentDefinition) -> str | None:
 
 
 def _find_output_problem(agent: AgentDefinition) -> str | None:
-    """Return the problem with the output settings of an agent, or ``None``."""
     if agent.output_mode not in ("last_message", "all_messages", "structured_output"):
         return f"output_mode must be 'last_message', 'all_messages' or 'structured_output', not {agent.output_mode!r}"
     if type(agent.output_retries) is not int or agent.output_retries < 0:

@@ -327,7 +327,6 @@ def canonical(value: object) -> str:
 
 
 def _normalize_zeros(value: object) -> object:
-    """Return a JSON value with ``-0.0`` replaced by ``0.0``."""
     if isinstance(value, float):
         return value + 0.0
     if isinstance(value, Mapping):

@@ -283,7 +283,6 @@ class ObjectCodec:
     # From annotations, so that the stored form cannot differ from the class: a manual list of fields would miss new ones,
     # and a field that is not stored is lost at the first resume.
     def _make_codec(self, hint: Any) -> _Codec:
-        """Return the codec of an annotation."""
         origin = get_origin(hint) or hint
         arguments = get_args(hint)
         if hint in _SCALARS:
@@ -315,8 +314,6 @@ class ObjectCodec:
         return self._rows[cls].tag if cls in self._rows else cls.__name__
 
     def _make_object_codec(self, classes: tuple[type[object], ...]) -> _Codec:
-        """Return the codec of an object of one of *classes*, which is stored with its type."""
-
         def require_instance(value: object) -> object:
             if isinstance(value, classes):
                 return value

@@ -143,7 +143,6 @@ def tokenize(text: str) -> tuple[str, ...]:
 
 
 def _normalize_token(kind: str, token: str) -> list[str]:
-    """Return the normalized tokens of a match of *kind* in a text."""
     match kind:
         case "redacted":
             return [NEVER]
@@ -314,7 +313,6 @@ class Provenance:
                 self.saw_untrusted = self.saw_untrusted or (taints and source.trust != "trusted")
 
     def _add_tokens(self, source: Source, path: str, tokens: Sequence[str]) -> None:
-        """Add one text of *source*, as *tokens*, to the index."""
         start = len(self._tokens)
         self._leaf_starts.append(start)
         self._leaves.append((source, path))

@@ -271,7 +271,6 @@ def parse_number_answer(answer: Answer) -> Decimal | None:
 
 
 def _find_number_problem(answer: Answer, question: Question, label: str) -> str | None:
-    """Return the problem with the answer to a question that asks for a number, or ``None``."""
     number = parse_number_answer(answer)
     if number is None:
         is_fine = answer.value.strip().lower() in (*YES, *NO)

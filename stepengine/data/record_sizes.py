@@ -139,7 +139,6 @@ def _estimate_digit_count(number: int) -> int:
 
 
 def _list_stored_values(value: Any) -> Sequence[Any]:
-    """Return the values of the stored fields of an object."""
     kind: Any = type(value)
     names = ("message", *value.fields) if isinstance(value, StepEngineError) else _list_stored_fields(kind)
     return [getattr(value, name, None) for name in names]

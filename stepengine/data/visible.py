@@ -50,7 +50,6 @@ def _escape_run(text: str, *, strict: bool) -> str:
 
 
 def _escape_character(character: str, *, strict: bool) -> str:
-    """Return a character, or its escape if it is invisible."""
     if not strict and (character in "\n\t" or character in JOINERS):
         return character
     if unicodedata.category(character) not in HIDDEN and not SELECTORS.match(character):

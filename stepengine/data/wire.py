@@ -204,7 +204,6 @@ def _read_assistant_message(message: Mapping[str, Any]) -> AssistantMessage:
 
 
 def _read_tool_call(call: Mapping[str, object]) -> ToolCallPart:
-    """Return the call in an entry of ``tool_calls``."""
     if call.get("type", "function") != "function":
         msg = f"unknown kind of tool call {format_value(call.get('type'))}"
         raise fault(msg)

@@ -170,7 +170,6 @@ def _require_text(value: str, name: str) -> str:
 
 
 def _require_optional_prompt(value: str | None) -> str:
-    """Return a prompt as ``_require_prompt`` does, and ``""`` for ``None``."""
     return "" if value is None else _require_prompt(value)
 
 

@@ -568,7 +568,6 @@ def _last_messages_to_json(messages: Any, texts: SafeTexts) -> list[dict[str, st
 
 
 def _request_to_json(request: ModelRequest, texts: SafeTexts) -> dict[str, Any]:
-    """Return a model request as JSON with safe, shortened texts."""
     messages = [*request.messages, *request.tail]
     return {
         "model": texts.clean(request.model, CHARS),
@@ -639,7 +638,6 @@ class _RequestCapturingProvider(Provider):
         self.first: ModelRequest | None = None
 
     def supports_model(self, model: str) -> bool:
-        """Return True, since requests to every model are captured."""
         return True
 
     async def complete(self, request: ModelRequest) -> ModelReply:

@@ -235,7 +235,6 @@ def _format_full_outcome(history: History, entry: _ShownEffect) -> str:
 
 
 def _format_json(value: object) -> str:
-    """Return a value as JSON text."""
     return json.dumps(plain(value), ensure_ascii=False)
 
 

@@ -254,7 +254,6 @@ def _has_type(value: Any, kinds: Any) -> bool:
 
 
 def _has_default_repr(value: object) -> bool:
-    """Return whether a value has the ``__repr__`` of ``object``."""
     said: object = type(value).__repr__
     return said is object.__repr__
 

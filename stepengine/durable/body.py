@@ -98,8 +98,6 @@ def plan_submitted_run(
 
 
 def _make_start_effect(ancestor: Ancestor, parent: AgentState) -> Spawn | CallBody:
-    """Return the effect by which *ancestor* was started, with *parent* as the state of its parent."""
-
     def get_parent() -> AgentState:
         return parent
 

@@ -105,7 +105,6 @@ class _Siblings:
         return among
 
     def count_end(self) -> None:
-        """Count a child as ended."""
         self._running -= 1
 
 

@@ -228,7 +228,6 @@ class _RemoteBodyEnd:
         self._form = form
 
     def to_call_result(self, _: Yielding, *, is_typed: bool) -> ToolResult:
-        """Return the result of the call."""
         result: ToolResult = decode_stored(self._form["result"])
         return result
 

@@ -207,7 +207,6 @@ class _EndWatcher:
             await asyncio.sleep(WAIT_SECONDS)
 
     def _notify_waiters(self, run: str, state_or_error: str | Exception) -> None:
-        """Resume all waiters of a run with its state or an error."""
         for future in self._waiting.get(run, ()):
             if future.done():
                 continue

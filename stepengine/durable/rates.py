@@ -178,7 +178,6 @@ class _WaitingRequest:
         self.news.set()
 
     def admit_or_fail(self, ticket: _AdmittedRequest | StepEngineError) -> None:
-        """Admit the request, or fail it with an error."""
         if isinstance(ticket, StepEngineError):
             self.ticket.set_exception(ticket)
         else:
@@ -236,7 +235,6 @@ class SharedRates:
         await self._close_connection()
 
     async def _close_connection(self) -> None:
-        """Close the connection, if one is open."""
         own, self._own = self._own, None
         if own is not None:
             await own.close()

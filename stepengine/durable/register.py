@@ -332,7 +332,6 @@ class Register:
 
 
 def _join_conditions(source: str, conditions: Sequence[str]) -> str:
-    """Return *source* and the SQL conditions joined by ``and``."""
     return " and ".join([source, *conditions])
 
 

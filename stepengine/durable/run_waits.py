@@ -323,7 +323,6 @@ def _parse_questions(rows: Iterable[tuple[Any, ...]]) -> list[Waiting]:
 
 
 def _parse_waits(rows: Iterable[tuple[Any, ...]]) -> list[tuple[str, Waits]]:
-    """Return the waits of rows of ``OPEN_WAITS``, each with its run."""
     found: list[tuple[str, Waits]] = []
     for run, text in rows:
         form = parse_recorded_json(text, f"a wait of {run!r}")

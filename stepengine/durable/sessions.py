@@ -527,7 +527,6 @@ class Sessions:
 
 
 def _parse_turn(row: Sequence[Any]) -> TurnView:
-    """Return the view of a turn from a row with ``COLUMNS``."""
     run, state, attributes, queue, created, updated = row
     _, _, rest = (queue or "").partition("se.")
     pool, _, last = rest.rpartition(".")

@@ -82,7 +82,6 @@ class StepRecords:
         return bool(known)
 
     async def _read_next_page(self) -> None:
-        """Read the next page of recorded steps into memory."""
         query = self._dbos.list_workflow_steps_async(self._run, limit=PAGE_STEPS, offset=self._read)
         page = await run_outside_workflow(query)
         self._known.update({step["function_id"]: step for step in page})

@@ -436,7 +436,6 @@ def _is_body_in_this_run(item: Item) -> bool:
 
 
 def _starts_background_child(item: Item) -> bool:
-    """Return whether an effect starts a child in the background."""
     return isinstance(item.effect, Spawn) and item.effect.is_background
 
 
@@ -481,6 +480,5 @@ def _make_group_json(item: Item, together: Sequence[int]) -> dict[str, Any]:
 
 
 def _get_first_and_last_number(group: Gather, race: tuple[int, int]) -> list[int]:
-    """Return the numbers of the first and the last member of a race."""
     start, end = race
     return [group.effects[start].seq, group.effects[end - 1].seq]

@@ -216,7 +216,6 @@ def _find_source_problems(
 
 
 def _is_identical_to_any(value: object, known: Collection[object]) -> bool:
-    """Return whether *value* is one of *known*, without calling ``==``."""
     # By identity: a value of the author's may be compared by code of the author's.
     return any(value is one for one in known)
 

@@ -460,7 +460,6 @@ class _RecordedHook:
         )
 
     def _run_and_report_return(self, steps: Generator[object, Any, object]) -> Generator[object, Any, object]:
-        """Run the generator of a hook to its end, and report its return value."""
         returned = yield from steps
         return self._report_return(returned)
 

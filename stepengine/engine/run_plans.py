@@ -640,7 +640,6 @@ class _PromptLogger(LineLogger):
         self._path = plan.path
 
     def log_line(self, level: str, message: str, data: dict[str, object]) -> None:
-        """Log one line."""
         self._hub.log.write(LogLine(path=self._path, level=level, message=message), data)
 
 

@@ -477,7 +477,6 @@ def _read_run_id(journal: Journal) -> str:
 
 
 def _log_missed_times(schedule: Schedule, missed: tuple[datetime, ...]) -> None:
-    """Log a warning with the times that a schedule missed, if any."""
     if missed:
         first, last = schedule.local(missed[0]).isoformat(), schedule.local(missed[-1]).isoformat()
         span = last if len(missed) == 1 else f"{first} to {last}"

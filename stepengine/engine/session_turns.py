@@ -519,6 +519,5 @@ class Turn:
 
 
 def _subtract_usage(usage: Usage, other: Usage) -> Usage:
-    """Return *usage* without *other*, which it includes."""
     numbers = {name: getattr(usage, name) - getattr(other, name) for name in NUMBERS}
     return attrs.evolve(usage, **numbers)

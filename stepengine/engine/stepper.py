@@ -216,7 +216,6 @@ class Stepper:
         return (path, int(seq)) if run is not None and int(seq) in run.waits else None
 
     def _get_run(self, address: Address | None) -> ReplayedRun:
-        """Return the run at an address, or the root run for ``None``."""
         return self._tree.runs["" if address is None else address[0]]
 
     def _find_result(self, address: Address | None) -> Result | None:

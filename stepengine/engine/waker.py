@@ -244,7 +244,6 @@ class Waker:
         return None
 
     async def _set_wake_time(self, run: str, pause: timedelta) -> datetime:
-        """Set the wake time of a run to *pause* from now, and return it."""
         until = self._clock.now().astimezone(UTC) + pause
         await asyncio.to_thread(self._index.postpone, run, until)
         return until

@@ -612,7 +612,6 @@ class _SampleSlot:
 
     @property
     def journal_path(self) -> Path:
-        """The path of the sample's journal."""
         return self.folder / "cases" / self.case.id / self.side.name / f"{self.number}.jsonl"
 
     def create_folder_and_delete_old_files(self) -> None:
@@ -1061,11 +1060,9 @@ class _Note:
 
     @staticmethod
     def get_note_path(journal: Path) -> Path:
-        """Return the path of the note next to a journal."""
         return journal.with_name(f"{journal.stem}.note.json")
 
     def write(self, journal: Path) -> None:
-        """Write the note next to a journal."""
         files = self.files
         told = {
             "key": self.key, "definition": self.definition, "tools": dict(self.tools), "seconds": self.seconds,

@@ -104,7 +104,6 @@ class Check:
             raise DataError(msg) from None
 
         def evaluate_condition(result: RunResult) -> object:
-            """Return the value of the expression for a run."""
             return eval(code, {"__builtins__": HELPERS, **_expression_variables(result)})  # noqa: S307 - the caller's own, as typed
 
         return cls(text, evaluate_condition)

@@ -331,7 +331,6 @@ def _make_shared_budget(budget: Decimal | float | str | None) -> SharedBudget:
 
 
 def _write_results(report: EvaluationReport, render_page: Callable[[Path], str] | None) -> None:
-    """Write ``results.json``, and with *render_page* the pages."""
     report.folder.mkdir(parents=True, exist_ok=True)
     redactor = make_redactor("all", os.environ)
     results = {**report.scores.to_json(), "created": datetime.now(UTC).isoformat(timespec="seconds")}

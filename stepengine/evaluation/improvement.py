@@ -424,7 +424,6 @@ def _visible_excerpt(text: str, max_chars: int) -> str:
 
 
 def _conversation_lines(result: RunResult) -> list[str]:
-    """Return the conversation of a run as lines of shortened text."""
     told, step = [], 0
     for message in result.state.message_history:
         if isinstance(message, UserMessage):

@@ -277,7 +277,6 @@ class _PlannedSearch:
 
     @property
     def journal(self) -> FileJournal:
-        """The journal of the search."""
         return FileJournal(self.folder / JOURNAL, sync="write")
 
     def has_first_record(self) -> bool:
@@ -354,7 +353,6 @@ class _PlannedSearch:
         return digest_json([source, cases, self.evaluation.n, limits, self.by, [*self.parts], models])
 
     def _digest_case_files(self, case: Case) -> str:
-        """Return a digest of the files of a case."""
         files = self.evaluation.get_files(case)
         folder = None if files is None or isinstance(files, Mapping) else (self.root / files).resolve()
         return digest_json(hash_files(folder) if folder is not None and folder.is_dir() else repr(files))

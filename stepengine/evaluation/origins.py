@@ -86,7 +86,6 @@ def _get_definition_line(file: Path, agent_id: str) -> int:
 
 
 def _is_literal_id(node: ast.expr, agent_id: str) -> bool:
-    """Return whether an expression is a text with the id of an agent."""
     return (
         isinstance(node, ast.Constant)
         and isinstance(node.value, str)

@@ -185,7 +185,6 @@ def pinned(
     asked = Check.from_any(check, root)
 
     def answer_from_results(call: ExternalCall, _: Sequence[ExternalCall]) -> object:
-        """Return the result of the test for an unrecorded call."""
         made = (results or {}).get(call.name)
         return made(call.input) if callable(made) else made
 
@@ -269,7 +268,6 @@ def pin(
     origins = _get_agent_origins(family) if by_origin else {}
 
     def list_agent_references(file: Path) -> list[str]:
-        """Return the references to the agents as the test *file* writes them."""
         if by_origin:
             return [f"{relative_to_tests_parent(origin.file, file)}#{name}" for name, origin in origins.items()]
         named = [_format_agent_reference(one, "", folders, file) for one in _list_referenced_ids(family)]

@@ -264,7 +264,6 @@ def _make_sample_tables(scores: Scores, pages: Mapping[str, str]) -> Iterator[Ta
 def _render_table(
     caption: str, names: Sequence[str], rows: Sequence[Sequence[object]], escape: Callable[[object], str]
 ) -> str:
-    """Return a table with a caption as HTML."""
     head = "".join([f'<th scope="col">{escape(name)}</th>' for name in names])
     body = "\n".join([f"<tr>{''.join([_render_cell(value, escape) for value in row])}</tr>" for row in rows])
     return f"<table><caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"

@@ -466,7 +466,6 @@ def _tool_call_from_json(intent: Intent, form: Mapping[str, Any]) -> Leaf:
 
 
 def _spawn_from_json(intent: Intent, form: Mapping[str, Any]) -> Leaf:
-    """Return the ``Spawn`` of an intent from its recorded form."""
     return Spawn(
         intent.seq,
         form["agent_id"],

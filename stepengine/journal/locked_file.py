@@ -143,7 +143,6 @@ class LockedFile:
             os.close(descriptor)
 
     def _forget_last_used(self) -> None:
-        """Unmark this file as the last one used, if it is."""
         if self.is_last:
             LockedFile._last, self.is_last = None, False
 

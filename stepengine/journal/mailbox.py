@@ -159,7 +159,6 @@ def _find_message_problem(message: Any) -> str:
 
 
 def _find_topic_problem(message: Any) -> str:
-    """Return the problem with the topic of a mailbox message, or ``""``."""
     topic, given = message.topic, _shorten_value(message.topic)
     if message.kind == "message":
         if not isinstance(topic, str) or not 1 <= len(topic) <= MAX_NAME_CHARS or not TOPIC.issuperset(topic):
@@ -176,7 +175,6 @@ def _find_topic_problem(message: Any) -> str:
 
 
 def _find_value_problem(message: MailboxMessage) -> str:
-    """Return the problem with the value of a mailbox message, or ``""``."""
     value: Any = message.value
     # An answer is restored here as the run will restore it: what is no answer would else stop the run of somebody else,
     # later, and the sender that could mend it would be told that all was well.

@@ -65,7 +65,6 @@ def _find_unused_answers(history: History) -> list[Input]:
 
 
 def _find_question_ids(history: History, address: Address) -> set[str]:
-    """Return the ids of the questions of the effect at an address."""
     intent = history.intents.get(address)
     return (
         {q.id for q in get_recorded_questions(history.form(intent))}
@@ -160,7 +159,6 @@ def _is_answer_to(record: Input, ids: set[str]) -> bool:
 
 
 def _approves_later_calls(answer: Answer, *, has_call_started: bool) -> bool:
-    """Return whether an answer approves a call that has not started, or later calls."""
     return answer.agrees and (not has_call_started or answer.remember is not None)
 
 

@@ -366,7 +366,6 @@ def _convert_to_outcome_value(history: History, intent: Intent, value: Any) -> o
 
 
 def _to_tool_result(value: Any, *_: object) -> object:
-    """Return a result, text or JSON value as a ``ToolResult``."""
     if isinstance(value, ToolResult):
         return value
     return ToolResult.text(value) if isinstance(value, str) else ToolResult.json(value)

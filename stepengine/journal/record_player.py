@@ -134,7 +134,6 @@ class RecordPlayer:
         return "begun" if replayer.has_recorded_start(address) else "new"
 
     async def _return_divergence_stop(self) -> Single:
-        """Return the stop as an awaitable."""
         return self._make_divergence_stop()
 
     def _make_divergence_stop(self) -> Stop:

@@ -143,7 +143,6 @@ def _check_root_start(form: Mapping[str, Any]) -> None:
 
 
 def _check_child_paths(paths: Sequence[object]) -> None:
-    """Raise ``ValueError`` for a path that is not one of a child."""
     for path in paths:
         if not isinstance(path, str) or not path or PATH.fullmatch(path) is None:
             msg = f"{str(path)[:SHOWN_CHARS]!r} is not a path of a child"

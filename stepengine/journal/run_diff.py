@@ -184,7 +184,6 @@ class _HistoryComparison:
 def _compare_effect_fields(
     a: RecordedRequests, b: RecordedRequests, effect_a: Intent, effect_b: Intent, plain: Redactor
 ) -> list[FieldDifference]:
-    """Return the fields in which effect *effect_a* of journal *a* and effect *effect_b* of journal *b* differ."""
     if effect_a.type == "model_call":
         now = Intent(effect_b.path, effect_b.seq, CallModel(effect_b.seq, b.get_request(effect_b)))
         return compare_effects(a, effect_a, now, plain)

@@ -154,7 +154,6 @@ def _choose_root_end(run: JournaledRun, end: Value) -> Value:
 
 
 def _make_stop_record(stop: Stop, at: int) -> Input:
-    """Return the input that records the stop of a run."""
     error: Mapping[str, object] = (
         {"error": encode_stored(stop.error)} if isinstance(stop.error, StepEngineError) else {}
     )

@@ -100,7 +100,6 @@ def _find_current_folder() -> str:
 
 
 def _find_user_name() -> str:
-    """Return the name of the user, or ``""`` if it is unknown."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):
@@ -248,7 +247,6 @@ def _find_usage_without_reply(history: History, address: Address, result: Result
 
 
 def _make_spending(agent: str, model: str, usage: Usage, cost: Decimal | None) -> Spending:
-    """Return the spending of one model call of an agent."""
     by_agent, by_model = {agent: usage}, {model: usage}
     return Spending(
         usage=usage,
@@ -533,7 +531,6 @@ def _short_hash(data: bytes) -> str:
 
 
 def _drop_empty(**members: object) -> Tree:
-    """Return the members that are not empty."""
     return {name: value for name, value in members.items() if value not in EMPTY}
 
 

@@ -586,7 +586,6 @@ class _MemoryWriter(Writer):
         """Do nothing: there is no disk."""
 
     def close(self) -> None:
-        """Release the journal."""
         if self._journal._writer is self:  # noqa: SLF001 - one of its two halves
             self._journal._writer = None  # noqa: SLF001
 

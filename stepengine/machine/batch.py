@@ -510,7 +510,6 @@ def _ask_questions_once(run: RunState, asking: Sequence[_AskedCall], *, together
 
 
 def _group_equal_questions(asking: Sequence[_AskedCall]) -> list[list[_AskedCall]]:
-    """Group the calls with equal questions, which are asked once."""
     found: dict[str, list[_AskedCall]] = {}
     for one in asking:
         question = one.question

@@ -105,7 +105,6 @@ def parse_codebuff_call(value: Mapping[str, object]) -> tuple[object, dict[str, 
 
 
 def _parse_call_value(tag: str, value: object) -> CallBlock | BrokenBlock:
-    """Return the call in the parsed value of a block, or a ``BrokenBlock`` with the problem."""
     if not isinstance(value, dict):
         return BrokenBlock("", f"the block holds a {type(value).__name__}, not an object")
     name, given = (value.get("name"), value.get("input", {})) if tag == "tool_call" else parse_codebuff_call(value)

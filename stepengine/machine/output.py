@@ -89,7 +89,6 @@ class Output:
             self.set_from_model(found)
 
     def _schema_has_data_field(self) -> bool:
-        """Return whether the output schema is of an object with a member ``data``."""
         own = self._plan.agent.output_schema
         return (
             own is not None

@@ -162,7 +162,6 @@ def _request_final_answer(run: RunState) -> Flow[None]:
 
 
 def _run_step(run: RunState, options: StepWith) -> Flow[TurnComplete]:
-    """Run one step and return whether the turn is complete."""
     plan, spent = run.plan, None
     points, watched = plan.agent.hooks, plan.host.is_watched
     # One `try` around the whole step: whoever watches must see each step that began end once, with a status (that was

@@ -466,7 +466,6 @@ class _WaitLimits:
         return self._progress + timeouts.total, self._said + timeouts.silence, self._last + silent
 
     def get_earliest_deadline(self) -> float:
-        """Return the time of the earliest limit."""
         return min(self._list_deadlines())
 
     def get_earliest_limit_name(self) -> str:
@@ -519,7 +518,6 @@ class _WaitTimer:
                 task.uncancel()
 
     def cancel(self) -> None:
-        """Cancel the timer."""
         if self._timer is not None:
             self._timer.cancel()
 

@@ -129,7 +129,6 @@ class ArgumentPieces:
         return new
 
     def _join_pieces(self) -> str:
-        """Return the joined pieces, and store them as one piece."""
         if len(self._pieces) > 1:
             self._pieces = ["".join(self._pieces)]
         return self._pieces[0] if self._pieces else ""

@@ -445,7 +445,6 @@ class GoogleAuth(CloudAuth):
         raise failure
 
     def _make_missing_project_error(self) -> ModelError:
-        """Return the error for credentials without a Google Cloud project."""
         msg = f"{self._provider!r} has no project: set GOOGLE_CLOUD_PROJECT, or pass {self.made_by}(project=...)"
         return ModelError(msg, kind="missing_project")
 

@@ -439,7 +439,6 @@ def _classify_avoidable_rejection(text: str) -> str:
 
 
 def _is_unknown_model(problem: _Problem, status: int | None) -> bool:
-    """Return whether an error with status 400 means an unknown model."""
     return status == BAD_REQUEST and ("model_not_found" in problem.words or NO_SUCH_MODEL in problem.text.casefold())
 
 

@@ -125,7 +125,6 @@ def parse_token_counts(raw: Mapping[str, object], *names: str) -> tuple[list[int
 
 
 def _raise_wrong_type(name: str, expected: str, value: object) -> NoReturn:
-    """Raise ``TypeError`` for the member *name*, whose *value* is not of the *expected* type."""
     msg = f"{name!r} is {_describe_type(value)}, {expected} was expected"
     raise TypeError(msg)
 

@@ -405,7 +405,6 @@ def _find_image_token_counts(data: Mapping[str, Any]) -> Mapping[str, Any] | Non
 
 
 def _list_opaque_part_data(reply: ModelReply) -> list[Mapping[str, Any]]:
-    """Return the data of the opaque parts of a reply."""
     return [part.data for part in reply.content if isinstance(part, OpaquePart)]
 
 

@@ -165,7 +165,6 @@ def budget_from_thinking(thinking: Thinking) -> int | None:
 
 
 def _is_thinking_off(thinking: Thinking) -> bool:
-    """Return whether *thinking* switches thinking off."""
     return thinking.mode == "none"
 
 

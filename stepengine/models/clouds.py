@@ -694,7 +694,6 @@ class _VertexClaude(_VertexBase, _CloudClaudeProvider):
         return f"/projects/{project}/locations/{place}/publishers/anthropic/models"
 
     def _make_request_path(self, model: str, *, stream: bool) -> str:
-        """Return the URL path of a request, with the model."""
         return f"{self._models_path}/{quote(model, safe='@:')}:{'streamRawPredict' if stream else 'rawPredict'}"
 
     def _encode_token_count_request(self, request: ModelRequest) -> RequestBody:
@@ -937,7 +936,6 @@ class AnthropicGoogleProvider(_GoogleCloudProvider, _PlatformProvider):
         super().__init__(base_url, workspace_id, transport=transport, name=name, **options)
 
     def _find_default_base_url(self) -> str:
-        """Return the only URL of the platform."""
         return "https://claude.googleapis.com"
 
     @asynccontextmanager

@@ -505,15 +505,12 @@ class _FixedModelProvider(Provider):
         self._model = model
 
     def check(self, model: str) -> None:
-        """Check the fixed model at its provider."""
         self._provider.check(self._model)
 
     def get_account(self) -> str:
-        """Return the account of the provider."""
         return self._provider.get_account()
 
     async def describe(self, model: str) -> ModelInfo | None:
-        """Return the provider's description of the fixed model."""
         return await self._provider.describe(self._model)
 
     async def upload(self, data: bytes, *, mime_type: str, name: str = "", expires_in: int | None = None) -> str:
@@ -521,11 +518,9 @@ class _FixedModelProvider(Provider):
         return await self._provider.upload(data, mime_type=mime_type, name=name, expires_in=expires_in)
 
     async def delete_file(self, file_id: str) -> None:
-        """Delete an uploaded file at the provider."""
         await self._provider.delete_file(file_id)
 
     def output_limit(self, request: ModelRequest) -> int | None:
-        """Return the output limit that the provider sends with *request* for the fixed model."""
         return self._provider.output_limit(attrs.evolve(request, model=self._model))
 
     def skip_reply(self, request: ModelRequest) -> None:

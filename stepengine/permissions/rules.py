@@ -264,7 +264,6 @@ def _find_texts_outside_members(value: object, names: Sequence[str]) -> Iterator
 
 
 def _find_member_names(value: object) -> Iterator[str]:
-    """Yield the names of the members of all objects in a value."""
     if isinstance(value, Mapping):
         yield from value
     for member in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
@@ -295,7 +294,6 @@ def _looks_like_path(readings: Sequence[str]) -> bool:
 
 
 def _may_be_url(text: str) -> bool:
-    """Return whether a text contains ``://``."""
     return "://" in text
 
 
@@ -342,12 +340,10 @@ def find_texts_by_member_name(
 
 
 def _dashes_to_underscores(name: str) -> str:
-    """Return *name* with ``_`` in place of ``-``."""
     return name.replace("-", "_")
 
 
 def _matches_wildcard(pattern: str, text: str) -> bool:
-    """Return whether *text* matches *pattern*, in which ``*`` matches any text."""
     first, *rest = pattern.split("*")
     if not rest:
         return pattern == text
@@ -935,7 +931,6 @@ def _list_urls_with_roles(request: Request) -> list[tuple[str, str]]:
 
 
 def _find_texts_outside_place_members(value: object, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (member name, text) of the texts outside of members with a name in ``NAMES_OF_PLACES``."""
     if isinstance(value, str):
         yield name, value
     elif isinstance(value, Mapping):

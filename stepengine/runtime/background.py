@@ -283,5 +283,4 @@ def _find_result_even_if_stopped(child: BackgroundChild) -> ChildResult[Any] | N
 
 
 def _make_stop_for_children(run: Run) -> Stop:
-    """Return the stop for the background children of a stopped run."""
     return make_descendant_stop(run.stopping or Stop("cancelled"))

@@ -591,7 +591,6 @@ class CorePerformer:
 
 
 def _find_ask_user_interactor(item: Item) -> Interactor | None:
-    """Return the interactor of ``ask_user_tool(interactor)``, or ``None``."""
     effect = cast("AskPerson", item.effect)
     of_tool = effect.tool_call_id and effect.purpose == "question"
     binding = item.plan.tools.get("ask_user") if of_tool else None

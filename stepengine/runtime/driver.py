@@ -658,7 +658,6 @@ class _RunningGroup:
 
     @property
     def running(self) -> list[Item]:
-        """The running members."""
         return list(self._running.values())
 
     def are_all_waiting(self, is_waiting: Callable[[Item], bool]) -> bool:

@@ -270,12 +270,10 @@ class EventRedactor:
 
 
 def _flush_held_texts(held: Iterable[tuple[Delta, StreamRedactor]]) -> list[Event]:
-    """Return the text that is held back, as events."""
     return [attrs.evolve(last, text=trickle.flush()) for last, trickle in held]
 
 
 def _redact_name_and_call_id(event: ToolInputDelta) -> ToolInputDelta:
-    """Return *event* with its tool name and call id redacted."""
     # Cleaned as wholes, while the text of the input comes in pieces: a name arrives in one.
     name, call = KNOWN_RECORDS.redact(event.tool_name), KNOWN_RECORDS.redact(event.tool_call_id)
     is_clean = name is event.tool_name and call is event.tool_call_id
@@ -313,7 +311,6 @@ class _StoredDeltas:
         self.chars += len(delta.text) + 1  # for the piece itself: it may be empty
 
     def join_deltas_after(self, index: int) -> Delta:
-        """Return the text after *index* as one delta."""
         return attrs.evolve(self.last, text="".join(self._pieces[bisect_right(self._indices, index) :]))
 
 
@@ -921,7 +918,6 @@ class _WaitingDeltas:
         return True
 
     def to_delta(self) -> Delta:
-        """Return the joined deltas as one."""
         return attrs.evolve(self.last, text="".join(self._texts))
 
 

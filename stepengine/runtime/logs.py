@@ -190,7 +190,6 @@ class LogObserver:
 
 
 def _make_end_fields(result: RunResult) -> dict[str, object]:
-    """Return the end of a run as log fields."""
     return {
         "agent_id": result.state.agent_id,
         "status": result.status.value,
@@ -249,7 +248,6 @@ class EventFile:
 
 
 def _copy_without_conversation(event: RunFinished) -> RunFinished:
-    """Return *event* without the conversation in its result."""
     result = event.result
     state = AgentState(run_id=result.state.run_id, agent_id=result.state.agent_id)
     return attrs.evolve(event, result=attrs.evolve(result, state=state, tool_calls=(), thinking=()))

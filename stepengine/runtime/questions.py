@@ -147,7 +147,6 @@ class _OpenQuestion:
         self.is_late = False
 
     def cancel_timer(self) -> None:
-        """Cancel the timer of the question, if it has one."""
         if self.timer is not None:
             self.timer.cancel()
 

@@ -117,7 +117,6 @@ class CheckWorkers:
         raise ToolError(STOPPED)
 
     def _get_or_start_pool(self) -> Any:
-        """Return the pool of workers, started at the first call."""
         with self._lock:
             if self._pool is None:
                 self._pool = self._start_pool(checkout_timeout=POLL_SECONDS)

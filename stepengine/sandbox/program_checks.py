@@ -226,7 +226,6 @@ class _Scope:
         """The names that are declared global or nonlocal here."""
 
     def bind(self, name: str, binding: _Binding) -> None:
-        """Record a binding of a name in this scope."""
         self.bindings.setdefault(name, []).append(binding)
 
     def resolve(self, name: str) -> tuple[_Scope, list[_Binding]] | None:
@@ -824,12 +823,10 @@ NodesWithContext = Iterable[tuple[ast.AST, _NodeContext]]
 
 
 def _pair_with_context(nodes: Iterable[ast.AST], context: _NodeContext) -> list[tuple[ast.AST, _NodeContext]]:
-    """Return each node with the same context."""
     return [(node, context) for node in nodes]
 
 
 def _parameter_defaults(args: ast.arguments) -> list[ast.expr]:
-    """Return the default values of all parameters."""
     return [*args.defaults, *[default for default in args.kw_defaults if default is not None]]
 
 

@@ -613,7 +613,6 @@ class _ProgramRun(RunningProgram):
     # --- calls --------------------------------------------------------------------------------------------------------
 
     def _effect_from_call(self, call: Mapping[str, Any]) -> Member[Any] | CallAnswer:
-        """Return the effect for a call of the program, or a ``CallAnswer`` with the error of an invalid call."""
         if "error" in call:
             return CallAnswer(call["words"], call["error"])
         given = call["input"]
@@ -682,14 +681,12 @@ class _ProgramRun(RunningProgram):
         return f"{turn['said'] or 'The program ended; it printed nothing, and its last line has no value.'}{note}"
 
     def _has_earlier_results(self) -> bool:
-        """Return True if the conversation has results of earlier programs."""
         name = self._programs.name
         messages = self._ctx.agent_state.message_history
         return any(isinstance(one, ToolMessage) and one.tool_name == name and one.status == "ok" for one in messages)
 
 
 def _approximate_input_bytes(calls: Sequence[Mapping[str, Any]]) -> int:
-    """Return the approximate bytes of the inputs of calls."""
     return sum([ANSWER_BYTES + approximate_byte_size(call.get("input", {})) for call in calls])
 
 
@@ -766,7 +763,6 @@ def _make_full_answer(result: object) -> CallAnswer:
 
 
 def _tool_result_value(result: ToolResult) -> Any:
-    """Return the value of a tool result, else its text."""
     if result.structured is not None:
         return result.structured
     return next((part.value for part in result.content if isinstance(part, JsonPart)), result.text)

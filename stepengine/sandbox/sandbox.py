@@ -12,7 +12,6 @@ from types import MappingProxyType
 
 
 def _word_set(text: str) -> frozenset[str]:
-    """Return the words of a text as a set."""
     return frozenset(text.split())
 
 

@@ -499,7 +499,6 @@ class _SchemaClassReader:
         return ""
 
     def _resolve_binding(self, node: ast.AST) -> _NameBinding:
-        """Return the binding of a dotted name."""
         node, parts = _split_attributes(node)
         if not isinstance(node, ast.Name):
             return _NameBinding(UNKNOWN)
@@ -948,7 +947,6 @@ class _SchemaClassReader:
         return self._refuse(f"{_describe_node(node)} is not a supported type; use one of {TYPES_HERE}")
 
     def _read_inner_annotation(self, node: ast.expr, depth: int) -> _ParsedType:
-        """Return the schema of a nested annotation."""
         parsed_type = self._read_annotation(_NodeAtDepth(node, depth))
         if parsed_type.given:
             self._refuse("a type inside another type cannot have a default or an alias; give them to the whole field")
@@ -1210,7 +1208,6 @@ def _any_of_schema(schemas: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _without_duplicates(values: Iterable[Any], key: Callable[[Any], Any]) -> list[Any]:
-    """Return the values with distinct keys, the first one of each key."""
     found: dict[Any, Any] = {}
     for value in values:
         found.setdefault(key(value), value)

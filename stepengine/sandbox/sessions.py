@@ -492,7 +492,6 @@ class _MontySession:
         """Record a program, run it until it waits or ends, and return the turn; its clock shows *now*."""
 
         def record_and_feed(worker: _SessionWorker) -> ProgramTurn:
-            """Record the program, and run its first turn in the worker."""
             told = _ProgramInputs(code, now, [], [])
             self._told.append(told)
             self._fed += 1

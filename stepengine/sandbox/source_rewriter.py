@@ -540,7 +540,6 @@ class _SourceRewriter:
     # --- positions and edits --------------------------------------------------------------------------------------------
 
     def _line_end_offset(self, line: int) -> int:
-        """Return the byte offset of the end of a line."""
         return self._starts[line] - 1 if line < len(self._starts) else len(self._data)
 
     def _byte_span(self, node: Any) -> tuple[int, int]:
@@ -614,7 +613,6 @@ def _is_yield_or_lazy_attribute(node: ast.AST) -> bool:
 
 
 def _is_inside_lines(node: ast.AST, spans: Collection[tuple[int, int]]) -> bool:
-    """Return True if a node starts in one of the spans of lines."""
     line = getattr(node, "lineno", 0)
     return any(first <= line <= last for first, last in spans)
 

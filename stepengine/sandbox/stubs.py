@@ -430,7 +430,6 @@ class _StubBuilder:
         return made, [*self.types.classes, *self.output.classes, tree]
 
     def _build_with_whole_input(self, schema: Mapping[str, Any]) -> tuple[ProgramFunction, ast.arguments]:
-        """Return a function with one parameter, the whole input."""
         is_needed = bool(_required_names(schema.get("required")))
         kind = self.types.annotate({**schema, "type": "object"}, f"{_to_camel_case(self.name)}Args")
         function = ProgramFunction(
@@ -646,7 +645,6 @@ def _make_constant_node(value: Any) -> ast.expr:
 
 
 def _make_name_node(name: str) -> ast.expr:
-    """Return a name as syntax."""
     return ast.Name(name, ast.Load())
 
 

@@ -1327,7 +1327,6 @@ class _YieldDecoder:
         )
 
     def _make_send(self, attributes: Mapping[str, Any]) -> Any:
-        """Return a ``Send`` of a value to a child."""
         return y.Send(
             self._decode_child_ref(attributes["ref"]),
             self.decode_json(attributes["value"]),
@@ -1335,7 +1334,6 @@ class _YieldDecoder:
         )
 
     def _make_cancel(self, attributes: Mapping[str, Any]) -> Any:
-        """Return a ``Cancel`` of a child."""
         return y.Cancel(self._decode_child_ref(attributes["ref"]), self.decode_json(attributes["reason"]))
 
     def _make_stepwith(self, attributes: Mapping[str, Any]) -> Any:

@@ -950,7 +950,6 @@ class _RequestFacts:
         return token.strip() if len(found) == 1 else ""
 
     def get_query(self) -> str:
-        """Return the query string."""
         return bytes(self.scope.get("query_string", b"")).decode("latin-1")
 
     def parse_host(self) -> tuple[str, str]:
@@ -1020,7 +1019,6 @@ def _matches_path(path: str, paths: Iterable[str]) -> bool:
 
 
 def _make_json_response(content: Mapping[str, object]) -> Response:
-    """Return a JSON response with status 200."""
     from starlette.responses import JSONResponse
 
     return JSONResponse(content)

@@ -290,7 +290,6 @@ class JobList(View):
 
 
 def _get_inspection_service(request: Request) -> InspectionService:
-    """Return the inspection service of the server."""
     found: InspectionService = request.app.state.workshop
     return found
 
@@ -442,7 +441,6 @@ class _InspectionResponse(StreamingResponse):
         self._workshop, self._desk = workshop, desk
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events."""
         try:
             await super().__call__(scope, receive, send)
         finally:

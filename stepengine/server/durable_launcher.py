@@ -52,7 +52,6 @@ class DurableLauncher(RunStarts[RegisteredRun]):
         self._agents = agents
 
     async def _validate_request_and_make_row(self, caller: Caller, asked: StartRequest) -> RegisteredRun:
-        """Validate a request to start a run, and return the row of the run, which is not registered yet."""
         require_not_closing(is_closing=self.is_closing)
         plan = plan_start(caller, asked, self._store.engine.embedded_engine, self._agents, stores_messages=True)
         return _make_new_run_row(caller, plan.agent, plan.request, plan.session, plan.created)

@@ -352,7 +352,6 @@ def _make_like_pattern(text: str) -> str:
 
 
 def _run_row_from_columns(row: tuple[Any, ...]) -> RunRow:
-    """Convert the columns of a row of the ledger to a ``RunRow``."""
     run, owner, agent, status, created, changed, request, session, tries, error = row
     return RunRow(run, owner, agent, status, created, changed, json.loads(request), session, tries, error)
 
@@ -595,7 +594,6 @@ def make_delete_run_act(run: str) -> Act:
     """Return an act that deletes the row of a run, for one that has not started."""
 
     def delete_row(database: sqlite3.Connection) -> None:
-        """Delete the row of a run."""
         database.execute("DELETE FROM served WHERE run = ?", (run,))
 
     return delete_row

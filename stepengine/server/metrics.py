@@ -184,7 +184,6 @@ class _CollectedMetrics:
         self._metrics = tuple(metrics)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the collected metrics."""
         yield from self._metrics
 
 

@@ -199,7 +199,6 @@ class CallerConversation:
     async def _resume_with_answers(
         self, last: RunRow, answers: Mapping[str, AnswerLike], *, page_questions: Collection[str], user_input: str
     ) -> StartedTurn:
-        """Answer the questions of the last run, and return the turn that resumes it."""
         after = await self.turns.find_last_event_id(last)
         events = await self.turns.answer_and_stream(
             self.caller, last, answers, after=after, page_questions=page_questions, user_input=user_input

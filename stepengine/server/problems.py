@@ -167,7 +167,6 @@ def _make_fixed_text_converter(status: int, message: str, **fields: str) -> Call
 
 
 def _problem_from_model_error(error: ModelError) -> Problem:
-    """Log an error of a model, and return the problem 502 for it."""
     logger.warning("a model failed", exc_info=error)
     wait = error.retry_after
     headers = {"Retry-After": str(math.ceil(wait))} if wait is not None and 0 <= wait < MAX_WAIT else {}

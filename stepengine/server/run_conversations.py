@@ -132,6 +132,5 @@ class RunConversations:
 
 
 def _make_run_not_ended_problem() -> Problem:
-    """Return the problem 409 for a conversation with a run that has not ended."""
     msg = "a run of this conversation has not ended; answer its questions or cancel it first"
     return Problem(msg, status=409, kind="under_way")

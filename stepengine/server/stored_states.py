@@ -77,7 +77,6 @@ def _unpack_with_journal(packed: Any, texts: Mapping[str, object], journal: File
 
 
 def _read_texts_by_fingerprint(journal: FileJournal | SqliteJournal) -> dict[str, str]:
-    """Return the long texts of a journal by their fingerprints."""
     return {
         fingerprint(text): text
         for line in journal.content().splitlines()

@@ -119,7 +119,6 @@ def _compute_hex_signature(key: bytes, body: bytes, t: str) -> str:
 
 
 def _compute_standard_signature(key: bytes, body: bytes, id_: str, t: str) -> str:
-    """Return the signature of Standard Webhooks, in base64."""
     made = hmac.new(key, f"{id_}.{t}.".encode("utf-8", "surrogatepass") + body, hashlib.sha256).digest()
     return base64.b64encode(made).decode()
 
@@ -191,7 +190,6 @@ class _SecretsModel(_WebhookModel):
 
     @property
     def secret_texts(self) -> tuple[str, ...]:
-        """The secrets as plain texts."""
         return tuple([one.get_secret_value() for one in self.secrets])
 
 
@@ -694,7 +692,6 @@ def _make_signature_headers(secret_texts: tuple[str, ...], id_: str, body: bytes
 
 
 async def _cancel_and_wait(task: asyncio.Task[None]) -> None:
-    """Cancel a task, and wait for its end."""
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task

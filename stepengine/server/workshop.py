@@ -117,7 +117,6 @@ class InspectionProcess:
 
 
 def _make_inspection_ended_problem(inspection_id: str) -> Problem:
-    """Return the problem 404 for an inspection that has ended."""
     msg = f"there is no desk {inspection_id[:100]!r}: a desk ends when its page disconnects; reload the page to get a new one"
     return Problem(msg, status=404, kind="no_such_desk")
 

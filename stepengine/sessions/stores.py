@@ -161,7 +161,6 @@ class Store(ABC):
         """Set a member of a session's free JSON; ``None`` removes it."""
 
         def change_member(session: Session) -> Session:
-            """Return the session with the changed member of its metadata."""
             members = {k: v for k, v in {**session.info.metadata, key: value}.items() if v is not None}
             return attrs.evolve(session, info=attrs.evolve(session.info, metadata=members))
 
@@ -175,7 +174,6 @@ class Store(ABC):
         child = self.save(attrs.evolve(self.load(child_id), info=info))
 
         def add_child_id(session: Session) -> Session:
-            """Return the session with the id of the child."""
             children = session.info.child_session_ids
             if child_id in children:
                 return session
@@ -797,7 +795,6 @@ class SqliteSessions(Store):
             return made
 
     def _replace_changed_messages(self, database: sqlite3.Connection, identity: str, lines: Sequence[bytes]) -> None:
-        """Replace the stored messages of a session from the first changed message on."""
         stored = database.execute("SELECT line FROM messages WHERE id = ? ORDER BY number", (identity,))
         same = 0
         for (line,) in stored:

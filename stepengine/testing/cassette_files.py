@@ -39,18 +39,15 @@ Headers: TypeAlias = tuple[tuple[str, str], ...]
 
 
 def _to_header_pairs(value: Mapping[str, str] | Iterable[tuple[str, str]]) -> Headers:
-    """Return headers as a tuple of pairs."""
     pairs = value.items() if isinstance(value, Mapping) else value
     return tuple([(name, content) for name, content in pairs])
 
 
 def _to_lower_case_header_pairs(value: Mapping[str, str] | Iterable[tuple[str, str]]) -> Headers:
-    """Return headers as a tuple of pairs with lower-case names."""
     return tuple([(name.lower(), content) for name, content in _to_header_pairs(value)])
 
 
 def _to_upper_case(method: str) -> str:
-    """Return a method in upper case."""
     return method.upper()
 
 
@@ -529,7 +526,6 @@ def _refuse_unknown_keys(value: dict[str, object], known: set[str], source: str,
 
 
 def _make_invalid_value_error(value: object, expected: str, source: str, key_path: str) -> DataError:
-    """Return the error for the invalid value at *key_path* of the file *source*, with the *expected* form."""
     shown = repr(value)
     shown = cut_after(shown, SHOWN_CHARACTERS)
     return DataError(f"{source}: {key_path} is {shown}; use {expected}", path=key_path)
@@ -607,7 +603,6 @@ def _interaction_to_yaml(interaction: Interaction) -> dict[str, object]:
 
 
 def _headers_to_yaml(message: RecordedRequest | RecordedResponse) -> dict[str, list[str]]:
-    """Return the values of each header as a list, by name."""
     headers: dict[str, list[str]] = {}
     for name, value in message.headers:
         headers.setdefault(name, []).append(value)

@@ -123,7 +123,6 @@ class ComparedRequest:
 
 
 def _to_lower(names: Iterable[str]) -> tuple[str, ...]:
-    """Return names in lower case."""
     return tuple([name.lower() for name in names])
 
 

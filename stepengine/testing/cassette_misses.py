@@ -129,7 +129,6 @@ def find_nearest_requests(request: RecordedRequest, situation: Situation) -> tup
 
 
 def _join_values_by_name(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Return the values of each name, joined by commas."""
     joined: dict[str, list[str]] = {}
     for name, value in pairs:
         joined.setdefault(name, []).append(value.removeprefix("="))

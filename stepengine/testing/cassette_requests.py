@@ -396,7 +396,6 @@ def fill_text_of_opaque_part(part: AssistantPart) -> AssistantPart:
 
 
 def _make_json_text_part(value: object) -> TextPart:
-    """Return a text part with the JSON of a value."""
     return TextPart(compact(value))
 
 

@@ -172,7 +172,6 @@ class _Transcripts:
 
 
 def _make_outcome(call: ModelCall, response: RecordedResponse, at: datetime) -> ModelReply | Failure:
-    """Return the reply of a model call with its cost, or its error."""
     try:
         reply = _decode_reply(call, response)
     except ModelError as error:

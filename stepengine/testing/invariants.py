@@ -129,7 +129,6 @@ def remove_request_counts(finished: Finished) -> Finished:
 
 
 def _remove_request_count(usage: Usage) -> Usage:
-    """Return *usage* without its number of requests."""
     return attrs.evolve(usage, requests=0, at_least=False)
 
 

@@ -61,7 +61,6 @@ def _iterate_request_parts(requests: RecordedRequests, intent: Intent) -> Iterat
 
 
 def _to_compact_json(value: object) -> str:
-    """Return a value as compact JSON text."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=dict)
 
 

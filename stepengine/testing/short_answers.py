@@ -287,7 +287,6 @@ def _answer_race(yielded: Race[Any], answer: Any, context: YieldContext) -> tupl
 
 
 def _make_named_tool_result(yielded: ToolCall, answer: object, _: YieldContext) -> ToolResult:
-    """Return *answer* as a ``ToolResult`` with the name of the called tool."""
     result = to_tool_result(answer)
     return result if result.tool_name else attrs.evolve(result, tool_name=yielded.tool)
 
@@ -356,7 +355,6 @@ def _make_invalid_answer_error(yielded: object, answer: object, expected: str) -
 
 
 def _answer_tool_call(yielded: ToolCall, answer: object, context: YieldContext) -> StepResult:
-    """Return the ``StepResult`` of a single tool call."""
     return StepResult(context.state, (_answer_value(yielded, answer, context),))
 
 

@@ -75,7 +75,6 @@ class _TextSnapshot(SingleFileSnapshotExtension):
         return self.to_text(_apply_filters(self.to_json_value(data), (), exclude, include, matcher))
 
     def to_json_value(self, data: Any) -> Any:
-        """Return the JSON value that the snapshot shows."""
         return run_to_snapshot_tree(data) if not isinstance(data, Mapping) else dict(data)
 
     def to_text(self, value: object) -> str:

@@ -61,7 +61,6 @@ def _is_last_event(tree: dict[str, Any]) -> bool:
 
 
 def _is_error_event(tree: dict[str, Any]) -> bool:
-    """Return whether an event reports an error."""
     return "error" in tree and (_get_event_type(tree) == "error" or len(tree) == 1)
 
 

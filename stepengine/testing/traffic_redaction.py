@@ -785,7 +785,6 @@ def _as_list(values: Any) -> list[Any]:
 
 
 def _header_to_text(value: Any) -> str:
-    """Return a header value as text."""
     return value.decode("latin-1") if isinstance(value, bytes) else str(value)
 
 

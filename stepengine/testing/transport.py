@@ -314,7 +314,6 @@ class Clients:
 
     @cached_property
     def _shared_async_http(self) -> Any:
-        """The async HTTP client of all SDK clients, with the transport."""
         return httpx2.AsyncClient(transport=self._transport)
 
     @cached_property

@@ -266,7 +266,6 @@ class Walk:
 
     @property
     def _handler_name(self) -> str:
-        """The name of the handler, for messages."""
         return getattr(self._steps, "__qualname__", type(self._steps).__name__)
 
     def _send_or_throw_again(self, exchange: WalkStep) -> None:

@@ -133,7 +133,6 @@ def agent_tool(definition: AgentDefinition, *, name: str | None = None, descript
     text = _get_agent_tool_description(definition) if description is None else description
 
     def make_requests(value: JsonDict) -> list[ChildRequest]:
-        """Return the request of the only child, with the definition of the agent."""
         return [ChildRequest(definition.id, value.get("prompt", ""), value.get("params"), definition)]
 
     return _make_spawn_tool(
@@ -157,7 +156,6 @@ def make_spawnable_agent_tool(definition: AgentDefinition, agent_id: str = "") -
     """
 
     def make_requests(value: JsonDict) -> list[ChildRequest]:
-        """Return the request of the only child, by the id of the agent."""
         return [ChildRequest(agent_id or definition.id, value.get("prompt", ""), value.get("params"))]
 
     publisher, name, _ = split_agent_id(agent_id)
@@ -427,7 +425,6 @@ def _result_from_inline_child(children: Sequence[ChildResult]) -> ToolResult:
 
 
 def _make_spawn_input_schema(item: Mapping[str, object]) -> JsonDict:
-    """Return the input schema of ``spawn_agents``, with the schema *item* for its entries."""
     agents = {"type": "array", "items": item, "description": "The agents to run."}
     return make_object_schema(("agents",), agents=agents)
 

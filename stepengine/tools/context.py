@@ -161,7 +161,6 @@ def _drop_event(_: Event) -> None:
 
 
 async def _sleep_on_loop(seconds: float) -> None:
-    """Sleep on the event loop."""
     import asyncio
 
     await asyncio.sleep(seconds)

@@ -155,7 +155,6 @@ OF_BODIES: Mapping[str, str] = {
 
 
 def _is_tool_agent_or_name(value: object) -> bool:
-    """Return whether a value is a tool, an agent definition or a name."""
     return isinstance(value, str | AgentDefinition | ToolLike) and not isinstance(value, type)
 
 

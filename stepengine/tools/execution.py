@@ -164,7 +164,6 @@ def _call_body_or_return_failure(body: Callable[..., object], /, **arguments: ob
 
 
 def _is_cancellation(error: BaseException) -> bool:
-    """Return whether an error is a cancellation by asyncio."""
     import asyncio
 
     return isinstance(error, asyncio.CancelledError)

@@ -50,7 +50,6 @@ def raise_for_one_shot_fields(model: Any, where: str) -> None:
 
 
 def _list_inner_schemas(schema: Mapping[str, Any], path: str) -> list[tuple[str, Any]]:
-    """Return the schemas in a core schema, each with its path."""
     kind = schema.get("type")
     if kind in LISTS_OF_FIELDS:
         return [(_join_path(path, one["name"]), one["schema"]) for one in schema[LISTS_OF_FIELDS[kind]]]

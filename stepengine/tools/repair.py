@@ -31,7 +31,6 @@ SCALARS: Mapping[type, str] = {str: "string", bool: "boolean", int: "integer", f
 
 
 def _to_camel_case(name: str) -> str:
-    """Return a name in snake_case as camelCase."""
     return re.sub(r"_([a-z0-9])", lambda m: m[1].upper(), name)
 
 
@@ -174,7 +173,6 @@ def _convert_value(value: object, json_types: frozenset[str]) -> object:
 
 
 def _needs_list_wrapping(value: object, json_types: frozenset[str]) -> bool:
-    """Return True if *value* is not a list, and the JSON types *json_types* expect a list."""
     if "array" not in json_types or value is None or isinstance(value, list):
         return False
     return ("object" not in json_types and isinstance(value, dict)) or json_types <= {"array", "null"}

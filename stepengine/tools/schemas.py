@@ -649,7 +649,6 @@ class _SubschemaValidator:
         self._schema = schema
 
     def is_valid(self, instance: object) -> bool:
-        """Return True if the instance is valid."""
         return not self._judge.descend(instance, self._schema)
 
 
@@ -1088,7 +1087,6 @@ SAYINGS: dict[str, Saying] = {
 
 
 def _get_json_type_name(value: object) -> str:
-    """Return the name of a value's JSON type."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else "boolean"
     kinds = ((str, "string"), (int, "integer"), (Mapping, "object"), (list, "array"))

@@ -64,7 +64,6 @@ def _raise_definition_error(fn: Callable[..., object], problem: str) -> NoReturn
 
 
 def _suggest_annotation(fn: Callable[..., object], parameter: inspect.Parameter) -> str:
-    """Return a suggested annotation for a parameter that has none."""
     if parameter.name in {"ctx", "context"}:
         return f"{'StepContext' if inspect.isgeneratorfunction(_get_called_function(fn)) else 'ToolContext'} (from stepengine)"
     return "str, for example"
@@ -239,7 +238,6 @@ def _split_sections(text: str) -> list[tuple[str, str]]:
 
 
 def _parse_google_parameters(section: str) -> dict[str, str]:
-    """Return the description of each parameter in the text of Google sections."""
     import docstring_parser
     from docstring_parser.common import DocstringStyle
 

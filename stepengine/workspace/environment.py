@@ -437,7 +437,6 @@ def is_within_root(path: str, root: Sequence[str]) -> bool:
 
 
 def _absolute_search_folders(search_path: str) -> list[str]:
-    """Return the absolute folders of a search path, without duplicates."""
     return list(dict.fromkeys([folder for folder in search_path.split(os.pathsep) if folder.startswith("/")]))
 
 

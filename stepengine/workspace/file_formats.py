@@ -164,7 +164,6 @@ def _read_application_id(path: Path) -> int | None:
 
 
 def _select_number(connection: sqlite3.Connection, query: str) -> int:
-    """Return the first number that a query returns."""
     found: int = connection.execute(query).fetchone()[0]
     return found
 

@@ -75,7 +75,6 @@ class GuardedConnection(sqlite3.Connection):
         return self.is_over
 
     def _get_file_size(self) -> int:
-        """Return the size of the database file and its log."""
         size = 0
         for path in (self._path, self._path + LOG_SUFFIX):
             with suppress(OSError):

@@ -121,7 +121,6 @@ class ConnectionTable:
         self._open.pop(key, None)
 
     def _close_connection(self, key: object) -> None:
-        """Remove a connection from the table and close it."""
         close = self._open[key][1]
         self.remove(key)
         close()

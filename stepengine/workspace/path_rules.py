@@ -88,7 +88,6 @@ def possible_paths(text: str) -> tuple[str, ...]:
 
 
 def _remove_line_breaks_and_tabs(text: str) -> str:
-    """Return *text* without line breaks and tabs."""
     return re.sub(r"[\t\r\n]", "", text)
 
 

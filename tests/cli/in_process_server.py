@@ -28,10 +28,9 @@ def serve_in_process(*words: str) -> Iterator[tuple[TestClient, str]]:
     """
     applications: list[Any] = []
 
-    async def listen(application: Any, host: str, port: int, begun: Callable[[str], object]) -> bool:
+    async def listen(application: Any, host: str, port: int, begun: Callable[[str], object]) -> None:
         applications.append(application)
         begun(f"http://{host}:{port}")
-        return True
 
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(uvicorn_server, "serve_until_signal", listen)

@@ -233,7 +233,6 @@ def _make_storage_error(folder: Path, error: OSError) -> SessionError:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    """Read a JSON object from a file."""
     about: dict[str, object] = json.loads(file.read_text(encoding="utf-8"))
     return about
 

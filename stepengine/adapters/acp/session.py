@@ -212,7 +212,6 @@ class EditorSession:
         updates: list[object] = prompts.make_prompt_updates(turn.prompt, turn.media_file)
 
         def collect_updates(event: Event) -> None:
-            """Collect the updates that show an event."""
             updates.extend(shown.make_updates(event))
 
         engine = self._engines.make_engine(self.kept.cwd, turn.chosen, {}, (collect_updates,))
@@ -372,7 +371,6 @@ class EditorSession:
     async def _resume_run(
         self, suspended: _SuspendedTurn, *, answers: dict[str, str], immediately: bool = False
     ) -> _LiveRun:
-        """Resume a suspended run, and make it the current one."""
         handle = await self._engine.start_resume(
             suspended.turn.journal, agent=self._agent, answers=answers, now=immediately, wait_for_answers=PATIENCE
         )

@@ -291,7 +291,6 @@ class ShownTurn:
                 return []
 
     def _make_path_absolute(self, path: str) -> str:
-        """Return a path of the workspace as an absolute path."""
         return str(self._cwd / path)
 
     def _make_call_id(self, path: str, call: str) -> str:
@@ -328,7 +327,6 @@ class ShownTurn:
 
 
 def _make_plan_entry(todo: Mapping[str, object]) -> Any:
-    """Return a todo as an entry of the plan."""
     task = cut_end(visible(str(todo.get("task", "")), strict=True), RESULT_CHARS)
     return acp.plan_entry(task, status="completed" if todo.get("completed") else "pending")
 

@@ -762,5 +762,4 @@ def to_protocol_messages(core: ModuleType, messages: Sequence[Message], thread_i
 
 
 def _to_json_text(value: object) -> str:
-    """Encode a value as JSON text."""
     return json.dumps(plain(value), ensure_ascii=False)

@@ -580,7 +580,6 @@ def _clean_text(text: str) -> str:
 
 
 def _format_tool_result(result: Mapping[str, Any]) -> str:
-    """Return the text of a tool result."""
     parts = list_dicts(result.get("parts")) or list_dicts(result.get("content"))
     said = [
         shorten_text(one.get("text"), ENTRY_CHARS) or shorten_json(one["value"])
@@ -657,7 +656,6 @@ class _ServerClient:
             raise ExternalAgentError(error.message, kind="auth_required") from None
 
     def raise_invalid_reply(self, problem: str) -> NoReturn:
-        """Raise the error for an invalid reply of the server."""
         msg = f"{self._settings.url} is not a stepengine server, or has an incompatible version: {problem}"
         raise ExternalAgentError(_clean_text(msg), kind="protocol") from None
 

@@ -147,7 +147,6 @@ class LocalRuns:
         return call, await _run_in_own_task(self._run_and_forward_events(call, prompt, params, on_event))
 
     def _make_call_with_journal(self, offered: OfferedAgent) -> OfferedCall:
-        """Return a call whose run has a new journal."""
         if self._journals is None:
             return OfferedCall(offered, MemoryJournal())
         try:
@@ -200,7 +199,6 @@ class LocalRuns:
 
 
 def _make_mcp_tool(agent: AgentDefinition) -> Any:
-    """Return an agent as a tool of the protocol."""
     import mcp_types as types
 
     spec, promise = make_spawnable_agent_tool(agent).spec, _find_object_output_schema(agent)
@@ -355,7 +353,6 @@ class AgentServer:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     async def _list_tools(self, ctx: object, params: object) -> Any:
-        """Return the offered agents as tools."""
         import mcp_types as types
 
         return types.ListToolsResult(tools=self._tools)
@@ -516,7 +513,6 @@ def _make_question_form(question: Question) -> Any:
 
 
 def _format_preview_part(part: PreviewPart) -> str:
-    """Return a part of a preview as text."""
     text = visible(part.value if isinstance(part.value, str) else compact(part.value))
     label = visible(part.name, strict=True) if part.kind == "member" else ""
     return f"$ {text}" if part.kind == "command" else f"{label}: {text}".removeprefix(": ")
@@ -612,7 +608,6 @@ def _describe_unasked_questions(questions: Sequence[Question]) -> str:
 
 
 def _make_call_error(text: str) -> object:
-    """Return a text as the error result of a call."""
     import mcp_types as types
 
     return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=True)

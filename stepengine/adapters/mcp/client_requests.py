@@ -290,7 +290,6 @@ class _FormField:
 
     @property
     def is_list(self) -> bool:
-        """Whether the value is a list."""
         return self.kind == "array"
 
     @property
@@ -304,7 +303,6 @@ class _FormField:
         return str(self.schema.get("description") or "")
 
     def map_choice_titles(self) -> dict[str, object]:
-        """Return the allowed values by their titles."""
         choices: object = self.schema.get("items") if self.is_list else self.schema
         given: object = None
         if isinstance(choices, Mapping):
@@ -366,7 +364,6 @@ class _FormField:
         return ", ".join([names.get(str(one), str(one)) for one in each])
 
     def parse_value(self, answer: str) -> tuple[object, str]:
-        """Return the value in the text of an answer, and the problem with it or ``""``."""
         text = answer.strip()
         if text.lower() == DEFAULT and self.has_default:
             return self.schema["default"], ""
@@ -420,7 +417,6 @@ def _is_number(value: object) -> bool:
 
 
 def _format_choices(choices: Mapping[str, object]) -> str:
-    """Return the first titles of choices as one text."""
     return ", ".join(list(choices)[:SHOWN_CHOICES]) + (", ..." if len(choices) > SHOWN_CHOICES else "")
 
 

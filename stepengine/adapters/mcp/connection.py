@@ -762,7 +762,6 @@ async def _cancel_and_wait(task: asyncio.Task[None]) -> None:
 
 
 def _log_task_error(task: asyncio.Task[Any]) -> None:
-    """Log the error of a task that is not awaited."""
     if not task.cancelled() and (error := task.exception()) is not None:
         LOGGER.debug("%s: %s", task.get_name(), error)
 

@@ -185,7 +185,6 @@ def _cut_deep_values(text: str) -> str:
 
 
 def _replace_protocol_message(message: Any, inner: Any) -> Any:
-    """Return a session message with *inner* as its protocol message."""
     from mcp.shared.message import SessionMessage
 
     return SessionMessage(inner, metadata=message.metadata)

@@ -143,7 +143,6 @@ def _clean_page_address(page: Mapping[str, Any]) -> str:
 
 
 def _is_base64(text: str) -> bool:
-    """Return whether a text is valid base64."""
     try:
         base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):

@@ -574,7 +574,6 @@ class McpTools:
         return make_error_result(f"{listed.tool!r} asked more than {self._asking.rounds} times, so it was given up")
 
     def _result_from_recorded_outcome(self, listed: ListedTool, outcome: Mapping[str, Any]) -> ToolResult:
-        """Return the result that ``going_on`` recorded."""
         if "error" not in outcome:
             return make_result(outcome["result"], self._channel, page=listed.page)
         return (

@@ -237,7 +237,6 @@ class Tracing:
         run.step = self._open_span(event, f"stepengine.step {event.step}", about, run.own.context)
 
     def _end_step_span(self, event: StepFinished) -> None:
-        """End the span of a step with its status."""
         run = self._find_run_spans(event)
         if run is not None and run.step is not None:
             span = run.step.span
@@ -255,7 +254,6 @@ class Tracing:
             self._mark_span_failed(run.own.span, event.kind, event.error)
 
     def _end_child_spans(self, event: AgentFinished) -> None:
-        """End all spans of a child run."""
         self._end_run_spans(event, event.child_path, event.status, event.usage, event.text)
 
     def _end_tree_spans(self, event: RunFinished) -> None:
@@ -274,7 +272,6 @@ class Tracing:
     def _end_run_spans(
         self, event: Event, path: str, status: RunStatus, usage: Usage | None = None, text: str = ""
     ) -> None:
-        """End all spans of one run of the tree, with its status, usage and text."""
         run = self._trees.get(event.run_id, {}).pop(path, None)
         if run is None:
             return

@@ -122,7 +122,6 @@ async def sse(chunks: AsyncIterable[Chunk]) -> AsyncGenerator[str, None]:
 
 
 async def _close_if_generator(source: object) -> None:
-    """Close *source* if it is an async generator."""
     close = getattr(source, "aclose", None)
     if close is not None:
         await close()
@@ -548,7 +547,6 @@ class _ChunkTranslator:
 
 
 def _make_call_id(event: Any) -> str:
-    """Return the id of the call of an event for the page."""
     return _join_call_id(event.path, event.tool_call_id)
 
 

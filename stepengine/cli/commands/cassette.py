@@ -96,7 +96,6 @@ def _print_uncovered_programs(run: ProgramRun) -> None:
 
 
 def _make_no_python_process_message(command: Sequence[str]) -> str:
-    """Return the error message for a command that started no Python process."""
     return (
         f"{command[0]} started no Python process that can be recorded or replayed. COMMAND must be a Python program, or start one that "
         "imports the site module and keeps PYTHONPATH"

@@ -184,7 +184,6 @@ def _serve_agents(
 
 
 async def _await_and_close_engines(serving: Coroutine[Any, Any, None], engines: list[Any]) -> None:
-    """Await *serving*, and close *engines* at its end or error."""
     try:
         await serving
     finally:

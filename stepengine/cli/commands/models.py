@@ -118,7 +118,6 @@ def _format_tokens(count: int | None) -> str:
 
 
 def _entry_to_dict(entry: ListedProvider | KnownModel) -> dict[str, object]:
-    """Return a provider or a model as JSON values."""
     if isinstance(entry, ListedProvider):
         return attrs.asdict(entry)
     prices = {kind: f"{price:f}" for kind, price in entry.prices.items()}

@@ -24,7 +24,7 @@ from stepengine.cli.bench import add_guard_rules, choose_policy, make_engine_set
 from stepengine.cli.commands.undo import get_write_root
 from stepengine.cli.commands.worker import load_module_contents, print_skipped_file
 from stepengine.cli.deployment import resolve_database, run_deployment_command
-from stepengine.cli.exits import Exit, print_error
+from stepengine.cli.exits import Exit
 from stepengine.cli.options import Model, Options, with_shared_options
 from stepengine.cli.running_studios import announce_studio
 from stepengine.cli.scripts import ScriptFile, make_run_script, refuse_script_with_server
@@ -546,16 +546,12 @@ async def _serve_until_signal(
     from stepengine.server.uvicorn_server import serve_until_signal
 
     try:
-        has_listened = await serve_until_signal(served, serve_options.host, serve_options.port, on_listening)
+        await serve_until_signal(served, serve_options.host, serve_options.port, on_listening)
     except (DatabaseUnavailable, ExecutorBusy):
         raise
     except StepEngineError as error:
         raise UsageProblem(error.message) from error
-    if has_listened:
-        return Exit.COMPLETED
-    return print_error(
-        f"the server cannot listen on {serve_options.host}:{serve_options.port}; see the log for the reason", Exit.USAGE
-    )
+    return Exit.COMPLETED
 
 
 def _print_links_and_open_browser(

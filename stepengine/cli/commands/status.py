@@ -195,12 +195,10 @@ def _describe_turn_state(turn: TurnView) -> str:
 
 
 def _questions_to_json(open_questions: Sequence[Waiting]) -> list[dict[str, str]]:
-    """Return the open questions of runs as JSON."""
     return [{"run": w.run, "id": q.id, "text": q.text} for w in open_questions for q in w.questions]
 
 
 def _print_questions(run: str, open_questions: Sequence[Waiting]) -> None:
-    """Print open questions of a run, each with the command that answers it."""
     for waiting in open_questions:
         for question in waiting.questions:
             print(f"  ? {one_line(question.id, 60)}: {one_line(question.text, 120)}")

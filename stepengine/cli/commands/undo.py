@@ -108,7 +108,6 @@ def undo(
 
 
 def _has_file_changes(plan: UndoResult) -> bool:
-    """Return whether an undo changes a file."""
     return bool(plan.restored or plan.removed or plan.created)
 
 

@@ -455,7 +455,6 @@ class _ChildLine:
         self._start = time.monotonic()
 
     def update_from_event(self, event: ev.Event) -> None:
-        """Update the line from an event of the child."""
         if isinstance(event, ev.StepStarted):
             self._steps = event.step + 1
         if isinstance(event, ev.ModelStarted):
@@ -1026,7 +1025,6 @@ class _ConsoleInput:
         """Ask a question until it is answered here or elsewhere; return ``False`` if the input has ended."""
 
         def send_answer(answer: Any) -> None:
-            """Send an answer to the run."""
             self._handle.answer(question.id, answer)
 
         if question.id in self._answered_ids:
@@ -1082,7 +1080,6 @@ class TerminalInteractor:
         answers: list[object] = []
 
         def store_answer(answer: Any) -> None:
-            """Validate an answer, and store it."""
             answers.append(validate_typed_answer(answer, question))
 
         held = contextlib.nullcontext() if self._progress is None else self._progress.hide_status_line()

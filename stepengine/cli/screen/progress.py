@@ -341,7 +341,6 @@ class _RunCounts:
         ]
 
     def make_summary_parts(self, result: RunResult) -> list[str]:
-        """Return the parts of the summary of an ended run."""
         return [
             result.status.value.replace("_", " "),
             format_count(result.state.step_index + self._steps, "step"),
@@ -467,7 +466,6 @@ def _print_agent_end(display: ProgressDisplay, event: ev.AgentFinished) -> None:
 
 
 def _print_wait(display: ProgressDisplay, event: ev.WaitStarted) -> None:
-    """Print the description of a wait that starts."""
     display.print_line(event.path, f"  {one_line(event.description, 300)}", "dim")
 
 
@@ -558,7 +556,6 @@ def _print_tool_progress(display: ProgressDisplay, event: ev.ToolProgress) -> No
 
 
 def _print_question_line(display: ProgressDisplay, event: ev.QuestionAsked | ev.PermissionRequested) -> None:
-    """Print a question, if the display shows questions."""
     if display.shows_questions:
         display.print_line(event.path, f"  ? {one_line(event.question.text, 400)}", display.colors.question)
 
@@ -579,7 +576,6 @@ def _print_permission_question(display: ProgressDisplay, event: ev.PermissionReq
 
 
 def _print_notification(display: ProgressDisplay, event: ev.Notification) -> None:
-    """Print a notification of an agent."""
     display.print_line(event.path, f"  * {one_line(event.message, 400)}")
 
 
@@ -593,7 +589,6 @@ def _print_log_line(display: ProgressDisplay, event: ev.LogLine | ev.ToolLog) ->
 
 
 def _print_warning(display: ProgressDisplay, event: ev.HandlerNotice | ev.Warned | ev.HookFailed) -> None:
-    """Print a warning, or the error of a failed hook."""
     said = event.error if isinstance(event, ev.HookFailed) else event.message
     display.print_line(event.path, f"  warning: {one_line(said, 400)}", display.colors.warning)
 

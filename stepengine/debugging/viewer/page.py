@@ -48,7 +48,6 @@ They are joined because an exported file has one script, which its Content-Secur
 
 @cache
 def _read_page_file(name: str) -> str:
-    """Return the text of a file that the page consists of."""
     return files(__package__ or __name__).joinpath(name).read_text(encoding="utf-8")
 
 

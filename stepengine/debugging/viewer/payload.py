@@ -333,7 +333,6 @@ class RunPayload:
         return True
 
     def _append_effect_row(self, run: _OpenRun, intent: Intent, kind: str) -> Form:
-        """Append a row of a kind that starts with an effect, and return it."""
         row: Form = {"n": run.step, "a": format_address(intent.path, intent.seq), "path": intent.path, "kind": kind}
         row |= {"agent": run.agent, "began": run.last, "calls": []}
         self.lead[intent.path, intent.seq] = len(self.rows)
@@ -637,7 +636,6 @@ class RunPayload:
 
 
 def _effect_input_to_json(effect: Mapping[str, Any]) -> Any:
-    """Return the input of an effect, from its record."""
     if effect["type"] == "tool_call":
         return plain(effect["input"])
     return {name: plain(effect[name]) for name in GIVEN.get(effect["type"], effect) if name != "type"}
@@ -663,7 +661,6 @@ def _token_counts(usage: Usage) -> list[int]:
 
 
 def _decode_error(stored: object) -> BaseException:
-    """Return a stored error as an exception."""
     error: BaseException = decode_stored({"type": "failure", "error": stored}).error
     return error
 

@@ -226,7 +226,6 @@ def copy_undamaged_records(journal: Journal) -> tuple[MemoryJournal, int]:
     lines = journal.content().splitlines(keepends=True)
 
     def copy_first_lines(number: int) -> MemoryJournal:
-        """Return a journal of the first *number* lines."""
         return MemoryJournal(lines[:number])
 
     def are_first_lines_readable(number: int) -> bool:

@@ -48,7 +48,6 @@ def pair_steps(a: RunPayload, b: RunPayload, difference: Difference, texts: Page
 
 
 def _group_addresses_by_row(view: RunPayload) -> Mapping[int, list[str]]:
-    """Return the addresses of the effects of each row."""
     found: dict[int, list[str]] = {}
     for address, number in view.lead.items():
         found.setdefault(number, []).append(format_address(*address))

@@ -207,7 +207,6 @@ DIRECT = ("caller", {"type": "direct"})
 
 
 def _encode_user(message: UserMessage, options: AnthropicEncodeOptions) -> AnthropicEncoded:
-    """Encode a user message."""
     return AnthropicEncoded(
         "user", encode_comma_separated([_encode_content_part(part, options) for part in message.content])
     )

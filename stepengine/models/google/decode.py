@@ -233,7 +233,6 @@ def _join_streamed_calls(
 
 
 def _is_partial_call(part: Mapping[str, object]) -> bool:
-    """Return whether *part* is an incomplete call."""
     return get_optional_object(part, "functionCall").get("willContinue") is True
 
 
@@ -437,7 +436,6 @@ class GoogleAccumulator(Accumulator):
         return bool(self._candidate.get("finishReason") or (blocked and not self._candidate))
 
     def _add_part(self, part: Mapping[str, Any]) -> list[ModelDelta]:
-        """Add a part to the reply, and return its deltas."""
         if isinstance(part.get("functionCall"), Mapping):
             return self._add_call_part(part)
         is_text = _is_text_part(part)

@@ -356,7 +356,6 @@ def _describe_server_tool(item: Mapping[str, object]) -> str:
 
 
 def _decode_citations(content: Mapping[str, object]) -> list[CitationPart]:
-    """Return the citations of the annotations of a text."""
     text = find_text(content, "text")
     return [_decode_citation(annotation, text) for annotation in find_objects(content, "annotations")]
 

@@ -319,7 +319,6 @@ def _decode_citation(annotation: Mapping[str, object], text: str) -> CitationPar
 
 
 def _decode_content(message: Mapping[str, object], mark: Json) -> list[AssistantPart]:
-    """Return the parts of the content, which is a text, a list of parts or a list of texts."""
     content = message.get("content")
     # Three forms are in use: a text, a list of parts, and a list of texts. Parts of unknown kinds are stored whole and go
     # back only to the same provider.
@@ -584,7 +583,6 @@ class ChatAccumulator(Accumulator):
 
 
 def _join_texts(pieces: Mapping[str, list[str]]) -> Json:
-    """Return the joined pieces of each text, by name."""
     return {name: "".join(texts) for name, texts in pieces.items()}
 
 

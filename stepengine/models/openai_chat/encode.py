@@ -155,7 +155,6 @@ class _ChatJoiner:
             self._user.append(ChatEncoded("user", turn.after, plain=False))
 
     def _encode_result_start(self, call_id: str) -> bytes:
-        """Return the start of the encoded result message of a call."""
         if self._legacy:
             return b'{"role":"function","name":' + self._legacy
         return b'{"role":"tool","tool_call_id":' + self._ids[call_id]

@@ -112,7 +112,6 @@ AGENTS = [
 
 
 def _record_run(journal: Journal, agent: str, prompt: str) -> Any:
-    """Run one of ``AGENTS`` with *journal*, and return the result."""
     with Engine(AGENTS) as engine:
         return engine.run_sync(agent, prompt, journal=journal)
 

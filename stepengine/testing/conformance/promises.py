@@ -24,7 +24,6 @@ class Promises(Generic[Make]):
         """Return a decorator that registers the check of a promise."""
 
         def register(check: Callable[[Make], None]) -> Callable[[Make], None]:
-            """Register *check* as the check of the promise, and return it."""
             self._checks[name] = text, check
             return check
 

@@ -310,7 +310,6 @@ def _make_request(provider: Provider, model: str, text: str, *tools: ToolSpec) -
 
 
 async def _request_whole_reply(provider: Provider, request: ModelRequest) -> ModelReply:
-    """Return the reply of ``complete``."""
     return await provider.complete(request)
 
 
@@ -320,7 +319,6 @@ def _open_stream(provider: Provider, request: ModelRequest) -> Any:
 
 
 async def _collect_stream(provider: Provider, request: ModelRequest) -> list[ModelDelta]:
-    """Return all deltas of ``stream`` in a list, and close the stream."""
     async with aclosing(_open_stream(provider, request)) as deltas:
         return [delta async for delta in deltas]
 

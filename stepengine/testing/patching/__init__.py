@@ -136,7 +136,6 @@ class _PatchingLoader(Loader):
         return getattr(self._loader, name)
 
     def create_module(self, spec: ModuleSpec) -> Any:
-        """Create the module with its own loader."""
         return self._loader.create_module(spec)
 
     def exec_module(self, module: Any) -> None:

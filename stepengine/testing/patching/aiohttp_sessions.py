@@ -90,7 +90,6 @@ def patch_library(module: Any, exchanges: Exchanges) -> Callable[[], None]:
 
     @wraps(request)
     def request_with_middleware(*args: Any, **kwargs: Any) -> Any:
-        """Send a request with the middleware."""
         return request(*args, middlewares=(*kwargs.pop("middlewares", ()), middleware), **kwargs)
 
     for name, send in originals.items():

@@ -51,7 +51,6 @@ def patch_library(module: Any, exchanges: Exchanges) -> Callable[[], None]:
 
 
 def _replace_method(undo: contextlib.ExitStack, kind: Any, name: str, replacement: Callable[..., Any]) -> None:
-    """Replace a method of *kind* by one that calls *replacement* with its object first."""
     before = kind.__dict__[name]
 
     @functools.wraps(before)
@@ -243,7 +242,6 @@ class _Watched(io.RawIOBase):
         self._exchange = exchange
 
     def readable(self) -> bool:
-        """Return True."""
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]

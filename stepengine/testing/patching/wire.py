@@ -139,7 +139,6 @@ class _Pieces(io.RawIOBase):
         self._error = error
 
     def readable(self) -> bool:
-        """Return True."""
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]

@@ -137,7 +137,6 @@ class Broker(AbstractContextManager["Broker"]):
 
     @property
     def _socket_path(self) -> str:
-        """The path of the socket of the broker."""
         return str(Path(self._folder.name) / "s")
 
     def _write_site_folder(self) -> None:

@@ -69,7 +69,6 @@ class FrozenProcess:
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:16])
 
     def _count_call(self, site: str) -> int:
-        """Return the number of this call from *site*, and count it."""
         number = self._counts.get(site, 0)
         self._counts[site] = number + 1
         return number
@@ -109,7 +108,6 @@ class FrozenProcess:
             return uuid.UUID(int=self._derive_number(site, self._count_call(site)), version=4)
 
     def _count_fork(self) -> None:
-        """Count a fork of this process."""
         self._forks += 1
 
     def _derive_child_key_after_fork(self, kinds: list[str]) -> None:

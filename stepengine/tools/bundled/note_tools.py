@@ -71,7 +71,6 @@ def make_memory_tools(store: MemoryStore | None, scopes: Sequence[str]) -> list[
 
 
 def _make_remember_tool(notes: MemoryStore, scopes: tuple[Scope, ...]) -> Tool:
-    """Return the tool ``remember``, which stores a note."""
     first = scopes[0]
 
     @tool(category="memory", annotations=ToolAnnotations(destructive=False), destinations=())
@@ -118,8 +117,6 @@ def _make_remember_tool(notes: MemoryStore, scopes: tuple[Scope, ...]) -> Tool:
 
 
 def _make_recall_tool(notes: MemoryStore, scopes: tuple[Scope, ...]) -> Tool:
-    """Return the tool ``recall``, which searches notes."""
-
     @tool(
         category="read",
         annotations=ToolAnnotations(read_only=True, idempotent=True),
@@ -173,7 +170,6 @@ def _make_recall_tool(notes: MemoryStore, scopes: tuple[Scope, ...]) -> Tool:
 
 
 def _make_forget_tool(notes: MemoryStore, scopes: tuple[Scope, ...]) -> Tool:
-    """Return the tool ``forget``, which deletes a note."""
     first = scopes[0]
 
     @tool(category="memory", annotations=ToolAnnotations(destructive=True, idempotent=True), destinations="id")

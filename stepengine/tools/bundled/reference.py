@@ -251,7 +251,6 @@ def list_result_keys(shape: Any) -> tuple[ResultKey, ...]:
 
 
 def _get_annotation_metadata(annotation: object) -> Sequence[object]:
-    """Return the metadata of an annotation, without its type."""
     if get_origin(annotation) is NotRequired:
         return _get_annotation_metadata(get_args(annotation)[0])
     return get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()

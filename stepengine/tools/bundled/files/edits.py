@@ -176,7 +176,6 @@ def _format_hunk(
 
 
 def _format_hunk_range(start: int, length: int) -> str:
-    """Return the start and length of a hunk as in its header ``@@ -1,3 +1,4 @@``."""
     return str(start + 1) if length == 1 else f"{start + 1 if length else start},{length}"
 
 

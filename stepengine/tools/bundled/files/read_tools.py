@@ -279,7 +279,6 @@ class _FileReader:
             self._raise_for_binary(head, said)
 
     def _raise_for_binary(self, data: bytes, size: str) -> NoReturn:
-        """Raise ``ToolError`` for a binary file, with its kind and size."""
         path = self._wanted.path
         msg = (
             f"{path!r} is a binary file ({guess_binary_kind(data, path)}, {size}); read_files shows text only. "

@@ -265,7 +265,6 @@ class MatchReport:
         room, head = SEARCH_CHARS - self._chars, f"{path}:"
 
         def format_first(number: int) -> list[str]:
-            """Return the lines for the first *number* matches."""
             return [head, *self._format_lines(lines, spans[:number])]
 
         number = bisect_right(

@@ -125,6 +125,5 @@ _known_words = lru_cache(maxsize=50_000)(_split_singular_words_uncached)
 
 
 def _strip_plural(word: str) -> str:
-    """Return a word without the ``s`` of a plural."""
     is_plural = len(word) > SHORTEST_STEM_CHARS and word.endswith("s") and not word.endswith(("ss", "us", "is"))
     return word[:-1] if is_plural else word
