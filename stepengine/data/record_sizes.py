@@ -62,16 +62,11 @@ def may_exceed_value_limit(value: Any) -> bool:
     """
     left, values = MAX_VALUE_BYTES // ESCAPED_CHAR_BYTES, [value]
     for one in values:  # it grows meanwhile
-        list_members = LONG_MEMBERS.get(type(one))
-        if list_members is None:
-            if isinstance(one, TEXTS):
-                left -= len(one)
-                continue
-            if isinstance(one, (int, float)):
-                left -= one.bit_length() if isinstance(one, int) else 0  # never fewer than its digits
-                continue
-            list_members = _list_members
-        members = list_members(one)
+        count = COUNTS.get(type(one))
+        if count is not None:
+            left -= count(one)
+            continue
+        members = LONG_MEMBERS.get(type(one), _list_members)(one)
         left -= MIN_VALUE_CHARS * (WIDEST_FIELDS + len(members))
         if left < 0:
             break
@@ -81,8 +76,10 @@ def may_exceed_value_limit(value: Any) -> bool:
 
 def _list_members(value: Any) -> Sequence[Any]:
     """Return the members of a container or stored object; keys of a dict included."""
-    if isinstance(value, SEQUENCES):
+    if isinstance(value, (*SEQUENCES, str, bytes)):  # of a subclass of a text each character counts
         return value
+    if isinstance(value, int):
+        return (int(value),)
     if isinstance(value, dict):
         return [*value, *value.values()]
     return _list_stored_values(value)
@@ -161,8 +158,14 @@ LONG_MEMBERS: Mapping[type, Callable[[Any], Sequence[Any]]] = {
     CallTool: attrgetter("tool_name", "input"),
 }
 """The members with possibly long values in frequent classes; their other members are a few words and numbers."""
-TEXTS = (str, bytes)
-"""Types that count by their length."""
+COUNTS: Mapping[type, Callable[[Any], int]] = {
+    str: len,
+    bytes: len,
+    int: int.bit_length,  # never fewer than its digits
+    bool: int.bit_length,
+    float: lambda _: 0,
+}
+"""The number of characters that a text or number counts in addition to ``MIN_VALUE_CHARS``."""
 SEQUENCES = (tuple, list)
 """Types of ordered collections."""
 WIDEST_FIELDS = 20

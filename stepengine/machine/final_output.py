@@ -16,8 +16,7 @@ import attrs
 from stepengine.data.functions import format_location, unwrap_function
 from stepengine.data.json import JsonValue, compact, freeze, hint_at_mistake
 from stepengine.data.messages import UserMessage
-from stepengine.data.record_sizes import ESCAPED_CHAR_BYTES, MAX_VALUE_BYTES, find_length_problem
-from stepengine.data.result_cuts import cut_result_text
+from stepengine.data.record_sizes import find_length_problem
 from stepengine.data.typed_values import is_model, model_to_json
 from stepengine.data.visible import cut_after
 from stepengine.data.wire import to_dicts
@@ -46,12 +45,7 @@ def get_final_text(run: RunState) -> str:
     output = run.output
     if output.is_given and isinstance(output.value, str):
         return output.value
-    return _fit_text_to_record(output.last_texts.get_joined_text())
-
-
-def _fit_text_to_record(text: str) -> str:
-    """Return *text* itself, or without its middle if it is too long for a record."""
-    return cut_result_text(text, MAX_VALUE_BYTES // ESCAPED_CHAR_BYTES) if find_length_problem(text) else text
+    return output.last_texts.get_joined_text()
 
 
 def get_final_output(run: RunState, returned: object) -> object:
@@ -77,7 +71,7 @@ def get_final_output(run: RunState, returned: object) -> object:
             )
             raise HandlerError(msg, kind="too_long")
         return messages
-    return output.value if output.is_given else _fit_text_to_record(output.last_texts.get_joined_text())
+    return output.value if output.is_given else output.last_texts.get_joined_text()
 
 
 def set_or_request_output(run: RunState, returned: object) -> Flow[None]:

@@ -26,7 +26,8 @@ from stepengine.data.messages import (
     ToolResult,
     UserMessage,
 )
-from stepengine.data.result_cuts import count_shortenable_chars
+from stepengine.data.record_sizes import ESCAPED_CHAR_BYTES, MAX_VALUE_BYTES, find_length_problem
+from stepengine.data.result_cuts import count_shortenable_chars, cut_result_text
 from stepengine.data.state import AgentState, find_suspended_reply_index
 from stepengine.data.transcript import Transcript
 
@@ -49,7 +50,7 @@ ShortenMessage: TypeAlias = Callable[[ToolMessage, int], ToolMessage]
 
 def _shorten_transcript(transcript: Transcript, shorten: ShortenMessage | None) -> Transcript:
     """Return *transcript* as the model sees it, with long results shortened; itself if there is none."""
-    if shorten is None:
+    if shorten is None or not transcript:
         return transcript
     results: dict[str, ToolResult] = {}
     # Each message is measured once, also in later runs of the conversation.
@@ -394,6 +395,11 @@ class RunHistory:
         return AssistantMessage(tuple(said), ("OPEN_REPLY",)) if said else None
 
 
+def _fit_text_to_record(text: str) -> str:
+    """Return *text* itself, or without its middle if it is too long for a record."""
+    return cut_result_text(text, MAX_VALUE_BYTES // ESCAPED_CHAR_BYTES) if find_length_problem(text) else text
+
+
 class LastTexts:
     """
     Reads the last texts of a run, which are its output if no other is set.
@@ -413,14 +419,14 @@ class LastTexts:
         Return the message of ``end_turn``, else the last adjacent assistant texts of this run, joined with blank lines.
 
         A parent model reads this text in place of the messages. If the run ends with a handler's own call, the results of the
-        call follow.
+        call follow. A text that is too long for a record loses its middle.
         """
         history = self._history
         if history.end_turn_message:
-            return history.end_turn_message
+            return _fit_text_to_record(history.end_turn_message)
         if self._answer is None or self._answer[0] is not history.record:
             texts = (self._list_last_call_texts() if history.own_calls else ()) or self._list_last_texts()
-            self._answer = (history.record, "\n\n".join(reversed(texts)))
+            self._answer = (history.record, _fit_text_to_record("\n\n".join(reversed(texts))))
         return self._answer[1]
 
     def get_last_text(self) -> str:

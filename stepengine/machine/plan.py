@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -234,6 +235,7 @@ class RunPlan:
 
 
 COMMON_FIELDS = tuple(field.name for field in attrs.fields(EndedRun))
+get_common_values = attrgetter(*COMMON_FIELDS)
 
 
 @frozen(kw_only=True, weakref_slot=False)
@@ -281,7 +283,7 @@ class Finished(EndedRun[Any]):
 
     def _merge_with_successor(self) -> dict[str, Any]:
         """Return the fields of ``EndedRun``, including the calls, thoughts and children of the agents that took over the conversation."""
-        known = {name: getattr(self, name) for name in COMMON_FIELDS}
+        known = dict(zip(COMMON_FIELDS, get_common_values(self), strict=True))
         later = self.successor
         if later is not None:
             known["stop_reason"] = later.stop_reason or self.stop_reason
