@@ -570,7 +570,8 @@ class Caps:
     The limits of the requests that a client may send.
 
     Attributes:
-        body: The most bytes of a request's body.
+        body: The most bytes of the body of a caller's request. An image may have 8 MiB in base64.
+        open_body: The most bytes of the body of a request without a caller, such as a webhook.
         body_seconds: The most seconds until a body has arrived.
         rate: Requests per second of one caller, on average; of one address for paths that need no caller.
         burst: Requests that a caller may send at once before *rate* applies.
@@ -582,7 +583,8 @@ class Caps:
         failure_seconds: The period for *failures*, in seconds.
     """
 
-    body: int = attrs.field(default=1024 * 1024, validator=_require_positive)
+    body: int = attrs.field(default=12 * 1024 * 1024, validator=_require_positive)
+    open_body: int = attrs.field(default=1024 * 1024, validator=_require_positive)
     body_seconds: float = attrs.field(default=30.0, validator=_require_positive)
     rate: float = attrs.field(default=200.0, validator=_require_positive)
     burst: int = attrs.field(default=2_000, validator=_require_positive)
@@ -690,14 +692,14 @@ class Guard:
             # Any page can make the browser of its visitor send wrong codes, which would count as the visitor's.
             self._refuse_cross_site_request(facts, self.cors)
             self._spend_rate_tokens(self._failures, facts.address, cost=0)
-            body = await self._read_body(facts, receive)
+            body = await self._read_body(facts, receive, self.caps.open_body)
             await self._exchange_login_code(facts, logins, body)(facts.scope, receive, send)
             return
         caller = await self._authenticate(facts)
         report_verified_token(facts.scope)
         self._spend_rate_tokens(self._requests, f"caller {caller.name}")
         with self._hold_request_slot(caller), ExitStack() as stack:
-            body = await self._read_body(facts, receive)
+            body = await self._read_body(facts, receive, self.caps.body)
             if logins is not None and facts.path == LOGOUT and is_posted:
                 logins.end_session(facts.find_bearer_token() or "")
                 await _make_empty_response({})(facts.scope, receive, send)
@@ -715,7 +717,7 @@ class Guard:
     async def _forward_unauthenticated(self, facts: _RequestFacts, receive: Receive, send: Send) -> None:
         """Pass a request without a caller to the application; the rate of its address and the size of its body are limited."""
         self._spend_rate_tokens(self._requests, f"address {facts.address}")
-        body = await self._read_body(facts, receive)
+        body = await self._read_body(facts, receive, self.caps.open_body)
         await self.app(facts.scope, _make_receive_with_body(body, receive), send)
 
     # --- authentication ---
@@ -873,9 +875,9 @@ class Guard:
         msg = f"this caller has {count:,} {resource} open, and the remaining capacity is reserved for other callers; {advice}"
         raise Problem(msg, status=429, kind="too_many_at_once", headers={"Retry-After": str(RETRY_SECONDS)})
 
-    async def _read_body(self, facts: _RequestFacts, receive: Receive) -> bytes:
+    async def _read_body(self, facts: _RequestFacts, receive: Receive, limit: int) -> bytes:
         """
-        Receive and return the whole body of a request; raise ``Problem`` if it is too large or arrives too slowly.
+        Receive and return the whole body of a request; raise ``Problem`` if it is over *limit* bytes or arrives too slowly.
 
         Raises:
             Problem: 400 for an invalid length, 408 for a slow body, 413 for one that is too large.
@@ -885,32 +887,33 @@ class Guard:
         if length is not None and not (length.isascii() and length.isdigit()):
             msg = "Content-Length is not a number"
             raise Problem(msg, status=400, kind="bad_request")
-        if length is not None and (len(length) > MAX_DIGITS or int(length) > self.caps.body):
-            raise self._make_size_problem()
+        if length is not None and (len(length) > MAX_DIGITS or int(length) > limit):
+            raise _make_size_problem(limit)
         body = bytearray()
         try:
             async with asyncio.timeout(self.caps.body_seconds):
-                while await self._receive_body_chunk(receive, body):
+                while await _receive_body_chunk(receive, body, limit):
                     pass
         except TimeoutError:
             msg = f"the body of this request did not arrive within {self.caps.body_seconds:g} s"
             raise Problem(msg, status=408, kind="slow_body", headers={"Connection": "close"}) from None
         return bytes(body)
 
-    async def _receive_body_chunk(self, receive: Receive, body: bytearray) -> bool:
-        """Receive and append a chunk to *body*; return True if more follow. Raise if the client left or the body is too large."""
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise _ClientDisconnected
-        body += message.get("body", b"")
-        if len(body) > self.caps.body:
-            raise self._make_size_problem()
-        return bool(message.get("more_body", False))
 
-    def _make_size_problem(self) -> Problem:
-        """Return the problem 413 for a body that is too large."""
-        msg = f"the body of this request is larger than {self.caps.body:,} bytes"
-        return Problem(msg, status=413, kind="body_too_large", headers={"Connection": "close"})
+async def _receive_body_chunk(receive: Receive, body: bytearray, limit: int) -> bool:
+    """Receive and append a chunk to *body*; return True if more follow. Raise if the client left or the body is over *limit* bytes."""
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise _ClientDisconnected
+    body += message.get("body", b"")
+    if len(body) > limit:
+        raise _make_size_problem(limit)
+    return bool(message.get("more_body", False))
+
+
+def _make_size_problem(limit: int) -> Problem:
+    msg = f"the body of this request is larger than {limit:,} bytes"
+    return Problem(msg, status=413, kind="body_too_large", headers={"Connection": "close"})
 
 
 class _ClientDisconnected(Exception):

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -180,6 +181,17 @@ def test_other_loopback_address_needs_no_host_name(folder: Path, monkeypatch: py
     monkeypatch.chdir(folder)
     with serve_in_process("serve", "shop.py", "--host", "127.0.0.2") as (client, _):
         assert 200 == client.get("/agents", headers={"host": "127.0.0.2:8000"}).status_code
+
+
+@pytest.mark.deep
+@pytest.mark.smoke
+def test_prompt_may_have_an_image_of_8_mib(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    image = {"data": b64encode(b"\x89PNG\r\n\x1a\n".ljust(6 * 1024 * 1024)).decode()}
+    with serve_in_process("serve", "shop.py") as (client, _):
+        answer = client.post("/runs", json={"agent": "asker", "prompt": "hi", "images": [image]})
+
+    assert 202 == answer.status_code, answer.text
 
 
 def test_link_has_a_host_name_that_the_server_accepts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
