@@ -311,13 +311,13 @@ class Settings:
         """The folders with agents. A relative one in a settings file is relative to the folder of that file."""
         # One of the environment stays relative: it leads into whatever folder somebody stands in, and is trusted like that.
         base = self._base_folder("agents")
-        return tuple([base / Path(folder).expanduser() for folder in self.get("agents") or ()])
+        return tuple([base / os.path.expanduser(folder) for folder in self.get("agents") or ()])  # noqa: PTH111  (never raises)
 
     @property
     def sandboxed(self) -> frozenset[str]:
         """Names of packages, and real paths of files and folders, as ``stepengine.engine.trust`` compares them."""
         base, given = self._base_folder("sandboxed"), self.get("sandboxed") or ()
-        return frozenset([*given, *[str((base / Path(name).expanduser()).resolve()) for name in given]])
+        return frozenset([*given, *[os.path.realpath(base / os.path.expanduser(name)) for name in given]])  # noqa: PTH111  (never raises)
 
     def _base_folder(self, key: str) -> Path:
         """Return the folder to which relative paths of a key are relative."""

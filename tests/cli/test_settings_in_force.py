@@ -133,6 +133,13 @@ def test_agents_setting_is_relative_to_its_file(tmp_path: Path, scripted: Any) -
     command("run", "helper", code=2)
 
 
+def test_folder_of_an_unknown_user_is_no_folder(tmp_path: Path) -> None:
+    given = tmp_path / "given.toml"
+    given.write_text('sandboxed = ["~nobody-here/agents"]')
+
+    command("agents", "list", "--config", str(given), STEPENGINE_AGENTS="~nobody-here/agents")
+
+
 @pytest.mark.spec("requirements:G23", "interfaces:IF98")
 def test_provider_settings_choose_addresses_and_key_variables() -> None:
     user(
