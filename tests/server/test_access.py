@@ -477,7 +477,9 @@ async def test_failing_or_invalid_authenticate_gives_500(tmp_path: Path) -> None
         assert [] == behind.reached
 
 
-@pytest.mark.parametrize("given", [{"body": 0}, {"rate": -1}, {"burst": True}, {"body_seconds": float("nan")}])
+@pytest.mark.parametrize(
+    "given", [{"body": 0}, {"open_body": 0}, {"rate": -1}, {"burst": True}, {"body_seconds": float("nan")}]
+)
 def test_cap_must_be_above_zero(given: dict[str, Any]) -> None:
     with pytest.raises(DefinitionError, match="above 0"):
         Caps(**given)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import resource
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx2
 import pytest
 
+from stepengine.errors import StepEngineError
 from stepengine.server import Caps, Guard, Tokens
+from stepengine.server.uvicorn_server import serve_until_signal
 from stepengine.workspace.http_connections import (
     ConnectionLimits,
     ConnectionTable,
@@ -298,3 +302,24 @@ async def test_a_server_of_few_files_answers_among_idle_connections(tmp_path: Pa
 
     assert "system resource" not in log
     assert len(log) < 4_000
+
+
+async def test_port_is_held_while_runs_are_resumed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    refused: list[int | None] = []
+
+    class Resuming:
+        @asynccontextmanager
+        async def lifespan(self) -> AsyncIterator[None]:
+            with pytest.raises(OSError) as taken:
+                socket.create_server(("127.0.0.1", port))
+            refused.append(taken.value.errno)
+            raise StepEngineError("the store is gone")
+            yield
+
+    with pytest.raises(StepEngineError, match="the store is gone"):
+        await serve_until_signal(cast("Any", Resuming()), "127.0.0.1", port, print)
+
+    assert [errno.EADDRINUSE] == refused
+    socket.create_server(("127.0.0.1", port)).close()
