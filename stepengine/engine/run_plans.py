@@ -324,10 +324,8 @@ class Planner:
         named = [one.definition for one in (request.agent, *reversed(request.predecessors))]
         model = next(filter(None, map(self._models.find_agent_model, named)), None) or self._models.find_default_model()
         agent, run_id = request.agent, request.run_id or make_random_run_id()
-        if (request.info is not NO_INFO or request.previous) and (
-            why := find_length_problem(
-                (request.info, request.previous and _list_unbounded_state_parts(request.previous))
-            )
+        if why := find_length_problem(
+            (request.info, request.previous and _list_unbounded_state_parts(request.previous))
         ):
             msg = f"metadata and previous state of agent {agent.definition.id!r} are too long: {why}; start a new conversation"
             raise InputError(msg, issues=(why,))

@@ -235,7 +235,7 @@ class RunPlan:
 
 
 COMMON_FIELDS = tuple(field.name for field in attrs.fields(EndedRun))
-get_common_values = attrgetter(*COMMON_FIELDS)
+_get_common_values = attrgetter(*COMMON_FIELDS)
 
 
 @frozen(kw_only=True, weakref_slot=False)
@@ -283,7 +283,7 @@ class Finished(EndedRun[Any]):
 
     def _merge_with_successor(self) -> dict[str, Any]:
         """Return the fields of ``EndedRun``, including the calls, thoughts and children of the agents that took over the conversation."""
-        known = dict(zip(COMMON_FIELDS, get_common_values(self), strict=True))
+        known = dict(zip(COMMON_FIELDS, _get_common_values(self), strict=True))
         later = self.successor
         if later is not None:
             known["stop_reason"] = later.stop_reason or self.stop_reason

@@ -105,15 +105,15 @@ class UsageTotals:
         if self._usage is None:
             if len(self._by_model) == 1:
                 (only,) = self._by_model.values()
-                own = only.get_usage()
+                own = only.compute_usage()
             else:
-                own = sum([tally.get_usage() for tally in self._by_model.values()], Usage())
+                own = sum([tally.compute_usage() for tally in self._by_model.values()], Usage())
             self._usage = own + self._children.usage if self._children is not NOTHING else own
         return self._usage
 
     def make_spending(self, agent_id: str) -> Spending:
         """Return all spending, by agent and by model; *agent_id* is the run's own agent."""
-        by_model = JsonDict({model: tally.get_usage() for model, tally in self._by_model.items()})
+        by_model = JsonDict({model: tally.compute_usage() for model, tally in self._by_model.items()})
         own = self.get_total_usage() if self._children is NOTHING else sum(by_model.values(), Usage())
         by_agent = JsonDict({agent_id: own})
         agent_costs = filter_known_costs(by_agent, {agent_id: self._own_cost})
@@ -128,18 +128,16 @@ NOTHING = Spending()
 class _Tally:
     """A running sum of ``Usage`` and cost; the value is created on demand."""
 
-    __slots__ = ("_at_least", "_numbers", "_usage", "cost")
+    __slots__ = ("_at_least", "_numbers", "cost")
 
     def __init__(self) -> None:
         self.cost: Decimal | None = ZERO
         self._numbers = [0, 0, 0, 0, 0, 0]
         self._at_least = False
-        self._usage: Usage | None = None
 
     def add_call(self, usage: Usage | None, request_count: int, cost: Decimal | None) -> None:
         """Add a call. Without *usage* the total is a lower bound; without *cost* the total cost is unknown."""
         self.cost = None if cost is None or self.cost is None else self.cost + cost
-        self._usage = None
         numbers = self._numbers
         numbers[5] += request_count
         if usage is None:
@@ -152,11 +150,9 @@ class _Tally:
         numbers[4] += usage.reasoning_tokens
         self._at_least = self._at_least or usage.at_least
 
-    def get_usage(self) -> Usage:
-        if self._usage is None:
-            sent, said, read, written, thought, requests = self._numbers
-            self._usage = Usage(sent, said, read, written, thought, requests, self._at_least)
-        return self._usage
+    def compute_usage(self) -> Usage:
+        sent, said, read, written, thought, requests = self._numbers
+        return Usage(sent, said, read, written, thought, requests, self._at_least)
 
 
 def mark_stopped_as_cancelled(child: ChildResult[Any]) -> ChildResult[Any]:
