@@ -22,7 +22,7 @@ from stepengine.data.json import JsonDict, compact
 from stepengine.data.messages import JsonPart, ResultPart, TextPart, ToolCallPart, ToolResult, UserMessage
 from stepengine.data.models import ModelReply
 from stepengine.data.result_cuts import cut_result_text
-from stepengine.data.state import ChildResult, RunStatus
+from stepengine.data.state import ChildResult, RunInfo, RunStatus
 from stepengine.data.visible import cut_end
 from stepengine.errors import HandlerError, StepEngineError
 
@@ -156,6 +156,7 @@ LONG_MEMBERS: Mapping[type, Callable[[Any], Sequence[Any]]] = {
     JsonDict: lambda members: (*members, *members.values()),
     ToolResult: lambda result: (*result.content, result.structured, result.change, *result.side_effects),
     CallTool: attrgetter("tool_name", "input"),
+    RunInfo: attrgetter("session_id", "user_id", "metadata"),
 }
 """The members with possibly long values in frequent classes; their other members are a few words and numbers."""
 COUNTS: Mapping[type, Callable[[Any], int]] = {

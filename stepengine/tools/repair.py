@@ -46,7 +46,7 @@ def make_repairer(schema: Mapping[str, object], aliases: Aliases) -> Callable[[J
             repairer = _InputRepairer(schema, aliases)
             expected = repairer.list_expected_types()
         # Nearly every input is correct and is returned without a traversal of the schema.
-        if all(SCALARS.get(type(member)) in expected.get(name, NOTHING) for name, member in value.items()):
+        if not [name for name, member in value.items() if SCALARS.get(type(member)) not in expected.get(name, NOTHING)]:
             return value
         try:
             repaired = repairer.repair_members(value, schema, "")
