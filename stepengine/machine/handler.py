@@ -495,7 +495,8 @@ def _perform_step_text(run: RunState, _: Author, yielded: y.StepText) -> Answer:
             case _:
                 assert_never(piece)
     if ended_by is not None and not fault:
-        run.progress.record_turn_completion(is_complete=not run.history.append_inbox())
+        run.progress.record_turn_completion(is_complete=not run.history.inbox)
+        run.history.append_inbox()
         record_end_turn_message(run, (ended_by,))
     return _make_step_result(run, tuple(results))
 

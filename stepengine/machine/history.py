@@ -229,16 +229,14 @@ class RunHistory:
         if self._ephemeral_results is not None:
             self._ephemeral_results.record(messages)
 
-    def append_inbox(self) -> bool:
-        """Append the messages in the inbox; return whether there were any."""
-        if not self.inbox:
-            return False
-        # Here, and not when they arrive: between a call and its result no message may stand. Untagged ones are what a
-        # person typed, and the tag is what pruning goes by: the live request must survive it, however the text came.
-        # Messages that tools or policies sent bring tags of their own, and are no request.
-        self.add([m if m.tags else UserMessage(m.content, ("USER_PROMPT",)) for m in self.inbox])
-        self.inbox = []
-        return True
+    def append_inbox(self) -> None:
+        """Append the messages in the inbox."""
+        if self.inbox:
+            # Here, and not when they arrive: between a call and its result no message may stand. Untagged ones are what a
+            # person typed, and the tag is what pruning goes by: the live request must survive it, however the text came.
+            # Messages that tools or policies sent bring tags of their own, and are no request.
+            self.add([m if m.tags else UserMessage(m.content, ("USER_PROMPT",)) for m in self.inbox])
+            self.inbox = []
 
     def pop_inbox_messages(self) -> list[UserMessage]:
         """Empty the inbox and return its messages."""

@@ -629,7 +629,8 @@ def _append_inbox_or_decide_turn_end(run: RunState, calls: Sequence[ToolMember])
     """Append the inbox, which continues the turn; if it is empty, return whether the step ends the turn, before hooks decide."""
     # First of all: a message that came during the step has to be answered before the turn can end
     # (generator-contract:G54).
-    if run.history.inbox and run.history.append_inbox():
+    if run.history.inbox:
+        run.history.append_inbox()
         return False
     if run.progress.truncated:
         return True
