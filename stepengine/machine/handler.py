@@ -182,10 +182,10 @@ def _perform_yield(run: RunState, author: Author, yielded: y.Yieldable | Compute
     row = (YIELDS if run.plan.body is None else OF_TOOLS).get(type(yielded)) or _refuse_yield(run, author, yielded)
     # Counted before it is carried out, and also where it is refused: a handler that catches all errors and asks again
     # must come to an end (generator-contract:G47).
-    if row.actions:
-        run.budget.count_actions_or_raise(row.actions)
-    if (refused := find_yield_length_error(author.what, yielded)) is not None:
-        run.budget.count_actions_or_raise(0 if row.actions else 1)
+    refused = find_yield_length_error(author.what, yielded)
+    if actions := row.actions or int(refused is not None):
+        run.budget.count_actions_or_raise(actions)
+    if refused is not None:
         raise refused
     return ANSWERS[type(yielded)](run, author, yielded)
 

@@ -8,6 +8,7 @@ from typing import Any, get_args
 import attrs
 import pytest
 
+from stepengine.data import record_sizes
 from stepengine.data import yields as y
 from stepengine.data.effects import EFFECTS, Leaf, Notify, RunInBackground
 from stepengine.data.events import ToolFinished, ToolStarted
@@ -16,7 +17,7 @@ from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Value
 from stepengine.data.tools import Driving, How, Yielding
 from stepengine.data.yields import YIELDS
-from stepengine.errors import BadYield
+from stepengine.errors import BadYield, InputError
 from stepengine.machine import hooks as hooking
 from stepengine.machine.protocol import (
     CALLS,
@@ -43,6 +44,7 @@ from tests.machine.world import (
     reply,
 )
 
+LONG = "x" * 1_000
 ROWS = {row.name: row for row in YIELDS}
 
 
@@ -128,6 +130,21 @@ def test_yieldable_costs_the_actions_of_its_row(row):
         played = play(agent(handler, tools=["add"], limits=limits(max_actions=spare)), world(), tools=[ADD])
         ran_out = played.finished.limit is not None and played.finished.limit.kind == "actions"
         assert ran_out == (one > spare)
+
+
+@pytest.mark.spec("generator-contract:G47")
+@pytest.mark.parametrize("yielded", [y.ToolCall("add", {"a": LONG}), y.StepText(LONG)], ids=["call", "text"])
+@pytest.mark.parametrize("spare", [2, 3])
+def test_yield_refused_for_its_length_costs_one_action(yielded, spare, monkeypatch):
+    monkeypatch.setattr(record_sizes, "MAX_VALUE_BYTES", len(LONG) - 1)
+
+    def handler(ctx):
+        for _ in range(3):
+            with pytest.raises(InputError, match="too long"):
+                yield yielded
+
+    played = play(agent(handler, tools=["add"], limits=limits(max_actions=spare)), tools=[ADD])
+    assert (played.finished.limit is None) == (spare == 3)
 
 
 @pytest.mark.parametrize("how", CALLS)
