@@ -82,7 +82,7 @@ class TreeClock:
         # has (reliability:MP32).
         loop = self._loop = asyncio.get_running_loop()
         self.deadlines[path] = (loop.time() + seconds, seconds)
-        return loop.call_later(max(0.0, seconds), stop, make_time_limit_stop(seconds))
+        return loop.call_later(seconds, stop, make_time_limit_stop(seconds))
 
     def find_time_limit_stop(self, path: str) -> Stop | None:
         """

@@ -216,7 +216,7 @@ class RunTree:
         # The driver's own time limit begins with the run; who waits for a turn in a session must be stopped by it, too.
         timer = None
         if seconds is not None:
-            timer = asyncio.get_running_loop().call_later(max(0.0, seconds), root.stop, make_time_limit_stop(seconds))
+            timer = asyncio.get_running_loop().call_later(seconds, root.stop, make_time_limit_stop(seconds))
         root.cancellation.attach_current_task()
         # There is no effect to name, but a stop has to find something that it can cancel.
         root.busy = True
