@@ -22,7 +22,7 @@ from stepengine.data.questions import Decision
 from stepengine.data.state import RunStatus
 from stepengine.errors import LimitExceeded, ReplayDivergence, StepEngineError
 from stepengine.machine.plan import ToolBody
-from tests.machine.world import ADD, STEP_ALL, World, adding, agent, binding, call, child, play, reply, thought
+from tests.machine.world import ADD, STEP, STEP_ALL, World, adding, agent, binding, call, child, play, reply, thought
 
 ALLOWED = (HandlerNotice, HookFailed, LogLine, PermissionDecided, PhaseChanged, RunFailed, StepFinished)
 KINDS = {
@@ -168,6 +168,15 @@ def test_harder_stop_wins_and_questions_are_collected():
     assert (both.status, [q.text for q in both.pending]) == (RunStatus.SUSPENDED, ["A?", "B?"])
     harder = play(agent(handler), World(at={1: Stop("cancelled", 9)}))
     assert (harder.status, harder.pending) == (RunStatus.CANCELLED, ())
+
+
+def test_suspended_run_has_no_text_of_an_earlier_step():
+    def handler(ctx):
+        yield STEP
+        yield y.Ask("A?")
+
+    played = play(agent(handler), World(replies=[reply("earlier")]))
+    assert (played.status, played.text) == (RunStatus.SUSPENDED, "")
 
 
 @pytest.mark.spec("generator-contract:G36")
