@@ -113,6 +113,7 @@ def test_set_messages_replaces_history_and_skips_used_ids(form):
         assert result.tool_result.text == "History replaced by 3 messages."
         assert lines(result.agent_state.message_history) == ["user: hi", "assistant: [add c7]", "tool c7 ok: 1"]
         assert result.agent_state.view is result.agent_state.message_history
+        assert result.agent_state.left_out == (), "only recall_history reads what was left out"
         for _ in range(7):
             yield y.ToolCall("add")
 
