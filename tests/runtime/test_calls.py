@@ -10,6 +10,7 @@ from decimal import Decimal
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 
+from stepengine.data import record_sizes
 from stepengine.data.effects import CallModel
 from stepengine.data.messages import TextPart, ThinkingPart, ToolCallPart
 from stepengine.data.models import ModelReply, ModelRequest, ReplyDone, TextChunk, ToolCallChunk, ToolCallStarted
@@ -197,6 +198,16 @@ async def test_provider_misbehaviour_is_a_model_error(world, item):
     assert isinstance(seen[0], Failure)
     assert isinstance(seen[0].error, ModelError)
     assert "provider" == seen[0].error.kind
+    assert seen[0].error.__cause__ is (item if isinstance(item, BaseException) else None)
+
+
+async def test_reply_too_long_for_a_record_is_a_model_error(world, monkeypatch):
+    monkeypatch.setattr(record_sizes, "MAX_VALUE_BYTES", 1_000)
+    seen = []
+    await world.tree(one_call(seen), models=world.Provider(["x" * 1_001])).run()
+
+    assert isinstance(seen[0].error, ModelError)
+    assert "too_large" == seen[0].error.kind
 
 
 async def test_unknown_model_fails_the_call(world):
