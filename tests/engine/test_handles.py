@@ -35,8 +35,8 @@ from stepengine import (
     map_agents,
     tool,
 )
-from stepengine.data.messages import TextPart, ThinkingPart
-from stepengine.data.models import ModelReply, ReplyDone, TextChunk
+from stepengine.data.messages import TextPart, ThinkingPart, ToolCallPart
+from stepengine.data.models import ModelReply, ReplyDone, StopReason, TextChunk
 from stepengine.data.state import RunPhase
 from stepengine.errors import (
     AnswerRejected,
@@ -51,6 +51,7 @@ from stepengine.errors import (
 from stepengine.events import (
     AgentFinished,
     EventsDropped,
+    ModelFinished,
     RunFinished,
     RunStarted,
     StepFinished,
@@ -59,6 +60,7 @@ from stepengine.events import (
     ThinkingCompleted,
     ThinkingDelta,
     TodosChanged,
+    ToolStarted,
 )
 from stepengine.journal import MemoryJournal
 from stepengine.sessions import MemorySessions
@@ -143,6 +145,21 @@ async def test_each_subscriber_gets_every_event_at_the_same_position():
     assert {handle.run_id} == {e.run_id for e in first}
     assert {handle.epoch} == {e.epoch for e in first}
     assert f"{handle.epoch}-0" == first[0].id == f"{first[0].to_json()['epoch']}-{first[0].to_json()['index']}"
+
+
+async def test_finished_model_calls_name_the_calls_that_follow():
+    @tool
+    async def look(at: int) -> str:
+        """Look."""
+        return "seen"
+
+    paused = ModelReply((TextPart("I look."), ToolCallPart("x", "look", {"at": 1})), stop_reason=StopReason.PAUSE)
+    script = [paused, tool_call("look", {"at": 2}), "done"]
+    async with Engine([plain(tools=[look])], models=ScriptedModel(script)).start("a", "go") as handle:
+        events = await all_of(handle.events())
+
+    named = [call_id for event in events if isinstance(event, ModelFinished) for call_id in event.call_ids]
+    assert ["c1", "c2"] == named == [event.tool_call_id for event in events if isinstance(event, ToolStarted)]
 
 
 @pytest.mark.spec("interfaces:IF6", "interfaces:IF4")
