@@ -97,6 +97,8 @@ def test_set_output_unwraps_data_even_if_the_whole_object_fits(schema, inside):
 def test_an_object_schema_with_a_member_called_data_keeps_it():
     result, _ = ran(Envelope, set_output(data={"data": "x"}), text("done"))
     assert result.output == Envelope(data={"data": "x"})
+    result, _ = ran({"type": "object", "properties": {"data": {}}}, set_output(data={"data": "x"}), text("done"))
+    assert result.output == {"data": {"data": "x"}}
 
 
 @pytest.mark.spec("generator-contract:S9")
