@@ -205,7 +205,6 @@ class Snapshot:
         self._children = children
         self._latest: partial[AgentState] | None = None
         self._state: AgentState | None = None
-        self._entries = 0
 
     def state(self) -> AgentState:
         """Return the current state; during a step, the state before it."""
