@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from stepengine.data import record_sizes
 from stepengine.data import yields as y
 from stepengine.data.events import LogLine
 from stepengine.data.hooks import Hooks
@@ -24,6 +25,7 @@ from tests.machine.world import (
     play,
     play_adding,
     reply,
+    thought,
     yielding,
 )
 
@@ -273,6 +275,13 @@ def test_a_returned_value_is_the_output_in_every_mode(mode):
     played = play(agent(handler, output_mode=mode))
     assert played.output == {"mine": (1, 2)}
     assert played.state.output == {"mine": [1, 2]}
+
+
+def test_all_messages_that_are_too_long_fail_the_run(monkeypatch):
+    monkeypatch.setattr(record_sizes, "MAX_VALUE_BYTES", 2_000)
+    played = play(agent(output_mode="all_messages"), World(replies=[reply("x" * 1_500, thought("y" * 1_500))]))
+    assert (played.status, played.error.kind) == (RunStatus.FAILED, "too_long")
+    assert "output_mode='last_message'" in str(played.error)
 
 
 @pytest.mark.spec("generator-contract:S4", "generator-contract:S8")
