@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from stepengine import (
@@ -27,7 +28,7 @@ from stepengine import (
     Start,
     Wait,
 )
-from stepengine.errors import BadYield
+from stepengine.errors import AgentError, BadYield
 from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal
 from stepengine.testing import Clock
 
@@ -187,6 +188,21 @@ async def test_returning_parent_waits_for_children_unless_told_to_cancel() -> No
 
     assert ["cancelled", "enough"] == result.output
     assert {"first": "late", "second": None} == {child.agent_id: child.output for child in result.children}
+
+
+async def test_only_the_run_that_started_a_child_may_cancel_it() -> None:
+    def handle(ctx: Any) -> Any:
+        kept = yield from Start(AgentCall(second))
+        with pytest.raises(
+            AgentError, match=r"was not started in the background by this run.* Started here: 'second' at"
+        ):
+            yield from Cancel(attrs.evolve(kept, path="7"))
+        return (yield from Cancel(kept)).status.value
+
+    async with Engine([agent(handle, second)], clock=Clock(waits=True)) as engine:
+        result = await engine.run("lead")
+
+    assert "cancelled" == result.output
 
 
 @pytest.mark.spec("waiting:WT3")
