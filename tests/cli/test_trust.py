@@ -447,6 +447,14 @@ def test_trust_by_content_ends_with_any_change(place: Place, change: Callable[[P
     assert not place.ran.exists()
 
 
+def test_folder_over_the_size_limit_is_trusted_only_by_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trust, "MAX_CONTENT_BYTES", 10)
+    for name in ("one.py", "two.py"):
+        (tmp_path / name).write_text("1 + 23")
+    with pytest.raises(DefinitionError, match=r"more than .* 10 bytes, and can be trusted only by its path"):
+        trust.hash_folder(tmp_path)
+
+
 @pytest.mark.spec("requirements:X72")
 def test_trusted_source_runs_in_place_of_its_bytecode(place: Place) -> None:
     _only_bytecode_is_bad(place)
