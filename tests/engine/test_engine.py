@@ -175,6 +175,13 @@ async def test_invalid_params_list_every_field_and_start_nothing(schema):
 
 
 @pytest.mark.spec("requirements:A13")
+async def test_params_that_are_no_json_are_refused_by_name():
+    built = engine(agents=[plain("free", input_schema={"type": "object"})])
+    with pytest.raises(InputError, match=r"an? object at params\.a is not JSON"):
+        await built.run("free", params={"a": object()})
+
+
+@pytest.mark.spec("requirements:A13")
 async def test_a_handler_sees_params_as_its_schema_says():
     seen = []
 
