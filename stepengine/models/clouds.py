@@ -371,7 +371,6 @@ class BedrockProvider(_MultiProvider):
 
 
 def _append_path_to_url(url: str | None, path: str) -> str | None:
-    """Return *url* with *path* appended; ``None`` for ``None``."""
     return None if url is None else url.rstrip("/") + path
 
 

@@ -289,15 +289,15 @@ class Models:
             is_split = separator == "/" or prefix == self._only.name or prefix in _list_standard_prefixes()
             return ModelRef(prefix, rest) if rest and is_split else ModelRef(self._only.name, model)
         if separator and rest:
-            found = self._match_longest_prefix(model, prefix, rest)
+            found = self._match_longest_prefix(prefix, rest)
             if found is not None:
                 return found
         if separator == "/":
             raise self._make_unknown_provider_error(model, prefix)
         return self._resolve_by_model_patterns(model)
 
-    def _match_longest_prefix(self, model: str, prefix: str, rest: str) -> ModelRef | None:
-        """Return the reference with the longest registered prefix of *model*; ``None`` if no prefix matches."""
+    def _match_longest_prefix(self, prefix: str, rest: str) -> ModelRef | None:
+        """Return the reference with the longest registered prefix of a model string; ``None`` if no prefix matches."""
         if prefix not in self._sources:
             self._register_installed_providers()
         plain = f"{prefix}/{rest}"

@@ -377,7 +377,6 @@ class AnthropicProvider(HttpProvider):
         return {**more, "anthropic_beta": betas.split(",")} if betas and self.site.betas_in_body else more
 
     def _encode_token_count_request(self, request: ModelRequest) -> RequestBody:
-        """Encode a request that counts the tokens of *request*."""
         model, request = (
             self.strip_prefix(request.model),
             self._select_tools_and_add_answer_tool(request, is_token_count=True),

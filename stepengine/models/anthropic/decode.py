@@ -143,7 +143,6 @@ def _decode_block_with_citations(
 
 
 def _decode_citation(citation: Mapping[str, object], reply_text: str) -> CitationPart:
-    """Return the citation of a source of *reply_text*."""
     title = find_text(citation, "title") or find_text(citation, "document_title")
     url = find_text(citation, "url") or find_text(citation, "source")
     return CitationPart(

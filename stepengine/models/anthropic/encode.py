@@ -220,11 +220,7 @@ def _encode_assistant(
     """Encode a reply; with a thinking budget in tokens, calls in a reply that does not start with thinking become text."""
     calls = message.tool_calls
     ids = choose_wire_ids(calls, options.provider, with_provider_ids=with_provider_ids)
-    blocks = [
-        block
-        for block in [_encode_assistant_block(part, options, ids) for part in message.content]
-        if block is not None
-    ]
+    blocks = [block for part in message.content if (block := _encode_assistant_block(part, options, ids)) is not None]
     made = list_generated_media(message)
     after = (
         encode_comma_separated([_encode_text(MADE), *[_encode_content_part(part, options) for part in made]])
@@ -272,11 +268,7 @@ def _encode_abandoned_message_as_text(message: Message, options: AnthropicEncode
     if not isinstance(message, AssistantMessage):
         return ENCODERS.encode(message, attrs.evolve(options, manual=True))
     ids = choose_wire_ids(message.tool_calls, options.provider)
-    blocks = [
-        block
-        for block in [_encode_assistant_block(part, options, ids) for part in message.content]
-        if block is not None
-    ]
+    blocks = [block for part in message.content if (block := _encode_assistant_block(part, options, ids)) is not None]
     answered = _list_answered_server_call_ids(blocks)
     said = [b for b in blocks if b["type"] != "tool_use" and (b["type"] != "server_tool_use" or b["id"] in answered)]
     return AnthropicEncoded(
@@ -388,7 +380,7 @@ def _encode_text(text: str, data: Mapping[str, Any] | None = None) -> Json | Non
 
 def _encode_result(message: ToolMessage, options: AnthropicEncodeOptions) -> AnthropicEncoded:
     """Encode a result; with a manual thinking budget also as text, for a call that is sent as text."""
-    blocks = [block for block in [_encode_content_part(part, options) for part in message.content] if block is not None]
+    blocks = [block for part in message.content if (block := _encode_content_part(part, options)) is not None]
     rest: Json = {}
     if len(blocks) == 1 and blocks[0]["type"] == "text":
         rest["content"] = blocks[0]["text"]
@@ -401,9 +393,7 @@ def _encode_result(message: ToolMessage, options: AnthropicEncodeOptions) -> Ant
     if options.manual:
         # Outside a tool result the API rejects references to tools, so they are text there.
         plain = attrs.evolve(options, hidden=None)
-        shown = [
-            block for block in [_encode_content_part(part, plain) for part in message.content] if block is not None
-        ]
+        shown = [block for part in message.content if (block := _encode_content_part(part, plain)) is not None]
         as_text = encode_comma_separated(shown or [_encode_text("(nothing)")])
     return AnthropicEncoded("tool", (b"," if rest else b"") + members, call_id=message.tool_call_id, as_text=as_text)
 

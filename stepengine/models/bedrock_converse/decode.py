@@ -163,7 +163,6 @@ def _decode_cited_text(block: Mapping[str, object], cited: Mapping[str, object],
 
 
 def _decode_citation(citation: Mapping[str, object], reply_text: str) -> CitationPart:
-    """Return the citation of a source of *reply_text*."""
     quote = "".join([find_text(piece, "text") for piece in find_objects(citation, "sourceContent")])
     url = find_text(citation, "location", "web", "url") or find_text(citation, "source")
     return CitationPart(url, find_text(citation, "title"), quote=quote, said=reply_text)

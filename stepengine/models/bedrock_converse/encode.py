@@ -248,7 +248,6 @@ def _list_block_kinds(blocks: Iterable[Json]) -> frozenset[str]:
 
 
 def _get_last_block_kind(blocks: list[Json]) -> str:
-    """Return the kind of the last block; ``""`` without blocks."""
     return next(iter(blocks[-1])) if blocks else ""
 
 
@@ -260,11 +259,7 @@ def _encode_assistant(
     """Encode a reply; calls become text if no tool is offered, or if they lack thinking with a manual budget."""
     calls = message.tool_calls
     ids = choose_wire_ids(calls, options.provider, with_provider_ids=with_provider_ids)
-    blocks = [
-        block
-        for block in [_encode_assistant_block(part, options, ids) for part in message.content]
-        if block is not None
-    ]
+    blocks = [block for part in message.content if (block := _encode_assistant_block(part, options, ids)) is not None]
     # With manual thinking, Claude rejects calls that do not follow a thought, including those of another model's server tools.
     keeps_calls = options.calls and not (options.manual and blocks and "reasoningContent" not in blocks[0])
     if not keeps_calls:

@@ -243,7 +243,6 @@ class GoogleProvider(HttpProvider):
         return RequestBody(content, path=make_request_path(model, method, is_vertex=is_vertex))
 
     def _encode_token_count_request(self, request: ModelRequest) -> RequestBody:
-        """Encode a request that counts the tokens of *request*."""
         request = self._select_tools_and_add_answer_tool(request)
         model = self.strip_prefix(request.model)
         content = encode_token_count_request(

@@ -150,7 +150,7 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
     parts = _join_streamed_calls(
         get_optional_objects(get_optional_object(candidate, "content"), "parts"), stop, call, usage
     )
-    content = tuple([part for part in [_decode_part(part, mark) for part in parts] if part is not None])
+    content = tuple([made for part in parts if (made := _decode_part(part, mark)) is not None])
     content = (*content, *_decode_citations(candidate))
     if (
         raw == CONTINUATION

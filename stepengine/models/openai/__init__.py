@@ -108,7 +108,6 @@ class OpenAIProvider(PresetProvider):
         )
 
     def _encode_token_count_request(self, request: ModelRequest) -> RequestBody:
-        """Encode a request that counts the tokens of *request*."""
         request = self._select_tools_and_add_answer_tool(request)
         content = encode_token_count_request(
             request, self.strip_prefix(request.model), self._preset, self._encode_tools_cached(request)

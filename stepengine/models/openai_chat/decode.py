@@ -260,7 +260,7 @@ def _decode_media(message: Mapping[str, object], mark: Json) -> list[AssistantPa
     """Return the images of OpenRouter, and the audio of OpenAI with its transcript as text."""
     # (providers:PV52)
     parts: list[AssistantPart] = [
-        part for part in [_decode_image(image, mark) for image in find_objects(message, "images")] if part is not None
+        part for image in find_objects(message, "images") if (part := _decode_image(image, mark)) is not None
     ]
     audio = message.get("audio")
     if not isinstance(audio, Mapping):
