@@ -126,7 +126,6 @@ def scandir(fd: Fd) -> AbstractContextManager[Iterator[FolderEntry]]:
 
 @contextmanager
 def _list_remote(fd: RemoteFile) -> Iterator[Iterator[FolderEntry]]:
-    """Yield an iterator of the entries of a remote folder."""
     yield iter(fd.list())
 
 

@@ -194,7 +194,8 @@ class ProgramConnection:
         """
         pending = _Pending(effect=has_effect)
         with self._lock:
-            self._check_connected()
+            if self._why:
+                raise WorkspaceLost(self._make_lost_message())
             # Noted before it is sent: the answer may be there before `_send_frame` has returned.
             self._last += 1
             number = self._last
@@ -443,11 +444,6 @@ class ProgramConnection:
             for fd in (self._wakes, self._woken):
                 os.close(fd)
             self._woken = -1
-
-    def _check_connected(self) -> None:
-        """Raise ``WorkspaceLost`` if the connection has ended."""
-        if self._why:
-            raise WorkspaceLost(self._make_lost_message())
 
     def _make_lost_message(self) -> str:
         """Return the message of a lost connection, with the last output of its transport."""

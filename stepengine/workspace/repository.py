@@ -33,12 +33,18 @@ from stepengine.workspace.guard import GUARD, get_current_file_guard, make_proje
 from stepengine.workspace.path_policy import PathPolicy
 from stepengine.workspace.path_rules import INSTRUCTION_FILES
 from stepengine.workspace.root import Missing, Root
-from stepengine.workspace.skills import get_project_root, get_skill_catalog, get_user_config_folder, read_file_start
+from stepengine.workspace.skills import (
+    FILE_BYTES,
+    get_project_root,
+    get_skill_catalog,
+    get_user_config_folder,
+    read_file_start,
+)
 from stepengine.workspace.walk import WalkBudget, walk
 from stepengine.workspace.workspace import WORKSPACE
 
-FILE_BYTES, ALL_BYTES = 32 * 1024, 64 * 1024
-"""About 8,000 tokens of one file and 16,000 of all: each step pays for them."""
+ALL_BYTES = 64 * 1024
+"""About 16,000 tokens of all files, where one has at most 8,000: each step pays for them."""
 CATALOG_BYTES = 16 * 1024
 """About 4,000 tokens, which each step pays for."""
 DEEPER_FILES, DEEPER_DEPTH = 50, 6
@@ -150,7 +156,7 @@ class _InstructionReader:
     def _read_file(self, root: Root, path: str, display_path: str) -> dict[str, object] | None:
         """Return the content of a file within the size limit; ``None``, often with a warning, if it is missing or was read already."""
         try:
-            data, info = read_file_start(root, path, FILE_BYTES)
+            data, info = read_file_start(root, path)
         except Missing:
             return None
         except (ToolError, OSError) as error:

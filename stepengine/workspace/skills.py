@@ -114,9 +114,9 @@ def get_user_config_folder() -> Path | None:
     return Path(home, ".config", "stepengine") if home.startswith("/") else None
 
 
-def read_file_start(root: Root, path: str, limit: int) -> tuple[bytes, os.stat_result]:
+def read_file_start(root: Root, path: str) -> tuple[bytes, os.stat_result]:
     """
-    Return the first *limit* + 1 bytes of a file below *root*, and the status of the file.
+    Return the first ``FILE_BYTES`` + 1 bytes of a file below *root*, and the status of the file.
 
     Raises:
         ToolError: when ``Root.open_file`` raises it.
@@ -124,7 +124,7 @@ def read_file_start(root: Root, path: str, limit: int) -> tuple[bytes, os.stat_r
     opened = root.open_file(path)
     try:
         data = bytearray()
-        while len(data) <= limit and (chunk := calls.read(opened.fd, limit + 1 - len(data))):
+        while len(data) <= FILE_BYTES and (chunk := calls.read(opened.fd, FILE_BYTES + 1 - len(data))):
             data += chunk
         return bytes(data), opened.info
     finally:
@@ -344,7 +344,7 @@ def _read_skill_file(root: Root, folder: str) -> tuple[Mapping[str, Any], str]:
     Raises:
         ToolError: when the file cannot be read, or its head is missing, too large, or not a mapping.
     """
-    data, _ = read_file_start(root, f"{folder}/SKILL.md", FILE_BYTES)
+    data, _ = read_file_start(root, f"{folder}/SKILL.md")
     text = data.decode("utf-8-sig", "replace").replace("\r\n", "\n")
     if not text.startswith("---\n"):
         msg = "SKILL.md does not begin with a head between two lines of ---"

@@ -22,6 +22,13 @@ STALE_SECONDS = 60
 NAME = re.compile(re.escape(TEMPORARY) + r"(\d+)-[0-9a-f]{16}")
 
 
+def write_all(fd: int, data: bytes) -> None:
+    """Write all bytes."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
 def replace_file_atomically(folder: int, name: str, data: bytes, mode: int | None) -> None:
     """
     Replace the content of a file in an open folder durably and atomically.
@@ -39,9 +46,7 @@ def replace_file_atomically(folder: int, name: str, data: bytes, mode: int | Non
     fd = os.open(temporary, flags, NEW_MODE if mode is None else 0o600, dir_fd=folder)
     try:
         try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(fd, view) :]
+            write_all(fd, data)
             if mode is not None:
                 os.fchmod(fd, mode)
             # Before the rename: some file systems make the new name durable before the content, and a power cut would

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from stepengine.workspace.whole_files import remove_stale_temporaries, replace_file_atomically  # noqa: TC004 - its text is ahead of this one, see above
+    from stepengine.workspace.whole_files import remove_stale_temporaries, replace_file_atomically, write_all  # noqa: TC004 - its text is ahead of this one, see above
 
 READY = b"stepengine worker 1\n"
 LENGTHS = struct.Struct(">II")
@@ -82,13 +82,6 @@ def read_exactly(fd: int, size: int) -> bytes:
         parts.append(part)
         size -= len(part)
     return b"".join(parts)
-
-
-def write_all(fd: int, data: bytes) -> None:
-    """Write all bytes."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
 
 
 def stat_numbers(info: os.stat_result) -> list[int]:

@@ -76,7 +76,7 @@ def make_skill_tool(root: str | os.PathLike[str] | None, *, user: bool) -> Tool:
         """
         found = get_skill(get_working_folder(root, ctx), name, user=user)
         if file is not None:
-            data, _ = read_file_start(found.root, f"{found.folder}/{file}", FILE_BYTES)
+            data, _ = read_file_start(found.root, f"{found.folder}/{file}")
             cut = f"\n[cut after {FILE_BYTES:,} bytes]" if len(data) > FILE_BYTES else ""
             return visible(data[:FILE_BYTES].decode("utf-8", "replace")) + cut
         return read_skill_instructions(found)
