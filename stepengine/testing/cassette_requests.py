@@ -470,7 +470,6 @@ def _media_from_url(url: str, mime: str, name: str = "") -> UserPart | None:
 
 
 def _media_from_base64(data: str, mime: str, name: str = "") -> UserPart | None:
-    """Return the media in *data*; None if it is not base64."""
     try:
         # Google's SDK sends the alphabet for URLs.
         content = base64.b64decode(data.translate(FROM_URL_SAFE), validate=True)

@@ -146,7 +146,7 @@ class EffectPerformer:
 
     def _perform_cancel(self, item: Item) -> Single:
         """Cancel children, and return their results."""
-        return attrs.evolve(self.simulated_children.perform_cancel(item, 0), at=self.clock.elapsed)
+        return attrs.evolve(self.simulated_children.perform_cancel(item), at=self.clock.elapsed)
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 

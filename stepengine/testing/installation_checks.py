@@ -154,7 +154,6 @@ def _check_extras(requirements: Iterable[str]) -> Iterator[Finding]:
 
 
 def _find_version(name: str) -> str | None:
-    """Return the version of an installed package; ``None`` if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -372,7 +372,6 @@ def _check_loaded_package(scratch: Path, path: Path, probed: Mapping[str, Any], 
 def _find_declaration_differences(
     declared_agents: Mapping[str, Any], agents_in_code: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Yield the differences between the declaration and the code."""
     for agent_id in sorted({*declared_agents, *agents_in_code}):
         if agent_id not in agents_in_code or agent_id not in declared_agents:
             where = "declared but not in the code" if agent_id in declared_agents else "not declared"

@@ -704,7 +704,6 @@ class JournalFixture(SelfOpeningJournal):
 
 
 def _list_model_replies(results: Iterable[Result], history: History) -> list[ModelReply]:
-    """Return the model replies among *results*."""
     values = [history.outcome(result) for result in results if history.intents[result.address].type == "model_call"]
     return [v.value for v in values if isinstance(v, Value) and isinstance(v.value, ModelReply)]
 

@@ -366,7 +366,6 @@ def _answer_step_text(yielded: StepText, answer: object, context: YieldContext) 
 
 
 def _answer_generate_n(yielded: GenerateN, answer: object, context: YieldContext) -> StepResult:
-    """Return the result of a ``GenerateN`` with the texts in *answer*."""
     return StepResult(
         context.state, n_responses=tuple([_require_type(str, yielded, t) for t in _require_list(yielded, answer)])
     )

@@ -187,7 +187,7 @@ class SimulatedChildren:
             return Stop("suspended", now)
         return self._make_awaited_value(effect.children, done, now)
 
-    def perform_cancel(self, item: Item, now: int) -> Single:
+    def perform_cancel(self, item: Item) -> Single:
         """Cancel the running children of a ``Cancel`` after a few more effects, and return the results of all its children."""
         effect: EndRuns = item.effect  # type: ignore[assignment]
         for path in effect.children:
@@ -195,7 +195,7 @@ class SimulatedChildren:
                 self.cut[path] = self._make_seeded_random(item, path).randrange(MAX_BEFORE_END)
                 self._run_child_unless_ended(path)
         return self.find_child_stop() or self._make_awaited_value(
-            effect.children, self._list_paths_by_end(effect.children), now
+            effect.children, self._list_paths_by_end(effect.children), 0
         )
 
     def _list_paths_by_end(self, paths: Sequence[str]) -> list[str]:

@@ -246,7 +246,6 @@ def simulate(
 def _iterate_seeds_and_faults(
     setting: SimulationSetting, seeds: Iterable[int] | None, given: Sequence[str | Fault], history: History | None
 ) -> Iterator[tuple[int, RandomFaults | Sequence[Fault]]]:
-    """Yield the seed and the faults of each world."""
     given_faults = [fault for fault in given if isinstance(fault, Fault)]
     kinds = [kind for kind in given if isinstance(kind, str)]
     if history is None and seeds is not None:

@@ -70,7 +70,6 @@ def _is_known_protocol_event(tree: dict[str, Any]) -> bool:
 
 
 def _get_event_type(tree: dict[str, Any]) -> object:
-    """Return the type of an event; ``None`` without one."""
     return tree.get("type") or tree.get("event_type")
 
 

@@ -349,7 +349,6 @@ def _split_part_head(part: bytes) -> tuple[bytes, bytes]:
 
 
 def _parse_part_content_type(head: bytes) -> str:
-    """Return the content type in the head of a multipart part; ``""`` without one."""
     kind = PART_KIND.search(head)
     return kind[1].decode("latin-1") if kind else ""
 
@@ -772,7 +771,7 @@ def _drain_vcr_body(body: Any) -> Any:
     )
 
 
-def _clean_vcr_body(cleaner: Cleaner, body: Any, kind: str = "") -> Any:
+def _clean_vcr_body(cleaner: Cleaner, body: Any, kind: str) -> Any:
     """Return a body as vcrpy has it, text or bytes, without secrets; other values, such as iterators, unchanged."""
     if isinstance(body, str):
         return cleaner.clean_body(body.encode(errors="surrogateescape"), kind).decode(errors="surrogateescape")

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import attrs
@@ -121,7 +121,7 @@ def _check_save_conflict(make: MakeSessions) -> None:
     if not isinstance(store, VersionedStore):
         return
     require_equal(0, _await_if_needed(store.load("versions")).version, "version of an unknown id")
-    saved = _save_messages(make(), "versions", HISTORY)
+    saved = _save_history(make(), "versions")
     require_equal(
         (1, list(HISTORY)), (saved.version, list(saved.messages)), "version and messages of the saved session"
     )
@@ -194,7 +194,7 @@ def _check_list(make: MakeSessions) -> None:
         return
     before = len(_await_if_needed(store.list()))
     for session_id in ("listed one", "listed two"):
-        _save_messages(store, session_id, HISTORY)
+        _save_history(store, session_id)
     found = [info.session_id for info in _await_if_needed(make().list()) if info.session_id.startswith("listed")]
     require_equal(
         (["listed one", "listed two"], before + 2),
@@ -215,7 +215,7 @@ def _check_delete(make: MakeSessions) -> None:
         return
     is_whole = isinstance(store, VersionedStore)
     if is_whole:
-        _save_messages(store, "delete", HISTORY)
+        _save_history(store, "delete")
     else:
         _await_if_needed(make().save_history("delete", HISTORY))
     for session_id in ("delete", "delete", "nobody"):
@@ -266,7 +266,7 @@ def _await_if_needed(value: Any) -> Any:
     return asyncio.run(wait())
 
 
-def _save_messages(store: Any, session_id: str, messages: Sequence[Message]) -> Any:
-    """Save *messages* as the whole history of a session, and return the saved session."""
+def _save_history(store: Any, session_id: str) -> Any:
+    """Save ``HISTORY`` as the whole history of a session, and return the saved session."""
     loaded = _await_if_needed(store.load(session_id))
-    return _await_if_needed(store.save(attrs.evolve(loaded, messages=type(loaded.messages)(messages))))
+    return _await_if_needed(store.save(attrs.evolve(loaded, messages=type(loaded.messages)(HISTORY))))
