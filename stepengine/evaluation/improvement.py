@@ -212,7 +212,7 @@ class Trials:
                 for name, x in worst.scores.items()
                 if x.passed is not True
             ],
-            "did": "" if min(known, default=0.0) >= 1 else await self._replay_and_describe_run(changes, case, worst),
+            "did": "" if min(known, default=0.0) >= 1 else await self._replay_and_describe_run(changes, worst),
             "steps": worst.steps,
             "spent": str(
                 sum(
@@ -293,7 +293,7 @@ class Trials:
                 return f"the check {name} has no verdict for case {sample.case}: {reason}"
         return ""
 
-    async def _replay_and_describe_run(self, changes: Mapping[str, Any], case: Case, sample: Sample) -> str:
+    async def _replay_and_describe_run(self, changes: Mapping[str, Any], sample: Sample) -> str:
         """Replay a recorded sample, and return its conversation as shortened text."""
         agent = self._load_agent_version(changes)
         async with self.bench(agent, self.root, performs=False) as engine:

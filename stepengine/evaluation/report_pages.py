@@ -125,7 +125,6 @@ def _format_mean(value: float) -> str:
 
 
 def _format_interval(estimate: Estimate | Ratio) -> str:
-    """Return an interval as text; ``""`` without one."""
     return "" if estimate.low is None or estimate.high is None else f"{estimate.low:.2f} to {estimate.high:.2f}"
 
 
