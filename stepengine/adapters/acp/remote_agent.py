@@ -319,7 +319,7 @@ class _ProgramConversation:
         try:
             try:
                 await self._start_or_answer_turn(ctx, input)
-                return await self._wait_for_end_or_request(ctx)
+                return await self._wait_for_end_or_request()
             except ExternalAgentError as error:
                 await self._end_program()
                 return make_failed_result(error)
@@ -476,7 +476,7 @@ class _ProgramConversation:
         msg = f"{self._settings.id!r} answered {method} with an error: {shorten_text(str(error))}{details}"
         return ExternalAgentError(replace_lone_surrogates(msg), kind=error_kind)
 
-    async def _wait_for_end_or_request(self, ctx: ToolContext) -> ToolResult:
+    async def _wait_for_end_or_request(self) -> ToolResult:
         """Wait until the turn ends or the program asks for a permission, and return the output; end the program with the turn."""
         prompting = self._prompting
         assert prompting is not None  # noqa: S101

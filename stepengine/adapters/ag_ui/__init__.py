@@ -393,7 +393,6 @@ class _EventTranslator:
             )
 
     def _show_child_start(self, event: AgentSpawned) -> Iterator[BaseEvent]:
-        """Yield the start of a child run."""
         call = self._make_call_id(event.path, event.tool_call_id) if event.tool_call_id else None
         yield from self._start_lane_once(event.child_path, event.display_name or event.agent_id, call=call)
 
@@ -537,7 +536,6 @@ class _EventTranslator:
         yield self.core.StepStartedEvent(step_name=name, subagent_run_id=self._make_subagent_run_id(event.path))
 
     def _end_texts_calls_and_step(self, event: StepFinished) -> Iterator[BaseEvent]:
-        """Yield the ends of the open texts and calls, and of the step."""
         yield from self._end_open_texts_and_calls(event.path)
         yield from self._end_open_step(event.path)
 
@@ -591,7 +589,6 @@ class _EventTranslator:
         yield from self._end_calls(path, self._calls.end_incomplete_inputs(path, are_over=True))
 
     def _end_calls(self, path: str, calls: Iterable[str]) -> Iterator[BaseEvent]:
-        """Yield the end of the input of each call."""
         for call in calls:
             yield self.core.ToolCallEndEvent(
                 tool_call_id=self._make_call_id(path, call), subagent_run_id=self._make_subagent_run_id(path)

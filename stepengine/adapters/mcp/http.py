@@ -147,7 +147,6 @@ def _wrap_event_lines(response: Any, repair_line: Callable[[bytes], bytes]) -> N
 
 
 def _try_parse_message(content: bytes) -> Any:
-    """Parse a message; ``None`` if the bytes are not a message."""
     import mcp_types
 
     try:

@@ -68,7 +68,6 @@ class OwnedSessions:
 
 
 def _find_session_id(headers: Any) -> str | None:
-    """Return the session id in headers; ``None`` without one."""
     return next((value.decode("latin-1") for name, value in headers if name.lower() == SESSION_HEADER), None)
 
 

@@ -309,12 +309,10 @@ class _ChunkTranslator:
         yield {"type": "start-step"}
 
     def _end_texts_and_step(self, event: StepFinished) -> Iterator[Chunk]:
-        """Yield the ends of the open texts and of the step."""
         yield from self._end_root_texts()
         yield from self._end_open_step()
 
     def _end_open_step(self) -> Iterator[Chunk]:
-        """Yield the end of the open step; nothing without one."""
         if self._in_step:
             self._in_step = False
             yield {"type": "finish-step"}
