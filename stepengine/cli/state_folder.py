@@ -496,7 +496,6 @@ def _list_run_files(folder: Path) -> dict[str, dict[str, int]]:
 
 
 def _get_file_size(file: os.DirEntry[str]) -> int:
-    """Return the size of a file; 0 if it is gone."""
     try:
         return file.stat().st_size
     except OSError:
