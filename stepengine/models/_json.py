@@ -191,25 +191,28 @@ def _describe_type(value: object) -> str:
     return "a text" if isinstance(value, str) else "a number or a boolean"
 
 
-def find_object(value: object, *keys: str) -> Mapping[str, Any]:
-    """Return the object under the nested *keys* of *value*; ``{}`` for a missing value or another type."""
+def _find_value(value: Any, keys: tuple[str, ...]) -> Any:
     for name in keys:
         value = value.get(name) if isinstance(value, Mapping) else None
-    return value if isinstance(value, Mapping) else {}
+    return value
+
+
+def find_object(value: object, *keys: str) -> Mapping[str, Any]:
+    """Return the object under the nested *keys* of *value*; ``{}`` for a missing value or another type."""
+    found = _find_value(value, keys)
+    return found if isinstance(found, Mapping) else {}
 
 
 def find_text(value: object, *keys: str) -> str:
     """Return the text under the nested *keys* of *value*; ``""`` for a missing value or another type."""
-    for name in keys:
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value if isinstance(value, str) else ""
+    found = _find_value(value, keys)
+    return found if isinstance(found, str) else ""
 
 
 def find_objects(value: Any, *keys: str) -> list[Mapping[str, Any]]:
     """Return the objects in the list under the nested *keys* of *value*; ``[]`` for a missing value or another type."""
-    for name in keys:
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list | tuple) else []
+    found = _find_value(value, keys)
+    return [item for item in found if isinstance(item, Mapping)] if isinstance(found, list | tuple) else []
 
 
 def usage_from_totals(

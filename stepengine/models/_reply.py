@@ -220,3 +220,10 @@ def shorten_text(text: str) -> str:
 def format_sources(sources: list[tuple[str, str]]) -> str:
     """Return a line ``title URL`` for each source (title, URL) that is not empty; a text above 4,000 characters is cut."""
     return shorten_text("\n".join([" ".join(filter(None, source)) for source in sources if any(source)]))
+
+
+def get_cited_text(citation: Mapping[str, object], text: str) -> str:
+    """Return the part of *text* between the offsets of a citation of OpenAI; ``""`` without valid offsets."""
+    # Checked, because a negative number would cut from the end and cite the wrong text.
+    start, end = citation.get("start_index"), citation.get("end_index")
+    return text[start:end] if type(start) is int and type(end) is int and 0 <= start <= end else ""

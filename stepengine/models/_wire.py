@@ -209,6 +209,11 @@ def choose_wire_ids(
     return ids
 
 
+def encode_wire_ids(ids: Mapping[str, str]) -> dict[str, bytes]:
+    """Return the wire ids as JSON, by our ids."""
+    return {ours: encode_json(theirs) for ours, theirs in ids.items()}
+
+
 def make_wire_id(call_id: str) -> str:
     """Return ``call_`` plus *call_id*, or plus a hash of *call_id* if the result were unsafe or longer than 64 characters."""
     # It depends only on our id, so it is the same in every request, and the prompt cache holds.

@@ -51,6 +51,7 @@ from stepengine.models._wire import (
     encode_comma_separated,
     encode_json,
     encode_turns,
+    encode_wire_ids,
     format_call_as_text,
     get_arguments_to_send,
     get_media_kind,
@@ -243,7 +244,7 @@ def _encode_assistant(
     return AnthropicEncoded(
         "assistant",
         encode_comma_separated(blocks),
-        ids={ours: encode_json(theirs) for ours, theirs in ids.items()},
+        ids=encode_wire_ids(ids),
         after=after,
         waits=waits,
         ends=_list_answered_server_call_ids(blocks),

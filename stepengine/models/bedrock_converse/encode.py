@@ -50,6 +50,7 @@ from stepengine.models._wire import (
     encode_comma_separated,
     encode_json,
     encode_turns,
+    encode_wire_ids,
     format_call_as_text,
     format_result_text,
     get_arguments_to_send,
@@ -285,7 +286,7 @@ def _encode_assistant(
     return ConverseEncoded(
         "assistant",
         encode_comma_separated(blocks),
-        ids={ours: encode_json(theirs) for ours, theirs in ids.items()},
+        ids=encode_wire_ids(ids),
         **more,
     )
 

@@ -44,6 +44,7 @@ from stepengine.models._json import (
 from stepengine.models._reply import (
     find_stated_cost,
     format_sources,
+    get_cited_text,
     make_validated_reply,
     media_part_from_base64,
     select_members,
@@ -362,9 +363,8 @@ def _decode_citations(content: Mapping[str, object]) -> list[CitationPart]:
 
 def _decode_citation(annotation: Mapping[str, object], text: str) -> CitationPart:
     """Return the citation of an annotation, with the part of *text* between its offsets."""
-    start, end = annotation.get("start_index"), annotation.get("end_index")
-    said = text[start:end] if type(start) is int and type(end) is int and 0 <= start <= end else ""
     title = find_text(annotation, "title") or find_text(annotation, "filename")
+    said = get_cited_text(annotation, text)
     return CitationPart(find_text(annotation, "url"), title, said=said, source=find_text(annotation, "file_id"))
 
 

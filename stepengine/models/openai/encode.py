@@ -47,6 +47,7 @@ from stepengine.models._wire import (
     encode_comma_separated,
     encode_json,
     encode_turns,
+    encode_wire_ids,
     format_document_text,
     format_result_text,
     get_arguments_to_send,
@@ -227,7 +228,7 @@ def _encode_assistant(
     made = [part for part in list_generated_media(message) if not _encode_items_if_own(part, options)]
     moved = [{"type": "input_text", "text": MADE}, *[_encode_supported_media(part, options) for part in made]]
     after = encode_json({"role": "user", "content": moved}) if made else b""
-    wire = {ours: encode_json(theirs) for ours, theirs in ids.items()}
+    wire = encode_wire_ids(ids)
     searches = frozenset(
         [call.tool_call_id for call in message.tool_calls if _find_tool_search_item(call, options) is not None]
     )

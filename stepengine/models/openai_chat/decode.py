@@ -52,6 +52,7 @@ from stepengine.models._json import (
 from stepengine.models._reply import (
     MAX_UNREAD_NAMES,
     find_stated_cost,
+    get_cited_text,
     make_validated_reply,
     media_part_from_base64,
     parse_dollar_text,
@@ -308,13 +309,12 @@ def _decode_sources(data: Mapping[str, Any], message: Mapping[str, Any]) -> list
 def _decode_citation(annotation: Mapping[str, object], text: str) -> CitationPart:
     """Return the citation of an annotation, with the part of *text* between its offsets."""
     # Members of any type are possible. A wrong type counts as empty, because a citation is no reason to reject the reply.
-    cited = annotation["url_citation"]
-    cited = cited if isinstance(cited, Mapping) else {}
-    # Checked, because a negative number would cut from the end and cite the wrong text.
-    start, end = cited.get("start_index"), cited.get("end_index")
-    said = text[start:end] if type(start) is int and type(end) is int and 0 <= start <= end else ""
+    cited = find_object(annotation, "url_citation")
     return CitationPart(
-        find_text(cited, "url"), find_text(cited, "title"), quote=find_text(cited, "content"), said=said
+        find_text(cited, "url"),
+        find_text(cited, "title"),
+        quote=find_text(cited, "content"),
+        said=get_cited_text(cited, text),
     )
 
 

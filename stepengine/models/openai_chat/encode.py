@@ -46,6 +46,7 @@ from stepengine.models._wire import (
     encode_comma_separated,
     encode_json,
     encode_turns,
+    encode_wire_ids,
     format_document_text,
     format_result_text,
     get_arguments_to_send,
@@ -257,7 +258,7 @@ def _encode_assistant(message: AssistantMessage, options: ChatEncodeOptions, wit
     return ChatEncoded(
         "assistant",
         encode_json(body),
-        ids={ours: encode_json(theirs) for ours, theirs in ids.items()},
+        ids=encode_wire_ids(ids),
         after=after,
         legacy=encode_json(calls[0]["function"]["name"]) if legacy else b"",
     )

@@ -41,6 +41,7 @@ from stepengine.models._wire import (
     encode_comma_separated,
     encode_json,
     encode_turns,
+    encode_wire_ids,
     get_arguments_to_send,
     get_media_kind,
     is_from_provider,
@@ -154,7 +155,7 @@ def _encode_assistant(
     return EncodedMessage(
         "assistant",
         encode_comma_separated(steps),
-        ids={ours: encode_json(theirs) for ours, theirs in ids.items()},
+        ids=encode_wire_ids(ids),
         after=after,
     )
 
