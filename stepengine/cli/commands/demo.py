@@ -171,7 +171,7 @@ def _print_changes_and_next_steps(diff: str, cost: str) -> None:
     for line, style in style_diff_lines(diff):
         print_styled(line, style, hang=HANG)
     print_styled("\nThe handler of the agent (agents/editor.py)", "bold")
-    print_styled(_get_handler_source(), hang=HANG)
+    print_styled(inspect.getsource(_load_editor().handle_steps or run_demo), hang=HANG)
     print_styled(CAUSE)
     print_styled(f"{cost}\n")
     print_styled(NEXT.replace("stepengine ", f"{_get_command_name()} "))
@@ -181,11 +181,6 @@ def _get_command_name() -> str:
     """Return the name of this command for the user's shell: its name, or its path if it is not on ``PATH``."""
     called = sys.argv[0]
     return "stepengine" if Path(called).name != "stepengine" or shutil.which("stepengine") else called
-
-
-def _get_handler_source() -> str:
-    """Return the source code of the handler of ``editor``."""
-    return inspect.getsource(_load_editor().handle_steps or run_demo)
 
 
 def _load_editor() -> AgentDefinition:

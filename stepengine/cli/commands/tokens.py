@@ -65,7 +65,8 @@ def create_token(
     except (DefinitionError, DataError) as error:
         return print_error(error.message)
     print(token, flush=True)
-    print_error(f"{_describe_expiry(name, until)}; it is not shown again", Exit.COMPLETED)
+    end = f"{until:%Y-%m-%d %H:%M} UTC" if until else "it is revoked"
+    print_error(f"the token {name} is valid until {end}; it is not shown again", Exit.COMPLETED)
     return Exit.COMPLETED
 
 
@@ -133,11 +134,6 @@ def _parse_expiry(expires: str) -> datetime | None:
         msg = f"--expires {expires!r}: the token would expire immediately; 30d, 12h, 90m and 2w are valid"
         raise UsageProblem(msg)
     return datetime.now(UTC).replace(microsecond=0) + age
-
-
-def _describe_expiry(name: str, until: datetime | None) -> str:
-    """Return a text about the end of a token's validity."""
-    return f"the token {name} is valid until {f'{until:%Y-%m-%d %H:%M} UTC' if until else 'it is revoked'}"
 
 
 def _format_token(token: KnownToken) -> str:

@@ -91,7 +91,8 @@ def undo(
             trusts = trust_journal
             if not (dry_run or trusts or is_written_by_user(journal)):
                 plan = undone(dry_run=True)
-                trusts = not _has_file_changes(plan) or _print_and_confirm_changes(journal, plan)
+                has_changes = plan.restored or plan.removed or plan.created
+                trusts = not has_changes or _print_and_confirm_changes(journal, plan)
                 if not trusts:
                     return print_error(
                         "nothing was undone; --trust-journal undoes a journal that you trust", Exit.FAILED
@@ -105,10 +106,6 @@ def undo(
         return print_error(error.message, Exit.FAILED)
     print_visible(str(done))
     return Exit.COMPLETED
-
-
-def _has_file_changes(plan: UndoResult) -> bool:
-    return bool(plan.restored or plan.removed or plan.created)
 
 
 def _print_and_confirm_changes(journal: Journal, plan: UndoResult) -> bool:
