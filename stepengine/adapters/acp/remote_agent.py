@@ -737,13 +737,10 @@ class _ProgramOutput(TurnOutput):
                 self._record_session_cost(get_dict_or_empty(update.get("cost")))
             case _ if not self.is_live:
                 pass  # what was said in an earlier turn, and is told again when its session is loaded
-            case "agent_message_chunk":
+            case "agent_message_chunk" | "agent_thought_chunk" as chunk:
                 self.emit_and_record_text(
-                    "text", shorten_text(get_dict_or_empty(update.get("content")).get("text"), self.chars_left)
-                )
-            case "agent_thought_chunk":
-                self.emit_and_record_text(
-                    "thought", shorten_text(get_dict_or_empty(update.get("content")).get("text"), self.chars_left)
+                    "text" if chunk == "agent_message_chunk" else "thought",
+                    shorten_text(get_dict_or_empty(update.get("content")).get("text"), self.chars_left),
                 )
             case "tool_call" | "tool_call_update":
                 self._record_call_update(update)
