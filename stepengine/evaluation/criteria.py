@@ -288,12 +288,11 @@ class JudgedRun:
         own = [MadeCall(call.tool_name, plain(call.input), call.path) for call in self.result.tool_calls]
         listed = {"", *[call.path for call in self.result.tool_calls]}
         history = self.journal.history()
-        intents = [
-            (address, i)
-            for address, i in sorted(history.intents.items())
-            if address[0] not in listed and i.type == "tool_call"
+        forms = [
+            (address[0], history.form(intent))
+            for address, intent in sorted(history.intents.items())
+            if address[0] not in listed and intent.type == "tool_call"
         ]
-        forms = [(address[0], history.form(intent)) for address, intent in intents]
         return (*own, *[MadeCall(str(form["tool_name"]), plain(form["input"]), path) for path, form in forms])
 
 
@@ -391,6 +390,13 @@ def _make_criterion(name: str, function: CheckFunction, *arguments: object, is_j
     return Criterion(name, function, repr((name, *arguments)), is_judge)
 
 
+def _require_texts(check: str, values: Iterable[object]) -> None:
+    for value in values:
+        if not isinstance(value, str):
+            msg = f"{check}() needs texts, in quotes if they look like numbers, not {value!r}"
+            raise DataError(msg)
+
+
 def _make_verdict(holds: bool, failure_reason: str) -> Verdict:  # noqa: FBT001 - what it is about
     """Return a passing verdict if *holds*, else a failing one with its reason."""
     return Verdict(float(holds), holds, "" if holds else failure_reason)
@@ -433,7 +439,13 @@ def _refuse_structured_output(run: JudgedRun, check: str) -> None:
 
 
 def contains(*words: str) -> Criterion:
-    """Return a check that the text of the run contains every one of *words*, in upper or lower case."""
+    """
+    Return a check that the text of the run contains every one of *words*, in upper or lower case.
+
+    Raises:
+        DataError: when there are no words, or one is not a text.
+    """
+    _require_texts("contains", words or [None])
 
     def check_text_contains(run: JudgedRun) -> Verdict:
         _refuse_structured_output(run, "contains")
@@ -480,7 +492,7 @@ def fits(schema: Any) -> Criterion:
     Raises:
         DefinitionError: when *schema* is invalid or has unsupported keywords.
     """
-    raw: Any = schema if isinstance(schema, Mapping) else schema.model_json_schema()
+    raw: Any = schema.model_json_schema() if hasattr(schema, "model_json_schema") else schema
     compiled = JsonSchema("the schema of fits()", raw)
     if problem := find_keyword_problem(raw):
         msg = f"the schema of fits() at {problem}"
@@ -517,6 +529,7 @@ def called(tool: str, input: Mapping[str, object] | None = None) -> Criterion:
 
 def never_called(*tools: str) -> Criterion:
     """Return a check that neither the run nor a child called one of *tools*; failed and denied calls count, too."""
+    _require_texts("never_called", tools or [None])
 
     def check_tools_not_called(run: JudgedRun) -> Verdict:
         made = sorted({call.tool for call in run.tool_calls} & {*tools})
@@ -538,6 +551,9 @@ def max_cost(dollars: Decimal | float | str) -> Criterion:
 
 def max_steps(steps: int) -> Criterion:
     """Return a check that the run took at most *steps* steps, without those of children."""
+    if not isinstance(steps, int | float):
+        msg = f"max_steps() needs a number, not {steps!r}"
+        raise DataError(msg)
 
     def check_steps(run: JudgedRun) -> Verdict:
         return _make_verdict(run.steps <= steps, f"it took {run.steps} steps, more than {steps}")
@@ -552,6 +568,7 @@ def only_changes(*patterns: str) -> Criterion:
     Args:
         patterns: Paths in the working copy; ``*`` stands for any characters.
     """
+    _require_texts("only_changes", patterns)
 
     def check_changed_files(run: JudgedRun) -> Verdict:
         others = [path for path in run.files.changed if not any(fnmatchcase(path, p) for p in patterns)]
@@ -668,13 +685,9 @@ def _parse_judge_verdict(reply: object) -> Verdict:
             found = json.loads(reply[start : end + 1]) if 0 <= start < end <= MAX_FILE else None
         except (ValueError, RecursionError):
             found = None
-    score = found.get("score") if isinstance(found, Mapping) else None
-    if (
-        not isinstance(found, Mapping)
-        or isinstance(score, bool)
-        or not isinstance(score, int | float)
-        or not 0 <= score <= 1
-    ):
+    found = found if isinstance(found, Mapping) else {}
+    score = found.get("score")
+    if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:
         msg = f'the judge replied {_short_visible_text(reply)}; it must reply {{"score": 0 to 1, "reason": "..."}}'
         raise DataError(msg)
     return Verdict(float(score), reason=str(found.get("reason", "")), label=str(found.get("label", "")))

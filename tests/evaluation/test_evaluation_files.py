@@ -79,6 +79,29 @@ def test_an_evaluation_in_yaml_may_expect_null(tmp_path: Path) -> None:
         load_evaluation(file)
 
 
+@pytest.mark.spec("evaluation:JG123")
+@pytest.mark.parametrize(
+    "check",
+    [
+        "contains: 42",
+        "contains: [word, 42]",
+        "contains",
+        "never_called: 42",
+        "never_called",
+        "max_steps: 'x'",
+        "only_changes: 42",
+        "fits: 42",
+        "fits: [word]",
+    ],
+)
+def test_a_check_that_cannot_judge_is_refused_when_loaded(check: str, tmp_path: Path) -> None:
+    file = tmp_path / "evals.yaml"
+    file.write_text(f"agents: {{base: ./one.py}}\ncases:\n- id: a\n  checks:\n  - {check}\n")
+
+    with pytest.raises(DataError, match=rf"case 'a': .*{check.partition(':')[0]}\(\)"):
+        load_evaluation(file)
+
+
 @pytest.mark.spec("evaluation:JG60")
 def test_a_folder_is_reported_as_one_and_not_suggested(tmp_path: Path) -> None:
     with pytest.raises(DataError) as refused:
