@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
-from urllib.parse import urlsplit
 
 import typer
 
@@ -53,7 +53,7 @@ def resolve_database(typed: str) -> str:
         UsageProblem: when there is none.
     """
     if typed:
-        if "://" in typed and urlsplit(typed).password:
+        if re.search("://[^:/?#]*:.+@", typed):
             print_error(
                 f"other users can read the password of --db in the list of processes; use {VARIABLE} or --db @FILE instead"
             )

@@ -18,7 +18,6 @@ import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
-from urllib.parse import urlsplit
 
 from stepengine.durable import _last_user
 from stepengine.durable._last_user import DONE
@@ -74,6 +73,9 @@ def parse_database_url(url_or_file: str) -> str:
     if not found or scheme.partition("+")[0] not in ("postgres", "postgresql"):
         msg = f"a database URL must start with postgresql://, not {scheme[:20]!r}; example: postgresql://user@host/database"
         raise DefinitionError(msg)
+    if re.match("[^/?#]*@[^/?#]*@", rest):
+        msg = "the database URL has more than one @ before the host; write each @ of the password as %40"
+        raise DefinitionError(msg)
     return f"{DIALECT}://{rest}"
 
 
@@ -89,12 +91,10 @@ def nul_free_sql(column: str) -> str:
 
 def hide_password(url: str) -> str:
     """Return a URL without its password, for people."""
-    parts = urlsplit(url)
-    user, _, host = parts.netloc.rpartition("@")
-    name = user.partition(":")[0]
-    return f"{parts.scheme.partition('+')[0]}://{name + '@' if name else ''}{host}{parts.path}" + (
-        f"?{parts.query}" if parts.query and "password" not in parts.query else ""
-    )
+    # The driver accepts a password with characters that end the address for `urlsplit`, such as `/`.
+    scheme, _, rest = url.partition("://")
+    user, at, place = re.sub("[?&][^=&@]*password=.*", "", rest).rpartition("@")
+    return f"{scheme.partition('+')[0]}://{re.split('[:/?#]', user)[0]}{at}{place}"
 
 
 def queue_name(pool: str, depth: int) -> str:

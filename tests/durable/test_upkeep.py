@@ -476,6 +476,21 @@ def test_missing_database_is_explained_and_typed_password_warned(
     assert "s3cret" not in typed.output
 
 
+@pytest.mark.spec("durable:U46")
+@pytest.mark.parametrize("password", ["a/s3cret", "a?s3cret", "a#s3cret", "[s3cret", "s3cret]", "a@s3cret"])
+def test_a_password_with_reserved_characters_is_not_shown(password: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("dbos")
+    url = f"postgresql://me:{password}@127.0.0.1:1/x"
+    monkeypatch.setenv("STEPENGINE_DB", url)
+
+    for words in ([], ["--db", url]):
+        result = CliRunner().invoke(app, ["deploy", "status", *words])
+
+        assert (2 if "@" in password else 6) == result.exit_code, result.output
+        assert "s3cret" not in result.output
+        assert bool(words) == ("other users can read the password" in result.stderr)
+
+
 NEWER = AGENTS.replace('return f"{total} {answer}"', 'return f"{answer}: {total}"')
 OTHER = AGENTS.replace("call(count, n, 0.2)", "call(count, n + 1, 0.2)")
 
