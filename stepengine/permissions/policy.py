@@ -21,7 +21,7 @@ from attrs import frozen
 
 from stepengine.data.alike import find_nearest, list_names
 from stepengine.data.definition import HookContext
-from stepengine.data.json import JsonDict, canonical, freeze_object, thaw
+from stepengine.data.json import JsonDict, canonical, freeze_object, make_object_with_unique_keys, thaw
 from stepengine.data.messages import ToolCallPart
 from stepengine.data.origins import ASKED as ASKED_ABOUT_DATA
 from stepengine.data.origins import ORIGIN_HOOK, describe_untrusted_origins, make_origins
@@ -574,7 +574,8 @@ class Policy:
             if len(text) > MAX_FILE_BYTES:
                 msg = f"{where} has more than {MAX_FILE_BYTES:,} bytes"
                 raise DefinitionError(msg)
-            data = json.loads(text)
+            # The second of two equal members would silently replace rules that deny.
+            data = json.loads(text, object_pairs_hook=make_object_with_unique_keys)
         except OSError as error:
             msg = f"{where} cannot be read: {error.strerror}"
             raise DefinitionError(msg) from None

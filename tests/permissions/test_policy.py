@@ -375,6 +375,14 @@ def test_a_broken_policy_file_is_refused_with_its_place(place, value):
     assert refused.startswith("the file") if policy is None else policy == Policy.from_json(policy.to_json())
 
 
+@pytest.mark.spec("reliability:PM45")
+def test_a_policy_with_a_repeated_member_is_refused(tmp_path):
+    (tmp_path / "p.json").write_text('{"rules": [{"decision": "deny", "match": {"tool": "x"}}], "rules": []}')
+
+    with pytest.raises(DefinitionError, match=r"p\.json.* twice"):
+        Policy.load(tmp_path / "p.json")
+
+
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000, '{"rules": NaN'])
 def test_a_file_that_is_no_json_is_refused(tmp_path, text):
     (tmp_path / "p.json").write_text(text)
