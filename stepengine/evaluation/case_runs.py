@@ -130,14 +130,13 @@ class Evaluation:
 
     def problems(self, root: Path) -> list[str]:
         """Return the reasons why the evaluation cannot run; *root* is the folder of its files."""
+        names: list[tuple[str, object]] = [("evaluation name", self.name)]
+        names += [("case id", case.id) for case in self.cases] + [("agent name", name) for name in self.agents]
         found = [
-            f"the {what} {name!r} is not valid: use at most 100 letters, digits, '.', '_' and '-'"
-            for what, names in (
-                ("evaluation name", [self.name]), ("case id", [c.id for c in self.cases]), ("agent name", [*self.agents]),
-            )
-            for name in names
-            if not NAME.fullmatch(str(name))
-        ]  # fmt: skip
+            f"the {what} {name!r} is not valid: use a text of at most 100 letters, digits, '.', '_' and '-'"
+            for what, name in names
+            if not isinstance(name, str) or not NAME.fullmatch(name)
+        ]
         ids = Counter([str(case.id).casefold() for case in self.cases])
         found += [
             f"{number} cases have the id {name!r}; give each its own id" for name, number in ids.items() if number > 1
@@ -146,7 +145,7 @@ class Evaluation:
             found.append("it has no cases; add cases=[Case(...)]")
         if not self.agents:
             found.append("it has no agents; add agents={'base': ..., 'new': ...}")
-        if not 1 <= self.n <= MAX_SAMPLES:
+        if type(self.n) is not int or not 1 <= self.n <= MAX_SAMPLES:
             found.append(f"n is {self.n!r}; the number of samples must be at least 1 and at most {MAX_SAMPLES:,}")
         named = dict.fromkeys([name for case in self.cases for name in self.get_named_checks(case)])
         found += [
@@ -163,6 +162,8 @@ class Evaluation:
         checks: list[object] = [*self.checks, *case.checks]
         if not checks:
             yield "it has no check; add at least one with checks=[...]"
+        if not isinstance(case.prompt, str):
+            yield f"the prompt must be a text, not {case.prompt!r}"
         yield from [f"{check!r} is not a check; a check must be a function" for check in checks if not callable(check)]
         yield from _find_file_problems(self.get_files(case), root)
 
@@ -181,8 +182,9 @@ def _find_file_problems(files: Files, root: Path) -> Iterator[str]:
             if path.is_absolute() or ".." in path.parts or not path.parts or not isinstance(text, str):
                 yield f"files: {name!r} must be a path inside the working copy, with a string as its content"
         return
-    folder = (root / files).resolve()
-    if not folder.is_relative_to(root.resolve()):
+    if not isinstance(files, str | Path):
+        yield f"files: {files!r} must be the path of a folder, or an object of texts by path"
+    elif not (folder := (root / files).resolve()).is_relative_to(root.resolve()):
         yield f"files: {str(files)!r} is outside of {root}"
     elif not folder.is_dir():
         yield f"files: {str(files)!r} is not a folder"

@@ -85,7 +85,7 @@ class Case:
     checks: tuple[CheckFunction, ...] = attrs.field(default=(), converter=as_tuple_or_raise)
     answers: Any = None
     tags: tuple[str, ...] = attrs.field(default=(), converter=as_tuple_or_raise)
-    group: str | None = None
+    group: str | None = attrs.field(default=None, converter=attrs.converters.optional(str))
     replies: Any = attrs.field(default=None, repr=False)
 
 

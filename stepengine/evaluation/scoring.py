@@ -419,7 +419,7 @@ def parse_gates(evaluation: Evaluation, more: Iterable[str]) -> list[GateOfScore
     Raises:
         DataError: when a text is not a gate, or names an agent or a check that does not exist.
     """
-    gates = [GateOfScores.parse(text) for text in (*evaluation.gates, *to_tuple(more))]
+    gates = [GateOfScores.parse(str(text)) for text in (*evaluation.gates, *to_tuple(more))]
     for gate in gates:
         gate.get_compared_side_checks(evaluation)
     return gates

@@ -102,6 +102,30 @@ def test_a_check_that_cannot_judge_is_refused_when_loaded(check: str, tmp_path: 
         load_evaluation(file)
 
 
+@pytest.mark.spec("evaluation:JG123")
+@pytest.mark.parametrize(
+    ("field", "problem"),
+    [
+        ("name: 42", "the evaluation name 42 is not valid: use a text"),
+        ("cases: [{id: 42}]", "the case id 42 is not valid: use a text"),
+        ("agents: {42: ./one.py}", "the agent name 42 is not valid: use a text"),
+        ("n: few", "n is 'few'"),
+        ("files: 42", "files: 42 must be"),
+        ("files: [a.txt]", r"files: \['a.txt'\] must be"),
+        ("gates: [42]", "'42' is not a gate"),
+        ("cases: [{id: a, prompt: 42}]", "'a': the prompt must be a text"),
+    ],
+)
+def test_a_value_of_another_type_is_a_problem(field: str, problem: str, tmp_path: Path) -> None:
+    valid = {"agents": "{one: ./one.py}", "checks": "[{contains: done}]", "cases": "[{id: a}]"}
+    fields = [field, *[f"{name}: {value}" for name, value in valid.items() if not field.startswith(name)]]
+    (tmp_path / "evals.yaml").write_text("\n".join(fields))
+    (tmp_path / "one.py").write_text("from stepengine import AgentDefinition\n\nagent = AgentDefinition('one')\n")
+
+    with pytest.raises(DataError, match=problem):
+        evaluate_sync(tmp_path / "evals.yaml", replies=["done"], folder=tmp_path / "out")
+
+
 @pytest.mark.spec("evaluation:JG60")
 def test_a_folder_is_reported_as_one_and_not_suggested(tmp_path: Path) -> None:
     with pytest.raises(DataError) as refused:
