@@ -1071,7 +1071,7 @@ class _Note:
             "files": {"before": dict(files.before), "after": dict(files.after), "kept": dict(files.kept)},
             "scores": {name: attrs.asdict(score) for name, score in self.scores.items()},
         }  # fmt: skip
-        self.get_note_path(journal).write_text(json.dumps(told, ensure_ascii=False), encoding="utf-8")
+        self.get_note_path(journal).write_text(json.dumps(told), encoding="utf-8")
 
     @classmethod
     def read(cls, journal: Path) -> _Note | None:

@@ -362,7 +362,7 @@ def _iterate_captured_values(function: Any) -> Iterator[object]:
 
 def digest_json(value: object) -> str:
     """Return a short digest of a JSON value."""
-    return hashlib.sha256(canonical(value).encode()).hexdigest()[:16]
+    return hashlib.sha256(canonical(value).encode(errors="surrogatepass")).hexdigest()[:16]
 
 
 async def run_check(check: CheckFunction, run: JudgedRun) -> Verdict:
@@ -669,7 +669,7 @@ def judge(agent: object, rubric: str) -> Criterion:
             msg = "a judge needs a model, and these checks run without one"
             raise JudgeNeeded(msg)
         answer = run.text or canonical(plain(run.output))
-        files = ", ".join(run.files.changed) or "none"
+        files = visible(", ".join(run.files.changed)) or "none"
         said = await run.ask(agent, ASKED.format(rubric=rubric, task=run.case.prompt, answer=answer, files=files))
         return _parse_judge_verdict(said)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepengine import STEP, AgentDefinition, Ask, Engine, Limits, Tool, ToolCall
+from stepengine import STEP, AgentDefinition, Ask, Engine, Limits, StepContext, Steps, Tool, ToolCall, ToolContext, tool
 from stepengine.errors import DataError, DefinitionError, LimitExceeded
 from stepengine.evaluation import (
     Case,
@@ -49,6 +50,32 @@ async def test_a_script_is_played_from_its_beginning_in_each_sample(tmp_path: Pa
     assert "0.04" == str(report.spent)
     assert (tmp_path / "out" / "cases" / "Ann" / "base" / "2.jsonl").is_file()
     assert "gate pass >= 1: holds" in str(report)
+
+
+@tool(category="write")
+def write_latin_1_name(ctx: ToolContext) -> None:
+    """Create a file whose name is not UTF-8."""
+    assert ctx.workspace is not None
+    assert ctx.workspace.local_folder is not None
+    (ctx.workspace.local_folder / os.fsdecode(b"caf\xe9.txt")).touch()
+
+
+def test_names_of_files_need_not_be_utf_8(tmp_path: Path) -> None:
+    def handle_steps(ctx: StepContext) -> Steps[str]:
+        yield ToolCall("write_latin_1_name", {})
+        return "done"
+
+    agent = AgentDefinition("writer", tools=[write_latin_1_name], handle_steps=handle_steps)
+    case = Case("one", files="files", checks=[judge(AgentDefinition("reads", model="test/one"), "Good?")])
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / os.fsdecode(b"\xe9t\xe9.txt")).touch()
+    names, out = Evaluation("names", [case], {"one": agent}), tmp_path / "out"
+
+    report = evaluate_sync(names, replies=['{"score": 1, "reason": "good"}'], root=tmp_path, folder=out)
+    again = evaluate_sync(names, root=tmp_path, recheck=out)
+
+    assert report.passed, str(report)
+    assert again.passed, str(again)
 
 
 def test_a_failed_gate_is_reported_with_the_failed_case() -> None:
