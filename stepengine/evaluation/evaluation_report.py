@@ -186,8 +186,7 @@ async def evaluate(
     loaded = evaluation if isinstance(evaluation, Evaluation) else load_evaluation(Path(evaluation))
     loaded = _select_cases_and_agents(loaded, to_string_tuple(cases), to_string_tuple(tags), agents)
     earlier = _find_earlier_folder(against, recheck, resume)
-    place = Path(recheck or resume or folder or tempfile.mkdtemp(prefix="stepengine-eval-"))
-    plan = read_seed_and_sample_count(place) if recheck or resume else {}
+    plan = read_seed_and_sample_count(earlier) if earlier is not None and not against else {}
     loaded = attrs.evolve(loaded, n=plan.get("n", loaded.n) if n is None else n)
     if problems := loaded.problems(where):
         msg = "\n  ".join([f"the evaluation {loaded.name!r} cannot be run:", *problems])
@@ -203,6 +202,7 @@ async def evaluate(
         runs = len(live) * len(known) * loaded.n
         estimate = partial(CostEstimate, runs, None, None)
         shared_budget = await confirm_cost_and_get_budget(confirm, estimate, shared_budget)
+    place = Path(recheck or resume or folder or tempfile.mkdtemp(prefix="stepengine-eval-"))
     require_own_result_folder(place)
     outcome = await run_samples(
         loaded,

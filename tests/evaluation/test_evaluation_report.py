@@ -78,6 +78,17 @@ def test_names_of_files_need_not_be_utf_8(tmp_path: Path) -> None:
     assert again.passed, str(again)
 
 
+def test_a_refused_evaluation_leaves_no_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    with pytest.raises(DataError, match="cannot be run"):
+        evaluate_sync(attrs.evolve(GREETING, cases=[]))
+    with pytest.raises(DataError, match="is not a gate"):
+        evaluate_sync(GREETING, gates=["pass"])
+
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_failed_gate_is_reported_with_the_failed_case() -> None:
     report = evaluate_sync(GREETING, replies=[text("Hello Ann")], gates=["cost <= 1"])
 
