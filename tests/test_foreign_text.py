@@ -1639,7 +1639,7 @@ APART = {
         tools/bundled/web/html_worker.py workspace/installation.py workspace/worker.py
     """,
     "the code, names, words and secrets of whoever runs this process": """
-        adapters/mcp/names.py cli/code_trust.py cli/commands/debug.py
+        adapters/mcp/names.py cli/code_trust.py cli/commands/debug.py cli/deployment.py
         cli/options.py cli/running_studios.py cli/screen/confirm.py cli/screen/console.py cli/state_folder.py
         data/placeholders.py debugging/expressions.py evaluation/improvement_search.py
         data/tools.py durable/database.py engine/catalog.py engine/handler_sources.py engine/projects.py

@@ -53,7 +53,7 @@ def resolve_database(typed: str) -> str:
         UsageProblem: when there is none.
     """
     if typed:
-        if re.search("://[^:/?#]*:.+@", typed):
+        if re.match("[^:/?#]*://[^:/?#]*:.+@", typed):
             print_error(
                 f"other users can read the password of --db in the list of processes; use {VARIABLE} or --db @FILE instead"
             )

@@ -93,7 +93,7 @@ def hide_password(url: str) -> str:
     """Return a URL without its password, for people."""
     # The driver accepts a password with characters that end the address for `urlsplit`, such as `/`.
     scheme, _, rest = url.partition("://")
-    user, at, place = re.sub("[?&][^=&@]*password=.*", "", rest).rpartition("@")
+    user, at, place = re.sub("[?&][^=&@?]*password=.*", "", rest).rpartition("@")
     return f"{scheme.partition('+')[0]}://{re.split('[:/?#]', user)[0]}{at}{place}"
 
 
